@@ -1,0 +1,60 @@
+"""What can go wrong, said so that the reader knows what to change. Being throttled is not among it.
+
+A refusal is a value (:class:`~celery_ratelimit.decision.Decision`). Exceptions are for a wrong configuration,
+a request that no waiting could satisfy, and a store that does not answer.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ConfigurationError", "ImpossibleRequest", "RateLimitError", "StoreUnavailable", "Throttled"]
+
+
+class RateLimitError(Exception):
+    """The base of every exception that this package raises."""
+
+
+class ConfigurationError(RateLimitError, ValueError):
+    """A limit, a setting or a key that cannot be what its author meant. Names the value and the mend."""
+
+
+class ImpossibleRequest(RateLimitError, ValueError):
+    """A request for more permits than its limit ever holds at once: no waiting would ever grant it.
+
+    Attributes:
+        limit: the limit's name.
+        cost: the permits asked for.
+        capacity: the most that the limit holds (its burst).
+    """
+
+    def __init__(self, limit: str, cost: int, capacity: int) -> None:
+        super().__init__(limit, cost, capacity)
+        self.limit = limit
+        self.cost = cost
+        self.capacity = capacity
+
+    def __str__(self) -> str:
+        return (
+            f"limit {self.limit!r} can never grant {self.cost} permits at once: its burst is {self.capacity}. "
+            f"Raise burst to at least {self.cost}, or lower the cost"
+        )
+
+
+class Throttled(RateLimitError):
+    """The outcome of a task with ``throttle="fail"`` whose limit was closed. Never raised on its own.
+
+    Attributes:
+        limit: the name of the limit that said no.
+        retry_after: seconds until the task could have started.
+    """
+
+    def __init__(self, limit: str, retry_after: float) -> None:
+        super().__init__(limit, retry_after)
+        self.limit = limit
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"throttled by limit {self.limit!r}: a permit is free in {self.retry_after:.3f} s"
+
+
+class StoreUnavailable(RateLimitError):
+    """The limiter's store did not answer, or answered that it cannot serve; the cause is chained."""

@@ -1,0 +1,146 @@
+-- Token bucket, kept as one timestamp: the generic cell rate algorithm (ITU-T I.371, virtual scheduling).
+--
+-- Law: at most  burst + count/period * T  permits in any interval of length T.
+--
+-- `tat`, the theoretical arrival time, is when the bucket will be full again. A permit costs one emission
+-- interval, period/count, which is seldom a whole number of microseconds: 3/s is 333,333 1/3. So times are
+-- pairs: whole microseconds, and a remainder counted in 1/count of a microsecond. Nothing is ever rounded
+-- but the answer, and that upwards: whoever waits that long is not turned away.
+--
+-- Who is refused may keep a slot: a proposal of when to come back, never a permit. Only `tat` decides.
+--
+-- state key: string "<tat us> <remainder> <us of the last write> <cursor us>"; expires when the bucket is full
+--            and the line is empty. `cursor` is the highest score in slots: while it is past, there is no line.
+-- slots key: sorted set, member = id of a waiting request, score = the tat that its turn would leave behind.
+
+-- A slot this long overdue is open to whoever is there: its owner was killed, revoked or is very late.
+local GRACE_US = 1000000
+
+local token_bucket = {}
+algorithms.token_bucket = token_bucket
+
+-- The time `permits` emission intervals after (us, rem).
+local function advance(limit, us, rem, permits)
+    local sum = rem + permits * limit.part
+    return us + permits * limit.whole + floor(sum / limit.count), sum % limit.count
+end
+
+-- When a tat of (us, rem) comes within the burst: us + rem/count - burst*interval, rounded up.
+local function admission(limit, us, rem)
+    us = us - limit.tolerance
+    if rem > limit.tolerance_rem then return us + 1 end
+    return us
+end
+
+local function write_state(limit, now)
+    local full = max(limit.tat + 1, limit.cursor + GRACE_US)
+    call('SET', limit.state_key, format('%d %d %d %d', limit.tat, limit.rem, now, limit.cursor),
+        'PX', format('%d', max(1, math.ceil((full - now) / 1000))))
+end
+
+local function read_state(limit, now)
+    local raw = call('GET', limit.state_key)
+    if not raw then return end
+    local tat, rem, written, cursor = string.match(raw, '^(%d+) (%d+) (%d+) (%d+)$')
+    tat, written, limit.cursor = tonumber(tat), tonumber(written), tonumber(cursor)
+    if now < written then
+        -- The clock stepped back (failover). No time has passed since the write, and the slots mean nothing now.
+        tat, limit.cursor, limit.stepped_back = tat - (written - now), 0, true
+    end
+    if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end
+end
+
+-- Where does request `id` stand in the line? Sets `owner` (the score of the slot it has), or else `first` (the score
+-- of the first slot) and, if that is overdue, `overdue` (the member whose place it may take); and puts the cursor right.
+local function read_line(limit, now, id)
+    local last = call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')
+    limit.cursor = tonumber(last[2]) or 0
+    if limit.cursor <= now then return end -- all have come, were forgotten, or have missed their slots
+    if id ~= '' then limit.owner = tonumber(call('ZSCORE', limit.slots_key, id)) end
+    if limit.owner then return end
+    local first = call('ZRANGE', limit.slots_key, 0, 0, 'WITHSCORES')
+    limit.first = tonumber(first[2])
+    if limit.first - limit.tolerance + GRACE_US < now then limit.overdue = first[1] end
+end
+
+-- The tat that the last in the line leaves behind.
+local function line_end(limit)
+    if limit.cursor > limit.tat then return limit.cursor, 0 end
+    return limit.tat, limit.rem
+end
+
+-- Pass one: sets limit.grant, the earliest time for this request, and limit.behind, whether others come first.
+function token_bucket.check(limit, now, id)
+    local count, period = limit.count, limit.period
+    limit.whole, limit.part = floor(period / count), period % count
+    limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
+    read_state(limit, now)
+    if limit.cursor > now then read_line(limit, now, id) end
+    local tat, rem = advance(limit, limit.tat, limit.rem, limit.cost)
+    -- A newcomer may go ahead of a line if that makes nobody in it wait: it fills a gap that was given back.
+    if limit.first and not limit.overdue then
+        local slot = limit.first - limit.tolerance
+        limit.behind = tat > slot or tat == slot and rem > 0
+        if limit.behind then
+            tat, rem = line_end(limit)
+            tat, rem = advance(limit, tat, rem, limit.cost)
+        end
+    end
+    limit.grant = max(now, admission(limit, tat, rem))
+end
+
+-- Pass two, allowed: takes the permits at the joint time of all limits.
+function token_bucket.commit(limit, now, id, joint)
+    if joint > limit.tat then limit.tat, limit.rem = joint, 0 end
+    limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, limit.cost)
+    if limit.owner then
+        call('ZREM', limit.slots_key, id)
+    elseif limit.overdue then
+        call('ZREM', limit.slots_key, limit.overdue)
+    elseif limit.cursor > 0 and limit.cursor <= now then
+        call('DEL', limit.slots_key) -- every slot has passed: who comes late finds no line, and needs none
+        limit.cursor = 0
+    end
+    write_state(limit, now)
+end
+
+-- Pass two, refused by this limit: proposes a slot, and keeps it for `id` if it lies no later than `latest`.
+function token_bucket.reserve(limit, now, id, joint, latest)
+    if limit.owner and limit.owner - limit.tolerance > now then
+        return max(limit.owner - limit.tolerance, joint) -- came early: its slot stands
+    end
+    local tat, rem = line_end(limit)
+    local slot = max(joint, admission(limit, advance(limit, tat, rem, limit.cost)))
+    if slot > tat then tat, rem = slot, 0 end -- it starts at a whole microsecond
+    local score, score_rem = advance(limit, tat, rem, limit.cost)
+    if score_rem > 0 then score = score + 1 end
+    if id ~= '' and slot <= latest then
+        if limit.cursor <= now then call('DEL', limit.slots_key) end
+        limit.cursor = score
+        call('ZADD', limit.slots_key, format('%d', score), id)
+        call('PEXPIRE', limit.slots_key, format('%d', math.ceil((score - now + GRACE_US) / 1000)))
+        write_state(limit, now)
+    elseif slot == now and limit.behind then
+        -- A permit is there, and the first in the line is due: it goes first, unless it does not come in time.
+        return math.min(limit.cursor, limit.first - limit.tolerance + GRACE_US + 1)
+    end
+    return slot
+end
+
+-- Pass two, refused: a step back of the clock has to be noted, or the bucket would be locked until it catches up.
+function token_bucket.refuse(limit, now)
+    if limit.stepped_back then write_state(limit, now) end
+end
+
+-- What is left right now: permits that could be taken at once, and microseconds until the bucket is full.
+function token_bucket.state(limit, now)
+    local tat, rem = limit.tat, limit.rem
+    local left = max(0, floor((now + limit.tolerance - tat) * limit.count / limit.period))
+    -- The quotient may be off by one where it is rounded; the definition is that `left` permits fit now.
+    if left < limit.burst and admission(limit, advance(limit, tat, rem, left + 1)) <= now then
+        left = left + 1
+    elseif left > 0 and admission(limit, advance(limit, tat, rem, left)) > now then
+        left = left - 1
+    end
+    return left, tat - now + (rem > 0 and 1 or 0)
+end
