@@ -1,0 +1,191 @@
+"""Which limits a message has to pass, and what it asks of them: the limits of its task, its name and its queue."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from .config import Settings, limits_of, named
+from .errors import ConfigurationError
+from .limiter import Demand, each_bucket_once
+from .limits import Limit, check_cost, template_fields
+
+__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "make_plan"]
+
+THROTTLES = ("retry", "wait", "drop", "fail")
+OVERFLOWS = ("fail", "drop")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of a task whose limit is closed: the options of :class:`~celery_ratelimit.RateLimitedTask`.
+
+    Attributes:
+        throttle: ``"retry"``, ``"wait"``, ``"drop"`` or ``"fail"``.
+        inline_wait: seconds that any task may be held in the worker.
+        max_wait: seconds; a task whose turn is further away is given up; ``None``: never.
+        overflow: what becomes of one that is given up: ``"fail"`` or ``"drop"``.
+    """
+
+    throttle: str
+    inline_wait: float
+    max_wait: float | None
+    overflow: str
+
+
+#: The buckets that a message asks, in order: names and keys. Messages that ask the same ones stand in one line.
+Buckets = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The limits of one task on one queue, and how to turn a message's arguments into demands."""
+
+    limits: tuple[Limit, ...]
+    policy: Policy
+    signature: inspect.Signature | None
+    fixed: tuple[Demand, ...] | None
+
+    @cached_property
+    def _fixed_buckets(self) -> Buckets:
+        return tuple((demand.name, demand.key) for demand in self.fixed or ())
+
+    def buckets(self, demands: tuple[Demand, ...]) -> Buckets:
+        """Which buckets these demands ask."""
+        return self._fixed_buckets if demands is self.fixed else tuple((each.name, each.key) for each in demands)
+
+    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Demand, ...]:
+        """What a call with these arguments asks. Whatever a user's callable raises is raised here."""
+        if self.fixed is not None:
+            return self.fixed
+        arguments = _arguments(self.signature, args, kwargs)
+        return each_bucket_once(
+            [
+                Demand(
+                    limit,
+                    limit.name or "",
+                    _key(limit, arguments, args, kwargs),
+                    _cost(limit, arguments, args, kwargs),
+                )
+                for limit in self.limits
+            ]
+        )
+
+
+def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
+    """The plan of ``task`` (a Celery task) for messages from ``queue``; ``None`` if nothing limits it.
+
+    Raises:
+        ConfigurationError: an option or limit that cannot be; names the task.
+    """
+    where = f"task {task.name!r}"
+    limits: list[Limit] = []
+    own = getattr(task, "limits", None)
+    if own is not None:
+        limits += limits_of(own, settings.quotas, where)
+    for pattern, matching in settings.tasks:
+        if fnmatchcase(task.name, pattern):
+            limits += matching
+    limits = [*named(limits, task.name), *settings.queues.get(queue, ())]
+    if not limits:
+        return None
+    signature = _signature(task)
+    for limit in limits:
+        _check_arguments(limit, signature, where)
+    policy = _policy(task, limits, where)
+    fixed = None
+    if all(limit.key is None and isinstance(limit.cost, int) for limit in limits):
+        fixed = Plan(tuple(limits), policy, None, None).demands((), {})
+    return Plan(tuple(limits), policy, signature, fixed)
+
+
+def _policy(task: Any, limits: Sequence[Limit], where: str) -> Policy:
+    throttle = getattr(task, "throttle", "retry")
+    if throttle not in THROTTLES:
+        raise ConfigurationError(f"{where}: throttle={throttle!r} is not one of {', '.join(map(repr, THROTTLES))}")
+    inline_wait = getattr(task, "inline_wait", None)
+    if inline_wait is None:
+        # Two intervals bridge a timer's jitter; beyond 20 ms a task had better not occupy the worker.
+        inline_wait = min(0.020, 2 * max(limit.parsed.interval for limit in limits))
+    overflow = getattr(task, "overflow", "fail")
+    if overflow not in OVERFLOWS:
+        raise ConfigurationError(f"{where}: overflow={overflow!r} is not one of {', '.join(map(repr, OVERFLOWS))}")
+    max_wait = getattr(task, "max_wait", None)
+    for name, seconds in (("inline_wait", inline_wait), ("max_wait", max_wait)):
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9
+        ):
+            raise ConfigurationError(f"{where}: {name}={seconds!r} must be a number of seconds, 0 or more")
+    return Policy(throttle, float(inline_wait), None if max_wait is None else float(max_wait), overflow)
+
+
+def _signature(task: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(task.run)
+    except (TypeError, ValueError):  # a callable that does not tell
+        return None
+
+
+def _check_arguments(limit: Limit, signature: inspect.Signature | None, where: str) -> None:
+    """Every argument that a key or cost names must be one that the task takes."""
+    if signature is None:
+        return
+    parameters = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    wanted = template_fields(limit.key) if isinstance(limit.key, str) else []
+    what = dict.fromkeys(wanted, f"key={limit.key!r}")
+    if isinstance(limit.cost, str):
+        what[limit.cost] = f"cost={limit.cost!r}"
+    for name, setting in what.items():
+        if name not in parameters:
+            takes = ", ".join(parameters) or "none"
+            raise ConfigurationError(
+                f"{where}: {setting} of limit {limit.name!r} names the argument {name!r}, "
+                f"which the task does not take (arguments: {takes})"
+            )
+
+
+def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if signature is None:
+        return dict(kwargs)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name))
+    return arguments
+
+
+def _key(limit: Limit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    if limit.key is None:
+        return ""
+    if isinstance(limit.key, str):
+        try:
+            return limit.key.format_map(arguments)
+        except (KeyError, AttributeError, IndexError, TypeError) as error:
+            raise ConfigurationError(
+                f"limit {limit.name!r}: key={limit.key!r} cannot be filled from the arguments "
+                f"{', '.join(arguments) or '(none)'}: {error!r}"
+            ) from error
+    return str(limit.key(*args, **kwargs))
+
+
+def _cost(limit: Limit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    assert limit.name is not None
+    cost: Any = limit.cost
+    if callable(cost):
+        cost = cost(*args, **kwargs)
+    elif isinstance(cost, str):
+        try:
+            cost = arguments[cost]
+        except KeyError:
+            raise ConfigurationError(
+                f"limit {limit.name!r}: cost={cost!r} is not among the arguments {', '.join(arguments) or '(none)'}"
+            ) from None
+    return check_cost(limit.name, cost, limit.burst)

@@ -1,0 +1,244 @@
+"""The ``ratelimit_*`` settings of a Celery app: read from wherever its configuration lives, and checked once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery import Celery
+
+from .errors import ConfigurationError, StoreUnavailable
+from .keys import DEFAULT_PREFIX
+from .limiter import Limiter, without_password
+from .limits import Limit
+
+__all__ = ["Settings", "check_store", "limiter_of", "limits_of", "named", "settings_of"]
+
+ON_STORE_ERROR = ("defer", "allow", "local", "raise")
+
+#: What every setting is when nobody says.
+DEFAULTS: dict[str, Any] = {
+    "ratelimit_url": None,
+    "ratelimit_quotas": {},
+    "ratelimit_tasks": {},
+    "ratelimit_queues": {},
+    "ratelimit_on_store_error": "defer",
+    "ratelimit_prefix": DEFAULT_PREFIX,
+    "ratelimit_return_queue": "{queue}.throttled",
+}
+
+_STORE_SCHEMES = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked settings of one app.
+
+    Attributes:
+        url: the limiter's store.
+        quotas: limits by name.
+        tasks: limits by task name or pattern, as written; one without a name is each matching task's own.
+        queues: limits by queue.
+        on_store_error: what becomes of a task when the store does not answer.
+        prefix: what every key in the store begins with.
+        return_queue: where tasks that are sent back wait, a template over ``queue``.
+    """
+
+    url: str
+    quotas: Mapping[str, Limit]
+    tasks: tuple[tuple[str, tuple[Limit, ...]], ...]
+    queues: Mapping[str, tuple[Limit, ...]]
+    on_store_error: str
+    prefix: str
+    return_queue: str
+
+    def return_queue_for(self, queue: str) -> str:
+        return self.return_queue.replace("{queue}", queue)
+
+
+def settings_of(app: Celery) -> Settings:
+    """The settings of ``app``, read and checked at the first call.
+
+    Raises:
+        ConfigurationError: an unknown setting, or a value that cannot be; names both and says what would do.
+    """
+    settings: Settings = _kept(app, "settings", lambda: _read(app))
+    return settings
+
+
+def limiter_of(app: Celery) -> Limiter:
+    """The limiter of ``app``: one an app and process; its connections are not carried across a fork."""
+
+    def make() -> Limiter:
+        settings = settings_of(app)
+        return Limiter.from_url(_redis_url(settings.url), quotas=settings.quotas, prefix=settings.prefix)
+
+    limiter: Limiter = _kept(app, "limiter", make)
+    return limiter
+
+
+def check_store(app: Celery) -> None:
+    """Raises :class:`ConfigurationError` unless a Redis-protocol store answers at the configured URL."""
+    shown = without_password(settings_of(app).url)
+    try:
+        limiter_of(app).ping()
+    except StoreUnavailable as error:
+        raise ConfigurationError(
+            f"ratelimit_url={shown!r}: no Redis or Valkey answers there ({error.__cause__}). "
+            "Start the store, or set ratelimit_url to where it is"
+        ) from error
+
+
+def limits_of(spec: Any, quotas: Mapping[str, Limit], where: str) -> tuple[Limit, ...]:
+    """What a user wrote as limits: a rate, a quota's name, a :class:`Limit`, a mapping of its arguments, or a list.
+
+    Args:
+        spec: what was written.
+        quotas: the quotas that may be named.
+        where: what to call this place in an error.
+    """
+    several = spec if isinstance(spec, (list, tuple)) else [spec]
+    return tuple(_limit(each, quotas, where) for each in several)
+
+
+def named(limits: Iterable[Limit], owner: str) -> tuple[Limit, ...]:
+    """The limits, each once, those without a name called after their ``owner``: ``owner``, ``owner#2``, …"""
+    result: dict[Limit, None] = {}
+    unnamed = 0
+    for limit in dict.fromkeys(limits):
+        if limit.name is None:
+            unnamed += 1
+            limit = replace(limit, name=owner if unnamed == 1 else f"{owner}#{unnamed}")
+        result[limit] = None
+    return tuple(result)
+
+
+def _limit(spec: Any, quotas: Mapping[str, Limit], where: str) -> Limit:
+    if isinstance(spec, Limit):
+        return spec
+    try:
+        if isinstance(spec, Mapping):
+            return Limit(**spec)
+        if isinstance(spec, str):
+            return quotas[spec] if spec in quotas else Limit(spec)
+    except TypeError as error:
+        raise ConfigurationError(f"{where}: {dict(spec)!r} does not describe a limit: {error}") from None
+    except ConfigurationError as error:
+        if isinstance(spec, str) and not spec[:1].isdigit():
+            close = difflib.get_close_matches(spec, quotas, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            known = ", ".join(sorted(quotas)) or "none is defined in ratelimit_quotas"
+            raise ConfigurationError(f"{where}: there is no quota {spec!r} (quotas: {known}){hint}") from None
+        raise ConfigurationError(f"{where}: {error}") from None
+    raise ConfigurationError(
+        f"{where}: {spec!r} is not a limit: give a rate such as '100/s', a quota's name, a Limit, or a list of those"
+    )
+
+
+def _read(app: Celery) -> Settings:
+    value = {name: app.conf.get(name, default) for name, default in DEFAULTS.items()}  # loads what is lazy
+    _refuse_unknown(app)
+    quotas = {
+        name: named([_limit(spec, {}, f"ratelimit_quotas[{name!r}]")], name)[0]
+        for name, spec in _mapping(value, "ratelimit_quotas")
+    }
+    tasks = tuple(
+        (pattern, limits_of(spec, quotas, f"ratelimit_tasks[{pattern!r}]"))
+        for pattern, spec in _mapping(value, "ratelimit_tasks")
+    )
+    queues = {
+        queue: named(limits_of(spec, quotas, f"ratelimit_queues[{queue!r}]"), queue)
+        for queue, spec in _mapping(value, "ratelimit_queues")
+    }
+    on_store_error = value["ratelimit_on_store_error"]
+    if on_store_error not in ON_STORE_ERROR:
+        raise ConfigurationError(
+            f"ratelimit_on_store_error={on_store_error!r} is not one of {', '.join(map(repr, ON_STORE_ERROR))}"
+        )
+    prefix = value["ratelimit_prefix"]
+    if not isinstance(prefix, str) or not prefix or set(prefix) & set("{} "):
+        raise ConfigurationError(f"ratelimit_prefix={prefix!r} must be a text without spaces and braces")
+    return_queue = value["ratelimit_return_queue"]
+    parts = return_queue.split("{queue}") if isinstance(return_queue, str) else []
+    if len(parts) != 2 or set("{}") & set("".join(parts)):
+        raise ConfigurationError(
+            f"ratelimit_return_queue={return_queue!r} must be a text with {{queue}} in it, "
+            f"as in {DEFAULTS['ratelimit_return_queue']!r}"
+        )
+    return Settings(
+        url=_url(app, value["ratelimit_url"]),
+        quotas=quotas,
+        tasks=tasks,
+        queues=queues,
+        on_store_error=on_store_error,
+        prefix=prefix,
+        return_queue=return_queue,
+    )
+
+
+def _mapping(value: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value[name], Mapping):
+        raise ConfigurationError(f"{name}={value[name]!r} must be a mapping of names to limits")
+    return list(value[name].items())
+
+
+def _refuse_unknown(app: Celery) -> None:
+    namespace = app.conf.prefix or ""
+    for mapping in app.conf.maps:
+        for written in mapping:
+            name = str(written)
+            if namespace and name.startswith(namespace):
+                name = name[len(namespace) :]
+            elif namespace and name.isupper():
+                continue  # somebody else's, outside of the namespace: django-ratelimit has a RATELIMIT_ENABLE
+            name = name.lower()
+            if name.startswith("ratelimit_") and name not in DEFAULTS:
+                close = difflib.get_close_matches(name, DEFAULTS, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(DEFAULTS)}"
+                raise ConfigurationError(f"there is no setting {written!r}: {hint}")
+
+
+def _url(app: Celery, configured: Any) -> str:
+    if configured is not None:
+        if not isinstance(configured, str) or not _is_store(configured):
+            raise ConfigurationError(
+                f"ratelimit_url={without_password(repr(configured))} is not the URL of a Redis or Valkey store: "
+                "it must look like 'redis://host:6379/0' (or rediss://, unix://, valkey://)"
+            )
+        return configured
+    for candidate in (app.conf.broker_url, app.conf.result_backend):
+        first = candidate[0] if isinstance(candidate, (list, tuple)) and candidate else candidate
+        if isinstance(first, str) and _is_store(first.split(";")[0]):
+            return first.split(";")[0]
+    raise ConfigurationError(
+        "neither the broker nor the result backend is a Redis, so the limits need a store of their own: "
+        "set ratelimit_url, for example to 'redis://localhost:6379/0'"
+    )
+
+
+def _is_store(url: str) -> bool:
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme in _STORE_SCHEMES
+
+
+def _redis_url(url: str) -> str:
+    """Celery's spellings of a Redis URL in redis-py's."""
+    for celery, redis_py in (
+        ("redis+socket://", "unix://"),
+        ("virtual_host=", "db="),
+        ("CERT_REQUIRED", "required"),
+        ("CERT_OPTIONAL", "optional"),
+        ("CERT_NONE", "none"),
+    ):
+        url = url.replace(celery, redis_py)
+    return url
+
+
+def _kept(app: Celery, name: str, make: Callable[[], Any]) -> Any:
+    """State of this package hangs on the app, not on a module."""
+    kept = app.__dict__.setdefault("_celery_ratelimit", {})
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]

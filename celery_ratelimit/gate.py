@@ -1,0 +1,467 @@
+"""The gate: stands in the worker's consumer, before the pool, and lets a task pass when its limits do.
+
+There a message is raw and unacknowledged: holding it, or sending it back as it is, loses and changes nothing.
+Tasks that ask the same limits share a line. One timer a line, no thread, one script for a task that may start.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ._celery import RETURN_HEADER, Worker
+from .binding import Buckets, Plan, make_plan
+from .config import Settings
+from .decision import Decision
+from .errors import StoreUnavailable, Throttled
+from .limiter import Demand, Limiter
+from .outage import Outage
+from .signals import task_throttled
+
+__all__ = ["Gate"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds before its slot at which a returning task should be back: what brokers and timers are usually late.
+LEAD = 0.05
+#: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
+RETURN_HOLD = 1.0
+#: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
+#: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
+AHEAD = 0.1
+#: Seconds before its turn that a line asks, so that a late timer wastes nothing.
+PACE = 0.02
+#: Seconds after which a permit that could not be used is stale: used late and together, permits would bunch.
+STALE = 0.1
+#: The share of the broker's redelivery time that a task may be held or be away on a countdown.
+REDELIVERY_SHARE = 0.5
+#: A horizon that grants nothing: asks only for a slot.
+SLOT_ONLY = -1e6
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request in the gate.
+
+    ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
+    countdown; it does not count against the prefetch, or those that wait for their turn would keep newcomers out.
+    """
+
+    request: Any
+    queue: str
+    plan: Plan
+    demands: tuple[Demand, ...]
+    since: float
+    slotted: bool
+    returned: bool
+    paid: bool = False
+    announced: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The requests of one worker that ask the same buckets, first come first served.
+
+    Attributes:
+        slotted: those that have a slot (they came back, or the pool was busy) and have to ask; they go first.
+        new: newcomers that have to ask.
+        due: (time, number, held): holds a permit that is good at that time, or asks again then.
+        next_ask: when the head may ask; earlier it would be told to wait.
+        open: the last one that asked could have started at once: a newcomer need not ask for a slot.
+        cancel: cancels the line's timer, which goes off at ``alarm``.
+    """
+
+    slotted: deque[Held] = field(default_factory=deque)
+    new: deque[Held] = field(default_factory=deque)
+    due: list[tuple[float, int, Held]] = field(default_factory=list)
+    next_ask: float = 0.0
+    open: bool = True
+    cancel: Callable[[], None] | None = None
+    alarm: float = 0.0
+
+    def waiting(self, held: Held) -> deque[Held]:
+        return self.slotted if held.slotted else self.new
+
+    def __len__(self) -> int:
+        return len(self.slotted) + len(self.new) + len(self.due)
+
+
+class Gate:
+    """Decides for each request of one worker whether its task starts now, is held, is sent back or is given up.
+
+    Args:
+        worker: the worker.
+        limiter: whom to ask.
+        settings: the app's settings.
+    """
+
+    def __init__(self, worker: Worker, limiter: Limiter, settings: Settings) -> None:
+        self.worker = worker
+        self.limiter = limiter
+        self.settings = settings
+        self.outage = Outage(worker, limiter)
+        self._plans: dict[tuple[str, str], Plan | None] = {}
+        self._lines: dict[Buckets, Line] = {}
+        self._numbers = itertools.count()
+        self._held = 0
+        self._grants: list[float] = []
+        self._pumping = False
+        self._again = False
+
+    # -- Coming in -------------------------------------------------------------------------------------------------
+
+    def on_request(self, request: Any) -> None:
+        """In the place of ``Consumer.on_task_request``: a message has arrived, or its countdown has ended."""
+        queue = self.worker.queue_of(request)
+        try:
+            plan = self._plan(request.task, queue)
+            demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
+        except Exception as error:
+            # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
+            logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=True)
+            self.worker.fail(request, error)
+            return
+        if plan is None:
+            self.worker.restore(request)
+            self.worker.start(request, paid=False)
+            return
+        returned = self.worker.came_back(request)
+        held = Held(request, queue, plan, demands, time.monotonic(), slotted=returned, returned=returned)
+        line_key = plan.buckets(demands)
+        line = self._lines.get(line_key)
+        if line is None:
+            line = self._lines[line_key] = Line()
+        line.waiting(held).append(held)
+        self._held += 1
+        if returned:
+            self.worker.widen_prefetch()
+        self._run(line_key)
+
+    def pool_freed(self) -> None:
+        """A task has ended: whoever waits for a pool process may ask, and each time another line asks first."""
+        if self._held:
+            first = next(iter(self._lines))
+            self._lines[first] = self._lines.pop(first)
+            self._run(*self._lines)
+
+    def forget(self, task: Any, context: Any) -> None:
+        """A task was revoked or has expired before it came here: its slot is free for others."""
+        marker = getattr(context, RETURN_HEADER, None)
+        if not isinstance(marker, dict) or self.outage:
+            return  # it was never sent back, so it has no slot
+        try:
+            plan = self._plan(task, str(marker.get("queue")))
+            if plan is not None:
+                self.limiter.forget(plan.demands(context.args, context.kwargs), id=context.id)
+        except Exception as error:
+            logger.debug("no slot to give back for %s: %r", context.id, error)
+
+    def close(self) -> None:
+        """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
+        for line in self._lines.values():
+            if line.cancel is not None:
+                line.cancel()
+        self._lines.clear()
+        self._held = 0
+        self._grants.clear()
+        self.outage.close()
+
+    def _plan(self, task: Any, queue: str) -> Plan | None:
+        known = (task.name, queue)
+        if known not in self._plans:
+            self._plans[known] = make_plan(task, queue, self.settings)
+        return self._plans[known]
+
+    # -- Moving on -------------------------------------------------------------------------------------------------
+
+    def _run(self, *line_keys: Buckets) -> None:
+        """Move lines on. A task may run to its end inside ``start`` (solo pool) and come back here: then once more."""
+        if self._pumping:
+            self._again = True
+            return
+        self._pumping = True
+        try:
+            for line_key in line_keys:
+                self._pump(line_key)
+            while self._again:
+                self._again = False
+                for line_key in list(self._lines):
+                    self._pump(line_key)
+        finally:
+            self._pumping = False
+
+    def _pump(self, line_key: Buckets) -> None:
+        line = self._lines.get(line_key)
+        if line is None:
+            return
+        self._start_due(line)
+        self._ask_all(line)
+        if not line:
+            if line.cancel is not None:
+                line.cancel()
+            del self._lines[line_key]
+        else:
+            self._set_timer(line_key, line)
+
+    def _start_due(self, line: Line) -> None:
+        again = []
+        while line.due and line.due[0][0] <= time.monotonic():
+            at, _, held = line.due[0]
+            if held.paid:
+                stale = time.monotonic() - at > max(STALE, *[demand.interval for demand in held.demands])
+                if not stale and self.worker.free_processes(self._held) <= 0:
+                    break  # until one is free, which is soon, or it asks again
+                held.paid = False
+                self._grants.remove(at)
+                if not stale:
+                    heapq.heappop(line.due)
+                    self._start(held)
+                    continue
+            heapq.heappop(line.due)
+            again.append(held)
+        for held in reversed(again):
+            line.waiting(held).appendleft(held)
+
+    def _ask_all(self, line: Line) -> None:
+        self._ask_each(line, line.slotted)
+        self._ask_each(line, line.new)
+
+    def _ask_each(self, line: Line, waiting: deque[Held]) -> None:
+        while waiting:
+            held = waiting[0]
+            if held.request.revoked():
+                waiting.popleft()
+                self._leave(held)
+                self._forget_slot(held)
+                continue
+            if time.monotonic() - held.since > self._longest:
+                # The broker would soon take it for lost, and hand it out a second time: it is sent anew instead.
+                if not self._send_back(line, waiting, held, 0.0, held.demands[0].name):
+                    return
+                continue
+            may_start = self._free() > 0 and (waiting is line.slotted or not line.slotted)
+            # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not
+            # wait for one: it asks for its slot alone, and makes room for what is behind it.
+            if not may_start and (held.slotted or line.open or held.plan.policy.throttle != "retry"):
+                return
+            if (held.slotted or held.plan.policy.throttle == "wait") and time.monotonic() < line.next_ask:
+                return
+            if not self._ask(line, waiting, held, may_start):
+                return
+
+    def _ask(self, line: Line, waiting: deque[Held], held: Held, free: bool) -> bool:
+        """Ask for the head of the line. False: the line has to wait."""
+        policy = held.plan.policy
+        try:
+            if self.outage:
+                raise self.outage.error
+            decision = self.limiter.ask(
+                held.demands,
+                id=held.request.id if policy.throttle in ("retry", "wait") else "",
+                horizon=self._horizon(held) if free else SLOT_ONLY,
+                claim=policy.max_wait if policy.max_wait is not None else 1e9,
+            )
+        except StoreUnavailable as error:
+            return self._without_store(line, waiting, held, error)
+        line.open = decision.retry_after <= 0
+        if decision.allowed:
+            waiting.popleft()
+            self._granted(line, held, decision)
+            return True
+        return self._refused(line, waiting, held, decision, free)
+
+    def _horizon(self, held: Held) -> float:
+        policy = held.plan.policy
+        horizon = policy.inline_wait
+        if policy.throttle == "wait" or held.slotted:
+            horizon = max(horizon, AHEAD)
+        if policy.max_wait is not None:
+            horizon = min(horizon, policy.max_wait)
+        return horizon
+
+    def _granted(self, line: Line, held: Held, decision: Decision) -> None:
+        now = time.monotonic()
+        at = now + decision.retry_after
+        # The next one of this line can have its turn no earlier than its buckets say: asking sooner is of no use, and
+        # would keep a pool process for it that other lines could use.
+        line.next_ask = now - PACE + _next_turn(held.demands, decision)
+        if at <= now:
+            self._start(held)
+            return
+        held.paid = True
+        self._grants.append(at)
+        heapq.heappush(line.due, (at, next(self._numbers), held))
+        if decision.retry_after > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
+            self._announce(held, decision.retry_after, held.demands[0].name)
+
+    def _refused(self, line: Line, waiting: deque[Held], held: Held, decision: Decision, free: bool) -> bool:
+        policy, wait = held.plan.policy, decision.retry_after
+        name = decision.binding or held.demands[0].name
+        if policy.max_wait is not None and wait + (time.monotonic() - held.since) > policy.max_wait:
+            self._give_up(waiting, held, policy.overflow, name, wait)
+        elif wait <= policy.inline_wait or (held.slotted and wait <= RETURN_HOLD):
+            # A little too early, or the pool is busy: asks again at its time, or when a process is free.
+            if line.open:
+                return False
+            waiting.popleft()
+            held.slotted = held.slotted or policy.throttle == "retry"
+            if free:
+                heapq.heappush(line.due, (time.monotonic() + max(0.001, wait - PACE), next(self._numbers), held))
+            else:
+                line.slotted.append(held)
+        elif policy.throttle in ("drop", "fail"):
+            self._give_up(waiting, held, policy.throttle, name, wait)
+        elif policy.throttle == "wait" and wait <= self._longest:
+            line.next_ask = time.monotonic() + max(0.001, wait - PACE)
+            self._announce(held, wait, name)
+            return False
+        else:
+            return self._send_back(line, waiting, held, wait, name)
+        return True
+
+    def _send_back(self, line: Line, waiting: deque[Held], held: Held, wait: float, name: str | None) -> bool:
+        delay = min(wait, self._longest) - LEAD
+        try:
+            self.worker.send_back(held.request, held.queue, self.settings.return_queue_for(held.queue), delay)
+        except Exception as error:
+            # Nothing is lost: the message is unacknowledged, here and at the broker. Tried again in a moment.
+            logger.warning(
+                "Task %s[%s] could not be sent back (%r): held, and tried again",
+                *(held.request.name, held.request.id, error),
+            )
+            line.next_ask = time.monotonic() + 1.0
+            waiting.popleft()
+            heapq.heappush(line.due, (line.next_ask, next(self._numbers), held))
+            return True
+        waiting.popleft()
+        self._leave(held)
+        self._announce(held, wait, name)
+        return True
+
+    @cached_property
+    def _longest(self) -> float:
+        """Seconds that a message may be held, or be away on a countdown."""
+        return self.worker.redelivery * REDELIVERY_SHARE
+
+    def _without_store(self, line: Line, waiting: deque[Held], held: Held, error: StoreUnavailable) -> bool:
+        """The store does not answer: what ``ratelimit_on_store_error`` says."""
+        self.outage.begin(error, self._store_is_back)
+        choice = self.settings.on_store_error
+        if choice == "local":
+            wait = self.outage.local_wait(held.demands)
+            if wait <= 0:
+                choice = "allow"
+            elif held.plan.policy.throttle != "retry" or wait <= RETURN_HOLD:
+                waiting.popleft()
+                heapq.heappush(line.due, (time.monotonic() + wait, next(self._numbers), held))
+                return True
+        if choice == "allow":
+            if self._free() <= 0:
+                return False
+            waiting.popleft()
+            self._start(held)
+            return True
+        if choice == "raise":
+            waiting.popleft()
+            self._leave(held)
+            self.worker.fail(held.request, error)
+            return True
+        pause = self.outage.pause()
+        if held.plan.policy.throttle == "wait":
+            line.next_ask = time.monotonic() + pause
+            return False
+        return self._send_back(line, waiting, held, pause + LEAD, None)
+
+    def _store_is_back(self) -> None:
+        for line in self._lines.values():
+            line.next_ask = 0.0
+        self._run(*self._lines)
+
+    # -- Going out -------------------------------------------------------------------------------------------------
+
+    def _free(self) -> int:
+        """Pool processes that a task could use now or in the next moment, less those that permits are taken for."""
+        soon = time.monotonic() + PACE
+        taken = len([at for at in self._grants if at <= soon])
+        return self.worker.free_processes(self._held) + self.worker.starts_within(PACE) - taken
+
+    def _leave(self, held: Held) -> None:
+        self._held -= 1
+        if held.returned:
+            self.worker.narrow_prefetch()
+
+    def _start(self, held: Held) -> None:
+        self._leave(held)
+        if held.request.revoked():
+            return
+        self.worker.restore(held.request)
+        self.worker.start(held.request, paid=True)
+
+    def _give_up(self, waiting: deque[Held], held: Held, how: str, name: str, wait: float) -> None:
+        waiting.popleft()
+        self._leave(held)
+        self._announce(held, wait, name)
+        self._forget_slot(held)
+        if how == "drop":
+            self.worker.drop(held.request, f"throttled by limit {name!r}")
+        else:
+            self.worker.fail(held.request, Throttled(name, wait))
+
+    def _forget_slot(self, held: Held) -> None:
+        try:
+            self.limiter.forget(held.demands, id=held.request.id)
+        except StoreUnavailable as error:
+            logger.debug("slot of %s not given back: %r", held.request.id, error)
+
+    def _announce(self, held: Held, wait: float, name: str | None) -> None:
+        """Throttling is normal: an INFO line, an event and a signal, once a delivery."""
+        if held.announced:
+            return
+        held.announced = True
+        request = held.request
+        why = f"by limit {name!r}" if name else "while the limiter's store does not answer"
+        logger.info("Task %s[%s] throttled %s: %.3fs", request.name, request.id, why, wait)
+        self.worker.announce(request, wait, name)
+        task_throttled.send(sender=request.task, request=request, retry_after=wait, limit=name)
+
+    # -- The timer -------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, line_key: Buckets, line: Line) -> None:
+        now = time.monotonic()
+        # What is due already waits for a pool process.
+        times = [line.due[0][0]] if line.due and line.due[0][0] > now else []
+        if (line.slotted or line.new) and self._free() > 0:
+            times.append(line.next_ask)
+        oldest = min([waiting[0].since for waiting in (line.slotted, line.new) if waiting], default=now)
+        times.append(oldest + self._longest)
+        if len(times) == 1:
+            # Waits for a pool process, which tells when it is free; the time is for one that dies untold.
+            times.append(now + STALE)
+        alarm = min(times)
+        if line.cancel is not None:
+            if line.alarm <= alarm:
+                return
+            line.cancel()
+        line.alarm = alarm
+        line.cancel = self.worker.call_after(max(0.0, alarm - time.monotonic()), lambda: self._ring(line_key, line))
+
+    def _ring(self, line_key: Buckets, line: Line) -> None:
+        line.cancel = None
+        self._run(line_key)
+
+
+def _next_turn(demands: Sequence[Demand], decision: Decision) -> float:
+    """Seconds until the same demands can have their turn again, at the earliest."""
+    return max(
+        [
+            state.reset_after - (demand.limit.burst - demand.cost) * demand.interval
+            for demand, state in zip(demands, decision.states, strict=True)
+        ]
+    )

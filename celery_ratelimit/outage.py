@@ -1,0 +1,101 @@
+"""While the store does not answer: who waits how long, what may pass, and one log line a minute."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ._celery import Worker
+from .errors import StoreUnavailable
+from .limiter import Demand, Limiter
+
+__all__ = ["Outage"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds between two looks for the store.
+PROBE = 0.5
+#: Seconds between two lines in the log.
+REMINDER = 60.0
+#: The shortest and the longest pause, in seconds, after which a deferred task comes back.
+SHORTEST, LONGEST = 1.0, 30.0
+
+
+class Outage:
+    """Remembers that the store is lost, so that a hung store holds up the worker's event loop once, not per task.
+
+    A thread looks for the store; until it answers nobody else asks it. True while the store is lost.
+    """
+
+    def __init__(self, worker: Worker, limiter: Limiter) -> None:
+        self._worker = worker
+        self._limiter = limiter
+        self._since = 0.0
+        self._reminded = float("-inf")
+        self._over: threading.Event | None = None
+        self._tats: dict[tuple[str, str], float] = {}
+        self.error = StoreUnavailable("the limiter's store is not lost")
+
+    def __bool__(self) -> bool:
+        return self._over is not None
+
+    def begin(self, error: StoreUnavailable, on_end: Callable[[], None]) -> None:
+        """The store did not answer. ``on_end`` is called in the worker's event loop when it does again."""
+        now = time.monotonic()
+        if now - self._reminded >= REMINDER:
+            self._reminded = now
+            logger.warning("%s. Limited tasks are handled as ratelimit_on_store_error says until it is back", error)
+        if self._over is None:
+            self.error = error
+            self._since = now
+            self._over = threading.Event()
+            threading.Thread(
+                target=self._look, args=(self._over, on_end), name="celery_ratelimit-outage", daemon=True
+            ).start()
+
+    def close(self) -> None:
+        if self._over is not None:
+            self._over.set()
+            self._over = None
+
+    def pause(self) -> float:
+        """Seconds until a deferred task comes back: as long as the outage already lasts, jittered."""
+        return min(LONGEST, max(SHORTEST, time.monotonic() - self._since)) * random.uniform(0.5, 1.5)
+
+    def local_wait(self, demands: Sequence[Demand]) -> float:
+        """Take permits from this worker's share of each limit; else the seconds until there are some.
+
+        The share is the limit divided by the workers that gossip knows. It starts empty, not full: what the
+        fleet took just before the outage is not known.
+        """
+        now = time.monotonic()
+        workers = self._worker.live_workers()
+        intervals = {
+            (demand.name, demand.key): demand.limit.parsed.interval * workers * demand.cost for demand in demands
+        }
+        for bucket, interval in intervals.items():
+            self._tats.setdefault(bucket, now + interval)
+        wait = max(self._tats[bucket] for bucket in intervals) - now
+        if wait <= 0:
+            self._tats.update((bucket, now + interval) for bucket, interval in intervals.items())
+        return wait
+
+    def _look(self, over: threading.Event, on_end: Callable[[], None]) -> None:
+        while not over.wait(PROBE):
+            try:
+                self._limiter.ping()
+            except StoreUnavailable:
+                continue
+            self._worker.call_soon(lambda: self._end(over, on_end))
+            return
+
+    def _end(self, over: threading.Event, on_end: Callable[[], None]) -> None:
+        if over is not self._over:
+            return
+        logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._since)
+        self._over = None
+        self._tats.clear()
+        on_end()

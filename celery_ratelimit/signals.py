@@ -1,0 +1,18 @@
+"""Celery-style signals of this package.
+
+>>> from celery_ratelimit.signals import task_throttled
+>>> @task_throttled.connect
+... def count(sender, request, retry_after, limit, **kwargs): ...
+"""
+
+from __future__ import annotations
+
+from celery.utils.dispatch import Signal
+
+__all__ = ["task_throttled"]
+
+#: A task may not run yet. Sent in the worker's main process. ``sender``: the task; ``request``: its
+#: ``celery.worker.request.Request``; ``retry_after``: seconds until its turn; ``limit``: the name of the limit that
+#: said no, ``None`` while the store does not answer.
+#: Receivers run in the worker's event loop: be quick. An error in a receiver is logged and changes nothing.
+task_throttled = Signal(name="task_throttled", providing_args={"request", "retry_after", "limit"})

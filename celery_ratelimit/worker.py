@@ -1,0 +1,105 @@
+"""Puts the gate into a worker: the consumer's bootstep, and ``install(app)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import click
+from celery import Celery, bootsteps, signals
+
+from ._celery import Worker
+from .binding import make_plan
+from .config import check_store, limiter_of, settings_of
+from .errors import ConfigurationError
+from .gate import Gate
+from .limits import Limit
+
+__all__ = ["GateStep", "install"]
+
+
+def install(app: Celery) -> None:
+    """Throttle the tasks of ``app`` by ``ratelimit_tasks`` and ``ratelimit_queues``, whatever their class.
+
+    Call it where the app is made; once or more often is the same. It takes effect when a worker starts, on every
+    pool. Nothing changes for processes that only send tasks. A task that also uses
+    :class:`~celery_ratelimit.RateLimitedTask` pays once.
+
+    *Warning*: the gate stands in the worker. A worker without it (another program that consumes the same queue)
+    runs these tasks unthrottled; tasks of the base class ask for themselves there.
+    """
+    app.steps["consumer"].add(GateStep)
+
+
+class GateStep(bootsteps.StartStopStep):
+    """A bootstep of the worker's consumer that puts a :class:`~celery_ratelimit.gate.Gate` before the pool.
+
+    It is made before the consumer builds its task strategies, so that they all go through the gate.
+    """
+
+    #: Asked at start-up whether it is there.
+    requires = ("celery.worker.consumer.gossip:Gossip",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.gate: Gate | None = None
+        app = consumer.app
+        try:
+            settings = settings_of(app)
+            limited = _check_tasks(app)
+            if not limited:
+                return
+            check_store(app)
+            worker = Worker(consumer)
+            if settings.on_store_error == "local" and not worker.can_gossip:
+                raise ConfigurationError(
+                    "ratelimit_on_store_error='local' divides the limits by the number of live workers, which only "
+                    "gossip knows: start the workers without --without-gossip, or choose 'defer'"
+                )
+        except ConfigurationError as error:
+            _refuse_to_start(error)
+        self.gate = gate = Gate(worker, limiter_of(app), settings)
+        worker.intercept(gate.on_request, gate.pool_freed)
+        worker.consume_return_queues(settings.return_queue_for)
+
+        def revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
+            gate.forget(sender, request)
+
+        signals.task_revoked.connect(revoked, weak=False, dispatch_uid=f"celery_ratelimit-{id(consumer)}")
+
+    def stop(self, consumer: Any) -> None:
+        if self.gate is not None:
+            self.gate.close()
+
+    # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
+    close = terminate = shutdown = stop
+
+
+def _check_tasks(app: Celery) -> bool:
+    """Make every task's plan once, so that what cannot be is said at start-up. Is anything limited?"""
+    settings = settings_of(app)
+    limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
+    for name, task in app.tasks.items():
+        plan = None if name.startswith("celery.") else make_plan(task, "", settings)
+        limits += plan.limits if plan is not None else ()
+    _refuse_two_of_a_name([*settings.quotas.values(), *limits])
+    return bool(limits)
+
+
+def _refuse_two_of_a_name(limits: Iterable[Limit]) -> None:
+    """One name is one bucket: two limits of the same name must mean the same."""
+    known: dict[str | None, Limit] = {}
+    for limit in limits:
+        other = known.setdefault(limit.name, limit)
+        if (other.parsed, other.burst, other.algorithm) != (limit.parsed, limit.burst, limit.algorithm):
+            raise ConfigurationError(
+                f"two different limits are called {limit.name!r} ({other.rate}, burst {other.burst}, and {limit.rate}, "
+                f"burst {limit.burst}), but a name is one bucket: give one of them another name="
+            )
+
+
+def _refuse_to_start(error: ConfigurationError) -> NoReturn:
+    """From the command line: the message alone. A traceback through Celery would bury it."""
+    if click.get_current_context(silent=True) is not None:
+        raise click.ClickException(str(error)) from None
+    raise error
