@@ -1,0 +1,151 @@
+"""Tables of what was measured, and of what it was meant to reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, Any]
+Results = Mapping[str, Sequence[Row]]
+
+
+def _whole(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.0f}"
+
+
+def _fixed(digits: int, suffix: str = "") -> Callable[[float], str]:
+    return lambda value: "–" if math.isnan(value) else f"{value:.{digits}f}{suffix}"
+
+
+#: For each scenario: heading, field and how it is printed.
+_FLEET = (
+    ("started", "started", _whole),
+    ("seconds", "seconds", _fixed(1)),
+    ("of rate", "share", _fixed(3)),
+    ("worst s", "worst_second", _whole),
+    ("sent again", "sent_again", _fixed(2)),
+    ("moved", "displacement", _whole),
+    ("p99", "displacement_p99", _whole),
+    ("scripts", "scripts", _fixed(3)),
+    ("CPU ms", "cpu_ms", _fixed(2)),
+    ("unacked", "unacked", _whole),
+    ("+MB", "rss_growth_mb", _fixed(1)),
+)
+COLUMNS: Mapping[str, Sequence[tuple[str, str, Callable[[float], str]]]] = {
+    "fleet": _FLEET,
+    "upstream": (("refused", "refused", _whole), *_FLEET),
+    "cpu": (
+        ("CPU ms a task", "raw_ms", _fixed(3)),
+        ("× plain", "ratio", _fixed(2)),
+        ("less idle, ms", "corrected_ms", _fixed(3)),
+        ("× plain", "ratio_corrected", _fixed(2)),
+        ("idle ms/s", "idle_ms_per_s", _fixed(1)),
+        ("seconds", "seconds", _fixed(1)),
+    ),
+    "acquire": (
+        ("µs a call", "us", _fixed(1)),
+        ("× INCR", "ratio", _fixed(2)),
+        ("server µs", "server_us", _fixed(2)),
+        ("refused", "refused", _whole),
+    ),
+}
+TITLES = {
+    "fleet": "fleet: {tasks:,} tasks at {rate}/s, two workers of two processes, sent beforehand",
+    "upstream": "upstream: {upstream_tasks:,} calls to a server that allows {rate}/s, five at once",
+    "cpu": "cpu: one worker of two processes, medians of {cpu_rounds} rounds",
+    "acquire": "acquire: one permit from Python, medians of {acquire_rounds} rounds of {acquire_calls:,}",
+}
+
+
+def show(console: Console, scenario: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> None:
+    """Print the table of one scenario."""
+    table = Table(title=TITLES[scenario].format(**settings), title_justify="left", title_style="bold", box=box.SIMPLE)
+    table.add_column("", no_wrap=True)
+    for heading, _, _ in COLUMNS[scenario]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        name = str(row.get("label") or row["name"])
+        style = "green" if "celery_ratelimit" in name else None
+        if "note" in row:
+            table.add_row(name, str(row["note"]), style="dim")
+            continue
+        if row.get("complete") is False:
+            name += " (cut off)"
+        table.add_row(name, *(form(row[field]) for _, field, form in COLUMNS[scenario]), style=style)
+    console.print(table)
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A figure that the package was meant to reach: which one, and its bounds."""
+
+    what: str
+    scenario: str
+    row: str  # the row's variant, or its name
+    field: str
+    most: float
+    least: float = -math.inf
+
+    def judge(self, results: Results) -> dict[str, object] | None:
+        """The figure beside its bounds; None if it was not measured in this run."""
+        for row in results.get(self.scenario, ()):
+            if self.row in (row.get("variant"), row.get("name")) and self.field in row:
+                value = float(row[self.field])
+                least = None if self.least == -math.inf else self.least
+                reached = self.least <= value <= self.most
+                return {
+                    "what": self.what,
+                    "value": value,
+                    "least": least,
+                    "most": self.most,
+                    "reached": reached,
+                }
+        return None
+
+
+def _of_each(what: str, field: str, most: float, least: float = -math.inf) -> Iterable[Aim]:
+    for mode in ("retry", "wait"):
+        yield Aim(f"{what}, {mode}", "fleet", mode, field, most, least)
+
+
+AIMS: Sequence[Aim] = (
+    *_of_each("share of the rate used", "share", 1.01, 0.99),
+    *_of_each("worst second", "worst_second", 102),
+    Aim("sent again per task, retry", "fleet", "retry", "sent_again", 1.05),
+    Aim("sent again per task, wait", "fleet", "wait", "sent_again", 0),
+    Aim("displacement, retry: median", "fleet", "retry", "displacement", 20),
+    Aim("displacement, retry: 99th percentile", "fleet", "retry", "displacement_p99", 100),
+    Aim("displacement, wait: median", "fleet", "wait", "displacement", 0),
+    Aim("displacement, wait: 99th percentile", "fleet", "wait", "displacement_p99", 5),
+    Aim("scripts per task, wait", "fleet", "wait", "scripts", 1.05),
+    Aim("refused by the upstream, retry", "upstream", "retry", "refused", 0),
+    Aim("refused by the upstream, wait", "upstream", "wait", "refused", 0),
+    Aim("CPU, limited but not throttled, × plain", "cpu", "passing", "ratio", 1.12),
+    Aim("CPU, throttled by wait, × plain", "cpu", "wait", "ratio", 1.4),
+    Aim("one acquire, × INCR", "acquire", "celery_ratelimit, Limiter.acquire", "ratio", 1.25),
+)
+
+
+def judge(results: Results) -> list[dict[str, object]]:
+    """Every aim that this run measured."""
+    return [verdict for aim in AIMS if (verdict := aim.judge(results)) is not None]
+
+
+def show_aims(console: Console, verdicts: Sequence[Row]) -> None:
+    """Print what was reached, and what was not."""
+    if not verdicts:
+        return
+    table = Table(title="what it was meant to reach", title_justify="left", title_style="bold", box=box.SIMPLE)
+    for heading in ("", "measured", "aim", ""):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for row in verdicts:
+        bounds = f"≤ {row['most']:g}" if row["least"] is None else f"{row['least']:g} … {row['most']:g}"
+        mark = "[green]reached" if row["reached"] else "[red]missed"
+        table.add_row(row["what"], f"{row['value']:.4g}", bounds, mark)
+    console.print(table)
