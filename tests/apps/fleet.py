@@ -1,0 +1,133 @@
+"""The Celery app that the tests' workers run: its tasks note when they start, its settings come from the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+from benchmarks.records import Recorder
+from celery_ratelimit import Limit, RateLimitedTask, install
+from celery_ratelimit.signals import task_throttled
+
+_recorders: dict[int, Recorder] = {}
+
+
+def note(index: int) -> None:
+    """The start of a task body, in a file of this process."""
+    at = time.time()
+    recorder = _recorders.get(os.getpid())
+    if recorder is None:
+        recorder = _recorders[os.getpid()] = Recorder(os.environ["TEST_RECORDS"])
+    recorder.note(index, at, 0)
+
+
+app = Celery("fleet", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_BACKEND"))
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    task_default_queue="celery",
+    worker_cancel_long_running_tasks_on_connection_loss=True,
+)
+app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
+if os.environ.get("TEST_INSTALL"):
+    install(app)
+
+RATE = os.environ.get("TEST_RATE", "100/s")
+
+
+@app.task(base=RateLimitedTask, limits=RATE)
+def retry(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=RATE, throttle="wait")
+def wait(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=RATE, throttle="drop")
+def drop(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=RATE, throttle="fail")
+def fail(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=RATE, max_wait=0.5)
+def impatient(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=RATE, acks_late=True)
+def late(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit(RATE, key="tenant:{tenant}"))
+def tenant(index: int, tenant: str) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit("100/s", burst=10, cost=lambda index, weight: weight))
+def weighed(index: int, weight: int) -> int:
+    note(index)
+    return index
+
+
+@app.task
+def plain(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task
+def other(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task
+def third(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(bind=True, base=RateLimitedTask, limits=RATE, name="whole")
+def whole(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Leaves everything that its request says in a file."""
+    note(0)
+    fields = {name: value for name, value in vars(self.request).items() if not name.startswith("_")}
+    with open(os.path.join(os.environ["TEST_RECORDS"], f"{self.request.id}.request"), "w") as file:
+        json.dump(fields, file, default=repr)
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(bind=True, base=RateLimitedTask, limits=RATE, max_retries=2, default_retry_delay=0)
+def stubborn(self: Any, index: int) -> int:
+    """Fails until its own two retries are used up."""
+    note(index)
+    if self.request.retries < 2:
+        raise self.retry()
+    return int(self.request.retries)
+
+
+@task_throttled.connect
+def write_signal(sender: Any, request: Any, retry_after: float, limit: str | None, **_: Any) -> None:
+    with open(os.path.join(os.environ["TEST_RECORDS"], "signals"), "a") as file:
+        file.write(f"{sender.name} {request.id} {retry_after:.3f} {limit}\n")

@@ -1,0 +1,188 @@
+"""What an SRE would do to it: the store killed, hung and restarted; workers killed; script caches flushed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks.measures import share_of_rate, worst_second
+from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.fleet_of import JITTER, Fleet, until
+
+
+@pytest.fixture
+def limits_store() -> Iterator[EmbeddedServer]:
+    """A store of its own for the limits, that a test may break while the broker lives."""
+    with embedded_server(persist=True) as server:
+        yield server
+
+
+def test_script_flush_is_not_noticed(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start(number=2)
+        for index in range(300):
+            fleet.send("retry", index)
+            if index % 10 == 0:
+                store.script_flush()
+        starts = fleet.wait_for(300, 20)
+        assert worst_second(starts) <= 102
+        assert "WARNING" not in fleet.log().split("ready.")[1]
+
+
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_a_restarted_store_costs_a_moment_and_nothing_else(
+    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path, throttle: str
+) -> None:
+    with Fleet(server, tmp_path, ratelimit_url=limits_store.url) as fleet:
+        fleet.start(number=2)
+        for index in range(400):
+            fleet.send(throttle, index)
+        fleet.wait_for(100, 20)
+        limits_store.kill()
+        limits_store.start()
+        starts = fleet.wait_for(400, 40)
+        assert sorted(start.index for start in starts) == list(range(400))
+        assert worst_second(starts) <= 102  # its file knew the bucket: nothing was let through twice
+        assert "Traceback" not in fleet.log(0) + fleet.log(1)
+        assert "ERROR" not in fleet.log(0) + fleet.log(1)
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_without_the_store_tasks_are_deferred_and_everything_else_goes_on(
+    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path, how: str
+) -> None:
+    with Fleet(server, tmp_path, rate="20/s", ratelimit_url=limits_store.url) as fleet:
+        fleet.start()
+        getattr(limits_store, how)()
+        for index in range(50):
+            fleet.send("retry", index)
+        # Unlimited tasks and remote control go on while the store is dead or hangs.
+        fleet.send("plain", 1_000).get(timeout=10)
+        began = time.monotonic()
+        for index in range(30):
+            fleet.send("plain", 1_001 + index).get(timeout=5)
+        assert time.monotonic() - began < 5
+        assert fleet.sender.control.ping(timeout=2)
+        time.sleep(2)
+        assert {start.index for start in fleet.starts()} == set(range(1_000, 1_031))  # never over: nothing let through
+        log = fleet.log()
+        assert log.count("WARNING/MainProcess] the limiter's store did not") == 1  # one line, not one a task
+        assert "Traceback" not in log
+        if how == "kill":
+            limits_store.start()
+        else:
+            limits_store.thaw()
+        starts = [start for start in fleet.wait_for(81, 40) if start.index < 50]
+        assert sorted(start.index for start in starts) == list(range(50))
+        assert worst_second(starts) <= 22
+        assert "store is back" in fleet.log()
+
+
+def test_without_the_store_allow_lets_everything_through(
+    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
+) -> None:
+    conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "allow"}
+    with Fleet(server, tmp_path, rate="1/h", **conf) as fleet:
+        fleet.start()
+        limits_store.kill()
+        for index in range(100):
+            fleet.send("retry", index)
+        fleet.wait_for(100, 15)
+
+
+def test_without_the_store_local_lets_each_worker_have_its_share(
+    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
+) -> None:
+    conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "local"}
+    with Fleet(server, tmp_path, rate="40/s", **conf) as fleet:
+        fleet.start(number=2)
+        time.sleep(3)  # until gossip has introduced them
+        limits_store.kill()
+        for index in range(120):
+            fleet.send("wait", index)
+        starts = fleet.wait_for(120, 20)
+        assert worst_second(starts) <= 42
+        assert share_of_rate(starts, 40) >= 0.85
+
+
+def test_without_the_store_raise_fails_the_task(
+    server: EmbeddedServer, store: redis.Redis, limits_store: EmbeddedServer, tmp_path: Path
+) -> None:
+    conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "raise"}
+    with Fleet(server, tmp_path, **conf) as fleet:
+        fleet.start()
+        limits_store.kill()
+        with pytest.raises(StoreUnavailable):
+            fleet.send("retry", 1).get(timeout=10)
+        assert fleet.started() == 0
+
+
+def test_a_killed_worker_loses_nothing_under_acks_late(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    options = {
+        "visibility_timeout": 4,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+    with Fleet(server, tmp_path, rate="50/s", broker_transport_options=options) as fleet:
+        fleet.start(number=2)
+        for index in range(300):
+            fleet.send("late", index)
+        fleet.wait_for(60, 20)
+        fleet.kill(0)
+        until(lambda: len({start.index for start in fleet.starts()}) == 300, 40, "every task")
+        starts = fleet.starts()
+        assert worst_second(starts) <= 52
+        again = len(starts) - 300
+        assert again <= 4  # what was running in the two processes that were killed, and what had just ended there
+
+
+@pytest.mark.parametrize("throttle", ["wait", "retry"])
+def test_who_is_held_for_longer_than_the_visibility_timeout_runs_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+) -> None:
+    options = {"visibility_timeout": 4, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    with Fleet(server, tmp_path, rate="1/s", broker_transport_options=options) as fleet:
+        fleet.start(number=2)
+        for index in range(12):
+            fleet.send(throttle, index)
+        starts = fleet.wait_for(12, 30)
+        time.sleep(3)
+        assert sorted(start.index for start in fleet.starts()) == list(range(12))
+        assert all(after.at - before.at >= 1 - JITTER for before, after in pairwise(starts))
+
+
+def test_a_killed_broker_connection_is_survived(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="50/s") as fleet:
+        fleet.start()
+        for index in range(150):
+            fleet.send("wait", index)
+        fleet.wait_for(30, 10)
+        store.client_kill_filter(_type="normal", skipme=True)
+        until(lambda: len({start.index for start in fleet.starts()}) == 150, 40, "every task")
+        assert worst_second(fleet.starts()) <= 52
+
+
+def test_a_worker_that_is_stopped_gives_everything_back(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
+        for index in range(100):
+            fleet.send(("retry", "wait")[index % 2], index)
+        fleet.start()
+        fleet.wait_for(30, 20)
+        fleet.stop()
+        done = fleet.started()
+        left = sum(store.llen(queue) for queue in ("celery", "celery.throttled"))
+        assert done + left == 100
+        assert store.hlen("unacked") == 0
+        fleet.start()
+        starts = fleet.wait_for(100, 20)
+        assert sorted(start.index for start in starts) == list(range(100))

@@ -1,0 +1,135 @@
+"""Real workers for tests: ordinary ``celery worker`` processes on a real broker, all gone at the end of the block."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from benchmarks import processes, records
+from celery_ratelimit.testing import EmbeddedServer
+
+__all__ = ["JITTER", "Fleet", "until"]
+
+#: Seconds that may pass between a permit and the start of its body on a busy machine: two starts may be that much
+#: closer than their permits.
+JITTER = 0.05
+
+
+def until(done: Callable[[], Any], timeout: float, what: str = "what was waited for") -> None:
+    """Wait until ``done()``; AssertionError after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not done():
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout:g} s"
+        time.sleep(0.01)
+
+
+class Fleet:
+    """Workers of ``tests.apps.fleet`` on one broker, and what they did.
+
+    Args:
+        server: broker, result backend, and limiter's store unless ``conf`` names another.
+        directory: for logs and records.
+        rate: the limit of the app's tasks.
+        conf: settings of the app.
+        install: whether the app calls ``install(app)``.
+    """
+
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        directory: Path,
+        *,
+        rate: str = "100/s",
+        install: bool = False,
+        app: str = "tests.apps.fleet",
+        **conf: Any,
+    ) -> None:
+        self.server, self.directory, self.app = server, directory, app
+        self.env = {
+            "TEST_BROKER": server.url,
+            "TEST_BACKEND": server.url,
+            "TEST_RECORDS": str(directory),
+            "TEST_RATE": rate,
+            "TEST_CONF": json.dumps(conf),
+            "TEST_INSTALL": "1" if install else "",
+        }
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.sender = Celery("sender", broker=server.url, backend=server.url, set_as_current=False)
+        self.sender.conf.broker_transport_options = conf.get("broker_transport_options", {})
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        processes.stop(self.workers)
+        self.sender.close()
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        name = task if task == "whole" else f"tests.apps.fleet.{task}"
+        return self.sender.send_task(name, args=args, **options)
+
+    def start(self, *options: str, number: int = 1) -> None:
+        """Start workers with the ordinary command and return when each is ready."""
+        for _ in range(number):
+            self.launch(*options)
+        for index in range(len(self.workers)):
+            until(lambda i=index: " ready." in self.log(i), 40, f"worker {index} being ready\n{self.log(index)}")
+
+    def launch(self, *options: str) -> subprocess.Popen[bytes]:
+        index = len(self.workers)
+        command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-l", "INFO", "-n", f"w{index}@test"]
+        defaults = [] if any(o.startswith("-c") for o in options) else ["-c", "2"]
+        worker = processes.spawn([*command, *defaults, *options], self._log(index), self.env)
+        self.workers.append(worker)
+        return worker
+
+    def kill(self, index: int) -> None:
+        """SIGKILL to a worker and its pool processes at once."""
+        os.killpg(self.workers[index].pid, signal.SIGKILL)
+        self.workers[index].wait()
+
+    def stop(self) -> None:
+        processes.stop(self.workers, grace=15)
+        self.workers.clear()
+
+    def log(self, index: int = 0) -> str:
+        return self._log(index).read_text(errors="replace")
+
+    def _log(self, index: int) -> Path:
+        return self.directory / f"worker{index}.log"
+
+    def starts(self) -> list[records.Start]:
+        return records.read(self.directory)
+
+    def started(self) -> int:
+        return sum(records.count(self.directory).values())
+
+    def wait_for(self, count: int, timeout: float) -> list[records.Start]:
+        """Wait until ``count`` bodies have started."""
+        until(lambda: self.started() >= count, timeout, f"the start of {count} bodies ({self.started()} did)")
+        return self.starts()
+
+    def signals(self) -> list[str]:
+        path = self.directory / "signals"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @contextlib.contextmanager
+    def redis(self) -> Iterator[redis.Redis]:
+        with redis.Redis.from_url(self.server.url, decode_responses=True) as client:
+            yield client
+
+    def sent_back(self) -> int:
+        """Messages published since ``CONFIG RESETSTAT``: kombu publishes to the left."""
+        with self.redis() as client:
+            return int(client.info("commandstats").get("cmdstat_lpush", {}).get("calls", 0))

@@ -1,0 +1,85 @@
+"""``install(app)``: limits by task name, pattern and queue, for tasks of any class, on every pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks.measures import worst_second
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_tasks_are_limited_by_name_pattern_and_queue(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    conf = {
+        "ratelimit_quotas": {"shared": {"rate": "20/s", "burst": 2}},
+        "ratelimit_tasks": {"tests.apps.fleet.pl*": ["shared"]},
+        "ratelimit_queues": {"emails": "10/s"},
+    }
+    with Fleet(server, tmp_path, install=True, **conf) as fleet:
+        fleet.start("-P", pool, "-Q", "celery,emails", number=2)
+        for index in range(40):
+            fleet.send("plain", index)
+        for index in range(20):  # two tasks, one queue, one limit
+            fleet.send(("other", "third")[index % 2], 100 + index, queue="emails")
+        starts = fleet.wait_for(60, 30)
+        plain = [start for start in starts if start.index < 40]
+        emails = [start for start in starts if start.index >= 100]
+        assert len(plain) == 40
+        assert worst_second(plain) <= 2 + 20 + 1
+        assert plain[-1].at - plain[0].at >= 38 / 20 - 0.05
+        assert len(emails) == 20
+        assert 1.85 <= emails[-1].at - emails[0].at <= 2.5
+        assert set(store.keys("ratelimit:*:tat")) <= {"ratelimit:v1:{shared}::tat", "ratelimit:v1:{emails}::tat"}
+
+
+def test_a_task_under_both_hook_and_base_class_pays_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    name = "tests.apps.fleet.retry"
+    conf = {"ratelimit_tasks": {name: "20/s", "tests.*": "20/s"}}
+    with Fleet(server, tmp_path, install=True, rate="20/s", **conf) as fleet:
+        fleet.start()
+        for index in range(41):
+            fleet.send("retry", index)
+        starts = fleet.wait_for(41, 20)
+        assert 1.95 <= starts[-1].at - starts[0].at <= 2.3  # paying twice would take 4 s
+
+
+def test_a_plain_process_shares_a_quota_with_the_fleet(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    quotas = {"stripe": "50/s"}
+    conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {"*.plain": "stripe", "*.other": "stripe"}}
+    limiter = Limiter.from_url(server.url, quotas={"stripe": Limit("50/s", name="stripe")})
+    with Fleet(server, tmp_path, install=True, **conf) as fleet:
+        fleet.start(number=2)
+        granted = 0
+        for index in range(50):
+            fleet.send("plain", index)
+            fleet.send("other", index)
+            granted += limiter.acquire("stripe", max_wait=5).allowed
+        starts = fleet.wait_for(100, 10)
+        assert granted == 50
+        # 150 permits at 50/s, two thirds of them the fleet's.
+        assert 2.9 <= starts[-1].at - starts[0].at <= 3.6
+        assert worst_second(starts) <= 52
+
+
+def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    conf = {"ratelimit_tasks": {"*.plain": ["10/s", {"rate": "2000/h", "burst": 20}, {"rate": "1000/h", "burst": 15}]}}
+    with Fleet(server, tmp_path, install=True, **conf) as fleet:
+        fleet.start()
+        for index in range(15):
+            fleet.send("plain", index)
+        starts = fleet.wait_for(15, 20)
+        assert 1.39 <= starts[-1].at - starts[0].at <= 1.8  # 10/s is the one that binds
+        names = {key.split("{")[1].split("}")[0] for key in store.keys("ratelimit:*:tat")}
+        # The bucket of 10/s is full 100 ms after the last start, and its key gone; those of the hours stay.
+        assert names - {"tests.apps.fleet.plain"} == {f"tests.apps.fleet.plain{suffix}" for suffix in ("%232", "%233")}

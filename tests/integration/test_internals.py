@@ -1,0 +1,68 @@
+"""The Celery and kombu internals that ``_celery.py`` stands on: fails loudly when one of them moves."""
+
+from __future__ import annotations
+
+import inspect
+
+from celery.worker import request, state, strategy
+from celery.worker.consumer import consumer
+from kombu import Consumer as KombuConsumer
+from kombu.asynchronous import hub
+from kombu.common import QoS
+
+
+def source(thing: object) -> str:
+    return inspect.getsource(thing)  # type: ignore[arg-type]
+
+
+def test_every_path_to_the_pool_reads_on_task_request() -> None:
+    assert "handle = consumer.on_task_request" in source(strategy.default)
+    assert "handle(req)" in source(strategy.default)
+    assert "self.on_task_request(task)" in source(consumer.Consumer.apply_eta_task)
+    assert "self.on_task_request(request)" in source(consumer.Consumer._limit_move_to_pool)
+
+
+def test_strategies_are_built_after_the_bootsteps() -> None:
+    from celery.worker.consumer.tasks import Tasks
+
+    assert "c.update_strategies()" in source(Tasks.start)
+    init = source(consumer.Consumer.__init__)
+    assert init.index("self.on_task_request = on_task_request") < init.index("self.blueprint.apply(")
+
+
+def test_the_pool_tells_the_end_of_a_task_by_two_callbacks() -> None:
+    made = source(request.create_request_cls)
+    assert "apply_async = pool.apply_async" in made
+    assert "callback=self.on_success" in made
+    assert "error_callback=self.on_failure" in made
+
+
+def test_reserved_requests_are_those_that_have_not_ended() -> None:
+    assert "task_reserved(req)" in source(strategy.default)
+    assert "discard" in source(state.task_ready) or "discard" in source(state)
+    probe = type("Request", (), {"id": "x", "name": "n"})()
+    state.task_reserved(probe)
+    assert probe in state.reserved_requests
+    state.task_ready(probe)
+    assert probe not in state.reserved_requests
+
+
+def test_the_hub_fires_a_bounded_number_of_timers_a_turn() -> None:
+    assert "max_timers" in inspect.signature(hub.Hub.fire_timers).parameters
+    assert "fire_timers = self.fire_timers" in source(hub.Hub.create_loop)
+
+
+def test_basic_consume_passes_a_callback_to_the_queue() -> None:
+    consume = source(KombuConsumer._basic_consume)
+    assert "queue.consume(tag, self._receive_callback" in consume
+
+
+def test_the_prefetch_is_widened_for_what_waits() -> None:
+    assert "consumer.qos.increment_eventually()" in source(strategy.default)
+    assert "self.qos.decrement_eventually()" in source(consumer.Consumer.apply_eta_task)
+    assert {"increment_eventually", "decrement_eventually"} <= set(dir(QoS))
+
+
+def test_a_revoked_request_can_be_announced_with_a_reason() -> None:
+    parameters = inspect.signature(request.Request._announce_revoked).parameters
+    assert list(parameters) == ["self", "reason", "terminated", "signum", "expired"]

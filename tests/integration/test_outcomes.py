@@ -1,0 +1,141 @@
+"""What becomes of a throttled task, mode by mode, and what the user sees of it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import redis
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from celery_ratelimit import ImpossibleRequest, Throttled
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import JITTER, Fleet, until
+
+
+def test_throttling_is_an_info_line_an_event_and_a_signal_and_never_an_error(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="5/s") as fleet:
+        fleet.start("-E")
+        events: list[dict[str, object]] = []
+        with fleet.sender.connection_for_read() as connection:
+            receiver = fleet.sender.events.Receiver(connection, handlers={"*": events.append})
+            capture = receiver.itercapture(limit=None, timeout=5, wakeup=False)
+            next(capture)  # a heartbeat: it listens
+            results = [fleet.send("retry", index) for index in range(4)]
+            for _ in capture:
+                if [event["type"] for event in events].count("task-succeeded") == 4:
+                    break
+        assert [result.get(timeout=10) for result in results] == [0, 1, 2, 3]
+        throttled = [event for event in events if event["type"] == "task-throttled"]
+        assert {event["uuid"] for event in throttled} == {result.id for result in results[1:]}
+        assert all(event["limit"] == "tests.apps.fleet.retry" for event in throttled)
+        assert not [event for event in events if event["type"] in ("task-retried", "task-failed", "task-rejected")]
+        assert len(fleet.signals()) == 3
+        log = fleet.log()
+        assert log.count("throttled by limit 'tests.apps.fleet.retry'") == 3
+        for bad in ("Traceback", "ERROR", "WARNING", "Retry in"):
+            assert bad not in log.split("ready.")[1], bad
+
+
+def test_wait_holds_the_task_and_sends_nothing(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="4/s") as fleet:
+        fleet.start()
+        store.config_resetstat()
+        for index in range(8):
+            fleet.send("wait", index)
+        starts = fleet.wait_for(8, 20)
+        assert [start.index for start in starts] == list(range(8))
+        # Eight messages, eight results: a result is not pushed, so these are the sends alone.
+        assert fleet.sent_back() == 8
+        assert all(b.at - a.at >= 0.25 - JITTER for a, b in itertools.pairwise(starts))
+
+
+def test_drop_ends_as_revoked_with_the_reason(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        assert fleet.send("drop", 0).get(timeout=10) == 0
+        result = fleet.send("drop", 1)
+        with pytest.raises(TaskRevokedError, match="throttled by limit"):
+            result.get(timeout=10)
+        until(lambda: store.hlen("unacked") == 0, 5)
+        assert fleet.started() == 1
+        assert "Traceback" not in fleet.log()
+
+
+def test_fail_fails_with_throttled_and_no_traceback_in_the_log(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        assert fleet.send("fail", 0).get(timeout=10) == 0
+        result = fleet.send(
+            "fail", 1, link_error=fleet.sender.signature("tests.apps.fleet.other", (7,), immutable=True)
+        )
+        with pytest.raises(Throttled, match=r"throttled by limit 'tests.apps.fleet.fail'"):
+            result.get(timeout=10)
+        assert result.state == "FAILURE"
+        until(lambda: 7 in [start.index for start in fleet.starts()], 10, "link_error")
+        until(lambda: store.hlen("unacked") == 0, 5)
+        assert "Traceback" not in fleet.log()
+        assert "ERROR" not in fleet.log()
+
+
+def test_max_wait_gives_up_what_is_too_far_away_and_reserves_nothing_for_it(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="4/s") as fleet:
+        fleet.start()
+        results = [fleet.send("impatient", index) for index in range(20)]
+        states = [_outcome(result) for result in results]
+        done = [index for index, state in enumerate(states) if state == "done"]
+        assert done[:3] == [0, 1, 2]  # at 0, 0.25 and 0.5 s
+        assert 3 <= len(done) <= 4
+        assert set(states) == {"done", "throttled"}
+
+
+def test_a_callable_that_raises_fails_its_own_task_and_takes_nothing(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        with pytest.raises(ImpossibleRequest, match="burst is 10"):
+            fleet.send("weighed", 0, 11).get(timeout=10)
+        with pytest.raises(TypeError):
+            fleet.send("weighed", 0).get(timeout=10)
+        assert not store.keys("ratelimit:*")
+        assert fleet.send("weighed", 1, 10).get(timeout=10) == 1
+        until(lambda: store.hlen("unacked") == 0, 5)
+
+
+def test_a_revoked_task_gives_its_slot_back(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="1/2s") as fleet:
+        fleet.start()
+        results = [fleet.send("retry", index) for index in range(3)]
+        slots = "ratelimit:v1:{tests.apps.fleet.retry}::slots"
+        until(lambda: store.zcard(slots) == 2, 10)
+        results[1].revoke()
+        with pytest.raises(TaskRevokedError):
+            results[1].get(timeout=15)
+        until(lambda: results[1].id not in store.zrange(slots, 0, -1), 5, "the slot being given back")
+        assert results[2].get(timeout=15) == 2
+
+
+def test_direct_calls_and_eager_mode_are_not_throttled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TEST_RECORDS", str(tmp_path))
+    monkeypatch.setenv("TEST_BROKER", "redis://127.0.0.1:1/0")  # nobody is there: nobody is asked
+    from tests.apps.fleet import retry
+
+    assert [retry(index) for index in range(200)] == list(range(200))
+    assert [retry.apply((index,)).get() for index in range(200)] == list(range(200))
+
+
+def _outcome(result: AsyncResult) -> str:
+    try:
+        result.get(timeout=20)
+    except Throttled:
+        return "throttled"
+    return "done"

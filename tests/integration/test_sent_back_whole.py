@@ -1,0 +1,195 @@
+"""Law 5: nothing of a message is changed by throttling it."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import time
+import uuid
+import zlib
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import chain, chord, group, signature
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import JITTER, Fleet, until
+
+
+def everything(task_id: str) -> dict[str, Any]:
+    """Options that set every field which a protocol 2 message has."""
+    other = signature("tests.apps.fleet.other", args=(1,), immutable=True)
+    return {
+        "task_id": task_id,
+        "kwargs": {"secret": "s3cret", "list": [1, 2]},
+        "retries": 1,
+        "expires": datetime.now(timezone.utc) + timedelta(hours=1),
+        "soft_time_limit": 50,
+        "time_limit": 60,
+        "link": other,
+        "link_error": other,
+        "chain": [other],
+        "group_id": "the-group",
+        "group_index": 3,
+        "root_id": "the-root",
+        "parent_id": "the-parent",
+        "priority": 6,
+        "shadow": "shadow-name",
+        "argsrepr": "(hidden,)",
+        "kwargsrepr": "{hidden}",
+        "headers": {"x-custom": "kept", "tracing": {"span": 7}},
+        "reply_to": "answers-here",
+        "correlation_id": "the-correlation",
+        "ignore_result": True,
+        "stamped_headers": ["customer"],
+        "customer": "acme",
+        "replaced_task_nesting": 2,
+        "origin": "test@here",
+        "compression": "zlib",
+        "delivery_mode": 1,
+    }
+
+
+def envelope(raw: str) -> dict[str, Any]:
+    """A message as it lies in a Redis queue, with the parts that the transport writes anew at each publish left out."""
+    message: dict[str, Any] = json.loads(raw)
+    properties = message["properties"]
+    for name in ("delivery_tag", "delivery_info"):
+        del properties[name]
+    if message["headers"].get("compression") == "application/x-gzip":
+        # Compressed again: the same content, not the same bytes.
+        message["body"] = zlib.decompress(base64.b64decode(message["body"])).decode()
+    return message
+
+
+def test_the_message_in_the_broker_is_the_same_but_for_eta_and_marker(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.send("whole", 0)
+        options = everything(str(uuid.uuid4()))
+        fleet.send("whole", "a", **options, expiration=1800)
+        before = envelope(store.lindex("celery\x06\x166", 0) or "")
+        fleet.start()
+
+        def returned() -> list[Any]:
+            held = [json.loads(each) for each in store.hvals("unacked")]
+            return [raw for raw, exchange, routing_key in held if (exchange, routing_key) == ("", "celery.throttled")]
+
+        until(returned, 20, "the throttled message coming back")
+        (raw,) = returned()
+        after = envelope(json.dumps(raw))
+
+        marker = after["headers"].pop("ratelimit")
+        assert marker["queue"] == "celery"
+        eta = datetime.fromisoformat(after["headers"].pop("eta"))
+        # An hour away: further than half of the visibility timeout, which bounds a countdown.
+        assert 1700 < (eta - datetime.now(timezone.utc)).total_seconds() <= 1800
+        assert before["headers"].pop("eta") is None
+        # Its time to live counts from its publishing: what was left of it.
+        assert int(after["properties"].pop("expiration")) <= int(before["properties"].pop("expiration"))
+        assert after == before
+
+
+@pytest.mark.parametrize("throttle_first", [False, True], ids=["as sent", "throttled"])
+def test_a_task_finds_its_request_as_it_was_sent(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle_first: bool
+) -> None:
+    """The same test passes for a task that was never throttled: so they are the same."""
+    with Fleet(server, tmp_path, rate="1/s") as fleet:
+        if throttle_first:
+            fleet.send("whole", "first")
+        task_id = str(uuid.uuid4())
+        options = everything(task_id)
+        fleet.send("whole", "a", **options)
+        fleet.start()
+        path = tmp_path / f"{task_id}.request"
+        until(path.exists, 20, "the task")
+        time.sleep(0.2)
+        found = json.loads(path.read_text())
+        assert ("throttled by" in fleet.log()) == throttle_first
+
+    assert found["id"] == task_id
+    assert found["args"] == ["a"]
+    assert found["kwargs"] == options["kwargs"]
+    for name in ("retries", "group_index", "root_id", "parent_id", "shadow", "ignore_result", "replaced_task_nesting"):
+        assert found[name] == options[name], name
+    for name in ("argsrepr", "kwargsrepr", "reply_to", "correlation_id", "origin", "stamped_headers"):
+        assert found[name] == options[name], name
+    assert found["group"] == "the-group"
+    assert found["stamps"] == {"customer": "acme"}
+    assert found["timelimit"] == [60, 50]
+    assert found["eta"] is None
+    assert datetime.fromisoformat(found["expires"]) == options["expires"]
+    assert [link["task"] for link in found["callbacks"]] == ["tests.apps.fleet.other"]
+    assert [link["task"] for link in found["errbacks"]] == ["tests.apps.fleet.other"]
+    assert [link["task"] for link in found["chain"]] == ["tests.apps.fleet.other"]
+    assert found["headers"] == {**found["headers"], **options["headers"]}
+    assert "ratelimit" not in found["headers"]
+    assert "ratelimit" not in found
+    delivery = found["delivery_info"]
+    assert (delivery["exchange"], delivery["routing_key"], delivery["priority"]) == ("", "celery", 6)
+    assert delivery["redelivered"] in (False, None)
+
+
+def test_an_eta_of_the_users_own_is_kept(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="1/s") as fleet:
+        eta = datetime.now(timezone.utc) + timedelta(seconds=4)
+        ids = [str(uuid.uuid4()) for _ in range(2)]
+        for task_id in ids:
+            fleet.send("whole", task_id=task_id, eta=eta)
+        fleet.start()
+        starts = fleet.wait_for(2, 20)
+        assert all(start.at >= eta.timestamp() for start in starts)
+        assert starts[1].at - starts[0].at >= 1 - JITTER
+        for task_id in ids:
+            path = tmp_path / f"{task_id}.request"
+            until(path.exists, 5)
+            assert datetime.fromisoformat(json.loads(path.read_text())["eta"]) == eta
+
+
+def test_canvas_gives_the_same_results(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="10/s") as fleet:
+        fleet.start()
+        app = fleet.sender
+
+        def task(name: str, *args: Any, **options: Any) -> Any:
+            return signature(f"tests.apps.fleet.{name}", args=args, app=app, **options)
+
+        assert group(task("retry", n) for n in range(10)).apply_async().get(timeout=20) == list(range(10))
+        assert chord([task("retry", n) for n in range(10)], task("total")).apply_async().get(timeout=20) == 45
+        assert chain(task("retry", 1), task("retry"), task("retry"), app=app).apply_async().get(timeout=20) == 1
+        assert store.llen("celery") == 0
+        # The body of a chord under the same limit, too.
+        nested = chord([task("retry", n) for n in range(5)], task("total") | task("retry"))
+        assert nested.apply_async().get(timeout=20) == 10
+
+
+def test_throttling_uses_up_no_retries_and_a_retry_of_the_users_own_asks_anew(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="10/s") as fleet:
+        results = [fleet.send("stubborn", index) for index in range(5)]
+        fleet.start()
+        assert [result.get(timeout=30) for result in results] == [2] * 5  # max_retries=2: none was lost to throttling
+        starts = fleet.starts()
+        assert len(starts) == 15
+        assert starts[-1].at - starts[0].at >= 1.35  # each of the 15 attempts had a permit of its own
+        assert store.llen("celery.throttled") == 0
+
+
+def test_a_failed_publish_loses_nothing(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """The broker refuses to take the message back for a while: it stays unacknowledged and is tried again."""
+    with Fleet(server, tmp_path, rate="2/s", app="tests.apps.failing_publish") as fleet:
+        for index in range(4):
+            fleet.send("retry", index)
+        fleet.start()
+        starts = fleet.wait_for(4, 30)
+        assert sorted(start.index for start in starts) == [0, 1, 2, 3]
+        assert all(b.at - a.at >= 0.5 - JITTER for a, b in itertools.pairwise(starts))
+        assert "could not be sent back" in fleet.log()
+        until(lambda: store.hlen("unacked") == 0, 5, "every message being acknowledged")

@@ -1,0 +1,66 @@
+"""Bad settings: the worker does not start, and says which value and what to do, without a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer, free_port
+from tests.fleet_of import Fleet
+
+
+@pytest.mark.parametrize(
+    ("conf", "says"),
+    [
+        ({"ratelimit_tasks": {"*.plain": "10 a second"}}, ["ratelimit_tasks['*.plain']", "'10 a second'", '"100/s"']),
+        ({"ratelimit_tasks": {"*.plain": "strpe"}, "ratelimit_quotas": {"stripe": "1/s"}}, ["'strpe'", "'stripe'"]),
+        ({"ratelimit_quotas": {"q": {"rate": "1/s", "cost": 2}}}, ["ratelimit_quotas['q']", "burst", "cost"]),
+        ({"ratelimit_quota": {}}, ["'ratelimit_quota'", "did you mean 'ratelimit_quotas'"]),
+        ({"ratelimit_on_store_error": "panic"}, ["'panic'", "'defer'"]),
+        ({"ratelimit_tasks": {"*.plain": {"rate": "1/s", "key": "t:{tenant}"}}}, ["'tenant'", "fleet.plain", "index"]),
+        ({"ratelimit_quotas": {"emails": "1/s"}, "ratelimit_queues": {"emails": "2/s"}}, ["'emails'", "1/s", "2/s"]),
+        ({"ratelimit_url": "amqp://guest:secret@localhost//"}, ["ratelimit_url", "'redis://host:6379/0'"]),
+        ({"ratelimit_url": f"redis://:secret@127.0.0.1:{free_port()}/0"}, ["ratelimit_url", "no Redis", "refused"]),
+    ],
+    ids=["rate", "quota", "cost", "setting", "store error", "key", "name", "not redis", "unreachable"],
+)
+def test_the_worker_says_what_is_wrong(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, conf: dict[str, Any], says: list[str]
+) -> None:
+    with Fleet(server, tmp_path, install=True, **conf) as fleet:
+        worker = fleet.launch()
+        assert worker.wait(timeout=30) != 0
+        log = fleet.log()
+        for text in says:
+            assert text in log, log
+        assert "secret" not in log
+        assert "Traceback" not in log
+
+
+def test_a_store_that_is_no_redis_is_refused(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Something listens there, but does not speak the protocol."""
+    import socket
+    import threading
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.recv(100)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    threading.Thread(target=answer, daemon=True).start()
+    url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+    with Fleet(server, tmp_path, ratelimit_url=url) as fleet:
+        assert fleet.launch().wait(timeout=30) != 0
+        assert "no Redis or Valkey answers there" in fleet.log()
+        assert "Traceback" not in fleet.log()
+    listener.close()

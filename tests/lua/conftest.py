@@ -1,0 +1,30 @@
+"""The frozen clock of the root conftest, with expiry on that clock too; and how long Hypothesis looks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import Clock
+
+from .frozen import FROZEN_STORE
+
+# The suite looks at the same examples every time. To look for new ones: HYPOTHESIS_PROFILE=explore.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", settings.get_profile("suite"), derandomize=False, max_examples=20_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+@pytest.fixture
+def frozen(server: EmbeddedServer, clock: Clock) -> Iterator[Limiter]:
+    """A limiter whose scripts read ``clock`` instead of the time, and whose keys expire by it."""
+    with redis.Redis.from_url(server.url) as client:
+        yield Limiter(client, replace_includes={"now": FROZEN_STORE})

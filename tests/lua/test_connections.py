@@ -1,0 +1,143 @@
+"""Restarted, dead and hung stores, threads and forks: no reply is lost, late or another's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+
+import pytest
+
+from celery_ratelimit import Limit, Limiter, StoreUnavailable
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+
+LIMIT = Limit("1/m", name="api")
+OTHERS = [Limit("1/m", name=f"other{n}") for n in range(3)]
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedServer]:
+    """A store that this test may kill and freeze."""
+    with embedded_server(persist=True) as running:
+        yield running
+
+
+def test_a_restart_goes_unnoticed(own_server: EmbeddedServer) -> None:
+    limiter = Limiter.from_url(own_server.url)
+    for call in (limiter.acquire, limiter.peek, limiter.reset):
+        call(LIMIT)
+        own_server.kill()
+        own_server.start()
+        call(LIMIT)
+        own_server.kill()
+        own_server.start()
+        limiter.ping()
+
+
+def test_a_restarted_store_that_keeps_its_data_keeps_the_limit(own_server: EmbeddedServer) -> None:
+    limiter = Limiter.from_url(own_server.url)
+    assert limiter.acquire(LIMIT).allowed
+    own_server.kill()
+    own_server.start()
+    assert not limiter.acquire(LIMIT).allowed
+
+
+def test_a_dead_store_is_an_error_at_once_and_nothing_after_it_is_back(own_server: EmbeddedServer) -> None:
+    limiter = Limiter.from_url(own_server.url)
+    limiter.ping()
+    own_server.kill()
+    for call in (limiter.acquire, limiter.peek, limiter.reset):
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable) as caught:
+            call(LIMIT)
+        assert time.monotonic() - began < 0.5
+        assert caught.value.__cause__ is not None
+    own_server.start()
+    assert limiter.acquire(LIMIT).allowed
+
+
+def test_a_hung_store_costs_its_timeout_and_its_late_reply_is_nobodys(own_server: EmbeddedServer) -> None:
+    limiter = Limiter.from_url(own_server.url)
+    limiter.acquire(OTHERS)
+    limiter.peek(LIMIT)
+    own_server.freeze()
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            limiter.acquire(OTHERS)
+        assert time.monotonic() - began < 1.5
+    own_server.thaw()
+    # The replies to the calls that were given up tell of three limits.
+    decision = limiter.acquire(LIMIT)
+    assert decision.allowed
+    assert [state.name for state in decision.states] == ["api"]
+    assert [state.name for state in limiter.peek(OTHERS).states] == [limit.name for limit in OTHERS]
+
+
+def test_a_store_that_hangs_before_the_first_call_costs_no_more(own_server: EmbeddedServer) -> None:
+    limiter = Limiter.from_url(own_server.url)
+    own_server.freeze()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        limiter.acquire(LIMIT)
+    assert time.monotonic() - began < 1.5
+    own_server.thaw()
+    assert limiter.acquire(LIMIT).allowed
+
+
+def test_an_error_of_the_store_leaves_the_connection_in_order(limiter: Limiter) -> None:
+    limiter.client.set("ratelimit:v1:{api}::slots", "not a sorted set", ex=60)
+    limiter.client.set("ratelimit:v1:{api}::tat", "9999999999999999 0 0 9999999999999999", ex=60)
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        limiter.acquire(LIMIT)
+    assert connection_id(limiter) == connection_id(limiter)
+    assert limiter.acquire(OTHERS).allowed
+
+
+def test_each_thread_has_a_connection_of_its_own_and_keeps_it(limiter: Limiter) -> None:
+    together = threading.Barrier(4)
+
+    def ids(_: int) -> set[int]:
+        together.wait(timeout=5)
+        return {connection_id(limiter) for _ in range(20)}
+
+    with ThreadPoolExecutor(4) as threads:
+        each = list(threads.map(ids, range(4)))
+    assert all(len(own) == 1 for own in each)
+    assert len(set.union(*each)) == 4
+
+
+def test_a_fork_does_not_share_a_connection(limiter: Limiter) -> None:
+    """The child's first call comes after the parent's; then both ask at once, and each reads its own replies."""
+    limiter.acquire(LIMIT)
+    mine = connection_id(limiter)
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    child = fork.Process(target=ask_in_child, args=(limiter, there))
+    child.start()
+    try:
+        theirs = here.recv() if here.poll(10) else None
+        for _ in range(300):
+            assert [state.name for state in limiter.peek(OTHERS).states] == [limit.name for limit in OTHERS]
+        assert here.poll(10)
+        assert here.recv() == "every reply was right"
+    finally:
+        child.join(10)
+    assert child.exitcode == 0
+    assert theirs not in (mine, None)
+    assert connection_id(limiter) == mine, "the child's end has not closed the parent's connection"
+
+
+def ask_in_child(limiter: Limiter, pipe: Connection) -> None:
+    pipe.send(connection_id(limiter))
+    right = all(limiter.peek(LIMIT).states[0].name == "api" for _ in range(300))
+    pipe.send("every reply was right" if right else "a reply was another's")
+
+
+def connection_id(limiter: Limiter) -> int:
+    """The number that the store gave to this thread's connection."""
+    number: int = limiter._link.exchange(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n")
+    return number

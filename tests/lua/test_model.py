@@ -1,0 +1,67 @@
+"""Random traces: the Lua answers what the exact model answers, field by field.
+
+Calls of several processes interleave at random, as they would in the store: a script runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.testing import EmbeddedServer
+
+from .random_traces import Step, odd_demands, steps
+from .world import World
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[World]:
+    world = World(server.url)
+    yield world
+    world.close()
+
+
+@given(trace=steps(back=False))
+@settings(max_examples=400)
+def test_the_lua_agrees_with_the_model(world: World, trace: list[Step]) -> None:
+    follow(world, trace)
+
+
+@given(trace=steps(back=True))
+@settings(max_examples=300)
+def test_the_lua_agrees_with_the_model_on_a_clock_that_steps_back(world: World, trace: list[Step]) -> None:
+    follow(world, trace)
+
+
+def follow(world: World, trace: list[Step]) -> None:
+    world.begin()
+    wait = 0
+    for number, step in enumerate(trace):
+        world.set(world.model.now + (wait if step.after is None else step.after))
+        if step.verb == "forget":
+            world.forget(step.demands, step.id)
+            continue
+        if step.verb == "peek":
+            lua, model = world.peek(step.demands, step.process)
+        else:
+            lua, model = world.acquire(step.demands, step.id, step.horizon, step.claim, step.process)
+        assert lua == model, f"step {number}: {step}"
+        wait = lua.wait
+
+
+@given(wanted=odd_demands(), pauses=st.lists(st.integers(0, 10**13) | st.just(None), max_size=6), data=st.data())
+@settings(max_examples=200)
+def test_the_lua_agrees_with_the_model_at_the_edge_of_exact_numbers(
+    world: World, wanted: Demand, pauses: list[int | None], data: st.DataObject
+) -> None:
+    world.begin()
+    wait = 0
+    for pause in [0, *pauses]:
+        world.set(world.model.now + (wait if pause is None else pause))
+        lua, model = world.acquire([wanted], data.draw(st.sampled_from(["", "a", "b"])), 0, 10**15)
+        assert lua == model
+        wait = lua.wait

@@ -1,0 +1,179 @@
+"""Many processes and threads on the real clock: a hard ceiling by the store's own times, and a floor."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import threading
+import time
+from collections import defaultdict, deque
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit import Decision, Limit, Limiter
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.testing import EmbeddedServer
+
+from .frozen import demand
+from .hammer import Asked, Call, ask_for, limiter_on, log_of
+from .model import Model
+from .windows import Start, check_every_window
+
+WANTED = [demand("200/s", burst=5, name="fast"), demand("150/s", burst=20, cost=1, name="wide")]
+SECONDS = 1.5
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_every_interleaving_agrees_with_the_model_and_keeps_the_law(
+    server: EmbeddedServer, store: redis.Redis, kind: str
+) -> None:
+    log, asked = hammer(server, store, kind)
+    answers: dict[str, deque[Asked]] = defaultdict(deque)
+    for each in asked:
+        answers[each.id].append(each)
+    model = Model(0)
+    starts: list[Start] = []
+    for model.now, id in log:  # scripts run one after the other: the log is the truth about their order
+        told = answers[id].popleft()
+        assert told.answer == model.acquire(WANTED, id, told.horizon, told.claim)
+        if told.answer.allowed:
+            starts.append(Start(model.now + told.answer.wait, 1))
+    assert not any(answers.values()), "every reply belongs to a call"
+    for limit in WANTED:
+        check_every_window(starts, limit)
+    elapsed = (log[-1].now - log[0].now) / 1e6
+    assert elapsed >= SECONDS - 0.1
+    assert len(starts) >= 0.97 * 150 * elapsed, "the tighter limit of the two is used"
+
+
+def hammer(server: EmbeddedServer, store: redis.Redis, kind: str) -> tuple[list[Call], list[Asked]]:
+    """Four callers for ``SECONDS``: processes, or threads that share one limiter. The store's log, and their own."""
+    if kind == "processes":
+        context = multiprocessing.get_context("spawn")
+        barrier = context.Barrier(4)
+        with ProcessPoolExecutor(4, context, initializer=meet, initargs=(barrier,)) as pool:
+            parts = list(pool.map(in_process, [server.url] * 4, range(4)))
+    else:
+        limiter = limiter_on(server.url)
+        with ThreadPoolExecutor(4) as threads:
+            parts = list(threads.map(lambda n: ask_for(limiter, WANTED, f"t{n}", SECONDS), range(4)))
+    return log_of(store), [each for part in parts for each in part]
+
+
+def meet(barrier: Any) -> None:
+    """Processes start at different times and hammer together."""
+    barrier.wait(timeout=30)
+
+
+def in_process(url: str, number: int) -> list[Asked]:
+    return ask_for(limiter_on(url), WANTED, f"p{number}", SECONDS)
+
+
+def test_processes_without_patience_get_the_rate_and_no_more(server: EmbeddedServer, store: redis.Redis) -> None:
+    wanted = [demand("200/s", burst=5)]
+    stop = time.monotonic() + 1.0
+    limiter = limiter_on(server.url)
+
+    def insist(name: str) -> list[str]:
+        ids: list[str] = []
+        while time.monotonic() < stop:
+            id = f"{name}-{len(ids)}"
+            ids.append(id if limiter.ask(wanted, id=id).allowed else "")
+        return ids
+
+    with ThreadPoolExecutor(4) as threads:
+        granted = {id for part in threads.map(insist, "abcd") for id in part if id}
+    log = log_of(store)
+    starts = [Start(call.now, 1) for call in log if call.id in granted]
+    check_every_window(starts, wanted[0])
+    assert len(starts) == len(granted)
+    elapsed = (log[-1].now - log[0].now) / 1e6
+    assert 0.97 * 200 * elapsed <= len(starts) <= 5 + 200 * elapsed
+
+
+def test_blocking_calls_are_served_in_order_at_the_rate(server: EmbeddedServer, store: redis.Redis) -> None:
+    """Eight threads take ten permits each, one after the other: all are served when the rate says, none earlier."""
+    limiter = Limiter.from_url(server.url)
+    limit = Limit("100/s", name="api")
+    served: list[tuple[float, float, Decision]] = []
+
+    def call() -> None:
+        asked = time.time()
+        decision = limiter.acquire(limit, max_wait=5.0)
+        served.append((asked, time.time(), decision))
+
+    began = time.time()
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(80):
+            threads.submit(call)
+    ended = time.time()
+    assert all(decision.allowed for _, _, decision in served)
+    assert len(served) == 80
+    for number, (_, at, _) in enumerate(sorted(served, key=lambda each: each[1])):
+        # The permit was good at a time no earlier than the law's; a thread runs at once or later, never before.
+        assert at >= began + number / 100
+    assert ended - began <= 0.79 / 0.9, "and the rate is used"
+
+
+def test_blocking_calls_come_in_the_order_in_which_they_asked(server: EmbeddedServer, store: redis.Redis) -> None:
+    """Slots are further apart than threads are slow, so the order of service is that of arrival, exactly."""
+    limiter = Limiter.from_url(server.url)
+    limit = Limit("20/s", name="api")
+    limiter.acquire(limit)
+    order: list[int] = []
+    threads = []
+
+    def call(number: int) -> None:
+        assert limiter.acquire(limit, max_wait=5.0).allowed
+        order.append(number)
+
+    for number in range(8):
+        before = states(store)
+        thread = threading.Thread(target=call, args=(number,))
+        thread.start()
+        threads.append(thread)
+        while states(store) == before:  # until it has asked
+            pass
+    for thread in threads:
+        thread.join()
+    assert order == list(range(8))
+
+
+def states(store: redis.Redis) -> tuple[Any, ...]:
+    return store.get("ratelimit:v1:{api}::tat"), tuple(store.zrange("ratelimit:v1:{api}::slots", 0, -1))
+
+
+def test_a_blocking_call_that_could_not_be_served_in_time_is_refused_at_once(limiter: Limiter) -> None:
+    limit = Limit("1/m", name="api")
+    limiter.acquire(limit)
+    began = time.monotonic()
+    refused = limiter.acquire(limit, max_wait=1.0)
+    assert time.monotonic() - began < 0.3
+    assert (refused.allowed, refused.binding) == (False, "api")
+    assert refused.retry_after > 59
+
+
+def test_a_blocking_call_may_wait_for_as_long_as_it_takes(limiter: Limiter) -> None:
+    limit = Limit("20/s", name="api")
+    assert [limiter.acquire(limit, max_wait=math.inf).allowed for _ in range(3)] == [True] * 3
+
+
+def test_a_blocking_call_that_waits_for_a_slot_far_ahead_gets_it(limiter: Limiter, store: redis.Redis) -> None:
+    """Further than a second ahead no permit is taken but a slot kept: the call asks again when it is due."""
+    limit = Limit("1 per 1.2 s", name="api")
+    limiter.acquire(limit)
+    began = time.monotonic()
+    assert limiter.acquire(limit, max_wait=5.0).allowed
+    assert 1.15 <= time.monotonic() - began <= 1.4
+    assert not store.exists("ratelimit:v1:{api}::slots")
+
+
+def test_buckets_of_different_demands_do_not_share(limiter: Limiter) -> None:
+    demands = [
+        Demand(Limit("1/m", name=name), name, key) for name in ("a", "b", "a:b") for key in ("", "x", "b", "{a}")
+    ]
+    assert all(limiter.ask([each]).allowed for each in demands)
+    assert not any(limiter.ask([each]).allowed for each in demands)

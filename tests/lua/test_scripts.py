@@ -1,0 +1,138 @@
+"""How the scripts reach the store: one source, no globals, one clock; flushed, restarted, hung and forked stores."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import fakeredis
+import pytest
+import redis
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit._scripts import Script, load_source
+
+from .bytecode import globals_of
+from .frozen import FROZEN_STORE, demand
+
+LUA = Path(str(files("celery_ratelimit.lua")))
+VERBS = sorted(path.stem for path in LUA.glob("*.lua"))
+INCLUDES = sorted(path.stem for path in (LUA / "include").glob("*.lua"))
+LIMIT = Limit("1/m", name="api")
+
+
+def test_every_file_is_reachable(limiter: Limiter) -> None:
+    loaded = {script.source for script in vars(limiter).values() if isinstance(script, Script)}
+    assert loaded == {load_source(verb) for verb in VERBS}, "each verb is a script of the limiter"
+    for include in INCLUDES:
+        mark = f"-- mark {include}"
+        assert any(mark in load_source(verb, {include: mark}) for verb in VERBS), f"nobody includes {include}.lua"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_include_is_put_in_place_and_only_once(verb: str) -> None:
+    source = load_source(verb)
+    assert "--!include" not in source
+    names = re.findall(r"^--!include (\w+)\.lua$", (LUA / f"{verb}.lua").read_text(), re.MULTILINE)
+    assert names
+    assert all(source.count((LUA / f"include/{name}.lua").read_text()) == 1 for name in names)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_law_10_the_clock_is_the_stores_and_is_read_once(verb: str) -> None:
+    source = code(load_source(verb))
+    assert source.count("'TIME'") == 1
+    assert "'TIME'" not in code(load_source(verb, {"now": "local now = 0"}))
+    assert "os." not in source
+
+
+@pytest.mark.parametrize(
+    ("seconds", "microseconds", "now"),
+    [
+        ("1767225600", "0", "1767225600000000"),
+        ("1767225600", "7", "1767225600000007"),  # not padded
+        ("1767225600", "99999", "1767225600099999"),
+        ("4102444799", "999999", "4102444799999999"),
+    ],
+)
+def test_law_10_the_stores_time_is_read_to_the_microsecond(
+    store: redis.Redis, seconds: str, microseconds: str, now: str
+) -> None:
+    stub = f"local redis = {{call = function() return {{'{seconds}', '{microseconds}'}} end}}\n"
+    include = (LUA / "include/now.lua").read_text()
+    assert store.eval(f"{stub}{include}\nreturn string.format('%.0f', now)", 0) == now
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_script_makes_a_global(verb: str) -> None:
+    """A leaked global is an error on a real server; on fakeredis it breaks every later script."""
+    read, written = globals_of(load_source(verb))
+    assert written == set()
+    assert read <= {"KEYS", "ARGV", "redis", "string", "math", "ipairs", "tonumber"}, "misspelt, or not in the sandbox"
+
+
+def code(source: str) -> str:
+    """Lua without its comments."""
+    return re.sub(r"--[^\n]*", "", source)
+
+
+@pytest.mark.parametrize("operation", ["acquire", "peek"])
+def test_a_script_flush_goes_unnoticed(limiter: Limiter, store: redis.Redis, operation: str) -> None:
+    limiter.acquire(LIMIT)
+    before = getattr(limiter, operation)(LIMIT)
+    store.script_flush()
+    after = getattr(limiter, operation)(LIMIT)
+    assert (before.allowed, after.allowed) == (False, False)
+    assert 59 < after.retry_after <= 60
+
+
+def test_each_call_is_one_command_once_the_script_is_known(limiter: Limiter, store: redis.Redis) -> None:
+    for call in (limiter.acquire, limiter.peek):
+        call(LIMIT)
+    store.config_resetstat()
+    limiter.acquire([LIMIT, Limit("5/s", name="other")])
+    limiter.peek(LIMIT)
+    stats = store.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] == 2
+    assert "cmdstat_eval" not in stats
+
+
+def test_the_wait_of_a_reply_is_never_cut_off(frozen: Limiter) -> None:
+    """Redis cuts fractions off, and prints large numbers with 14 digits: replies and keys are whole numbers."""
+    wanted = [demand("1/30d", burst=12)]
+    for _ in range(12):
+        frozen.ask(wanted)
+    assert frozen.ask(wanted, id="x", claim=1e9).retry_after == 30 * 86_400.0
+    assert frozen.ask(wanted, id="y", claim=1e9).retry_after == 60 * 86_400.0
+    assert frozen.ask(wanted, id="y", claim=1e9).retry_after == 60 * 86_400.0
+
+
+def test_a_text_that_looks_like_lua_or_a_pattern_is_only_an_id(frozen: Limiter, store: redis.Redis) -> None:
+    wanted = [demand("1/m")]
+    frozen.ask(wanted)
+    for id in ("%d+", "'..redis.call('FLUSHALL')..'", "\n", "0", "é", " "):
+        frozen.ask(wanted, id=id, claim=1e9)
+        assert store.zrange("ratelimit:v1:{api}::slots", -1, -1) == [id]
+
+
+def test_the_scripts_run_on_fakeredis_too() -> None:
+    """For users' quick tests; no proof of anything, but what it answers is right."""
+    store = fakeredis.FakeRedis(decode_responses=True)
+    store.set("test:clock", 1_767_225_600_000_000)
+    limiter = Limiter(store, replace_includes={"now": FROZEN_STORE})
+    wanted = [demand("3/s", burst=2)]
+    assert [limiter.ask(wanted).remaining for _ in range(2)] == [1, 0]
+    assert [limiter.ask(wanted, id=id, claim=10).retry_after for id in "aba"] == [0.333334, 0.666667, 0.333334]
+    assert limiter.peek(wanted[0].limit).binding == "api"
+    store.set("test:clock", 1_767_225_600_333_334)
+    assert limiter.ask(wanted).allowed is False
+    assert limiter.ask(wanted, id="a").allowed is True
+
+
+def test_fakeredis_knows_the_clock(limiter: Limiter) -> None:
+    fake = Limiter(fakeredis.FakeRedis())
+    assert fake.acquire(LIMIT).allowed
+    refused = fake.acquire(LIMIT)
+    assert not refused.allowed
+    assert 59 < refused.retry_after <= 60

@@ -1,0 +1,296 @@
+"""Which limits a task has, what a call asks of them, and what a plan refuses to be made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import ConfigurationError, ImpossibleRequest, Limit
+from celery_ratelimit.binding import Plan, make_plan
+from celery_ratelimit.config import settings_of
+
+
+def app_with(**conf: Any) -> Celery:
+    app = Celery("test", broker="redis://nowhere", set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def plan_of(function: Any, *, app: Celery | None = None, queue: str = "celery", **options: Any) -> Plan:
+    app = app or app_with()
+    task = app.task(name="shop.charge", **options)(function)
+    plan = make_plan(task, queue, settings_of(app))
+    assert plan is not None
+    return plan
+
+
+def asked(plan: Plan, *args: Any, **kwargs: Any) -> list[tuple[str, str, int]]:
+    """What a call with these arguments asks: (limit, key, cost) of each."""
+    return [(demand.name, demand.key, demand.cost) for demand in plan.demands(args, kwargs)]
+
+
+def charge(order_id: int, tenant: str = "none", *, amount: int = 1) -> None: ...
+
+
+# -- Keys and costs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "key"),
+    [
+        ((7, "ann"), {}, "ann:7"),
+        ((7,), {"tenant": "ann"}, "ann:7"),
+        ((), {"order_id": 7, "tenant": "ann"}, "ann:7"),
+        ((7,), {}, "none:7"),
+    ],
+)
+def test_a_template_is_filled_by_name_however_arguments_are_passed(
+    args: tuple[Any, ...], kwargs: dict[str, Any], key: str
+) -> None:
+    plan = plan_of(charge, limits=Limit("1/s", key="{tenant}:{order_id}"))
+    assert asked(plan, *args, **kwargs) == [("shop.charge", key, 1)]
+
+
+def test_a_template_reaches_into_arguments() -> None:
+    def task(order: dict[str, Any], tags: list[str]) -> None: ...
+
+    plan = plan_of(task, limits=Limit("1/s", key="{order[tenant]}/{tags[0]}"))
+    assert asked(plan, {"tenant": "ann"}, ["x"]) == [("shop.charge", "ann/x", 1)]
+
+
+def test_a_bound_task_does_not_count_self() -> None:
+    def task(self: Any, tenant: str, n: int = 2) -> None: ...
+
+    plan = plan_of(task, bind=True, limits=Limit("1/s", burst=9, key="{tenant}", cost="n"))
+    assert asked(plan, "ann") == [("shop.charge", "ann", 2)]
+    with pytest.raises(ConfigurationError, match="'self'"):
+        plan_of(task, bind=True, limits=Limit("1/s", key="{self}"))
+
+
+def test_a_task_that_retries_by_itself_keeps_its_arguments_names() -> None:
+    plan = plan_of(charge, autoretry_for=(OSError,), limits=Limit("1/s", key="{tenant}"))
+    assert asked(plan, 7, "ann") == [("shop.charge", "ann", 1)]
+
+
+def test_keyword_arguments_without_a_name_in_the_signature() -> None:
+    def task(order_id: int, **options: Any) -> None: ...
+
+    plan = plan_of(task, limits=Limit("1/s", burst=9, key="{tenant}", cost="weight"))
+    assert asked(plan, 7, tenant="ann", weight=3) == [("shop.charge", "ann", 3)]
+    with pytest.raises(ConfigurationError, match=r"key='\{tenant\}' cannot be filled from the arguments order_id"):
+        plan.demands((7,), {"weight": 3})
+    with pytest.raises(ConfigurationError, match="cost='weight' is not among the arguments order_id, tenant"):
+        plan.demands((7,), {"tenant": "ann"})
+
+
+def test_callables_get_the_arguments_of_the_call() -> None:
+    seen: list[Any] = []
+
+    def key(*args: Any, **kwargs: Any) -> int:
+        seen.append((args, kwargs))
+        return 42
+
+    def cost(order_id: int, tenant: str = "none", *, amount: int = 1) -> int:
+        return amount * 2
+
+    plan = plan_of(charge, limits=Limit("1/s", burst=10, key=key, cost=cost))  # type: ignore[arg-type]
+    assert asked(plan, 7, tenant="ann", amount=3) == [("shop.charge", "42", 6)]
+    assert seen == [((7,), {"tenant": "ann", "amount": 3})]
+
+
+def test_what_a_callable_raises_is_raised_to_the_caller() -> None:
+    def broken(*args: Any, **kwargs: Any) -> str:
+        raise LookupError("no such tenant")
+
+    for limit in (Limit("1/s", key=broken), Limit("1/s", cost=broken)):  # type: ignore[arg-type]
+        with pytest.raises(LookupError, match="no such tenant"):
+            plan_of(charge, limits=limit).demands((7,), {})
+
+
+def test_a_call_that_does_not_fit_the_signature_is_the_tasks_own_error() -> None:
+    with pytest.raises(TypeError, match="order_id"):
+        plan_of(charge, limits=Limit("1/s", key="{tenant}")).demands((), {})
+
+
+def test_the_cost_may_be_an_argument() -> None:
+    plan = plan_of(charge, limits=Limit("200000/m", burst=1000, cost="amount"))
+    assert asked(plan, 7, amount=250) == [("shop.charge", "", 250)]
+    assert asked(plan, 7) == [("shop.charge", "", 1)]
+    with pytest.raises(ImpossibleRequest) as caught:
+        plan.demands((7,), {"amount": 1001})
+    assert (caught.value.limit, caught.value.cost, caught.value.capacity) == ("shop.charge", 1001, 1000)
+
+
+@pytest.mark.parametrize("amount", [0, -1, 1.5, "7", None, True, math.nan, math.inf])
+def test_a_cost_that_is_no_number_of_permits_is_named(amount: Any) -> None:
+    plan = plan_of(charge, limits=Limit("1/s", burst=10, cost="amount"))
+    with pytest.raises(ConfigurationError, match=r"limit 'shop\.charge'") as caught:
+        plan.demands((7,), {"amount": amount})
+    assert f"cost={amount!r}" in str(caught.value)
+
+
+def test_without_keys_and_computed_costs_the_arguments_are_not_looked_at() -> None:
+    plan = plan_of(charge, limits=["1/s", Limit("5/m", burst=5, name="other", cost=3)])
+    assert plan.demands((), {}) is plan.demands(("any", "number", "of"), {"unknown": 1})
+    assert asked(plan) == [("shop.charge", "", 1), ("other", "", 3)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "parts"),
+    [
+        (Limit("1/s", key="{tenant_id}"), ["key='{tenant_id}'", "'tenant_id'", "order_id, tenant, amount"]),
+        (Limit("1/s", key="{tenant}:{x.y}"), ["'x'", "order_id, tenant, amount"]),
+        (Limit("1/s", cost="weight"), ["cost='weight'", "'weight'", "order_id, tenant, amount"]),
+    ],
+)
+def test_an_argument_that_the_task_lacks_is_found_when_the_plan_is_made(limit: Limit, parts: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
+        plan_of(charge, limits=limit)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+# -- Which limits ------------------------------------------------------------------------------------------------------
+
+
+def names(plan: Plan | None) -> list[tuple[str | None, str]]:
+    return [] if plan is None else [(limit.name, limit.rate) for limit in plan.limits]
+
+
+def test_a_task_that_nothing_limits_has_no_plan() -> None:
+    app = app_with(ratelimit_tasks={"other.*": "1/s"}, ratelimit_queues={"emails": "1/s"})
+    task = app.task(name="shop.charge")(charge)
+    assert make_plan(task, "celery", settings_of(app)) is None
+
+
+def test_two_rates_without_names_have_a_bucket_each() -> None:
+    assert names(plan_of(charge, limits=["1/s", "100/h"])) == [("shop.charge", "1/s"), ("shop.charge#2", "100/h")]
+    assert names(plan_of(charge, limits=("1/s", Limit("9/m", name="mine"), "100/h"))) == [
+        ("shop.charge", "1/s"),
+        ("mine", "9/m"),
+        ("shop.charge#2", "100/h"),
+    ]
+
+
+def test_own_limits_then_patterns_then_the_queue() -> None:
+    app = app_with(
+        ratelimit_quotas={"stripe": "100/s"},
+        ratelimit_tasks={"shop.*": "stripe", "*.charge": ["7/m"], "other": "1/d", "Shop.*": "2/d"},
+        ratelimit_queues={"emails": "14/s", "celery": "1/s"},
+    )
+    task = app.task(name="shop.charge", limits="10/s")(charge)
+    plan = make_plan(task, "emails", settings_of(app))
+    assert names(plan) == [
+        ("shop.charge", "10/s"),
+        ("stripe", "100/s"),
+        ("shop.charge#2", "7/m"),
+        ("emails", "14/s"),
+    ]
+
+
+def test_tasks_of_one_pattern_have_buckets_of_their_own_and_share_a_quota() -> None:
+    app = app_with(ratelimit_quotas={"stripe": "100/s"}, ratelimit_tasks={"shop.*": ["5/s", "stripe"]})
+    plans = [make_plan(app.task(name=name)(charge), "q", settings_of(app)) for name in ("shop.a", "shop.b")]
+    assert [names(plan) for plan in plans] == [
+        [("shop.a", "5/s"), ("stripe", "100/s")],
+        [("shop.b", "5/s"), ("stripe", "100/s")],
+    ]
+
+
+def test_tasks_of_one_queue_share_its_bucket() -> None:
+    app = app_with(ratelimit_queues={"emails": "14/s"})
+    plans = [make_plan(app.task(name=name)(charge), "emails", settings_of(app)) for name in ("a", "b")]
+    assert [names(plan) for plan in plans] == [[("emails", "14/s")]] * 2
+
+
+def test_a_quota_named_by_task_pattern_and_queue_is_paid_once() -> None:
+    app = app_with(
+        ratelimit_quotas={"stripe": "100/s"},
+        ratelimit_tasks={"shop.*": ["stripe", "stripe"]},
+        ratelimit_queues={"emails": "stripe"},
+    )
+    plan = plan_of(charge, app=app, queue="emails", limits=["stripe", "stripe"])
+    assert asked(plan) == [("stripe", "", 1)]
+
+
+def test_the_same_limit_by_key_is_paid_once_a_key() -> None:
+    tenant, order = Limit("1/s", name="api", key="{tenant}"), Limit("1/s", name="api", key="{order_id}")
+    plan = plan_of(charge, limits=[tenant, order])
+    assert asked(plan, 7, "ann") == [("api", "ann", 1), ("api", "7", 1)]
+    assert asked(plan, 7, "7") == [("api", "7", 1)]
+
+
+def test_a_mapping_describes_a_limit_in_an_option_too() -> None:
+    plan = plan_of(charge, limits={"rate": "5/s", "burst": 3, "key": "{tenant}"})
+    assert plan.limits == (Limit("5/s", burst=3, key="{tenant}", name="shop.charge"),)
+
+
+@pytest.mark.parametrize(
+    ("limits", "part"),
+    [
+        ("100/ms", "'100/ms'"),
+        ("strpe", "did you mean 'stripe'?"),
+        (5, "5 is not a limit"),
+        ([None], "None is not a limit"),
+        ({"rate": "1/s", "bursts": 2}, "bursts"),
+        ("", "''"),
+    ],
+)
+def test_limits_that_cannot_be_name_the_task(limits: Any, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
+        plan_of(charge, app=app_with(ratelimit_quotas={"stripe": "1/s"}), limits=limits)
+    assert part in str(caught.value)
+
+
+# -- What becomes of a throttled task ----------------------------------------------------------------------------------
+
+
+def test_the_policy_when_nobody_says() -> None:
+    policy = plan_of(charge, limits="10/s").policy
+    assert (policy.throttle, policy.max_wait, policy.overflow) == ("retry", None, "fail")
+
+
+@pytest.mark.parametrize(
+    ("limits", "inline_wait"),
+    [
+        ("1/d", 0.020),
+        ("100/s", 0.020),
+        ("101/s", 2 / 101),
+        ("1000/s", 0.002),
+        ("100000/s", 0.00002),
+        (["1000/s", "500/s"], 0.004),
+        (["1000/s", "1/m"], 0.020),
+    ],
+)
+def test_a_task_is_held_for_two_intervals_and_20_ms_at_most(limits: Any, inline_wait: float) -> None:
+    assert plan_of(charge, limits=limits).policy.inline_wait == pytest.approx(inline_wait)
+
+
+def test_the_policy_as_the_task_says() -> None:
+    policy = plan_of(charge, limits="1/s", throttle="wait", inline_wait=0, max_wait=60, overflow="drop").policy
+    assert (policy.throttle, policy.inline_wait, policy.max_wait, policy.overflow) == ("wait", 0.0, 60.0, "drop")
+    assert type(policy.max_wait) is float
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("throttle", "park", "'retry', 'wait', 'drop', 'fail'"),
+        ("throttle", None, "'retry', 'wait', 'drop', 'fail'"),
+        ("overflow", "retry", "'fail', 'drop'"),
+        ("inline_wait", -1, "a number of seconds"),
+        ("inline_wait", "1", "a number of seconds"),
+        ("inline_wait", True, "a number of seconds"),
+        ("inline_wait", math.nan, "a number of seconds"),
+        ("max_wait", -0.1, "a number of seconds"),
+        ("max_wait", math.inf, "a number of seconds"),
+        ("max_wait", "60", "a number of seconds"),
+    ],
+)
+def test_an_impossible_option_names_the_task_and_the_value(option: str, value: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"task 'shop\.charge'") as caught:
+        plan_of(charge, limits="1/s", **{option: value})
+    assert f"{option}={value!r}" in str(caught.value)
+    assert why in str(caught.value)

@@ -1,0 +1,274 @@
+"""The settings: from wherever a Celery app's configuration lives, checked, with errors that say what would do."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import ConfigurationError, Limit
+from celery_ratelimit.config import check_store, limiter_of, settings_of
+
+URL = "redis://limits:6379/3"
+
+
+def make_app(broker: Any = "memory://", backend: Any = None, **conf: Any) -> Celery:
+    app = Celery("test", broker=broker, backend=backend, set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def error_of(app: Celery) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        settings_of(app)
+    return str(caught.value)
+
+
+# -- Where settings come from ------------------------------------------------------------------------------------------
+
+
+def test_attributes_of_the_configuration() -> None:
+    app = make_app()
+    app.conf.ratelimit_url = URL
+    app.conf.ratelimit_quotas = {"stripe": "100/s"}
+    app.conf.ratelimit_on_store_error = "allow"
+    settings = settings_of(app)
+    assert (settings.url, settings.on_store_error) == (URL, "allow")
+    assert settings.quotas == {"stripe": Limit("100/s", name="stripe")}
+
+
+def test_a_configuration_module() -> None:
+    module = types.ModuleType("celeryconfig")
+    module.broker_url = "memory://"  # type: ignore[attr-defined]
+    module.ratelimit_url = URL  # type: ignore[attr-defined]
+    module.ratelimit_queues = {"emails": "14/s"}  # type: ignore[attr-defined]
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(module)
+    assert settings_of(app).url == URL
+    assert settings_of(app).queues == {"emails": (Limit("14/s", name="emails"),)}
+
+
+def test_djangos_settings_under_a_namespace() -> None:
+    class DjangoSettings:
+        DEBUG = True
+        RATELIMIT_ENABLE = True  # django-ratelimit's: none of ours, as it is outside the namespace
+        CELERY_BROKER_URL = "memory://"
+        CELERY_RATELIMIT_URL = URL
+        CELERY_RATELIMIT_QUOTAS = {"openai": {"rate": "200000/m", "burst": 20_000}}  # noqa: RUF012
+        CELERY_RATELIMIT_ON_STORE_ERROR = "raise"
+
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(DjangoSettings(), namespace="CELERY")
+    settings = settings_of(app)
+    assert (settings.url, settings.on_store_error) == (URL, "raise")
+    assert settings.quotas == {"openai": Limit("200000/m", burst=20_000, name="openai")}
+
+
+def test_a_misspelt_setting_under_a_namespace_is_named_as_it_was_written() -> None:
+    class DjangoSettings:
+        CELERY_BROKER_URL = URL
+        CELERY_RATELIMIT_QOUTAS = {"a": "1/s"}  # noqa: RUF012
+
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(DjangoSettings(), namespace="CELERY")
+    text = error_of(app)
+    assert "'CELERY_RATELIMIT_QOUTAS'" in text
+    assert "did you mean 'ratelimit_quotas'?" in text
+
+
+def test_a_misspelt_attribute_is_named_under_a_namespace_too() -> None:
+    class DjangoSettings:
+        CELERY_BROKER_URL = URL
+
+    app = Celery("test", set_as_current=False)
+    app.config_from_object(DjangoSettings(), namespace="CELERY")
+    app.conf.ratelimit_qoutas = {"a": "1/s"}
+    assert "did you mean 'ratelimit_quotas'?" in error_of(app)
+
+
+def test_they_are_read_once_an_app() -> None:
+    app, other = make_app(URL), make_app("redis://other")
+    assert settings_of(app) is settings_of(app)
+    assert limiter_of(app) is limiter_of(app)
+    assert limiter_of(app) is not limiter_of(other)
+    assert settings_of(other).url == "redis://other"
+
+
+# -- Defaults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend", "url"),
+    [
+        (URL, None, URL),
+        (URL, "redis://results", URL),
+        ("amqp://guest@host//", URL, URL),
+        ("memory://", "rediss://results", "rediss://results"),
+        ("redis://one;redis://two", None, "redis://one"),
+        (["redis://one", "redis://two"], None, "redis://one"),
+        ("redis+socket:///run/redis.sock", None, "redis+socket:///run/redis.sock"),
+        ("valkey://host", None, "valkey://host"),
+    ],
+)
+def test_the_store_is_the_broker_if_it_is_redis_else_the_result_backend(broker: Any, backend: Any, url: str) -> None:
+    assert settings_of(make_app(broker, backend)).url == url
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend"),
+    [
+        ("memory://", None),
+        ("amqp://guest:secret@host//", "rpc://"),
+        ("sentinel://host:26379", "cache+memory://"),
+        ("sqs://", "db+sqlite:///results.db"),
+        (None, None),
+    ],
+)
+def test_without_a_redis_the_error_says_what_to_set(broker: str | None, backend: str | None) -> None:
+    text = error_of(make_app(broker, backend))
+    assert "set ratelimit_url" in text
+    assert "redis://localhost:6379/0" in text
+    assert "secret" not in text
+
+
+def test_the_other_defaults() -> None:
+    settings = settings_of(make_app(URL))
+    assert (settings.quotas, settings.tasks, settings.queues) == ({}, (), {})
+    assert (settings.on_store_error, settings.prefix) == ("defer", "ratelimit")
+    assert settings.return_queue_for("emails") == "emails.throttled"
+
+
+# -- What cannot be ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "parts"),
+    [
+        ({"ratelimit_quota": {}}, ["'ratelimit_quota'", "did you mean 'ratelimit_quotas'?"]),
+        ({"ratelimit_urls": URL}, ["'ratelimit_urls'", "did you mean 'ratelimit_url'?"]),
+        ({"ratelimit_xyzzy": 1}, ["no setting 'ratelimit_xyzzy'", "ratelimit_url"]),
+        ({"RATELIMIT_URLS": URL}, ["'RATELIMIT_URLS'", "did you mean 'ratelimit_url'?"]),
+        ({"ratelimit_on_store_error": "ignore"}, ["'ignore'", "'defer', 'allow', 'local', 'raise'"]),
+        ({"ratelimit_on_store_error": None}, ["ratelimit_on_store_error=None"]),
+        ({"ratelimit_on_store_error": ["defer"]}, ["ratelimit_on_store_error=['defer']"]),
+        ({"ratelimit_quotas": "100/s"}, ["ratelimit_quotas='100/s'", "a mapping"]),
+        ({"ratelimit_quotas": None}, ["ratelimit_quotas=None", "a mapping"]),
+        ({"ratelimit_tasks": ["stripe"]}, ["ratelimit_tasks=['stripe']", "a mapping"]),
+        ({"ratelimit_queues": 5}, ["ratelimit_queues=5", "a mapping"]),
+        ({"ratelimit_quotas": {"a": "100/ms"}}, ["ratelimit_quotas['a']", "'100/ms'"]),
+        ({"ratelimit_quotas": {"a": 5}}, ["ratelimit_quotas['a']", "5 is not a limit"]),
+        ({"ratelimit_quotas": {"a": ["1/s", "9/m"]}}, ["ratelimit_quotas['a']", "['1/s', '9/m']"]),
+        ({"ratelimit_quotas": {"a": []}}, ["ratelimit_quotas['a']", "[]"]),
+        ({"ratelimit_quotas": {"a": {"rates": "1/s"}}}, ["ratelimit_quotas['a']", "rates"]),
+        ({"ratelimit_quotas": {"a": {"burst": 5}}}, ["ratelimit_quotas['a']", "rate"]),
+        ({"ratelimit_quotas": {"a": {"rate": "1/s", "burst": 0}}}, ["ratelimit_quotas['a']", "burst=0"]),
+        ({"ratelimit_quotas": {"a": {"rate": "1/s", "bursts": 5}}}, ["ratelimit_quotas['a']", "bursts"]),
+        ({"ratelimit_quotas": {"a": {"rate": ["1/s"]}}}, ["ratelimit_quotas['a']", "['1/s']"]),
+        ({"ratelimit_quotas": {5: "1/s"}}, ["5"]),
+        ({"ratelimit_quotas": {"": "1/s"}}, ["name=''"]),
+        ({"ratelimit_tasks": {"a.*": "strpe"}}, ["ratelimit_tasks['a.*']", "no quota 'strpe'", "none is defined"]),
+        (
+            {"ratelimit_quotas": {"stripe": "1/s", "x": "2/s"}, "ratelimit_tasks": {"a.*": ["strpe"]}},
+            ["ratelimit_tasks['a.*']", "no quota 'strpe'", "stripe, x", "did you mean 'stripe'?"],
+        ),
+        (
+            {"ratelimit_quotas": {"stripe": "1/s"}, "ratelimit_queues": {"q": "stripes"}},
+            ["ratelimit_queues['q']", "no quota 'stripes'", "did you mean 'stripe'?"],
+        ),
+        (
+            {"ratelimit_quotas": {"s3_reads": "1/s"}, "ratelimit_queues": {"q": "s3_read"}},
+            ["ratelimit_queues['q']", "'s3_read'", "s3_reads"],
+        ),
+        ({"ratelimit_queues": {"q": "14"}}, ["ratelimit_queues['q']", "'14'"]),
+        ({"ratelimit_queues": {"q": [["1/s"]]}}, ["ratelimit_queues['q']", "['1/s'] is not a limit"]),
+        ({"ratelimit_prefix": ""}, ["ratelimit_prefix=''"]),
+        ({"ratelimit_prefix": "a{b}"}, ["ratelimit_prefix='a{b}'"]),
+        ({"ratelimit_prefix": 5}, ["ratelimit_prefix=5"]),
+        ({"ratelimit_return_queue": "later"}, ["ratelimit_return_queue='later'", "{queue}"]),
+        ({"ratelimit_return_queue": "{queue}.{x}"}, ["ratelimit_return_queue='{queue}.{x}'", "{queue}"]),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_with_its_mend(conf: dict[str, Any], parts: list[str]) -> None:
+    text = error_of(make_app(URL, **conf))
+    assert [part for part in parts if part not in text] == [], text
+
+
+@pytest.mark.parametrize("url", ["http://host", "localhost:6379", "", "amqp://guest@host", 5, ["redis://host"], b"x"])
+def test_a_url_of_something_else_is_an_error(url: Any) -> None:
+    text = error_of(make_app(URL, ratelimit_url=url))
+    assert "ratelimit_url=" in text
+    assert "'redis://host:6379/0'" in text
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://user:{SECRET}@host/0",
+        f"amqp://user:{SECRET}@host//",
+        f"redis://user:{SECRET}@host:port/0",
+        f"redis://:{SECRET}@host:99999999/0",
+        f"redis://:{SECRET}@127.0.0.1:1/0",
+        f"redis://:{SECRET}@127.0.0.1:1/0?socket_timeout=abc",
+        [f"redis://:{SECRET}@host/0"],
+    ],
+)
+def test_no_error_shows_the_password(url: Any) -> None:
+    app = make_app("memory://", ratelimit_url=url)
+    with pytest.raises(ConfigurationError) as caught:
+        check_store(app)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_store_that_does_not_answer_is_an_error_that_says_where() -> None:
+    app = make_app("memory://", ratelimit_url="redis://127.0.0.1:1/0")
+    with pytest.raises(ConfigurationError, match=r"redis://127.0.0.1:1/0.*no Redis or Valkey answers") as caught:
+        check_store(app)
+    assert "set ratelimit_url" in str(caught.value)
+
+
+# -- Celery's spellings of a URL ---------------------------------------------------------------------------------------
+
+
+def connection_of(url: str) -> dict[str, Any]:
+    return dict(limiter_of(make_app("memory://", ratelimit_url=url)).client.connection_pool.connection_kwargs)
+
+
+def test_a_unix_socket_as_celery_writes_it() -> None:
+    assert connection_of("redis+socket:///run/redis.sock")["path"] == "/run/redis.sock"
+    assert connection_of("unix:///run/redis.sock?db=3")["db"] == 3
+
+
+def test_a_unix_socket_with_celerys_way_of_naming_the_database() -> None:
+    kwargs = connection_of("redis+socket:///run/redis.sock?virtual_host=3")
+    assert kwargs["db"] == 3
+    assert "virtual_host" not in kwargs
+
+
+@pytest.mark.parametrize("written", ["CERT_REQUIRED", "required"])
+def test_certificates_as_celery_writes_them(written: str) -> None:
+    kwargs = connection_of(f"rediss://host:6380/1?ssl_cert_reqs={written}")
+    assert kwargs["ssl_cert_reqs"] == "required"
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("host", 6380, 1)
+
+
+@pytest.mark.parametrize("url", ["valkey://host:6380/2", "redis://host:6380/2"])
+def test_valkey_is_spoken_to_as_redis(url: str) -> None:
+    kwargs = connection_of(url)
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("host", 6380, 2)
+
+
+def test_the_limiter_does_not_wait_long_for_a_store() -> None:
+    kwargs = connection_of(URL)
+    assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"]) == (0.5, 0.5)
+    assert connection_of(f"{URL}?socket_timeout=2")["socket_timeout"] == 2.0
+
+
+def test_the_limiter_has_the_apps_quotas_and_prefix() -> None:
+    limiter = limiter_of(make_app(URL, ratelimit_quotas={"a": "1/s"}, ratelimit_prefix="mine"))
+    assert limiter.quotas == {"a": Limit("1/s", name="a")}
+    assert limiter.prefix == "mine"

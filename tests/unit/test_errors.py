@@ -1,0 +1,37 @@
+"""Errors carry data, say what to change, and survive a result backend."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from celery_ratelimit import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
+
+ERRORS = [
+    ConfigurationError("bad"),
+    ImpossibleRequest("api", 11, 10),
+    StoreUnavailable("gone"),
+    Throttled("api", 1.5),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_has_the_one_base_and_survives_pickling(error: RateLimitError) -> None:
+    assert isinstance(error, RateLimitError)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_bad_values_are_value_errors_too() -> None:
+    assert issubclass(ConfigurationError, ValueError)
+    assert issubclass(ImpossibleRequest, ValueError)
+
+
+def test_the_texts_name_the_limit_and_the_mend() -> None:
+    assert str(ImpossibleRequest("api", 11, 10)) == (
+        "limit 'api' can never grant 11 permits at once: its burst is 10. Raise burst to at least 11, or lower the cost"
+    )
+    assert str(Throttled("api", 1.5)) == "throttled by limit 'api': a permit is free in 1.500 s"

@@ -1,0 +1,135 @@
+"""What the limiter refuses to ask the store at all. No server: none of these calls may get that far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit.limiter import Demand
+
+QUOTAS = {
+    "stripe": Limit("100/s", burst=10, name="stripe"),
+    "tenant": Limit("1/s", name="tenant", key="tenant:{tenant_id}"),
+    "tokens": Limit("1/s", burst=10, name="tokens", cost="amount"),
+}
+
+
+class NoStore(redis.Redis):
+    """Fails the test that asks it."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError(f"asked the store: {args}")
+
+
+@pytest.fixture
+def limiter() -> Limiter:
+    return Limiter(NoStore(port=1), quotas=QUOTAS)
+
+
+@pytest.mark.parametrize("operation", ["acquire", "peek", "reset"])
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ("strpe", r"no quota named 'strpe' \(quotas: stripe, tenant, tokens\)"),
+        (["stripe", "strpe"], "no quota named 'strpe'"),
+        (Limit("100/s"), r"Limit\('100/s'\) has no name, so it has no bucket.*name="),
+        ("tenant", "limit 'tenant' is kept by key: pass key="),
+    ],
+)
+def test_what_names_no_bucket_is_an_error(limiter: Limiter, operation: str, limits: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        getattr(limiter, operation)(limits)
+
+
+def test_without_quotas_the_error_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="none is defined"):
+        Limiter(NoStore(port=1)).acquire("stripe")
+
+
+@pytest.mark.parametrize("operation", ["acquire", "peek"])
+@pytest.mark.parametrize("cost", [0, -1, 1.5, "1", math.nan, math.inf])
+def test_a_cost_that_is_no_number_of_permits_is_named(limiter: Limiter, operation: str, cost: Any) -> None:
+    with pytest.raises(ConfigurationError, match="limit 'stripe': cost="):
+        getattr(limiter, operation)("stripe", cost=cost)
+
+
+@pytest.mark.parametrize("operation", ["acquire", "peek"])
+def test_law_8_a_cost_above_the_burst_is_never_asked(limiter: Limiter, operation: str) -> None:
+    with pytest.raises(ImpossibleRequest, match="'stripe' can never grant 11"):
+        getattr(limiter, operation)("stripe", cost=11)
+
+
+def test_a_cost_from_a_tasks_arguments_has_to_be_passed(limiter: Limiter) -> None:
+    with pytest.raises(ConfigurationError, match=r"'tokens' takes its cost from a task's arguments: pass cost="):
+        limiter.acquire("tokens")
+
+
+@pytest.mark.parametrize("url", ["http://host", "host:6379", "", "amqp://user:hunter2@host", "redis://:hunter2@host:x"])
+def test_a_url_of_something_else_is_an_error_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not the URL of a Redis or Valkey store") as caught:
+        Limiter.from_url(url)
+    assert "hunter2" not in str(caught.value)
+
+
+class Scripted(Limiter):
+    """Answers from a list; writes down what it was asked."""
+
+    def __init__(self, *answers: Decision) -> None:
+        super().__init__(NoStore(port=1), quotas=QUOTAS)
+        self.answers = list(answers)
+        self.asked: list[tuple[str, float, float]] = []
+        self.forgotten: list[str] = []
+
+    def ask(self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
+        self.asked.append((id, horizon, claim))
+        return self.answers.pop(0)
+
+    def forget(self, demands: Sequence[Demand], *, id: str) -> None:
+        self.forgotten.append(id)
+
+
+def answer(allowed: bool, retry_after: float) -> Decision:
+    return Decision(allowed, 1, 0, retry_after, retry_after, None if allowed else "stripe")
+
+
+def test_a_call_without_patience_asks_once_and_keeps_nothing() -> None:
+    limiter = Scripted(answer(False, 3.0))
+    assert limiter.acquire("stripe") == answer(False, 3.0)
+    assert limiter.asked == [("", 0.0, 0.0)]
+
+
+def test_a_blocking_call_returns_to_its_slot_under_one_id_and_takes_a_second_ahead_at_most() -> None:
+    limiter = Scripted(answer(False, 0.0), answer(False, 0.0), answer(True, 0.0))
+    assert limiter.acquire("stripe", max_wait=60).allowed
+    ids, horizons, claims = zip(*limiter.asked, strict=True)
+    assert len(set(ids)) == 1
+    assert ids[0]
+    assert horizons == (1.0, 1.0, 1.0)
+    assert 59 < claims[2] <= claims[1] <= claims[0] <= 60
+    assert not limiter.forgotten
+
+
+def test_a_blocking_call_whose_slot_has_moved_too_far_gives_it_back() -> None:
+    limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
+    assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
+    assert limiter.forgotten == [limiter.asked[0][0]]
+
+
+def test_two_blocking_calls_never_share_an_id() -> None:
+    limiter = Scripted(answer(True, 0.0), answer(True, 0.0))
+    for _ in range(2):
+        limiter.acquire("stripe", max_wait=0.5)
+    (one, horizon, _), (two, _, _) = limiter.asked
+    assert one != two
+    assert horizon == pytest.approx(0.5, abs=0.1), "never ahead of what the caller would wait"
+
+
+def test_no_limit_at_all_is_an_error() -> None:
+    for ask in (Limiter.from_url("redis://127.0.0.1:1/0").acquire, Limiter.from_url("redis://127.0.0.1:1/0").reset):
+        with pytest.raises(ConfigurationError, match="no limit was named"):
+            ask([])
