@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .decision import Decision
 from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
 from .limiter import Limiter
-from .limits import Limit
+from .limits import Concurrency, Limit
 
 if TYPE_CHECKING:
     from .task import RateLimitedTask
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Concurrency",
     "ConfigurationError",
     "Decision",
     "ImpossibleRequest",

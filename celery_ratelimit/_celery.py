@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -37,7 +37,8 @@ __all__ = ["Worker"]
 #: The header that a message carries while it is sent back: what to restore when its task starts.
 RETURN_HEADER = "ratelimit"
 
-#: The entry of ``request.delivery_info`` that says that the task's permit was taken, and by which worker.
+#: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
+#: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked).
 PERMIT = "ratelimit_permit"
 
 #: Properties that the transport writes anew at every publish.
@@ -66,42 +67,43 @@ class Worker:
 
     # -- Taking the consumer's place -------------------------------------------------------------------------------
 
-    def intercept(self, on_request: Callable[[Any], None], on_free: Callable[[], None]) -> None:
-        """From now on every request goes to ``on_request``, and ``on_free`` is called when a task has ended."""
+    def intercept(self, on_request: Callable[[Any], None], on_end: Callable[[str], None]) -> None:
+        """From now on every request goes to ``on_request``, and ``on_end`` gets the id of each task that has ended."""
         self._consumer.on_task_request = on_request
-        self._watch_pool(on_free)
+        self._watch_pool(on_end)
         hub = self._consumer.hub
         if hub is not None:
             hub.fire_timers = functools.partial(hub.fire_timers, max_timers=1000)
         self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer)
 
-    def _watch_pool(self, on_free: Callable[[], None]) -> None:
+    def _watch_pool(self, on_end: Callable[[str], None]) -> None:
         pool, consumer = self._consumer.pool, self._consumer
         apply_async = pool.apply_async
         main_thread = threading.get_ident()
 
-        def ended(began: float) -> None:
+        def ended(began: float, args: Any) -> None:
             took = time.monotonic() - began
             known = self._task_seconds < float("inf")
             self._task_seconds = self._task_seconds * 0.9 + took * 0.1 if known else took
+            id = args[1] if len(args) > 1 else ""  # (task name, id, request, body, …): celery/worker/request.py 1011
             if threading.get_ident() == main_thread:
-                on_free()
+                on_end(id)
             else:
-                consumer.call_soon(on_free)
+                consumer.call_soon(functools.partial(on_end, id))
 
-        def then_ended(callback: Callable[..., Any] | None, began: float) -> Callable[..., Any]:
+        def then_ended(callback: Callable[..., Any] | None, began: float, of: Any) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
                     return callback(*args, **kwargs) if callback is not None else None
                 finally:
-                    ended(began)
+                    ended(began, of)
 
             return run
 
         @functools.wraps(apply_async)
         def watched(
             target: Any,
-            args: Any = None,
+            args: Any = (),
             kwargs: Any = None,
             callback: Any = None,
             error_callback: Any = None,
@@ -112,8 +114,8 @@ class Worker:
                 target,
                 args,
                 kwargs,
-                callback=then_ended(callback, began),
-                error_callback=then_ended(error_callback, began),
+                callback=then_ended(callback, began, args),
+                error_callback=then_ended(error_callback, began, args),
                 **options,
             )
 
@@ -211,10 +213,10 @@ class Worker:
             request.delivery_info["exchange"] = marker.get("exchange")
             request.delivery_info["routing_key"] = marker.get("routing_key")
 
-    def start(self, request: Any, *, paid: bool) -> None:
-        """Hand a request to the pool, as if the gate were not there."""
-        if paid:
-            request.delivery_info[PERMIT] = self.hostname
+    def start(self, request: Any, permit: Mapping[str, Any] | None = None) -> None:
+        """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""
+        if permit is not None:
+            request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
         self._start(request)
 
     def send_back(self, request: Any, queue: str, return_queue: str, delay: float) -> None:

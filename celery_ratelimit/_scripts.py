@@ -1,6 +1,7 @@
 """The Lua scripts: read from ``lua/``, put together, and run with one round trip.
 
-A line ``--!include name.lua`` in a script stands for ``lua/include/name.lua``.
+A line ``--!include name.lua`` in a script stands for ``lua/include/name.lua``, once; ``--!algorithms`` for the
+algorithms that the request names.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -20,7 +21,8 @@ from redis.exceptions import NoScriptError, ResponseError
 
 __all__ = ["Link", "Script", "bulk", "load_source"]
 
-_INCLUDE = re.compile(r"^--!include (\w+)\.lua$", re.MULTILINE)
+_INCLUDE = re.compile(r"^--!include (\w+)\.lua\n", re.MULTILINE)
+_ALGORITHMS = "--!algorithms\n"
 
 
 @cache
@@ -28,19 +30,29 @@ def _read(path: str) -> str:
     return files("celery_ratelimit.lua").joinpath(path).read_text(encoding="utf-8")
 
 
-def load_source(name: str, replace: Mapping[str, str] | None = None) -> str:
+def load_source(name: str, methods: Iterable[str], replace: Mapping[str, str] | None = None) -> str:
     """The source of ``lua/<name>.lua`` with its includes.
 
     Args:
         name: the script's name, which is its verb.
+        methods: the algorithms to put in, by the names of their files.
         replace: includes to put another text in place of (``{"now": …}`` is how tests freeze the clock).
     """
     replace = replace or {}
+    included = set()
 
     def include(match: re.Match[str]) -> str:
-        return replace.get(match[1]) or _read(f"include/{match[1]}.lua")
+        file = match[1]
+        if file in included:
+            return ""
+        included.add(file)
+        return expand(replace.get(file) or _read(f"include/{file}.lua"))
 
-    return _INCLUDE.sub(include, _read(f"{name}.lua"))
+    def expand(text: str) -> str:
+        named = "".join(f"--!include {method}.lua\n" for method in sorted(methods))
+        return _INCLUDE.sub(include, text.replace(_ALGORITHMS, named))
+
+    return expand(_read(f"{name}.lua"))
 
 
 def bulk(*values: str | int) -> bytes:
@@ -61,30 +73,47 @@ def unbulk(data: bytes) -> list[bytes]:
 
 
 class Script:
-    """One script, called by its digest; a store that does not know it (new, flushed, failed over) is sent it."""
+    """One script, called by its digest; a store that does not know it (new, flushed, failed over) is sent it.
+
+    It is put together for the algorithms that a request names, once for each set of them.
+    """
 
     def __init__(self, name: str, replace: Mapping[str, str] | None = None) -> None:
-        self.source = load_source(name, replace)
-        self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-        self._head = bulk("EVALSHA", self.digest)
+        self.name = name
+        self._replace = replace
+        self._variants: dict[Hashable, _Variant] = {}
 
-    def __call__(self, link: Link, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+    def __call__(self, link: Link, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
         """Run it.
 
         Args:
             link: the way to the store.
+            methods: the algorithms that are asked for: the name of one, or a frozenset of several.
             keys: how many of the values are keys; they come first.
             values: how many keys and arguments there are.
             pieces: the values, each piece any number of them, made by :func:`bulk`. Most of a request never
                 changes, so that a call only puts pieces together.
         """
+        variant = self._variants.get(methods) or self._make(methods)
         try:
             if link.takes_bytes:
-                head = b"*%d\r\n%b%b" % (3 + values, self._head, bulk(keys))
+                head = b"*%d\r\n%b%b" % (3 + values, variant.head, bulk(keys))
                 return link.exchange(head + b"".join(pieces))
-            return link.execute("EVALSHA", self.digest, keys, *unbulk(b"".join(pieces)))
+            return link.execute("EVALSHA", variant.digest, keys, *unbulk(b"".join(pieces)))
         except NoScriptError:
-            return link.execute("EVAL", self.source, keys, *unbulk(b"".join(pieces)))
+            return link.execute("EVAL", variant.source, keys, *unbulk(b"".join(pieces)))
+
+    def _make(self, methods: Any) -> _Variant:
+        source = load_source(self.name, [methods] if isinstance(methods, str) else methods, self._replace)
+        digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        variant = self._variants[methods] = _Variant(source, digest, bulk("EVALSHA", digest))
+        return variant
+
+
+class _Variant(NamedTuple):
+    source: str
+    digest: str
+    head: bytes
 
 
 class Link:

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from .config import Settings, limits_of, named
+from .config import Settings, kept, limits_of, named, settings_of
 from .errors import ConfigurationError
 from .limiter import Demand, each_bucket_once
-from .limits import Limit, check_cost, template_fields
+from .limits import AnyLimit, Concurrency, check_cost, template_fields
 
-__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "make_plan"]
+__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "make_plan", "plan_of"]
 
 THROTTLES = ("retry", "wait", "drop", "fail")
 OVERFLOWS = ("fail", "drop")
@@ -36,6 +36,18 @@ class Policy:
     max_wait: float | None
     overflow: str
 
+    @property
+    def waits(self) -> bool:
+        """Whether a throttled task waits for its turn."""
+        return self.throttle in ("retry", "wait")
+
+    @property
+    def claim(self) -> float:
+        """Seconds within which a throttled task may have a slot."""
+        if not self.waits:
+            return 0.0
+        return 1e9 if self.max_wait is None else self.max_wait
+
 
 #: The buckets that a message asks, in order: names and keys. Messages that ask the same ones stand in one line.
 Buckets = tuple[tuple[str, str], ...]
@@ -45,10 +57,20 @@ Buckets = tuple[tuple[str, str], ...]
 class Plan:
     """The limits of one task on one queue, and how to turn a message's arguments into demands."""
 
-    limits: tuple[Limit, ...]
+    limits: tuple[AnyLimit, ...]
     policy: Policy
     signature: inspect.Signature | None
     fixed: tuple[Demand, ...] | None
+
+    @cached_property
+    def leased(self) -> bool:
+        """Whether a task holds a place while it runs."""
+        return any(isinstance(limit, Concurrency) for limit in self.limits)
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds after which a line asks again at the latest: nobody is told when a place becomes free elsewhere."""
+        return 0.25 if self.leased else float("inf")
 
     @cached_property
     def _fixed_buckets(self) -> Buckets:
@@ -76,6 +98,15 @@ class Plan:
         )
 
 
+def plan_of(task: Any, queue: str) -> Plan | None:
+    """The plan of ``task`` for messages from ``queue``, made once in a process; see :func:`make_plan`."""
+    plans: dict[tuple[str, str], Plan | None] = kept(task.app, "plans", dict)
+    known = (task.name, queue)
+    if known not in plans:
+        plans[known] = make_plan(task, queue, settings_of(task.app))
+    return plans[known]
+
+
 def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     """The plan of ``task`` (a Celery task) for messages from ``queue``; ``None`` if nothing limits it.
 
@@ -83,7 +114,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
         ConfigurationError: an option or limit that cannot be; names the task.
     """
     where = f"task {task.name!r}"
-    limits: list[Limit] = []
+    limits: list[AnyLimit] = []
     own = getattr(task, "limits", None)
     if own is not None:
         limits += limits_of(own, settings.quotas, where)
@@ -103,14 +134,14 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     return Plan(tuple(limits), policy, signature, fixed)
 
 
-def _policy(task: Any, limits: Sequence[Limit], where: str) -> Policy:
+def _policy(task: Any, limits: Sequence[AnyLimit], where: str) -> Policy:
     throttle = getattr(task, "throttle", "retry")
     if throttle not in THROTTLES:
         raise ConfigurationError(f"{where}: throttle={throttle!r} is not one of {', '.join(map(repr, THROTTLES))}")
     inline_wait = getattr(task, "inline_wait", None)
     if inline_wait is None:
         # Two intervals bridge a timer's jitter; beyond 20 ms a task had better not occupy the worker.
-        inline_wait = min(0.020, 2 * max(limit.parsed.interval for limit in limits))
+        inline_wait = min(0.020, 2 * max(limit.interval for limit in limits))
     overflow = getattr(task, "overflow", "fail")
     if overflow not in OVERFLOWS:
         raise ConfigurationError(f"{where}: overflow={overflow!r} is not one of {', '.join(map(repr, OVERFLOWS))}")
@@ -130,7 +161,7 @@ def _signature(task: Any) -> inspect.Signature | None:
         return None
 
 
-def _check_arguments(limit: Limit, signature: inspect.Signature | None, where: str) -> None:
+def _check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where: str) -> None:
     """Every argument that a key or cost names must be one that the task takes."""
     if signature is None:
         return
@@ -162,7 +193,7 @@ def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs:
     return arguments
 
 
-def _key(limit: Limit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _key(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if limit.key is None:
         return ""
     if isinstance(limit.key, str):
@@ -176,7 +207,7 @@ def _key(limit: Limit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs
     return str(limit.key(*args, **kwargs))
 
 
-def _cost(limit: Limit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def _cost(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     assert limit.name is not None
     cost: Any = limit.cost
     if callable(cost):
@@ -188,4 +219,4 @@ def _cost(limit: Limit, arguments: Mapping[str, Any], args: Sequence[Any], kwarg
             raise ConfigurationError(
                 f"limit {limit.name!r}: cost={cost!r} is not among the arguments {', '.join(arguments) or '(none)'}"
             ) from None
-    return check_cost(limit.name, cost, limit.burst)
+    return check_cost(limit.name, cost, limit.most)

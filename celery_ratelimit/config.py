@@ -11,10 +11,11 @@ from celery import Celery
 
 from .errors import ConfigurationError, StoreUnavailable
 from .keys import DEFAULT_PREFIX
+from .leases import Leases
 from .limiter import Limiter, without_password
-from .limits import Limit
+from .limits import AnyLimit, Concurrency, Limit
 
-__all__ = ["Settings", "check_store", "limiter_of", "limits_of", "named", "settings_of"]
+__all__ = ["Settings", "check_store", "kept", "leases_of", "limiter_of", "limits_of", "named", "settings_of"]
 
 ON_STORE_ERROR = ("defer", "allow", "local", "raise")
 
@@ -47,9 +48,9 @@ class Settings:
     """
 
     url: str
-    quotas: Mapping[str, Limit]
-    tasks: tuple[tuple[str, tuple[Limit, ...]], ...]
-    queues: Mapping[str, tuple[Limit, ...]]
+    quotas: Mapping[str, AnyLimit]
+    tasks: tuple[tuple[str, tuple[AnyLimit, ...]], ...]
+    queues: Mapping[str, tuple[AnyLimit, ...]]
     on_store_error: str
     prefix: str
     return_queue: str
@@ -64,7 +65,7 @@ def settings_of(app: Celery) -> Settings:
     Raises:
         ConfigurationError: an unknown setting, or a value that cannot be; names both and says what would do.
     """
-    settings: Settings = _kept(app, "settings", lambda: _read(app))
+    settings: Settings = kept(app, "settings", lambda: _read(app))
     return settings
 
 
@@ -75,8 +76,14 @@ def limiter_of(app: Celery) -> Limiter:
         settings = settings_of(app)
         return Limiter.from_url(_redis_url(settings.url), quotas=settings.quotas, prefix=settings.prefix)
 
-    limiter: Limiter = _kept(app, "limiter", make)
+    limiter: Limiter = kept(app, "limiter", make)
     return limiter
+
+
+def leases_of(app: Celery) -> Leases:
+    """The leases that tasks of ``app`` hold in this process."""
+    leases: Leases = kept(app, "leases", lambda: Leases(limiter_of(app)))
+    return leases
 
 
 def check_store(app: Celery) -> None:
@@ -91,8 +98,8 @@ def check_store(app: Celery) -> None:
         ) from error
 
 
-def limits_of(spec: Any, quotas: Mapping[str, Limit], where: str) -> tuple[Limit, ...]:
-    """What a user wrote as limits: a rate, a quota's name, a :class:`Limit`, a mapping of its arguments, or a list.
+def limits_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> tuple[AnyLimit, ...]:
+    """What a user wrote as limits: a rate, a quota's name, a limit, a mapping of its arguments, or a list.
 
     Args:
         spec: what was written.
@@ -103,9 +110,9 @@ def limits_of(spec: Any, quotas: Mapping[str, Limit], where: str) -> tuple[Limit
     return tuple(_limit(each, quotas, where) for each in several)
 
 
-def named(limits: Iterable[Limit], owner: str) -> tuple[Limit, ...]:
+def named(limits: Iterable[AnyLimit], owner: str) -> tuple[AnyLimit, ...]:
     """The limits, each once, those without a name called after their ``owner``: ``owner``, ``owner#2``, …"""
-    result: dict[Limit, None] = {}
+    result: dict[AnyLimit, None] = {}
     unnamed = 0
     for limit in dict.fromkeys(limits):
         if limit.name is None:
@@ -115,12 +122,12 @@ def named(limits: Iterable[Limit], owner: str) -> tuple[Limit, ...]:
     return tuple(result)
 
 
-def _limit(spec: Any, quotas: Mapping[str, Limit], where: str) -> Limit:
-    if isinstance(spec, Limit):
+def _limit(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> AnyLimit:
+    if isinstance(spec, (Limit, Concurrency)):
         return spec
     try:
         if isinstance(spec, Mapping):
-            return Limit(**spec)
+            return Concurrency(**spec) if "limit" in spec else Limit(**spec)
         if isinstance(spec, str):
             return quotas[spec] if spec in quotas else Limit(spec)
     except TypeError as error:
@@ -133,7 +140,8 @@ def _limit(spec: Any, quotas: Mapping[str, Limit], where: str) -> Limit:
             raise ConfigurationError(f"{where}: there is no quota {spec!r} (quotas: {known}){hint}") from None
         raise ConfigurationError(f"{where}: {error}") from None
     raise ConfigurationError(
-        f"{where}: {spec!r} is not a limit: give a rate such as '100/s', a quota's name, a Limit, or a list of those"
+        f"{where}: {spec!r} is not a limit: give a rate such as '100/s', a quota's name, a Limit, a Concurrency, "
+        "or a list of those"
     )
 
 
@@ -236,7 +244,7 @@ def _redis_url(url: str) -> str:
     return url
 
 
-def _kept(app: Celery, name: str, make: Callable[[], Any]) -> Any:
+def kept(app: Celery, name: str, make: Callable[[], Any]) -> Any:
     """State of this package hangs on the app, not on a module."""
     kept = app.__dict__.setdefault("_celery_ratelimit", {})
     if name not in kept:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Decision", "LimitState"]
 
@@ -40,6 +41,11 @@ class Decision:
         reset_after: seconds until that limit is full again.
         binding: the name of the limit that said no; ``None`` when allowed.
         states: the same for each limit, in the order of the request.
+        full: refused, and there is no room to wait either: a leaky bucket's ``capacity``. ``retry_after`` then is when
+            there will be room.
+        id: names the request, for :meth:`~celery_ratelimit.Limiter.settle` and leases.
+        granted_at: when the permits are good, in microseconds since 1970 by the store's clock.
+        demands: what was asked of which limit; see :class:`~celery_ratelimit.limiter.Demand`.
     """
 
     allowed: bool
@@ -49,3 +55,7 @@ class Decision:
     reset_after: float
     binding: str | None
     states: tuple[LimitState, ...] = ()
+    full: bool = False
+    id: str = field(default="", compare=False)
+    granted_at: int = 0
+    demands: tuple[Any, ...] = field(default=(), repr=False, compare=False)

@@ -17,10 +17,11 @@ from functools import cached_property
 from typing import Any
 
 from ._celery import RETURN_HEADER, Worker
-from .binding import Buckets, Plan, make_plan
+from .binding import Buckets, Plan, plan_of
 from .config import Settings
 from .decision import Decision
 from .errors import StoreUnavailable, Throttled
+from .leases import Leases
 from .limiter import Demand, Limiter
 from .outage import Outage
 from .signals import task_throttled
@@ -52,6 +53,7 @@ class Held:
 
     ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
     countdown; it does not count against the prefetch, or those that wait for their turn would keep newcomers out.
+    ``paid``: it has a permit, good at that time (microseconds, the store's clock).
     """
 
     request: Any
@@ -61,8 +63,14 @@ class Held:
     since: float
     slotted: bool
     returned: bool
-    paid: bool = False
+    paid: int | None = None
     announced: bool = False
+
+    @property
+    def id(self) -> str:
+        """What the store knows it by. Each attempt of a task that is tried again is a request of its own."""
+        retries = self.request.request_dict.get("retries")
+        return f"{self.request.id}.{retries}" if retries else self.request.id
 
 
 @dataclass(slots=True, eq=False)
@@ -99,19 +107,21 @@ class Gate:
     Args:
         worker: the worker.
         limiter: whom to ask.
+        leases: keeps the places of running tasks.
         settings: the app's settings.
     """
 
-    def __init__(self, worker: Worker, limiter: Limiter, settings: Settings) -> None:
+    def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings) -> None:
         self.worker = worker
         self.limiter = limiter
+        self.leases = leases
         self.settings = settings
         self.outage = Outage(worker, limiter)
-        self._plans: dict[tuple[str, str], Plan | None] = {}
         self._lines: dict[Buckets, Line] = {}
         self._numbers = itertools.count()
         self._held = 0
         self._grants: list[float] = []
+        self._running: dict[str, str] = {}
         self._pumping = False
         self._again = False
 
@@ -121,7 +131,7 @@ class Gate:
         """In the place of ``Consumer.on_task_request``: a message has arrived, or its countdown has ended."""
         queue = self.worker.queue_of(request)
         try:
-            plan = self._plan(request.task, queue)
+            plan = plan_of(request.task, queue)
             demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
         except Exception as error:
             # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
@@ -130,7 +140,7 @@ class Gate:
             return
         if plan is None:
             self.worker.restore(request)
-            self.worker.start(request, paid=False)
+            self.worker.start(request)
             return
         returned = self.worker.came_back(request)
         held = Held(request, queue, plan, demands, time.monotonic(), slotted=returned, returned=returned)
@@ -144,8 +154,14 @@ class Gate:
             self.worker.widen_prefetch()
         self._run(line_key)
 
-    def pool_freed(self) -> None:
+    def on_end(self, id: str) -> None:
         """A task has ended: whoever waits for a pool process may ask, and each time another line asks first."""
+        places = self._running.pop(id, None)
+        if places is not None:
+            freed = {(demand.name, demand.key) for demand in self.leases.end(places)}
+            for line_key, line in self._lines.items():
+                if freed.intersection(line_key):
+                    line.next_ask = 0.0
         if self._held:
             first = next(iter(self._lines))
             self._lines[first] = self._lines.pop(first)
@@ -157,9 +173,10 @@ class Gate:
         if not isinstance(marker, dict) or self.outage:
             return  # it was never sent back, so it has no slot
         try:
-            plan = self._plan(task, str(marker.get("queue")))
+            plan = plan_of(task, str(marker.get("queue")))
             if plan is not None:
-                self.limiter.forget(plan.demands(context.args, context.kwargs), id=context.id)
+                id = f"{context.id}.{context.retries}" if context.retries else context.id
+                self.limiter.forget(plan.demands(context.args, context.kwargs), id=id)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
 
@@ -168,16 +185,12 @@ class Gate:
         for line in self._lines.values():
             if line.cancel is not None:
                 line.cancel()
+            for _, _, held in line.due:
+                self.leases.end(held.id)
         self._lines.clear()
         self._held = 0
         self._grants.clear()
         self.outage.close()
-
-    def _plan(self, task: Any, queue: str) -> Plan | None:
-        known = (task.name, queue)
-        if known not in self._plans:
-            self._plans[known] = make_plan(task, queue, self.settings)
-        return self._plans[known]
 
     # -- Moving on -------------------------------------------------------------------------------------------------
 
@@ -214,15 +227,15 @@ class Gate:
         again = []
         while line.due and line.due[0][0] <= time.monotonic():
             at, _, held = line.due[0]
-            if held.paid:
+            if held.paid is not None:
                 stale = time.monotonic() - at > max(STALE, *[demand.interval for demand in held.demands])
                 if not stale and self.worker.free_processes(self._held) <= 0:
                     break  # until one is free, which is soon, or it asks again
-                held.paid = False
+                granted_at, held.paid = held.paid, None
                 self._grants.remove(at)
                 if not stale:
                     heapq.heappop(line.due)
-                    self._start(held)
+                    self._start(held, granted_at)
                     continue
             heapq.heappop(line.due)
             again.append(held)
@@ -264,9 +277,9 @@ class Gate:
                 raise self.outage.error
             decision = self.limiter.ask(
                 held.demands,
-                id=held.request.id if policy.throttle in ("retry", "wait") else "",
+                id=held.id if policy.waits or held.plan.leased else "",
                 horizon=self._horizon(held) if free else SLOT_ONLY,
-                claim=policy.max_wait if policy.max_wait is not None else 1e9,
+                claim=policy.claim,
             )
         except StoreUnavailable as error:
             return self._without_store(line, waiting, held, error)
@@ -292,10 +305,11 @@ class Gate:
         # The next one of this line can have its turn no earlier than its buckets say: asking sooner is of no use, and
         # would keep a pool process for it that other lines could use.
         line.next_ask = now - PACE + _next_turn(held.demands, decision)
+        self.leases.begin(held.id, held.demands, decision.granted_at)
         if at <= now:
-            self._start(held)
+            self._start(held, decision.granted_at)
             return
-        held.paid = True
+        held.paid = decision.granted_at
         self._grants.append(at)
         heapq.heappush(line.due, (at, next(self._numbers), held))
         if decision.retry_after > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
@@ -304,7 +318,8 @@ class Gate:
     def _refused(self, line: Line, waiting: deque[Held], held: Held, decision: Decision, free: bool) -> bool:
         policy, wait = held.plan.policy, decision.retry_after
         name = decision.binding or held.demands[0].name
-        if policy.max_wait is not None and wait + (time.monotonic() - held.since) > policy.max_wait:
+        held_for = time.monotonic() - held.since
+        if policy.waits and (decision.full or wait + held_for > policy.claim):
             self._give_up(waiting, held, policy.overflow, name, wait)
         elif wait <= policy.inline_wait or (held.slotted and wait <= RETURN_HOLD):
             # A little too early, or the pool is busy: asks again at its time, or when a process is free.
@@ -316,10 +331,10 @@ class Gate:
                 heapq.heappush(line.due, (time.monotonic() + max(0.001, wait - PACE), next(self._numbers), held))
             else:
                 line.slotted.append(held)
-        elif policy.throttle in ("drop", "fail"):
+        elif not policy.waits:
             self._give_up(waiting, held, policy.throttle, name, wait)
         elif policy.throttle == "wait" and wait <= self._longest:
-            line.next_ask = time.monotonic() + max(0.001, wait - PACE)
+            line.next_ask = time.monotonic() + max(0.001, min(wait - PACE, held.plan.longest_pause))
             self._announce(held, wait, name)
             return False
         else:
@@ -366,7 +381,7 @@ class Gate:
             if self._free() <= 0:
                 return False
             waiting.popleft()
-            self._start(held)
+            self._start(held, 0)
             return True
         if choice == "raise":
             waiting.popleft()
@@ -397,12 +412,15 @@ class Gate:
         if held.returned:
             self.worker.narrow_prefetch()
 
-    def _start(self, held: Held) -> None:
+    def _start(self, held: Held, granted_at: int) -> None:
         self._leave(held)
         if held.request.revoked():
+            self.leases.end(held.id)
             return
+        if held.plan.leased:
+            self._running[held.request.id] = held.id
         self.worker.restore(held.request)
-        self.worker.start(held.request, paid=True)
+        self.worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": granted_at})
 
     def _give_up(self, waiting: deque[Held], held: Held, how: str, name: str, wait: float) -> None:
         waiting.popleft()
@@ -416,7 +434,7 @@ class Gate:
 
     def _forget_slot(self, held: Held) -> None:
         try:
-            self.limiter.forget(held.demands, id=held.request.id)
+            self.limiter.forget(held.demands, id=held.id)
         except StoreUnavailable as error:
             logger.debug("slot of %s not given back: %r", held.request.id, error)
 
@@ -461,7 +479,9 @@ def _next_turn(demands: Sequence[Demand], decision: Decision) -> float:
     """Seconds until the same demands can have their turn again, at the earliest."""
     return max(
         [
-            state.reset_after - (demand.limit.burst - demand.cost) * demand.interval
+            state.reset_after - (demand.limit.size - demand.cost) * demand.interval
+            if demand.limit.method in ("token_bucket", "leaky_bucket")
+            else 0.0  # it tells when it is asked
             for demand, state in zip(demands, decision.states, strict=True)
         ]
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import quote
 
-__all__ = ["DEFAULT_PREFIX", "SCHEMA", "bucket_keys", "escape"]
+__all__ = ["DEFAULT_PREFIX", "SCHEMA", "bucket_key", "bucket_keys", "escape"]
 
 DEFAULT_PREFIX = "ratelimit"
 
@@ -28,7 +28,25 @@ def escape(text: str) -> str:
     return f"{safe[:40]}#{digest}"
 
 
-def bucket_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
+#: What the key of a bucket's state is called, by the file in ``lua/include/`` that reads it. Algorithms that keep their
+#: state differently have keys of their own, so that a limit may change its algorithm.
+_STATE = {
+    "token_bucket": "tat",
+    "leaky_bucket": "tat",
+    "stepped_bucket": "tokens",
+    "warm_up": "warmth",
+    "fixed_window": "window",
+    "sliding_window": "counters",
+    "sliding_log": "log",
+    "concurrency": "leases",
+}
+
+
+def bucket_keys(prefix: str, name: str, key: str, method: str = "token_bucket") -> tuple[str, str]:
     """The two keys of a bucket: its state, and the slots that waiting tasks have reserved."""
-    stem = f"{prefix}:{SCHEMA}:{{{escape(name)}}}:{escape(key)}"
-    return f"{stem}:tat", f"{stem}:slots"
+    return bucket_key(prefix, name, key, _STATE[method]), bucket_key(prefix, name, key, "slots")
+
+
+def bucket_key(prefix: str, name: str, key: str, kind: str) -> str:
+    """One key of a bucket."""
+    return f"{prefix}:{SCHEMA}:{{{escape(name)}}}:{escape(key)}:{kind}"

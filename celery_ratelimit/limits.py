@@ -5,21 +5,32 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import ConfigurationError, ImpossibleRequest
 
-__all__ = ["ALGORITHMS", "Limit", "Rate", "check_cost", "parse_rate"]
+__all__ = ["ALGORITHMS", "AnyLimit", "Concurrency", "Limit", "Rate", "check_cost", "parse_rate", "parse_window"]
 
-#: The algorithms that ``lua/include/`` has a file for.
-ALGORITHMS = ("token_bucket",)
+#: What ``Limit(algorithm=...)`` takes.
+ALGORITHMS = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log")
+_WINDOWS = ("fixed_window", "sliding_window", "sliding_log")
 
 #: Whole numbers below this stay exact in Lua, whose numbers are doubles.
 _EXACT = 2**53
+
+#: Options that one algorithm alone has: name, algorithm, default.
+_OPTIONS = (
+    ("refill", "token_bucket", "continuous"),
+    ("debt", "token_bucket", 0),
+    ("warmup", "token_bucket", 0.0),
+    ("capacity", "leaky_bucket", None),
+    ("align", "fixed_window", "clock"),
+    ("precision", "sliding_window", 10),
+)
 
 _UNITS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
@@ -54,15 +65,31 @@ class Rate:
         return self.period_us / self.count / 1_000_000
 
 
-def parse_rate(text: str) -> Rate:
-    """Read a rate such as ``"100/s"``. Raises :class:`ConfigurationError` that names the text."""
+def parse_rate(text: str, headroom: float = 0.0) -> Rate:
+    """Read a rate such as ``"100/s"``, less a share of it. Raises :class:`ConfigurationError` that names the text."""
     if not isinstance(text, str):
         raise ConfigurationError(f"cannot read the rate {text!r}: {_RATE_HELP}")
-    return _parse_rate(text)
+    return _parse_rate(text, Fraction(str(headroom)))
 
 
-@lru_cache(maxsize=1024)
-def _parse_rate(text: str) -> Rate:
+def parse_window(text: str, headroom: float = 0.0) -> Rate:
+    """Read a rate as so many in a window: ``"1000/h"`` is 1,000 in an hour, not one in 3.6 s."""
+    count, period = _read_rate(text) if isinstance(text, str) else (Fraction(0), Fraction(0))
+    parse_rate(text)  # whatever else is wrong with it
+    if count.denominator != 1 or period.denominator != 1:
+        raise ConfigurationError(
+            f"the rate {text!r} is not a whole number in a whole window: write it as such, '1/2s' rather than '0.5/s'"
+        )
+    kept = math.floor(count * (1 - Fraction(str(headroom))))
+    if kept < 1:
+        raise ConfigurationError(f"the rate {text!r} with headroom={headroom!r} would never let anything through")
+    if kept >= 10**9 or period >= 10**15:
+        raise ConfigurationError(f"the rate {text!r} is more than can be counted exactly in one window")
+    return Rate(kept, int(period))
+
+
+def _read_rate(text: str) -> tuple[Fraction, Fraction]:
+    """The count, and the period in microseconds, as written."""
     match = _RATE.fullmatch(text)
     unit = _UNITS.get(match["unit"].lower()) if match else None
     if match is None or unit is None:
@@ -70,7 +97,13 @@ def _parse_rate(text: str) -> Rate:
     period = Fraction(match["span"] or 1) * unit * 1_000_000
     if period <= 0:
         raise ConfigurationError(f"the rate {text!r} has a period of zero: {_RATE_HELP}")
-    per_us = Fraction(match["count"]) / period
+    return Fraction(match["count"]), period
+
+
+@lru_cache(maxsize=1024)
+def _parse_rate(text: str, headroom: Fraction) -> Rate:
+    count, period = _read_rate(text)
+    per_us = count / period * (1 - headroom)
     if per_us == 0:
         raise ConfigurationError(
             f"the rate {text!r} would never let anything through: {_RATE_HELP}, or do not start these workers"
@@ -84,7 +117,7 @@ def _parse_rate(text: str) -> Rate:
     return rate
 
 
-def check_cost(name: str, cost: Any, burst: int) -> int:
+def check_cost(name: str, cost: Any, most: int) -> int:
     """A cost as a whole number of permits that the limit ``name`` can grant; raises what is wrong with it."""
     number = isinstance(cost, (int, float)) and not isinstance(cost, bool) and math.isfinite(cost)
     if not number or cost != int(cost) or cost < 1:
@@ -92,23 +125,31 @@ def check_cost(name: str, cost: Any, burst: int) -> int:
             f"limit {name!r}: cost={cost!r} is not a whole number of permits of at least 1; "
             "to charge fractions, scale the rate, the burst and every cost by the same factor"
         )
-    if cost > burst:
-        raise ImpossibleRequest(name, int(cost), burst)
+    if cost > most:
+        raise ImpossibleRequest(name, int(cost), most)
     return int(cost)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """At most ``burst + rate·T`` permits in any interval of length ``T``, counted over every process that asks.
+    """At most so many permits in an interval, counted over every process that asks.
 
-    A permit that is not there is not an error: the decision says how long to wait for it.
+    A permit that is not there is not an error: the decision says how long to wait for it. ``docs/algorithms.md``
+    shows each algorithm's admissions as a plot, and when to choose it.
 
     Args:
         rate: count per period: ``"100/s"``, ``"5/10s"``, ``"1000/h"``, ``"10 per 2 minutes"``, ``"0.5/s"``;
             units s, m, h, d.
         burst: permits that may be used at once after a rest. 1 spreads evenly, as Celery's own
-            ``rate_limit`` does; ``burst=100`` lets 100 go together.
-        algorithm: ``"token_bucket"``.
+            ``rate_limit`` does; ``burst=100`` lets 100 go together. Token bucket only.
+        algorithm: the law that holds for permits in any interval of length T:
+
+            - ``"token_bucket"``: ``burst + rate*T``.
+            - ``"leaky_bucket"``: ``1 + rate*T``, one at a time, and at most ``capacity`` waiting.
+            - ``"fixed_window"``: the count in each window; up to twice that across the border of two.
+            - ``"sliding_window"``: the count in any ``period*(1 - 1/precision)``; at worst nearly twice that in a
+              whole period. An estimate from sub-windows, cheap for large counts.
+            - ``"sliding_log"``: the count in any window of one period, exactly. Keeps an entry for each call.
         name: what the bucket is called in the store, in metrics and in messages. Default: the name of the
             task, the queue or the quota that the limit belongs to. Two limits of one name share a bucket.
         key: which bucket of this limit a call uses: none (a single bucket), a template over the task's
@@ -116,16 +157,30 @@ class Limit:
             the task's arguments and returns a string.
         cost: permits a call takes: a whole number, the name of an argument that holds it, or a callable that
             gets the task's arguments and returns it.
+        refill: token bucket: ``"continuous"``, or ``"interval"``: the count comes all at once every period, and the
+            law is ``burst + count*(floor(T/period) + 1)``.
+        debt: token bucket: permits that a call may overdraw the bucket by when at least one is there; those after it
+            pay. The law is ``burst + debt + rate*T``.
+        warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
+            rest. A call's price is paid by the next one, nothing is saved up, and ``burst`` is only the dearest call.
+        capacity: leaky bucket: how many may wait. A call that finds no room is refused at once
+            (``Decision.full``); a task is then given up as its ``overflow`` says. Default: any number.
+        align: fixed window: ``"clock"`` (whole periods since 1970, so days are those of UTC), or ``"first"``: a window
+            begins with the first call after the last window.
+        precision: sliding window: how many sub-windows a period is cut into.
+        headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
+            call that it is for: an upstream that counts strict windows sees calls closer together than permits.
 
     Raises:
-        ConfigurationError: a rate that cannot be read, or an impossible burst, key, cost or algorithm.
+        ConfigurationError: a rate that cannot be read, an impossible value, or an option of another algorithm.
 
     Warning:
         A token bucket with a burst lets up to twice the burst through in one period right after a rest
         (``burst`` at once, then the refill). For an upstream that counts strict windows, use ``burst=1`` or
-        subtract the burst from the rate.
+        ``algorithm="sliding_log"``, and headroom.
 
-    The algorithm is the generic cell rate algorithm (ITU-T I.371), a token bucket kept as one timestamp.
+    The token bucket is the generic cell rate algorithm (ITU-T I.371), kept as one timestamp; the warm-up is Guava's
+    SmoothWarmingUp.
     """
 
     rate: str
@@ -134,6 +189,13 @@ class Limit:
     name: str | None = None
     key: str | Callable[..., str] | None = None
     cost: int | str | Callable[..., int] = 1
+    refill: str = "continuous"
+    debt: int = 0
+    warmup: float = 0.0
+    capacity: int | None = None
+    align: str = "clock"
+    precision: int = 10
+    headroom: float = 0.0
 
     def __init__(
         self,
@@ -144,41 +206,70 @@ class Limit:
         name: str | None = None,
         key: str | Callable[..., str] | None = None,
         cost: int | str | Callable[..., int] = 1,
+        refill: str = "continuous",
+        debt: int = 0,
+        warmup: float = 0.0,
+        capacity: int | None = None,
+        align: str = "clock",
+        precision: int = 10,
+        headroom: float = 0.0,
     ) -> None:
+        given = {each: value for each, value in locals().items() if each != "self"}
+        # A frozen dataclass has no other way to set what its own __init__ was given.
+        for attribute, value in given.items():
+            object.__setattr__(self, attribute, value)
         who = f"Limit({rate!r}{f', name={name!r}' if name else ''})"
-        parsed = parse_rate(rate)
-        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise ConfigurationError(f"{who}: burst={burst!r} must be a whole number of at least 1")
-        if burst * parsed.period_us // parsed.count >= _EXACT // 8:
-            raise ConfigurationError(
-                f"{who}: burst={burst} at this rate would take {burst * parsed.interval / 3.15e7:.0f} years to "
-                "refill, more than can be kept exactly: lower the burst or raise the rate"
-            )
+        parse_rate(rate)
         if algorithm not in ALGORITHMS:
             raise ConfigurationError(f"{who}: algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-        if name is not None and (not isinstance(name, str) or not name):
-            raise ConfigurationError(f"{who}: name={name!r} must be a text that is not empty")
-        if key is not None and not isinstance(key, str) and not callable(key):
-            raise ConfigurationError(
-                f"{who}: key={key!r} must be a template such as 'tenant:{{tenant_id}}', or a callable"
-            )
-        if isinstance(key, str):
-            _check_template(who, key)
+        if not _is_number(headroom) or not 0 <= headroom < 1:
+            raise ConfigurationError(f"{who}: headroom={headroom!r} must be a share from 0 to below 1")
+        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
+            raise ConfigurationError(f"{who}: burst={burst!r} must be a whole number of at least 1")
+        if burst > 1 and algorithm != "token_bucket":
+            raise ConfigurationError(f"{who}: burst={burst} is for algorithm='token_bucket', not {algorithm!r}")
+        self._check_options(who)
+        windowed = algorithm in _WINDOWS
+        parsed = parse_window(rate, headroom) if windowed else parse_rate(rate, headroom)
+        object.__setattr__(self, "parsed", parsed)
+        self._check_exact(who, parsed)
+        _check_name_and_key(who, name, key)
         if not isinstance(cost, str) and not callable(cost):
             try:
-                cost = check_cost(name or rate, cost, burst)
+                object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
             except ImpossibleRequest as error:
                 raise ConfigurationError(f"{who}: {error}") from None
-        # A frozen dataclass has no other way to set what its own __init__ was given.
-        for attribute, value in (
-            ("rate", rate),
-            ("burst", burst),
-            ("algorithm", algorithm),
-            ("name", name),
-            ("key", key),
-            ("cost", cost),
-        ):
-            object.__setattr__(self, attribute, value)
+
+    def _check_options(self, who: str) -> None:
+        for option, algorithm, default in _OPTIONS:
+            if getattr(self, option) != default and self.algorithm != algorithm:
+                raise ConfigurationError(
+                    f"{who}: {option}={getattr(self, option)!r} is for algorithm={algorithm!r}, not {self.algorithm!r}"
+                )
+        for option, choices in (("refill", ("continuous", "interval")), ("align", ("clock", "first"))):
+            if getattr(self, option) not in choices:
+                raise ConfigurationError(
+                    f"{who}: {option}={getattr(self, option)!r} is not one of {', '.join(choices)}"
+                )
+        for option, least in (("debt", 0), ("precision", 1), ("capacity", 0)):
+            value = getattr(self, option)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ConfigurationError(f"{who}: {option}={value!r} must be a whole number of at least {least}")
+        if not _is_number(self.warmup) or not 0 <= self.warmup < 1e9:
+            raise ConfigurationError(f"{who}: warmup={self.warmup!r} must be a number of seconds, 0 or more")
+        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0)) > 1:
+            raise ConfigurationError(f"{who}: refill='interval', debt and warmup exclude one another")
+
+    def _check_exact(self, who: str, parsed: Rate) -> None:
+        if self.most * parsed.period_us // parsed.count >= _EXACT // 8:
+            raise ConfigurationError(
+                f"{who}: burst={self.burst} at this rate would take {self.burst * parsed.interval / 3.15e7:.0f} years "
+                "to refill, more than can be kept exactly: lower the burst or raise the rate"
+            )
+        if self.algorithm == "sliding_window" and parsed.count * (parsed.period_us // self.precision + 1) >= _EXACT:
+            raise ConfigurationError(
+                f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise precision"
+            )
 
     def __hash__(self) -> int:
         # Limits are looked up at every call: their hash is worked out once, and anew in another process.
@@ -186,20 +277,139 @@ class Limit:
             known: int = self.__dict__["_hash"]
             return known
         except KeyError:
-            value = hash((self.rate, self.burst, self.algorithm, self.name, self.key, self.cost))
+            value = hash(tuple(getattr(self, each.name) for each in fields(self)))
             object.__setattr__(self, "_hash", value)
             return value
+
+    def __repr__(self) -> str:
+        said = [repr(self.rate)]
+        said += [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)[1:]
+            if getattr(self, each.name) != each.default
+        ]
+        return f"Limit({', '.join(said)})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
+    if TYPE_CHECKING:
+        parsed: ClassVar[Rate]  # what is left of the rate after the headroom; set once, in __init__
+
     @property
-    def parsed(self) -> Rate:
-        return parse_rate(self.rate)
+    def interval(self) -> float:
+        """The emission interval in seconds: the time after which one permit has come back, on average."""
+        return self.parsed.interval
+
+    @property
+    def size(self) -> int:
+        """The most permits that the limit holds: its burst, or the count of its window."""
+        return self.parsed.count if self.algorithm in _WINDOWS else self.burst
+
+    @property
+    def most(self) -> int:
+        """The most permits that one request can ever have."""
+        return self.size + self.debt
+
+    @property
+    def method(self) -> str:
+        """The algorithm's name in ``lua/include/``."""
+        if self.refill == "interval":
+            return "stepped_bucket"
+        return "warm_up" if self.warmup else self.algorithm
+
+    @property
+    def extra(self) -> int:
+        """What the algorithm takes besides, see its file."""
+        if self.algorithm == "leaky_bucket":
+            return -1 if self.capacity is None else self.capacity
+        if self.algorithm == "sliding_window":
+            return self.precision
+        if self.algorithm == "fixed_window":
+            return int(self.align == "first")
+        return math.ceil(self.warmup * 1e6) or self.debt
+
+    def wire(self, cost: int) -> tuple[str | int, ...]:
+        """The arguments that ``lua/include/request.lua`` reads."""
+        return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, self.extra
 
     def __str__(self) -> str:
-        burst = f", burst {self.burst}" if self.burst > 1 else ""
+        burst = f", burst {self.burst}" if self.burst > 1 and self.algorithm == "token_bucket" else ""
         return f"{self.name or 'limit'}: {self.rate}{burst}"
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """At most ``limit`` at once, across the whole fleet.
+
+    Whoever is let in holds a *lease*. A task's lease is renewed while it runs and given back when it ends, however it
+    ends; one whose worker was killed expires. A task that is delivered again finds its own lease.
+
+    Args:
+        limit: how many at once.
+        name: see :class:`Limit`.
+        key: see :class:`Limit`.
+        lease: seconds after which the lease of a holder that was killed is free for others. Renewed every third of
+            that, so that a task may run for much longer.
+
+    Raises:
+        ConfigurationError: an impossible value.
+
+    Warning:
+        How long a holder needs is not known, so ``retry_after`` is an estimate, from how long leases were held until
+        now: who waits that long may be turned away once more. A worker that is cut off from the store for longer than
+        ``lease`` loses its leases while its tasks still run. Outside of a task, renew and release a lease yourself
+        (:meth:`~celery_ratelimit.Limiter.renew`, :meth:`~celery_ratelimit.Limiter.release`).
+    """
+
+    limit: int
+    _: KW_ONLY
+    name: str | None = None
+    key: str | Callable[..., str] | None = None
+    lease: float = 60.0
+
+    cost: ClassVar[int] = 1
+    method: ClassVar[str] = "concurrency"
+    algorithm: ClassVar[str] = "concurrency"
+    interval: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        who = f"Concurrency({self.limit!r}{f', name={self.name!r}' if self.name else ''})"
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or not 1 <= self.limit < 10**9:
+            raise ConfigurationError(f"{who}: the limit must be a whole number of at least 1")
+        if not _is_number(self.lease) or not 0.1 <= self.lease < 1e9:
+            raise ConfigurationError(f"{who}: lease={self.lease!r} must be a number of seconds, 0.1 or more")
+        _check_name_and_key(who, self.name, self.key)
+
+    @property
+    def size(self) -> int:
+        return self.limit
+
+    most = size
+
+    def wire(self, cost: int) -> tuple[str | int, ...]:
+        """The arguments that ``lua/include/request.lua`` reads."""
+        return self.method, self.limit, math.ceil(self.lease * 1e6), self.limit, cost, 0
+
+    def __str__(self) -> str:
+        return f"{self.name or 'limit'}: {self.limit} at once"
+
+
+#: Whatever may stand in ``limits=``, once it has been read.
+AnyLimit = Limit | Concurrency
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_name_and_key(who: str, name: Any, key: Any) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigurationError(f"{who}: name={name!r} must be a text that is not empty")
+    if key is not None and not isinstance(key, str) and not callable(key):
+        raise ConfigurationError(f"{who}: key={key!r} must be a template such as 'tenant:{{tenant_id}}', or a callable")
+    if isinstance(key, str):
+        _check_template(who, key)
 
 
 def template_fields(template: str) -> list[str]:

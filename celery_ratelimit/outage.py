@@ -73,9 +73,7 @@ class Outage:
         """
         now = time.monotonic()
         workers = self._worker.live_workers()
-        intervals = {
-            (demand.name, demand.key): demand.limit.parsed.interval * workers * demand.cost for demand in demands
-        }
+        intervals = {(demand.name, demand.key): demand.interval * workers * demand.cost for demand in demands}
         for bucket, interval in intervals.items():
             self._tats.setdefault(bucket, now + interval)
         wait = max(self._tats[bucket] for bucket in intervals) - now

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from celery import Celery, Task
 from celery.exceptions import Ignore
 
 from ._celery import PERMIT
-from .binding import make_plan
-from .config import limiter_of, settings_of
+from .binding import plan_of
+from .config import leases_of, limiter_of
 from .errors import Throttled
+from .limiter import actual_costs
 from .worker import install
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
@@ -39,6 +41,19 @@ class RateLimitedMixin:
         """Asks for the permit where no gate has done it: another kind of worker. Direct and eager calls do not."""
         _ask_here(self, task_id, args, kwargs)
         super().before_start(task_id, args, kwargs)  # type: ignore[misc]
+
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Gives back what was taken here."""
+        leases_of(self.app).end(task_id)  # type: ignore[attr-defined]
+        super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
+
+    def settle(self, actual_cost: int, *, limit: str | None = None) -> bool:
+        """Correct what this call of the task was charged, once its true cost is known; from within the task.
+
+        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`. Where nothing was charged (a direct call, eager
+        mode, a store that was lost) nothing is done, and the answer is False.
+        """
+        return _settle(self, actual_cost, limit)
 
 
 class RateLimitedTask(RateLimitedMixin, Task):
@@ -69,20 +84,24 @@ class RateLimitedTask(RateLimitedMixin, Task):
 def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     request = task.request
     delivery = request.delivery_info or {}
-    if request.is_eager or request.called_directly or delivery.get(PERMIT) == request.hostname:
+    if request.is_eager or request.called_directly or _permit(request) is not None:
         return
-    settings = settings_of(task.app)
-    plan = make_plan(task, delivery.get("routing_key") or "", settings)
+    queue = delivery.get("routing_key") or ""
+    plan = plan_of(task, queue)
     if plan is None:
         return
     policy = plan.policy
+    demands = plan.demands(args, kwargs)
     decision = limiter_of(task.app).ask(
-        plan.demands(args, kwargs),
+        demands,
         id=task_id,
         horizon=policy.inline_wait,
-        claim=1e9 if policy.max_wait is None else policy.max_wait,
+        claim=policy.claim,
     )
     if decision.allowed:
+        leases_of(task.app).begin(task_id, demands, decision.granted_at)
+        permit = {"worker": request.hostname, "queue": queue, "id": task_id, "granted_at": decision.granted_at}
+        request.delivery_info = {**delivery, PERMIT: permit}
         time.sleep(decision.retry_after)
         return
     if policy.throttle == "fail":
@@ -99,3 +118,24 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             add_to_parent=False,
         ).apply_async()
     raise Ignore
+
+
+def _permit(request: Any) -> Mapping[str, Any] | None:
+    """The permit that this worker took for the task; None: nobody has."""
+    permit = (request.delivery_info or {}).get(PERMIT)
+    return permit if isinstance(permit, dict) and permit.get("worker") == request.hostname else None
+
+
+def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
+    request = task.request
+    permit = _permit(request)
+    plan = plan_of(task, permit["queue"]) if permit is not None else None
+    if permit is None or plan is None or not permit["granted_at"]:
+        return False
+    demands = plan.demands(request.args, request.kwargs)
+    return limiter_of(task.app).settle_demands(
+        demands,
+        actual_costs(demands, actual_cost, limit),
+        id=permit["id"],
+        granted_at=permit["granted_at"],
+    )

@@ -10,10 +10,10 @@ from celery import Celery, bootsteps, signals
 
 from ._celery import Worker
 from .binding import make_plan
-from .config import check_store, limiter_of, settings_of
+from .config import check_store, leases_of, limiter_of, settings_of
 from .errors import ConfigurationError
 from .gate import Gate
-from .limits import Limit
+from .limits import AnyLimit
 
 __all__ = ["GateStep", "install"]
 
@@ -58,8 +58,8 @@ class GateStep(bootsteps.StartStopStep):
                 )
         except ConfigurationError as error:
             _refuse_to_start(error)
-        self.gate = gate = Gate(worker, limiter_of(app), settings)
-        worker.intercept(gate.on_request, gate.pool_freed)
+        self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings)
+        worker.intercept(gate.on_request, gate.on_end)
         worker.consume_return_queues(settings.return_queue_for)
 
         def revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
@@ -86,15 +86,15 @@ def _check_tasks(app: Celery) -> bool:
     return bool(limits)
 
 
-def _refuse_two_of_a_name(limits: Iterable[Limit]) -> None:
+def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
     """One name is one bucket: two limits of the same name must mean the same."""
-    known: dict[str | None, Limit] = {}
+    known: dict[str | None, AnyLimit] = {}
     for limit in limits:
         other = known.setdefault(limit.name, limit)
-        if (other.parsed, other.burst, other.algorithm) != (limit.parsed, limit.burst, limit.algorithm):
+        if other.wire(1) != limit.wire(1):
             raise ConfigurationError(
-                f"two different limits are called {limit.name!r} ({other.rate}, burst {other.burst}, and {limit.rate}, "
-                f"burst {limit.burst}), but a name is one bucket: give one of them another name="
+                f"two different limits are called {limit.name!r} ({other} and {limit}), "
+                f"but a name is one bucket: give one of them another name="
             )
 
 

@@ -1,6 +1,6 @@
 -- Token bucket, kept as one timestamp: the generic cell rate algorithm (ITU-T I.371, virtual scheduling).
 --
--- Law: at most  burst + count/period * T  permits in any interval of length T.
+-- Law: at most  burst + count/period * T  permits in any interval of length T (and `debt` more where that is allowed).
 --
 -- `tat`, the theoretical arrival time, is when the bucket will be full again. A permit costs one emission
 -- interval, period/count, which is seldom a whole number of microseconds: 3/s is 333,333 1/3. So times are
@@ -9,15 +9,11 @@
 --
 -- Who is refused may keep a slot: a proposal of when to come back, never a permit. Only `tat` decides.
 --
+-- extra      permits   debt: a call goes through when one permit is there, and may overdraw the bucket by so many
 -- state key: string "<tat us> <remainder> <us of the last write> <cursor us>"; expires when the bucket is full
 --            and the line is empty. `cursor` is the highest score in slots: while it is past, there is no line.
 -- slots key: sorted set, member = id of a waiting request, score = the tat that its turn would leave behind.
-
--- A slot this long overdue is open to whoever is there: its owner was killed, revoked or is very late.
-local GRACE_US = 1000000
-
 local token_bucket = {}
-algorithms.token_bucket = token_bucket
 
 -- The time `permits` emission intervals after (us, rem).
 local function advance(limit, us, rem, permits)
@@ -35,23 +31,12 @@ end
 local function write_state(limit, now)
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
     call('SET', limit.state_key, format('%d %d %d %d', limit.tat, limit.rem, now, limit.cursor),
-        'PX', format('%d', max(1, math.ceil((full - now) / 1000))))
+        'PX', int(max(1, ceil((full - now) / 1000))))
 end
 
-local function read_state(limit, now)
-    local raw = call('GET', limit.state_key)
-    if not raw then return end
-    local tat, rem, written, cursor = string.match(raw, '^(%d+) (%d+) (%d+) (%d+)$')
-    tat, written, limit.cursor = tonumber(tat), tonumber(written), tonumber(cursor)
-    if now < written then
-        -- The clock stepped back (failover). No time has passed since the write, and the slots mean nothing now.
-        tat, limit.cursor, limit.stepped_back = tat - (written - now), 0, true
-    end
-    if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end
-end
-
--- Where does request `id` stand in the line? Sets `owner` (the score of the slot it has), or else `first` (the score
--- of the first slot) and, if that is overdue, `overdue` (the member whose place it may take); and puts the cursor right.
+-- Where does request `id` stand in the line? Sets `owner` (the score of the slot it has), or else `first` (the
+-- score of the first slot) and, if that is overdue, `overdue` (the member whose place it may take); and puts the
+-- cursor right.
 local function read_line(limit, now, id)
     local last = call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')
     limit.cursor = tonumber(last[2]) or 0
@@ -74,19 +59,34 @@ function token_bucket.check(limit, now, id)
     local count, period = limit.count, limit.period
     limit.whole, limit.part = floor(period / count), period % count
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
-    read_state(limit, now)
-    if limit.cursor > now then read_line(limit, now, id) end
-    local tat, rem = advance(limit, limit.tat, limit.rem, limit.cost)
+    limit.need = max(1, limit.cost - limit.extra) -- permits that have to be there
+    limit.tat, limit.rem, limit.cursor = now, 0, 0
+
+    local raw = call('GET', limit.state_key)
+    if raw then
+        local tat, rem, written, cursor = match(raw, '(%d+) (%d+) (%d+) (%d+)')
+        tat, cursor = tonumber(tat), tonumber(cursor)
+        local back = written - now
+        if back > 0 then
+            -- The clock stepped back (failover). No time has passed since the write; the slots mean nothing now.
+            tat, cursor, limit.stepped_back = tat - back, 0, true
+        end
+        if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end
+        if cursor > now then read_line(limit, now, id) else limit.cursor = cursor end
+    end
+
+    local grant = admission(limit, advance(limit, limit.tat, limit.rem, limit.need))
     -- A newcomer may go ahead of a line if that makes nobody in it wait: it fills a gap that was given back.
     if limit.first and not limit.overdue then
         local slot = limit.first - limit.tolerance
+        local tat, rem = advance(limit, limit.tat, limit.rem, limit.cost)
         limit.behind = tat > slot or tat == slot and rem > 0
         if limit.behind then
             tat, rem = line_end(limit)
-            tat, rem = advance(limit, tat, rem, limit.cost)
+            grant = admission(limit, advance(limit, tat, rem, limit.need))
         end
     end
-    limit.grant = max(now, admission(limit, tat, rem))
+    if grant > now then limit.grant = grant end
 end
 
 -- Pass two, allowed: takes the permits at the joint time of all limits.
@@ -110,19 +110,19 @@ function token_bucket.reserve(limit, now, id, joint, latest)
         return max(limit.owner - limit.tolerance, joint) -- came early: its slot stands
     end
     local tat, rem = line_end(limit)
-    local slot = max(joint, admission(limit, advance(limit, tat, rem, limit.cost)))
+    local slot = max(joint, admission(limit, advance(limit, tat, rem, limit.need)))
     if slot > tat then tat, rem = slot, 0 end -- it starts at a whole microsecond
     local score, score_rem = advance(limit, tat, rem, limit.cost)
     if score_rem > 0 then score = score + 1 end
     if id ~= '' and slot <= latest then
         if limit.cursor <= now then call('DEL', limit.slots_key) end
         limit.cursor = score
-        call('ZADD', limit.slots_key, format('%d', score), id)
-        call('PEXPIRE', limit.slots_key, format('%d', math.ceil((score - now + GRACE_US) / 1000)))
+        call('ZADD', limit.slots_key, int(score), id)
+        call('PEXPIRE', limit.slots_key, int(ceil((score - now + GRACE_US) / 1000)))
         write_state(limit, now)
     elseif slot == now and limit.behind then
         -- A permit is there, and the first in the line is due: it goes first, unless it does not come in time.
-        return math.min(limit.cursor, limit.first - limit.tolerance + GRACE_US + 1)
+        return min(limit.cursor, limit.first - limit.tolerance + GRACE_US + 1)
     end
     return slot
 end
@@ -132,10 +132,38 @@ function token_bucket.refuse(limit, now)
     if limit.stepped_back then write_state(limit, now) end
 end
 
+-- A waiting request that will not come. The end of the line is read from the slots, so nothing else changes.
+function token_bucket.leave(limit, now, id)
+    call('ZREM', limit.slots_key, id)
+end
+
+-- Takes permits that were used already, whether they are there or not.
+function token_bucket.charge(limit, now, permits)
+    limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, permits)
+    write_state(limit, now)
+end
+
+-- Takes back permits that were good at `at` and were not used: no more than what a bucket that never lent them
+-- would hold now. Before their time that excludes what others have taken behind them (as x/time/rate's Cancel);
+-- afterwards, what a fuller bucket would have let go to waste meanwhile.
+function token_bucket.give_back(limit, now, at, permits)
+    local price = permits * limit.whole + floor(permits * limit.part / limit.count)
+    local back
+    if at > now then
+        back = price - max(0, limit.tat + 1 - at - limit.tolerance)
+    else
+        back = min(price - (now - at), limit.tat - now)
+    end
+    if back <= 0 then return end
+    limit.tat = limit.tat - back
+    write_state(limit, now)
+end
+
 -- What is left right now: permits that could be taken at once, and microseconds until the bucket is full.
 function token_bucket.state(limit, now)
     local tat, rem = limit.tat, limit.rem
-    local left = max(0, floor((now + limit.tolerance - tat) * limit.count / limit.period))
+    local left = floor((now + limit.tolerance - tat) * limit.count / limit.period)
+    if left < 0 then left = 0 end
     -- The quotient may be off by one where it is rounded; the definition is that `left` permits fit now.
     if left < limit.burst and admission(limit, advance(limit, tat, rem, left + 1)) <= now then
         left = left + 1
@@ -144,3 +172,5 @@ function token_bucket.state(limit, now)
     end
     return left, tat - now + (rem > 0 and 1 or 0)
 end
+
+algorithms.token_bucket = token_bucket

@@ -10,7 +10,7 @@ import fakeredis
 import pytest
 import redis
 
-from celery_ratelimit import Limit, Limiter
+from celery_ratelimit import Limit, Limiter, keys
 from celery_ratelimit._scripts import Script, load_source
 
 from .bytecode import globals_of
@@ -19,31 +19,42 @@ from .frozen import FROZEN_STORE, demand
 LUA = Path(str(files("celery_ratelimit.lua")))
 VERBS = sorted(path.stem for path in LUA.glob("*.lua"))
 INCLUDES = sorted(path.stem for path in (LUA / "include").glob("*.lua"))
+METHODS = sorted(keys._STATE)
 LIMIT = Limit("1/m", name="api")
 
 
 def test_every_file_is_reachable(limiter: Limiter) -> None:
-    loaded = {script.source for script in vars(limiter).values() if isinstance(script, Script)}
-    assert loaded == {load_source(verb) for verb in VERBS}, "each verb is a script of the limiter"
+    loaded = {script.name for script in vars(limiter).values() if isinstance(script, Script)}
+    assert loaded == set(VERBS), "each verb is a script of the limiter"
     for include in INCLUDES:
         mark = f"-- mark {include}"
-        assert any(mark in load_source(verb, {include: mark}) for verb in VERBS), f"nobody includes {include}.lua"
+        marked = (load_source(verb, METHODS, {include: mark}) for verb in VERBS)
+        assert any(mark in source for source in marked), f"nobody includes {include}.lua"
+
+
+def test_a_script_holds_the_algorithms_that_it_is_asked_for_and_none_besides() -> None:
+    for method in METHODS:
+        source = load_source("acquire", [method])
+        held = {other for other in METHODS if f"algorithms.{other} = " in source}
+        assert held == ({method, "token_bucket"} if method == "leaky_bucket" else {method})
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_include_is_put_in_place_and_only_once(verb: str) -> None:
-    source = load_source(verb)
-    assert "--!include" not in source
+    source = load_source(verb, METHODS)
+    assert "--!" not in source
     names = re.findall(r"^--!include (\w+)\.lua$", (LUA / f"{verb}.lua").read_text(), re.MULTILINE)
     assert names
-    assert all(source.count((LUA / f"include/{name}.lua").read_text()) == 1 for name in names)
+    for name in {*names, *(METHODS if "algorithms" in names else ())}:
+        body = (LUA / f"include/{name}.lua").read_text().split("\n", 1)[1].split("--!")[0]
+        assert source.count(body) == 1, name
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_law_10_the_clock_is_the_stores_and_is_read_once(verb: str) -> None:
-    source = code(load_source(verb))
+    source = code(load_source(verb, METHODS))
     assert source.count("'TIME'") == 1
-    assert "'TIME'" not in code(load_source(verb, {"now": "local now = 0"}))
+    assert "'TIME'" not in code(load_source(verb, METHODS, {"now": "local now = 0"}))
     assert "os." not in source
 
 
@@ -67,7 +78,7 @@ def test_law_10_the_stores_time_is_read_to_the_microsecond(
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_script_makes_a_global(verb: str) -> None:
     """A leaked global is an error on a real server; on fakeredis it breaks every later script."""
-    read, written = globals_of(load_source(verb))
+    read, written = globals_of(load_source(verb, METHODS))
     assert written == set()
     assert read <= {"KEYS", "ARGV", "redis", "string", "math", "ipairs", "tonumber"}, "misspelt, or not in the sandbox"
 

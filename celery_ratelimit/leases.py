@@ -1,0 +1,114 @@
+"""The leases of running tasks: renewed while they run, given back when they end. One an app and process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .errors import StoreUnavailable
+from .limiter import Demand, Limiter
+from .limits import Concurrency
+
+__all__ = ["Leases"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: How often a lease is renewed in its time: two renewals may fail before it is lost.
+RENEWALS = 3
+#: Seconds after which places that could not be given back are tried again, at the latest.
+LONGEST_PAUSE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    demands: tuple[Demand, ...]
+    granted_at: int
+
+
+class Leases:
+    """Places under :class:`~celery_ratelimit.Concurrency` that this process holds, by holder.
+
+    A thread renews them, so that a worker whose event loop waits for its broker keeps what its tasks hold. What could
+    not be given back, because the store did not answer, it tries again.
+
+    Args:
+        limiter: whose places they are.
+    """
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        self._ended: dict[str, _Held] = {}
+        self._pause = LONGEST_PAUSE
+        self._pid = 0
+
+    def begin(self, holder: str, demands: Sequence[Demand], granted_at: int) -> None:
+        """``holder`` has got its places."""
+        leased = tuple(demand for demand in demands if isinstance(demand.limit, Concurrency))
+        if not leased:
+            return
+        pause = min(demand.limit.lease for demand in leased if isinstance(demand.limit, Concurrency)) / RENEWALS
+        with self._lock:
+            if self._pid != os.getpid():  # the first, here or after a fork, which carries no threads across
+                self._pid = os.getpid()
+                self._held.clear()
+                self._ended.clear()
+                self._wake = threading.Event()
+                threading.Thread(target=self._look_after, name="celery_ratelimit-leases", daemon=True).start()
+            self._ended.pop(holder, None)
+            self._held[holder] = _Held(leased, granted_at)
+            if pause < self._pause:
+                self._pause = pause
+                self._wake.set()
+
+    def end(self, holder: str) -> tuple[Demand, ...]:
+        """``holder`` has ended, however it did: its places are free. Returns what they were places of."""
+        with self._lock:
+            held = self._held.pop(holder, None)
+        if held is None:
+            return ()
+        if not self._release(holder, held):
+            with self._lock:
+                self._ended[holder] = held
+        return held.demands
+
+    def _release(self, holder: str, held: _Held) -> bool:
+        try:
+            self._limiter.release_demands(held.demands, id=holder, granted_at=held.granted_at)
+        except StoreUnavailable as error:
+            logger.debug("places of %s not given back yet: %r", holder, error)
+            return False
+        return True
+
+    def _look_after(self) -> None:
+        while True:
+            self._wake.wait(self._pause)
+            self._wake.clear()
+            self._renew()
+            with self._lock:
+                ended = list(self._ended.items())
+            for holder, held in ended:
+                if self._release(holder, held):
+                    with self._lock:
+                        self._ended.pop(holder, None)
+
+    def _renew(self) -> None:
+        with self._lock:
+            leases = [(demand, holder) for holder, held in self._held.items() for demand in held.demands]
+        try:
+            kept = self._limiter.renew_leases(leases)
+        except StoreUnavailable as error:
+            logger.debug("leases not renewed: %r", error)
+            return
+        for (demand, holder), is_kept in zip(leases, kept, strict=True):
+            with self._lock:
+                lost = None if is_kept else self._held.pop(holder, None)
+            if lost is not None:
+                logger.warning(
+                    "The lease of %s under %r was lost while it runs: the store was out of reach for longer than %g s",
+                    *(holder, demand.name, getattr(demand.limit, "lease", 0.0)),
+                )

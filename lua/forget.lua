@@ -1,0 +1,22 @@
+-- forget: give back the slots that a request holds; it will not come. Idempotent.
+--
+-- KEYS   two per limit, see include/request.lua
+-- ARGV   1  id        text: names the request
+--        2+ six per limit, see include/request.lua
+-- Reply  how many slots there were
+-- Writes the slots, and the state of a limit whose line has become shorter.
+local id = ARGV[1]
+local FIRST_LIMIT = 2
+--!include prelude.lua
+--!include now.lua
+--!include algorithms.lua
+--!include request.lua
+
+local found = 0
+for i = 1, #limits do
+    if call('ZSCORE', limits[i].slots_key, id) then
+        found = found + 1
+        limits[i].algorithm.leave(limits[i], now, id)
+    end
+end
+return found

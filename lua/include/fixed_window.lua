@@ -1,0 +1,57 @@
+--!include line.lua
+-- Fixed window: so many in each window, counted anew in the next (Redis's INCR + EXPIRE pattern, made atomic).
+--
+-- Law: at most `count` in each window of `period` us; up to twice that in an interval as long that lies across two.
+--
+-- extra      0: windows are aligned to the clock, counted from 1970; 1: a window is opened by the first use after the last
+-- state key: string "<start us> <used> <us of the last write> <waiting>"; expires with the window, or with the line.
+local fixed_window = {}
+
+-- The window that is open at `at`. What was overdrawn (settle) is taken from the windows in between.
+local function roll(limit, at)
+    local passed = floor((at - limit.start) / limit.period)
+    if passed < 1 then return end
+    limit.used = max(0, limit.used - passed * limit.count)
+    limit.start = limit.extra == 1 and at or at - at % limit.period
+end
+
+function fixed_window.read(limit, now)
+    limit.start, limit.used = limit.extra == 1 and now or now - now % limit.period, 0
+    local raw = call('GET', limit.state_key)
+    if not raw then return end
+    local start, used, written, waiting = match(raw, '(%d+) (%d+) (%d+) (%d+)')
+    limit.used, limit.written, limit.waiting = tonumber(used), tonumber(written), tonumber(waiting)
+    limit.start = start - max(0, limit.written - now) -- no time has passed while the clock stepped back
+    roll(limit, now)
+end
+
+function fixed_window.write(limit, now, ttl)
+    local windows = ceil(max(1, limit.used) / limit.count)
+    call('SET', limit.state_key, format('%d %d %d %d', limit.start, limit.used, now, limit.waiting),
+        'PX', ttl(limit.start + windows * limit.period))
+end
+
+function fixed_window.earliest(limit, now, ahead, permits)
+    local over = limit.used + ahead + permits - limit.count
+    if over <= 0 then return max(now, limit.start) end
+    return limit.start + ceil(over / limit.count) * limit.period
+end
+
+function fixed_window.take(limit, joint, permits)
+    roll(limit, joint)
+    limit.used = limit.used + permits
+end
+
+function fixed_window.charge(limit, now, permits)
+    limit.used = limit.used + permits
+end
+
+function fixed_window.give_back(limit, now, at, permits)
+    if at >= limit.start and at < limit.start + limit.period then limit.used = max(0, limit.used - permits) end
+end
+
+function fixed_window.state(limit, now)
+    return max(0, limit.count - limit.used), limit.used > 0 and limit.start + limit.period - now or 0
+end
+
+algorithms.fixed_window = counted(fixed_window)

@@ -1,0 +1,109 @@
+--!include line.lua
+-- Sliding window, estimated: the window is cut into sub-windows, each a counter; the one that is leaving counts in
+-- proportion to what of it is still inside (with one sub-window: the well-known previous * (1 - x) + current).
+--
+-- Law: at most `count` in any period * (1 - 1/precision); nearly twice that can fall into one whole period, when all
+--      of a sub-window's calls came at its end. For a limit that must never be exceeded: sliding_log.
+--
+-- extra      precision: how many sub-windows, >= 1
+-- state key: string "<us of the last write> <waiting> <offset us> <index of the newest sub-window> <its counter> <the one
+--            before> ...", as far back as they are not zero; expires when all have left, or with the line. Sub-windows
+--            are counted in this clock plus the offset, by which it has stepped back since: time stands still meanwhile.
+local sliding_window = {}
+
+-- counters[0] is the newest, counters[precision] the one that is leaving.
+local function shift(limit, index)
+    local by = index - limit.index
+    if by <= 0 then return end
+    local counters = {}
+    for i = 0, limit.precision do
+        counters[i] = i >= by and limit.counters[i - by] or 0
+    end
+    limit.index, limit.counters = index, counters
+end
+
+function sliding_window.read(limit, now)
+    limit.precision, limit.width, limit.offset = limit.extra, ceil(limit.period / limit.extra), 0
+    limit.index, limit.counters = floor(now / limit.width), {}
+    for i = 0, limit.precision do limit.counters[i] = 0 end
+    local raw = call('GET', limit.state_key)
+    if not raw then return end
+    local at, numbers = 0, {}
+    for number in string.gmatch(raw, '%d+') do
+        at = at + 1
+        numbers[at] = tonumber(number)
+    end
+    limit.written, limit.waiting = numbers[1], numbers[2]
+    limit.offset, limit.index = numbers[3] + max(0, limit.written - now), numbers[4]
+    for i = 5, min(at, limit.precision + 5) do limit.counters[i - 5] = numbers[i] end
+    shift(limit, floor((now + limit.offset) / limit.width))
+end
+
+local function newest_used(limit)
+    for i = 0, limit.precision do
+        if limit.counters[i] > 0 then return i end
+    end
+end
+
+-- When all that is counted now has left.
+local function empty_at(limit, newest)
+    return (limit.index - newest + 1 + limit.precision) * limit.width - limit.offset
+end
+
+function sliding_window.write(limit, now, ttl)
+    local newest, oldest = newest_used(limit), limit.precision
+    local text = format('%d %d %d %d', now, limit.waiting, limit.offset, limit.index)
+    if newest then
+        while limit.counters[oldest] == 0 do oldest = oldest - 1 end
+        for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i]) end
+    end
+    call('SET', limit.state_key, text, 'PX', ttl(newest and empty_at(limit, newest) or now))
+end
+
+function sliding_window.earliest(limit, now, ahead, permits)
+    local all = ahead + permits
+    local windows = floor((all - 1) / limit.count) -- a line longer than the window: as often as it takes
+    local room = limit.count - (all - windows * limit.count)
+    for i = 0, limit.precision - 1 do room = room - limit.counters[i] end
+    -- `i` is leaving; those newer are whole.
+    for i = limit.precision, 0, -1 do
+        local leaving = limit.counters[i]
+        local since = 0
+        if room < 0 then
+            since = limit.width
+        elseif leaving > room then
+            since = limit.width - floor(room * limit.width / leaving)
+        end
+        if since < limit.width then
+            local start = (limit.index + limit.precision - i) * limit.width - limit.offset
+            return max(now, start + since) + windows * limit.width * limit.precision
+        end
+        if i > 0 then room = room + limit.counters[i - 1] end
+    end
+    return empty_at(limit, 0) + windows * limit.width * limit.precision
+end
+
+function sliding_window.take(limit, joint, permits)
+    shift(limit, floor((joint + limit.offset) / limit.width))
+    limit.counters[0] = limit.counters[0] + permits
+end
+
+function sliding_window.charge(limit, now, permits)
+    limit.counters[0] = limit.counters[0] + permits
+end
+
+function sliding_window.give_back(limit, now, at, permits)
+    local i = limit.index - floor((at + limit.offset) / limit.width)
+    if i >= 0 and i <= limit.precision then limit.counters[i] = max(0, limit.counters[i] - permits) end
+end
+
+function sliding_window.state(limit, now)
+    local inside = 0
+    for i = 0, limit.precision - 1 do inside = inside + limit.counters[i] end
+    local since = min(limit.width, max(0, now + limit.offset - limit.index * limit.width))
+    local leaving = ceil(limit.counters[limit.precision] * (limit.width - since) / limit.width)
+    local newest = newest_used(limit)
+    return max(0, limit.count - inside - leaving), newest and empty_at(limit, newest) - now or 0
+end
+
+algorithms.sliding_window = counted(sliding_window)

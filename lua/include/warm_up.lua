@@ -1,0 +1,90 @@
+--!include line.lua
+-- Token bucket that has to warm up: after a rest it starts at a third of its rate, which rises to the full rate over
+-- `extra` us of use (Guava's SmoothWarmingUp, cold factor 3). A call is let in when those before it are paid for, and
+-- its own price is paid by the next; nothing is saved up.
+--
+-- Law: at most  burst + count/period * T  permits in any interval of length T; `burst` is the dearest single call.
+--
+-- extra      us      time to warm up, >= 1
+-- state key: string "<us of the next permit> <stored permits> <us of the last write> <waiting>"; expires when it is cold
+--            again and the line is empty. `stored` grows while nobody asks; the more, the colder, the dearer a permit.
+local COLD = 3 -- times the stable interval
+local warm_up = {}
+
+local function rest(limit, at)
+    if at <= limit.next then return end
+    limit.stored = min(limit.most, limit.stored + (at - limit.next) / limit.cool)
+    limit.next = at
+end
+
+-- What the next `permits` cost, in us: those stored above the threshold are dearer, along a straight line.
+local function price(limit, stored, permits)
+    local above = stored - limit.threshold
+    local time = 0
+    if above > 0 then
+        local n = min(above, permits)
+        time = n * ((limit.stable + above * limit.slope) + (limit.stable + (above - n) * limit.slope)) / 2
+        permits = permits - n
+    end
+    return time + limit.stable * permits
+end
+
+local function spend(limit, permits)
+    limit.next = ceil(limit.next + price(limit, limit.stored, permits))
+    limit.stored = limit.stored - min(limit.stored, permits)
+end
+
+function warm_up.read(limit, now)
+    limit.stable = limit.period / limit.count
+    limit.threshold = 0.5 * limit.extra / limit.stable
+    limit.most = limit.threshold + 2 * limit.extra / ((1 + COLD) * limit.stable)
+    limit.slope = (COLD - 1) * limit.stable / (limit.most - limit.threshold)
+    limit.cool = limit.extra / limit.most
+    limit.next, limit.stored = now, limit.most
+    local raw = call('GET', limit.state_key)
+    if not raw then return end
+    local next, stored, written, waiting = match(raw, '(%d+) (%S+) (%d+) (%d+)')
+    limit.stored, limit.written, limit.waiting = tonumber(stored), tonumber(written), tonumber(waiting)
+    limit.next = next - max(0, limit.written - now) -- no time has passed while the clock stepped back
+    rest(limit, now)
+end
+
+local function cold_at(limit)
+    return ceil(limit.next + (limit.most - limit.stored) * limit.cool)
+end
+
+function warm_up.write(limit, now, ttl)
+    call('SET', limit.state_key, format('%d %.17g %d %d', limit.next, limit.stored, now, limit.waiting),
+        'PX', ttl(cold_at(limit)))
+end
+
+function warm_up.earliest(limit, now, ahead)
+    return max(now, ceil(limit.next + price(limit, limit.stored, ahead)))
+end
+
+function warm_up.take(limit, joint, permits)
+    rest(limit, joint)
+    spend(limit, permits)
+end
+
+function warm_up.charge(limit, now, permits)
+    spend(limit, permits)
+end
+
+-- At the stable price, the lowest that they can have cost; else as for the token bucket.
+function warm_up.give_back(limit, now, at, permits)
+    local paid = floor(permits * limit.stable)
+    local back
+    if at > now then
+        back = paid - max(0, limit.next - at - paid)
+    else
+        back = min(paid - (now - at), limit.next - now)
+    end
+    limit.next = limit.next - max(0, back)
+end
+
+function warm_up.state(limit, now)
+    return limit.next <= now and limit.burst or 0, cold_at(limit) - now
+end
+
+algorithms.warm_up = counted(warm_up)

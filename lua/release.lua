@@ -1,0 +1,25 @@
+-- release: give back the leases of one holder. Idempotent: a lease that expired, or was given back, is nobody's again.
+--
+-- KEYS   one per limit: its leases
+-- ARGV   1  id        text: the holder
+--        2  at        us: when it got them; how long it held them makes the next estimate of a wait
+-- Reply  how many leases were given back
+-- Writes leases, see include/concurrency.lua
+local id = ARGV[1]
+local at = tonumber(ARGV[2])
+--!include prelude.lua
+--!include now.lua
+
+local NEWEST = 0.1 -- the share of the newest hold in the running mean
+local released = 0
+for i = 1, #KEYS do
+    if call('ZSCORE', KEYS[i], id) then
+        released = released + 1
+        local held = max(0, now - at)
+        local mean = tonumber(call('ZSCORE', KEYS[i], ''))
+        if mean then held = floor(-mean * (1 - NEWEST) + held * NEWEST) end
+        call('ZADD', KEYS[i], int(-held), '') -- first, so that the key and its time to live stay
+        call('ZREM', KEYS[i], id)
+    end
+end
+return released
