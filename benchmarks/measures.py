@@ -22,11 +22,11 @@ def share_of_rate(starts: Sequence[Start], rate: float, until: float | None = No
     return (len(starts) - 1) / (end - starts[0].at) / rate
 
 
-def worst_second(starts: Sequence[Start]) -> int:
-    """The most starts in any interval ``[t, t + 1 s)``."""
+def worst_second(starts: Sequence[Start], second: float = 1.0) -> int:
+    """The most starts in any interval ``[t, t + second)``."""
     worst = oldest = 0
     for newest, start in enumerate(starts):
-        while start.at - starts[oldest].at >= 1.0:
+        while start.at - starts[oldest].at >= second:
             oldest += 1
         worst = max(worst, newest - oldest + 1)
     return worst

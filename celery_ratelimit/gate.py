@@ -117,6 +117,7 @@ class Gate:
         self.leases = leases
         self.settings = settings
         self.outage = Outage(worker, limiter)
+        self._plans: dict[tuple[str, str], Plan | None] = {}
         self._lines: dict[Buckets, Line] = {}
         self._numbers = itertools.count()
         self._held = 0
@@ -131,7 +132,7 @@ class Gate:
         """In the place of ``Consumer.on_task_request``: a message has arrived, or its countdown has ended."""
         queue = self.worker.queue_of(request)
         try:
-            plan = plan_of(request.task, queue)
+            plan = self._plan(request.task, queue)
             demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
         except Exception as error:
             # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
@@ -148,11 +149,13 @@ class Gate:
         line = self._lines.get(line_key)
         if line is None:
             line = self._lines[line_key] = Line()
-        line.waiting(held).append(held)
+        waiting = line.waiting(held)
+        waiting.append(held)
         self._held += 1
         if returned:
             self.worker.widen_prefetch()
-        self._run(line_key)
+        if len(waiting) == 1:  # else whatever those ahead of it wait for moves the line on
+            self._run(line_key)
 
     def on_end(self, id: str) -> None:
         """A task has ended: whoever waits for a pool process may ask, and each time another line asks first."""
@@ -163,8 +166,9 @@ class Gate:
                 if freed.intersection(line_key):
                     line.next_ask = 0.0
         if self._held:
-            first = next(iter(self._lines))
-            self._lines[first] = self._lines.pop(first)
+            if len(self._lines) > 1:
+                first = next(iter(self._lines))
+                self._lines[first] = self._lines.pop(first)
             self._run(*self._lines)
 
     def forget(self, task: Any, context: Any) -> None:
@@ -173,12 +177,20 @@ class Gate:
         if not isinstance(marker, dict) or self.outage:
             return  # it was never sent back, so it has no slot
         try:
-            plan = plan_of(task, str(marker.get("queue")))
+            plan = self._plan(task, str(marker.get("queue")))
             if plan is not None:
                 id = f"{context.id}.{context.retries}" if context.retries else context.id
                 self.limiter.forget(plan.demands(context.args, context.kwargs), id=id)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
+
+    def _plan(self, task: Any, queue: str) -> Plan | None:
+        known = (task.name, queue)
+        try:
+            return self._plans[known]
+        except KeyError:
+            plan = self._plans[known] = plan_of(task, queue)
+            return plan
 
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
@@ -403,9 +415,11 @@ class Gate:
 
     def _free(self) -> int:
         """Pool processes that a task could use now or in the next moment, less those that permits are taken for."""
-        soon = time.monotonic() + PACE
-        taken = len([at for at in self._grants if at <= soon])
-        return self.worker.free_processes(self._held) + self.worker.starts_within(PACE) - taken
+        free = self.worker.free_processes(self._held) + self.worker.starts_within(PACE)
+        if self._grants:
+            soon = time.monotonic() + PACE
+            free -= len([at for at in self._grants if at <= soon])
+        return free
 
     def _leave(self, held: Held) -> None:
         self._held -= 1

@@ -10,7 +10,7 @@ local at = tonumber(ARGV[2])
 --!include prelude.lua
 --!include now.lua
 
-local NEWEST = 0.1 -- the share of the newest hold in the running mean
+local NEWEST = 0.2 -- the share of the newest hold in the running mean
 local released = 0
 for i = 1, #KEYS do
     if call('ZSCORE', KEYS[i], id) then

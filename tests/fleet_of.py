@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from celery import Celery
 from benchmarks import processes, records
 from celery_ratelimit.testing import EmbeddedServer
 
-__all__ = ["JITTER", "Fleet", "until"]
+__all__ = ["JITTER", "Fleet", "assert_never_over", "until"]
 
 #: Seconds that may pass between a permit and the start of its body on a busy machine: two starts may be that much
 #: closer than their permits.
@@ -32,6 +32,17 @@ def until(done: Callable[[], Any], timeout: float, what: str = "what was waited 
     while not done():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout:g} s"
         time.sleep(0.01)
+
+
+def assert_never_over(starts: Sequence[records.Start], rate: float, burst: int = 1) -> None:
+    """Law 1 for bodies: in no interval of any length T more than burst + rate * T, and what the jitter adds to T."""
+    times = sorted(start.at for start in starts)
+    # The worst interval that ends with a start is the one whose first start is the furthest ahead of the rate.
+    ahead = -float("inf")
+    for number, at in enumerate(times):
+        ahead = max(ahead, at * rate - number)
+        most = burst + rate * JITTER
+        assert 1 + ahead - (at * rate - number) <= most, f"start {number} at {at:.3f}: more than {burst} + {rate:g}/s"
 
 
 class Fleet:

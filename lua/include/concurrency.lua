@@ -6,9 +6,10 @@
 --      when the next one ends. An id that holds a lease is let in again and takes no second one.
 --
 -- extra      0
--- state key: sorted set, id of a holder -> us at which its lease expires; and member '' -> minus the mean time, in us,
---            that leases are held, once that is known. Expires with the last lease, or with the line.
-local FIRST_GUESS_US = 1000000
+-- state key: sorted set, id of a holder -> us at which its lease expires; member '' -> minus the mean time, in us, that
+--            leases are held, once that is known; member NUL -> minus the us at which the last place was taken.
+--            Expires with the last lease, or with the line.
+local FIRST_GUESS_US = 100000
 local LEAST_WAIT_US = 1000
 local concurrency = {}
 
@@ -21,12 +22,14 @@ function concurrency.earliest(limit, now, ahead, permits)
     if limit.mine then return now end
     local over = limit.held + ahead + permits - limit.count
     if over <= 0 then return now end
-    local mean = -(tonumber(call('ZSCORE', limit.state_key, '')) or -min(limit.period, FIRST_GUESS_US))
+    local mean = -(tonumber(call('ZSCORE', limit.state_key, '')) or -FIRST_GUESS_US)
+    -- Whoever holds a place has held it since the last one was taken, at least.
+    mean = max(mean, now + (tonumber(call('ZSCORE', limit.state_key, '\0')) or -now))
     return now + max(LEAST_WAIT_US, ceil(over * mean / limit.count))
 end
 
 function concurrency.take(limit, joint, permits)
-    limit.lease = joint + limit.period
+    limit.joint, limit.lease = joint, joint + limit.period
     if not limit.mine then limit.held = limit.held + permits end
 end
 
@@ -34,6 +37,7 @@ function concurrency.write(limit, now, ttl)
     if not limit.lease then return end
     call('ZREMRANGEBYSCORE', limit.state_key, '(0', int(now))
     call('ZADD', limit.state_key, int(limit.lease), limit.holder)
+    if not limit.mine then call('ZADD', limit.state_key, int(-limit.joint), '\0') end
     local last = tonumber(call('ZRANGE', limit.state_key, -1, -1, 'WITHSCORES')[2])
     call('PEXPIRE', limit.state_key, ttl(last))
 end

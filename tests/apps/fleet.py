@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from benchmarks.records import Recorder
-from celery_ratelimit import Limit, RateLimitedTask, install
+from celery_ratelimit import Concurrency, Limit, RateLimitedTask, install
 from celery_ratelimit.signals import task_throttled
 
 _recorders: dict[int, Recorder] = {}
@@ -84,6 +84,68 @@ def tenant(index: int, tenant: str) -> int:
 def weighed(index: int, weight: int) -> int:
     note(index)
     return index
+
+
+PLACES = Concurrency(3, name="places", lease=1.0)
+
+
+def occupy(index: int, seconds: float) -> int:
+    """Notes when it begins and when it ends: as ``index`` and as ``-1 - index``."""
+    note(index)
+    time.sleep(seconds)
+    note(-1 - index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=PLACES)
+def place(index: int, seconds: float) -> int:
+    return occupy(index, seconds)
+
+
+@app.task(base=RateLimitedTask, limits=PLACES, throttle="wait")
+def patient_place(index: int, seconds: float) -> int:
+    return occupy(index, seconds)
+
+
+@app.task(base=RateLimitedTask, limits=PLACES, throttle="wait", acks_late=True)
+def late_place(index: int, seconds: float) -> int:
+    return occupy(index, seconds)
+
+
+@app.task(base=RateLimitedTask, limits=PLACES)
+def broken_place(index: int) -> None:
+    note(index)
+    raise RuntimeError("broken")
+
+
+@app.task(base=RateLimitedTask, limits=Limit("10/s", algorithm="leaky_bucket", capacity=5))
+def leaky(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit(RATE, algorithm="fixed_window"))
+def fixed_window(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit(RATE, algorithm="sliding_log"))
+def sliding_log(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=[Limit("50/s", burst=50), Limit(RATE, algorithm="sliding_log"), PLACES])
+def mixed(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(bind=True, base=RateLimitedTask, limits=Limit("10/s", burst=100, cost="estimate"), throttle="wait")
+def settled(self: Any, index: int, estimate: int, actual: int) -> list[bool]:
+    note(index)
+    return [self.settle(actual), self.settle(actual)]
 
 
 @app.task

@@ -1,0 +1,154 @@
+"""Every algorithm on a real fleet: tasks with windows, logs, places and estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks.measures import worst_second
+from benchmarks.records import Start
+from celery_ratelimit import Concurrency, Limit, Limiter, Throttled
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import JITTER, Fleet, assert_never_over, until
+
+#: A place is given back when the worker hears that the task has ended, so it is never free too early.
+PLACES = 3
+
+
+def most_at_once(notes: Sequence[Start]) -> int:
+    """The most bodies that ran at the same time."""
+    running = most = 0
+    for note in sorted(notes):
+        running += 1 if note.index >= 0 else -1
+        most = max(most, running)
+    return most
+
+
+def ended(fleet: Fleet) -> int:
+    return sum(note.index < 0 for note in fleet.starts())
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("task", ["place", "patient_place"])
+def test_no_more_than_so_many_at_once_and_no_place_is_left_empty(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start("-P", pool, "-c", "3", number=2)
+        for index in range(40):
+            fleet.send(task, index, 0.2)
+        until(lambda: ended(fleet) == 40, 30, "the end of every task")
+        notes = fleet.starts()
+        assert sorted(note.index for note in notes if note.index >= 0) == list(range(40))
+        assert most_at_once(notes) == PLACES
+        busy = 40 * 0.2 / PLACES
+        assert notes[-1].at - notes[0].at <= busy * (1.5 if task == "patient_place" else 2.5)
+        until(lambda: not store.zcount("ratelimit:v1:{places}::leases", 1, "+inf"), 5, "the return of every place")
+        assert "Traceback" not in fleet.log(0) + fleet.log(1)
+
+
+def test_a_place_is_kept_for_longer_than_its_lease_while_the_task_runs(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start("-c", "4")
+        for index in range(6):
+            fleet.send("patient_place", index, 2.5)  # the lease is one second
+        until(lambda: ended(fleet) == 6, 20, "the end of every task")
+        assert most_at_once(fleet.starts()) == PLACES
+
+
+def test_a_failed_task_gives_its_place_back(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        for index in range(12):
+            fleet.send("broken_place", index)
+        fleet.wait_for(12, 10)
+        until(lambda: not store.zcount("ratelimit:v1:{places}::leases", 1, "+inf"), 5, "the return of every place")
+
+
+def test_the_place_of_a_killed_worker_is_free_after_its_lease(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start("-c", "3")
+        for index in range(3):
+            fleet.send("patient_place", index, 60)
+        fleet.wait_for(3, 10)
+        fleet.kill(0)
+        fleet.start("-c", "3")
+        fleet.send("patient_place", 10, 0)
+        fleet.wait_for(4, 10)
+        leases = [lease for _, lease in store.zrange("ratelimit:v1:{places}::leases", 0, -1, withscores=True)]
+        assert len([lease for lease in leases if lease > 0]) <= PLACES
+
+
+def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        results = [fleet.send("leaky", index) for index in range(30)]
+        outcomes = [result.get(timeout=10, propagate=False) for result in results]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, Throttled)]
+        let_in = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        assert len(refused) + len(let_in) == 30
+        assert 6 <= len(let_in) <= 12  # one at once, five waiting, and what left while the thirty came in
+        starts = fleet.starts()
+        assert_never_over(starts, 10)
+
+
+@pytest.mark.parametrize("task", ["fixed_window", "sliding_log"])
+def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
+        for index in range(100):
+            fleet.send(task, index)
+        store.config_resetstat()
+        fleet.start(number=2)
+        starts = fleet.wait_for(100, 20)
+        assert sorted(start.index for start in starts) == list(range(100))
+        assert starts[-1].at - starts[0].at <= 6.0  # five windows
+        if task == "sliding_log":
+            assert worst_second(starts, 1.0 - JITTER) <= 20
+        else:
+            assert worst_second(starts, 1.0 - JITTER) <= 40
+        assert fleet.sent_back() / 100 <= 1.25
+
+
+def test_any_mix_is_one_decision(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
+        fleet.start(number=2)
+        for index in range(60):
+            fleet.send("mixed", index)
+        starts = fleet.wait_for(60, 15)
+        assert worst_second(starts, 1.0 - JITTER) <= 20
+        assert starts[-1].at - starts[0].at <= 4.5  # three windows
+
+
+def test_a_task_settles_what_it_really_cost_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    limit = Limit("10/s", burst=100, name="tests.apps.fleet.settled")
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        assert fleet.send("settled", 0, 50, 10).get(timeout=10) == [True, False]
+        assert limiter.peek(limit).remaining >= 89
+        assert fleet.send("settled", 1, 10, 60).get(timeout=10) == [True, False]
+        assert limiter.peek(limit).remaining <= 60
+
+
+def test_a_plain_process_and_the_fleet_share_the_places(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    places = Concurrency(PLACES, name="places", lease=30)
+    mine = [limiter.acquire(places) for _ in range(PLACES)]
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        fleet.send("patient_place", 0, 0)
+        until(lambda: "throttled by limit 'places'" in fleet.log(), 10, "throttling")
+        assert fleet.started() == 0
+        assert all(map(limiter.release, mine))
+        fleet.wait_for(2, 5)  # begins and ends
