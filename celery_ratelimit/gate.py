@@ -122,7 +122,7 @@ class Gate:
         self._numbers = itertools.count()
         self._held = 0
         self._grants: list[float] = []
-        self._running: dict[str, str] = {}
+        self._running: dict[str, Held] = {}
         self._pumping = False
         self._again = False
 
@@ -159,11 +159,11 @@ class Gate:
 
     def on_end(self, id: str) -> None:
         """A task has ended: whoever waits for a pool process may ask, and each time another line asks first."""
-        places = self._running.pop(id, None)
-        if places is not None:
-            freed = {(demand.name, demand.key) for demand in self.leases.end(places)}
+        running = self._running.pop(id, None)
+        if running is not None:
+            self._end_lease(running)
             for line_key, line in self._lines.items():
-                if freed.intersection(line_key):
+                if set(running.plan.buckets(running.demands)).intersection(line_key):
                     line.next_ask = 0.0
         if self._held:
             if len(self._lines) > 1:
@@ -198,7 +198,7 @@ class Gate:
             if line.cancel is not None:
                 line.cancel()
             for _, _, held in line.due:
-                self.leases.end(held.id)
+                self._end_lease(held)
         self._lines.clear()
         self._held = 0
         self._grants.clear()
@@ -381,17 +381,18 @@ class Gate:
         """The store does not answer: what ``ratelimit_on_store_error`` says."""
         self.outage.begin(error, self._store_is_back)
         choice = self.settings.on_store_error
+        if choice in ("local", "allow") and self._free() <= 0:
+            return False
         if choice == "local":
-            wait = self.outage.local_wait(held.demands)
+            wait = self.outage.local_wait(held.demands, self.leases)
             if wait <= 0:
                 choice = "allow"
+                self.leases.begin(held.id, held.demands, 0)
             elif held.plan.policy.throttle != "retry" or wait <= RETURN_HOLD:
                 waiting.popleft()
                 heapq.heappush(line.due, (time.monotonic() + wait, next(self._numbers), held))
                 return True
         if choice == "allow":
-            if self._free() <= 0:
-                return False
             waiting.popleft()
             self._start(held, 0)
             return True
@@ -429,10 +430,10 @@ class Gate:
     def _start(self, held: Held, granted_at: int) -> None:
         self._leave(held)
         if held.request.revoked():
-            self.leases.end(held.id)
+            self._end_lease(held)
             return
         if held.plan.leased:
-            self._running[held.request.id] = held.id
+            self._running[held.request.id] = held
         self.worker.restore(held.request)
         self.worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": granted_at})
 
@@ -446,7 +447,15 @@ class Gate:
         else:
             self.worker.fail(held.request, Throttled(name, wait))
 
+    def _end_lease(self, held: Held) -> None:
+        try:
+            self.leases.end(held.id, later=bool(self.outage))
+        except StoreUnavailable as error:
+            self.outage.begin(error, self._store_is_back)
+
     def _forget_slot(self, held: Held) -> None:
+        if self.outage:
+            return  # it lapses by itself
         try:
             self.limiter.forget(held.demands, id=held.id)
         except StoreUnavailable as error:
@@ -493,8 +502,8 @@ def _next_turn(demands: Sequence[Demand], decision: Decision) -> float:
     """Seconds until the same demands can have their turn again, at the earliest."""
     return max(
         [
-            state.reset_after - (demand.limit.size - demand.cost) * demand.interval
-            if demand.limit.method in ("token_bucket", "leaky_bucket")
+            state.reset_after - (demand.size - demand.cost) * demand.interval
+            if demand.method in ("token_bucket", "leaky_bucket")
             else 0.0  # it tells when it is asked
             for demand, state in zip(demands, decision.states, strict=True)
         ]

@@ -65,45 +65,46 @@ class Leases:
                 self._pause = pause
                 self._wake.set()
 
-    def end(self, holder: str) -> tuple[Demand, ...]:
-        """``holder`` has ended, however it did: its places are free. Returns what they were places of."""
+    def end(self, holder: str, *, later: bool = False) -> None:
+        """``holder`` has ended, however it did: its places are free, now or when the thread comes to it (``later``).
+
+        Raises:
+            StoreUnavailable: the store did not answer; it is done later.
+        """
         with self._lock:
             held = self._held.pop(holder, None)
-        if held is None:
-            return ()
-        if not self._release(holder, held):
-            with self._lock:
+            if held is not None:
                 self._ended[holder] = held
-        return held.demands
+        if held is not None and not later:
+            self._release(holder, held)
 
-    def _release(self, holder: str, held: _Held) -> bool:
-        try:
-            self._limiter.release_demands(held.demands, id=holder, granted_at=held.granted_at)
-        except StoreUnavailable as error:
-            logger.debug("places of %s not given back yet: %r", holder, error)
-            return False
-        return True
+    def here(self, demand: Demand) -> int:
+        """How many places of a limit this process holds."""
+        with self._lock:
+            return sum(demand in held.demands for held in self._held.values())
+
+    def _release(self, holder: str, held: _Held) -> None:
+        self._limiter.release_demands(held.demands, id=holder, granted_at=held.granted_at)
+        with self._lock:
+            self._ended.pop(holder, None)
 
     def _look_after(self) -> None:
         while True:
             self._wake.wait(self._pause)
             self._wake.clear()
-            self._renew()
-            with self._lock:
-                ended = list(self._ended.items())
-            for holder, held in ended:
-                if self._release(holder, held):
-                    with self._lock:
-                        self._ended.pop(holder, None)
+            try:
+                self._renew()
+                with self._lock:
+                    ended = list(self._ended.items())
+                for holder, held in ended:
+                    self._release(holder, held)
+            except StoreUnavailable as error:
+                logger.debug("leases not renewed or given back this time: %r", error)
 
     def _renew(self) -> None:
         with self._lock:
             leases = [(demand, holder) for holder, held in self._held.items() for demand in held.demands]
-        try:
-            kept = self._limiter.renew_leases(leases)
-        except StoreUnavailable as error:
-            logger.debug("leases not renewed: %r", error)
-            return
+        kept = self._limiter.renew_leases(leases)
         for (demand, holder), is_kept in zip(leases, kept, strict=True):
             with self._lock:
                 lost = None if is_kept else self._held.pop(holder, None)

@@ -56,6 +56,16 @@ class Demand:
         return self.limit.interval
 
     @cached_property
+    def method(self) -> str:
+        """The algorithm's name in ``lua/include/``."""
+        return self.limit.method
+
+    @cached_property
+    def size(self) -> int:
+        """The most permits that the limit holds."""
+        return self.limit.size
+
+    @cached_property
     def wire(self) -> bytes:
         """The arguments that ``lua/include/request.lua`` reads, as they go over the wire."""
         return bulk(*self.limit.wire(self.cost))
@@ -205,7 +215,7 @@ class Limiter:
         demands = self._demands(limits, key, None)
         self._store(
             self.client.delete,
-            *(k for each in demands for k in bucket_keys(self.prefix, each.name, each.key, each.limit.method)),
+            *(k for each in demands for k in bucket_keys(self.prefix, each.name, each.key, each.method)),
         )
 
     def reserve(
@@ -361,7 +371,7 @@ class Limiter:
                 return decision
 
     def _leases(self, demand: Demand) -> str:
-        return bucket_keys(self.prefix, demand.name, demand.key, demand.limit.method)[0]
+        return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
     def _run(
         self,
@@ -373,12 +383,12 @@ class Limiter:
     ) -> list[int]:
         """Run a script that ``lua/include/request.lua`` reads the demands of; ``kind``: one more key for each."""
         number = len(demands)
-        pieces = [self._keys(demand.name, demand.key, demand.limit.method) for demand in demands]
+        pieces = [self._keys(demand.name, demand.key, demand.method) for demand in demands]
         keys, values = _KEYS * number, _VALUES * number + len(first) + len(last)
         if kind is not None:
             pieces += [bulk(bucket_key(self.prefix, demand.name, demand.key, kind)) for demand in demands]
             keys, values = keys + number, values + number
-        methods = demands[0].limit.method if number == 1 else frozenset([demand.limit.method for demand in demands])
+        methods = demands[0].method if number == 1 else frozenset([demand.method for demand in demands])
         pieces.append(bulk(*first))
         pieces += [demand.wire for demand in demands]
         if last:
@@ -397,7 +407,7 @@ class Limiter:
         allowed, wait, binding, at = reply[:4]
         states = tuple(
             [
-                LimitState(demand.name, demand.key, demand.limit.size, remaining, reset / 1e6)
+                LimitState(demand.name, demand.key, demand.size, remaining, reset / 1e6)
                 for demand, remaining, reset in zip(demands, reply[4::2], reply[5::2], strict=True)
             ]
         )
@@ -406,17 +416,17 @@ class Limiter:
         else:
             tightest = min(states, key=lambda state: (state.remaining / state.limit, -state.reset_after))
         return Decision(
-            allowed=allowed == 1,
-            limit=tightest.limit,
-            remaining=tightest.remaining,
-            retry_after=wait / 1e6,
-            reset_after=tightest.reset_after,
-            binding=tightest.name if binding else None,
-            states=states,
-            full=allowed < 0,
-            id=id,
-            granted_at=at,
-            demands=tuple(demands),
+            allowed == 1,
+            tightest.limit,
+            tightest.remaining,
+            wait / 1e6,
+            tightest.reset_after,
+            tightest.name if binding else None,
+            states,
+            allowed < 0,
+            id,
+            at,
+            tuple(demands),
         )
 
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 
 from ._celery import Worker
 from .errors import StoreUnavailable
+from .leases import Leases
 from .limiter import Demand, Limiter
+from .limits import Concurrency
 
 __all__ = ["Outage"]
 
@@ -65,7 +67,7 @@ class Outage:
         """Seconds until a deferred task comes back: as long as the outage already lasts, jittered."""
         return min(LONGEST, max(SHORTEST, time.monotonic() - self._since)) * random.uniform(0.5, 1.5)
 
-    def local_wait(self, demands: Sequence[Demand]) -> float:
+    def local_wait(self, demands: Sequence[Demand], leases: Leases) -> float:
         """Take permits from this worker's share of each limit; else the seconds until there are some.
 
         The share is the limit divided by the workers that gossip knows. It starts empty, not full: what the
@@ -73,6 +75,9 @@ class Outage:
         """
         now = time.monotonic()
         workers = self._worker.live_workers()
+        places = [demand for demand in demands if isinstance(demand.limit, Concurrency)]
+        if any(leases.here(demand) >= max(1, demand.size // workers) for demand in places):
+            return PROBE
         intervals = {(demand.name, demand.key): demand.interval * workers * demand.cost for demand in demands}
         for bucket, interval in intervals.items():
             self._tats.setdefault(bucket, now + interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from celery.exceptions import Ignore
 from ._celery import PERMIT
 from .binding import plan_of
 from .config import leases_of, limiter_of
-from .errors import Throttled
+from .errors import StoreUnavailable, Throttled
 from .limiter import actual_costs
 from .worker import install
 
@@ -44,7 +45,8 @@ class RateLimitedMixin:
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Gives back what was taken here."""
-        leases_of(self.app).end(task_id)  # type: ignore[attr-defined]
+        with contextlib.suppress(StoreUnavailable):  # it is tried again
+            leases_of(self.app).end(task_id)  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
     def settle(self, actual_cost: int, *, limit: str | None = None) -> bool:
@@ -67,7 +69,8 @@ class RateLimitedTask(RateLimitedMixin, Task):
     touched. A direct call ``charge(1)`` and eager mode are not throttled.
 
     Args (options of ``@app.task``):
-        limits: a rate, a quota's name, a :class:`~celery_ratelimit.Limit`, or a list of those.
+        limits: a rate, a quota's name, a :class:`~celery_ratelimit.Limit`, a :class:`~celery_ratelimit.Concurrency`, or
+            a list of those.
         throttle: what becomes of a throttled task. ``"retry"``: its message is sent back once, with a countdown to
             its slot, and unlimited tasks behind it go on. ``"wait"``: it is held in the worker, the backlog stays
             in the broker and nothing is sent again; best on a queue of its own. ``"drop"``: it ends as REVOKED.
@@ -75,7 +78,8 @@ class RateLimitedTask(RateLimitedMixin, Task):
         inline_wait: seconds that a task which is a little too early may be held in the worker, in every mode.
             Default: two intervals of the rate, at most 0.02.
         max_wait: seconds; a task whose slot is further away is given up. Default: never.
-        overflow: what then becomes of it: ``"fail"`` (the default) or ``"drop"``.
+        overflow: what then becomes of it, and of one that finds a leaky bucket full: ``"fail"`` (the default) or
+            ``"drop"``.
 
     *Warning*: ``before_start`` is where a worker without the gate asks. Who overrides it calls ``super()``.
     """

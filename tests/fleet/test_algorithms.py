@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import redis
 from benchmarks.measures import worst_second
 from benchmarks.records import Start
 from celery_ratelimit import Concurrency, Limit, Limiter, Throttled
-from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import JITTER, Fleet, assert_never_over, until
 
 #: A place is given back when the worker hears that the task has ended, so it is never free too early.
@@ -84,6 +85,24 @@ def test_the_place_of_a_killed_worker_is_free_after_its_lease(
         fleet.wait_for(4, 10)
         leases = [lease for _, lease in store.zrange("ratelimit:v1:{places}::leases", 0, -1, withscores=True)]
         assert len([lease for lease in leases if lease > 0]) <= PLACES
+
+
+def test_without_the_store_local_lets_each_worker_have_its_share_of_the_places(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with embedded_server(persist=True) as limits_store:
+        conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "local"}
+        with Fleet(server, tmp_path, **conf) as fleet:
+            fleet.start("-c", "3", number=2)
+            time.sleep(3)  # until gossip has introduced them
+            limits_store.kill()
+            for index in range(12):
+                fleet.send("patient_place", index, 0.3)
+            until(lambda: ended(fleet) >= 6, 20, "the end of some tasks")
+            assert most_at_once(fleet.starts()) <= 2  # three places, two workers: one each
+            limits_store.start()
+            until(lambda: ended(fleet) == 12, 20, "the end of every task")
+            assert most_at_once(fleet.starts()) <= PLACES + 2  # and those who were let in meanwhile
 
 
 def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
