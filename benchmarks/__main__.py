@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import acquire, cpu, fleet, machine, report, upstream
+from benchmarks import acquire, algorithms, cpu, fleet, machine, report, upstream
 
 FLEET = ("plain", "recipe", "native", "heimdall", "heimdall_docs", "retry", "wait")
 UPSTREAM = ("recipe", "retry", "wait")
@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cpu_rounds": options.rounds,
         "acquire_rounds": options.acquire_rounds,
         "acquire_calls": options.acquire_calls,
+        "algorithms_rounds": options.algorithms_rounds,
+        "algorithms_calls": options.algorithms_calls,
     }
     result: dict[str, Any] = {**machine.describe(), "settings": settings, "scenarios": {}, "aims": []}
     try:
@@ -64,11 +66,13 @@ def _run(scenario: str, options: argparse.Namespace, say: Callable[[str], None])
         return upstream.run(variants, tasks=options.upstream_tasks, rate=options.rate, repeat=options.repeat, say=say)
     if scenario == "cpu":
         return cpu.run(tasks=options.cpu_tasks, rate=options.cpu_rate, rounds=options.rounds, say=say)
+    if scenario == "algorithms":
+        return algorithms.run(rounds=options.algorithms_rounds, calls=options.algorithms_calls, say=say)
     return acquire.run(rounds=options.acquire_rounds, calls=options.acquire_calls, say=say)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    scenarios = ("fleet", "upstream", "cpu", "acquire")
+    scenarios = ("fleet", "upstream", "cpu", "acquire", "algorithms")
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="celery_ratelimit beside its peers, in one run."
     )
@@ -85,6 +89,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="of cpu (default: %(default)s)")
     parser.add_argument("--acquire-rounds", type=int, default=30, help="default: %(default)s")
     parser.add_argument("--acquire-calls", type=int, default=1000, help="a round (default: %(default)s)")
+    parser.add_argument("--algorithms-rounds", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--algorithms-calls", type=int, default=400, help="a round (default: %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULT, help="where to (default: %(default)s)")
     options = parser.parse_args(argv)
     # Not by choices=: argparse holds an empty list of scenarios against them.

@@ -28,6 +28,7 @@ BASE, BASE_DEFAULT = "INCR, our client", "INCR, redis-py's defaults"
 KEPT = "INCR, a connection of its own"
 SCRIPTS = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_fcall")
 OURS = ("cmdstat_config|resetstat", "cmdstat_info")  # by which the statistics are read
+TIDY = 50
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Contender:
     name: str
     call: Callable[[], object]
     base: str
+    tidy: Callable[[], object] | None = None  # after every TIDY calls, and not timed
     us: list[float] = field(default_factory=list)  # microseconds per call, one for each round
     server_us: list[float] = field(default_factory=list)
     refused: int = 0
@@ -46,29 +48,43 @@ def run(*, rounds: int, calls: int, say: Callable[[str], None]) -> list[dict[str
     """``rounds`` × ``calls`` for each contender. Peers that are not installed are listed as such."""
     with embedded_server() as server, redis.Redis.from_url(server.url) as stats:
         contenders, missing = _contenders(server.url)
-        for contender in contenders:  # connections, scripts and caches, before anything is timed
-            for _ in range(200):
-                contender.call()
-        for number in range(rounds):
-            say(f"acquire: round {number + 1} of {rounds}")
-            turn = number % len(contenders)
-            for contender in contenders[turn:] + contenders[:turn]:
-                _round(contender, calls, stats)
+        measure(contenders, stats, rounds=rounds, calls=calls, say=lambda text: say(f"acquire: {text}"))
     bases = {contender.name: contender for contender in contenders}
-    return [_row(contender, bases[contender.base]) for contender in contenders] + [
+    return [row(contender, bases[contender.base]) for contender in contenders] + [
         {"name": name, "note": "not installed"} for name in missing
     ]
 
 
+def measure(contenders: list[Contender], stats: Any, *, rounds: int, calls: int, say: Callable[[str], None]) -> None:
+    """Every contender in every round, in an order that turns; ``stats`` is a client of the server they all ask."""
+    for contender in contenders:  # connections, scripts and caches, before anything is timed
+        for _ in range(200):
+            contender.call()
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}")
+        turn = number % len(contenders)
+        for contender in contenders[turn:] + contenders[:turn]:
+            _round(contender, calls, stats)
+
+
 def _round(contender: Contender, calls: int, stats: Any) -> None:
+    call, tidy = contender.call, contender.tidy
+    if tidy is not None:
+        tidy()
     stats.config_resetstat()
     gc.collect()
     gc.disable()  # a collection costs more than a call and would hit one contender or another by chance
     try:
-        call = contender.call
-        began = time.perf_counter()
-        allowed = sum(1 for _ in range(calls) if call())
-        contender.us.append((time.perf_counter() - began) * 1e6 / calls)
+        seconds, allowed, left = 0.0, 0, calls
+        while left:
+            now = min(left, TIDY) if tidy is not None else left
+            began = time.perf_counter()
+            allowed += sum(1 for _ in range(now) if call())
+            seconds += time.perf_counter() - began
+            left -= now
+            if tidy is not None:
+                tidy()
+        contender.us.append(seconds * 1e6 / calls)
     finally:
         gc.enable()
     contender.refused += calls - allowed
@@ -78,7 +94,8 @@ def _round(contender: Contender, calls: int, stats: Any) -> None:
     contender.server_us.append(sum(seen[name]["usec"] for name in names) / calls)
 
 
-def _row(contender: Contender, base: Contender) -> dict[str, object]:
+def row(contender: Contender, base: Contender) -> dict[str, object]:
+    """The figures of a contender, as medians over its rounds; ``base`` is what it is compared with."""
     return {
         "name": contender.name,
         "us": median(contender.us),

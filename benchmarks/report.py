@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.algorithms import MIXED, SLIDING_LOG, THREE, TOKEN_BUCKET
+
 Row = Mapping[str, Any]
 Results = Mapping[str, Sequence[Row]]
 
@@ -23,7 +25,7 @@ def _fixed(digits: int, suffix: str = "") -> Callable[[float], str]:
     return lambda value: "–" if math.isnan(value) else f"{value:.{digits}f}{suffix}"
 
 
-#: For each scenario: heading, field and how it is printed.
+#: For each scenario, or each part of one: heading, field and how it is printed.
 _FLEET = (
     ("started", "started", _whole),
     ("seconds", "seconds", _fixed(1)),
@@ -54,17 +56,47 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, Callable[[float], str]]]] = {
         ("server µs", "server_us", _fixed(2)),
         ("refused", "refused", _whole),
     ),
+    "several": (
+        ("µs a decision", "us", _fixed(1)),
+        ("× INCR", "ratio", _fixed(2)),
+        ("server µs", "server_us", _fixed(2)),
+        ("refused", "refused", _whole),
+    ),
+    "server": (
+        ("server µs", "server_us", _fixed(2)),
+        ("× bare script", "against_bare", _fixed(2)),
+        ("× token bucket", "against_token_bucket", _fixed(2)),
+        ("refused", "refused", _whole),
+    ),
+    "memory": (
+        ("1 call", "bytes_1", _whole),
+        ("100", "bytes_100", _whole),
+        ("1,000", "bytes_1000", _whole),
+        ("10,000", "bytes_10000", _whole),
+        ("a call, of 100", "bytes_a_call_100", _fixed(1)),
+        ("of 1,000", "bytes_a_call_1000", _fixed(1)),
+        ("of 10,000", "bytes_a_call_10000", _fixed(1)),
+    ),
 }
 TITLES = {
     "fleet": "fleet: {tasks:,} tasks at {rate}/s, two workers of two processes, sent beforehand",
     "upstream": "upstream: {upstream_tasks:,} calls to a server that allows {rate}/s, five at once",
     "cpu": "cpu: one worker of two processes, medians of {cpu_rounds} rounds",
     "acquire": "acquire: one permit from Python, medians of {acquire_rounds} rounds of {acquire_calls:,}",
+    "several": "algorithms: three limits, medians of {algorithms_rounds} rounds of {algorithms_calls:,}",
+    "server": "algorithms: the server's own time for a decision, in the same rounds",
+    "memory": "algorithms: bytes in the store for one bucket, after so many calls",
 }
 
 
 def show(console: Console, scenario: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> None:
-    """Print the table of one scenario."""
+    """Print the table of one scenario, or those of its parts."""
+    parts = dict.fromkeys(str(row.get("part", scenario)) for row in rows)
+    for part in parts:
+        _show_part(console, part, [row for row in rows if row.get("part", scenario) == part], settings)
+
+
+def _show_part(console: Console, scenario: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> None:
     table = Table(title=TITLES[scenario].format(**settings), title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column("", no_wrap=True)
     for heading, _, _ in COLUMNS[scenario]:
@@ -77,7 +109,7 @@ def show(console: Console, scenario: str, rows: Sequence[Row], settings: Mapping
             continue
         if row.get("complete") is False:
             name += " (cut off)"
-        table.add_row(name, *(form(row[field]) for _, field, form in COLUMNS[scenario]), style=style)
+        table.add_row(name, *(form(row.get(field, math.nan)) for _, field, form in COLUMNS[scenario]), style=style)
     console.print(table)
 
 
@@ -129,6 +161,14 @@ AIMS: Sequence[Aim] = (
     Aim("CPU, limited but not throttled, × plain", "cpu", "passing", "ratio", 1.12),
     Aim("CPU, throttled by wait, × plain", "cpu", "wait", "ratio", 1.4),
     Aim("one acquire, × INCR", "acquire", "celery_ratelimit, Limiter.acquire", "ratio", 1.25),
+    Aim("three token buckets in one decision, × INCR", "algorithms", THREE, "ratio", 1.5),
+    Aim("token bucket, log and Concurrency in one decision, × INCR", "algorithms", MIXED, "ratio", 1.5),
+    Aim("server CPU, token bucket, × a bare GCRA script", "algorithms", TOKEN_BUCKET, "against_bare", 1.25),
+    Aim("bytes of a token bucket's key", "algorithms", TOKEN_BUCKET, "bytes_1", 160),
+    *(
+        Aim(f"bytes a logged call, of {calls:,}", "algorithms", SLIDING_LOG, f"bytes_a_call_{calls}", 30)
+        for calls in (100, 1000, 10000)
+    ),
 )
 
 

@@ -126,7 +126,7 @@ class Link:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        pool = client.connection_pool
+        pool = getattr(client, "connection_pool", None)
         self._pool: ConnectionPool | None = pool if type(pool) is ConnectionPool else None
         self._local = threading.local()
 

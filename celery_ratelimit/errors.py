@@ -23,7 +23,7 @@ class ImpossibleRequest(RateLimitError, ValueError):
     Attributes:
         limit: the limit's name.
         cost: the permits asked for.
-        capacity: the most that the limit holds (its burst).
+        capacity: the most that the limit can grant at once: its burst and debt, or the count of its window.
     """
 
     def __init__(self, limit: str, cost: int, capacity: int) -> None:
@@ -34,8 +34,8 @@ class ImpossibleRequest(RateLimitError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"limit {self.limit!r} can never grant {self.cost} permits at once: its burst is {self.capacity}. "
-            f"Raise burst to at least {self.cost}, or lower the cost"
+            f"limit {self.limit!r} can never grant {self.cost} permits at once: it holds {self.capacity} at most. "
+            f"Raise its burst (or the count of its window) to at least {self.cost}, or lower the cost"
         )
 
 

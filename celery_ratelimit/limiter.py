@@ -255,7 +255,9 @@ class Limiter:
         """Correct what a granted call was charged, once it is known: more is charged, less is given back.
 
         For costs that are known only afterwards (tokens of a language model): acquire with an estimate, settle with
-        the truth. It counts once, however often it is called for a decision.
+        the truth. It counts once, however often it is called for a decision. What was too much comes back as far as
+        nobody can exceed the limit by it: all of it from windows, and from a token bucket that has been busy since
+        (up to half of its burst); a bucket that was nearly full meanwhile does not miss it.
 
         Args:
             decision: the one that allowed the call.

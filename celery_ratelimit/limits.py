@@ -72,20 +72,26 @@ def parse_rate(text: str, headroom: float = 0.0) -> Rate:
     return _parse_rate(text, Fraction(str(headroom)))
 
 
-def parse_window(text: str, headroom: float = 0.0) -> Rate:
-    """Read a rate as so many in a window: ``"1000/h"`` is 1,000 in an hour, not one in 3.6 s."""
+def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False) -> Rate:
+    """Read a rate as so many in a window: ``"1000/h"`` is 1,000 in an hour, not one in 3.6 s.
+
+    The headroom makes the window longer; where that is to be kept (``keep_period``), the count smaller.
+    """
     count, period = _read_rate(text) if isinstance(text, str) else (Fraction(0), Fraction(0))
     parse_rate(text)  # whatever else is wrong with it
     if count.denominator != 1 or period.denominator != 1:
         raise ConfigurationError(
             f"the rate {text!r} is not a whole number in a whole window: write it as such, '1/2s' rather than '0.5/s'"
         )
-    kept = math.floor(count * (1 - Fraction(str(headroom))))
-    if kept < 1:
+    if keep_period:
+        count = Fraction(math.floor(count * (1 - Fraction(str(headroom)))))
+    else:
+        period = Fraction(math.ceil(period / (1 - Fraction(str(headroom)))))
+    if count < 1:
         raise ConfigurationError(f"the rate {text!r} with headroom={headroom!r} would never let anything through")
-    if kept >= 10**9 or period >= 10**15:
+    if count >= 10**9 or period >= 10**15:
         raise ConfigurationError(f"the rate {text!r} is more than can be counted exactly in one window")
-    return Rate(kept, int(period))
+    return Rate(int(count), int(period))
 
 
 def _read_rate(text: str) -> tuple[Fraction, Fraction]:
@@ -169,7 +175,8 @@ class Limit:
             begins with the first call after the last window.
         precision: sliding window: how many sub-windows a period is cut into.
         headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
-            call that it is for: an upstream that counts strict windows sees calls closer together than permits.
+            call that it is for: an upstream that counts strict windows sees calls closer together than permits. A
+            window becomes longer by it, or its count smaller where it is aligned to the clock.
 
     Raises:
         ConfigurationError: a rate that cannot be read, an impossible value, or an option of another algorithm.
@@ -229,8 +236,10 @@ class Limit:
         if burst > 1 and algorithm != "token_bucket":
             raise ConfigurationError(f"{who}: burst={burst} is for algorithm='token_bucket', not {algorithm!r}")
         self._check_options(who)
-        windowed = algorithm in _WINDOWS
-        parsed = parse_window(rate, headroom) if windowed else parse_rate(rate, headroom)
+        if algorithm in _WINDOWS or refill == "interval":
+            parsed = parse_window(rate, headroom, keep_period=algorithm == "fixed_window" and align == "clock")
+        else:
+            parsed = parse_rate(rate, headroom)
         object.__setattr__(self, "parsed", parsed)
         self._check_exact(who, parsed)
         _check_name_and_key(who, name, key)

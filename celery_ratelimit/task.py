@@ -108,9 +108,11 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
         request.delivery_info = {**delivery, PERMIT: permit}
         time.sleep(decision.retry_after)
         return
-    if policy.throttle == "fail":
+    given_up = decision.full or decision.retry_after > policy.claim
+    outcome = policy.overflow if policy.waits and given_up else policy.throttle
+    if outcome == "fail":
         raise Throttled(decision.binding or "", decision.retry_after)
-    if policy.throttle != "drop":
+    if outcome != "drop":
         task.signature_from_request(
             request,
             request.args,

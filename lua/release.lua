@@ -11,11 +11,12 @@ local at = tonumber(ARGV[2])
 --!include now.lua
 
 local NEWEST = 0.2 -- the share of the newest hold in the running mean
+local LONGEST_US = 86400000000 -- and the longest that is believed, a day
 local released = 0
 for i = 1, #KEYS do
     if call('ZSCORE', KEYS[i], id) then
         released = released + 1
-        local held = max(0, now - at)
+        local held = min(max(0, now - at), LONGEST_US)
         local mean = tonumber(call('ZSCORE', KEYS[i], ''))
         if mean then held = floor(-mean * (1 - NEWEST) + held * NEWEST) end
         call('ZADD', KEYS[i], int(-held), '') -- first, so that the key and its time to live stay

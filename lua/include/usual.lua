@@ -1,19 +1,37 @@
--- The usual case without the machinery, at half of its cost: one token bucket of whole intervals, nobody in line, a
--- permit within the horizon. It answers and writes what token_bucket.lua would; whatever else is the case goes on below.
-if #KEYS == 2 and ARGV[4] == 'token_bucket' and ARGV[9] == '0' then
-    local interval, burst = ARGV[6] / ARGV[5], ARGV[7]
-    local tat, usual = now, interval % 1 == 0
-    local raw = usual and call('GET', KEYS[1])
-    if raw then
-        local full, rem, written, cursor = match(raw, '(%d+) (%d+) (%d+) (%d+)')
-        usual = rem == '0' and cursor == '0' and written - now <= 0
-        tat = max(full, now)
+-- The usual case without the machinery, at half of its cost: token buckets of whole intervals, nobody in line, permits
+-- within the horizon. It answers and writes what token_bucket.lua would; whatever else is the case goes on below.
+do
+    local joint, tats, lows = now, {}, {}
+    for i = 1, #KEYS / 2 do
+        local at = 6 * i - 2
+        local interval = ARGV[at + 2] / ARGV[at + 1]
+        if ARGV[at] ~= 'token_bucket' or ARGV[at + 5] ~= '0' or interval % 1 ~= 0 then
+            joint = nil
+            break
+        end
+        local tat, low = now, now
+        local raw = call('GET', KEYS[2 * i - 1])
+        if raw then
+            local full, rem, written, cursor, last_low = match(raw, '(%d+) (%d+) (%d+) (%d+) (%d+)')
+            if rem ~= '0' or cursor ~= '0' or written - now > 0 then
+                joint = nil
+                break
+            end
+            tat, low = max(full, now), last_low
+        end
+        tats[i], lows[i] = tat, low
+        joint = max(joint, tat + (ARGV[at + 4] - ARGV[at + 3]) * interval)
     end
-    local new = tat + ARGV[8] * interval
-    local joint = max(now, new - burst * interval)
-    if usual and joint <= now + ARGV[2] then
-        call('SET', KEYS[1], format('%d 0 %d 0', new, now), 'PX', int(ceil((new + 1 - now) / 1000)))
-        local left = max(0, floor((now - new) / interval + burst))
-        return format('1 %d 0 %d %d %d', joint - now, joint, left, new - now)
+    if joint and joint <= now + ARGV[2] then
+        local answer = format('1 %d 0 %d', joint - now, joint)
+        for i = 1, #tats do
+            local at = 6 * i - 2
+            local interval, burst = ARGV[at + 2] / ARGV[at + 1], ARGV[at + 3]
+            local low = (tats[i] - joint) * 2 < burst * interval and joint or lows[i]
+            local new = max(tats[i], joint) + ARGV[at + 4] * interval
+            call('SET', KEYS[2 * i - 1], format('%d 0 %d 0 %d', new, now, low), 'PX', int(ceil((new + 1 - now) / 1000)))
+            answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
+        end
+        return answer
     end
 end

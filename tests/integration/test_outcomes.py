@@ -102,7 +102,7 @@ def test_a_callable_that_raises_fails_its_own_task_and_takes_nothing(
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
         fleet.start()
-        with pytest.raises(ImpossibleRequest, match="burst is 10"):
+        with pytest.raises(ImpossibleRequest, match="holds 10 at most"):
             fleet.send("weighed", 0, 11).get(timeout=10)
         with pytest.raises(TypeError):
             fleet.send("weighed", 0).get(timeout=10)

@@ -32,6 +32,7 @@ def test_bad_values_are_value_errors_too() -> None:
 
 def test_the_texts_name_the_limit_and_the_mend() -> None:
     assert str(ImpossibleRequest("api", 11, 10)) == (
-        "limit 'api' can never grant 11 permits at once: its burst is 10. Raise burst to at least 11, or lower the cost"
+        "limit 'api' can never grant 11 permits at once: it holds 10 at most. "
+        "Raise its burst (or the count of its window) to at least 11, or lower the cost"
     )
     assert str(Throttled("api", 1.5)) == "throttled by limit 'api': a permit is free in 1.500 s"

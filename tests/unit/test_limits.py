@@ -144,7 +144,9 @@ def test_a_cost_that_is_whole_may_be_written_as_a_float() -> None:
 
 
 def test_a_cost_above_the_burst_is_an_error_when_the_limit_is_made() -> None:
-    with pytest.raises(ConfigurationError, match=r"can never grant 11 permits at once: its burst is 10.*at least 11"):
+    with pytest.raises(
+        ConfigurationError, match=r"can never grant 11 permits at once: it holds 10 at most.*at least 11"
+    ):
         Limit("100/s", burst=10, cost=11)
 
 
