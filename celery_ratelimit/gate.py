@@ -11,8 +11,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +22,7 @@ from .decision import Decision
 from .errors import StoreUnavailable, Throttled
 from .leases import Leases
 from .limiter import Demand, Limiter
+from .line import Held, Line
 from .outage import Outage
 from .signals import task_throttled
 
@@ -45,60 +45,6 @@ STALE = 0.1
 REDELIVERY_SHARE = 0.5
 #: A horizon that grants nothing: asks only for a slot.
 SLOT_ONLY = -1e6
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A request in the gate.
-
-    ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
-    countdown; it does not count against the prefetch, or those that wait for their turn would keep newcomers out.
-    ``paid``: it has a permit, good at that time (microseconds, the store's clock).
-    """
-
-    request: Any
-    queue: str
-    plan: Plan
-    demands: tuple[Demand, ...]
-    since: float
-    slotted: bool
-    returned: bool
-    paid: int | None = None
-    announced: bool = False
-
-    @property
-    def id(self) -> str:
-        """What the store knows it by. Each attempt of a task that is tried again is a request of its own."""
-        retries = self.request.request_dict.get("retries")
-        return f"{self.request.id}.{retries}" if retries else self.request.id
-
-
-@dataclass(slots=True, eq=False)
-class Line:
-    """The requests of one worker that ask the same buckets, first come first served.
-
-    Attributes:
-        slotted: those that have a slot (they came back, or the pool was busy) and have to ask; they go first.
-        new: newcomers that have to ask.
-        due: (time, number, held): holds a permit that is good at that time, or asks again then.
-        next_ask: when the head may ask; earlier it would be told to wait.
-        open: the last one that asked could have started at once: a newcomer need not ask for a slot.
-        cancel: cancels the line's timer, which goes off at ``alarm``.
-    """
-
-    slotted: deque[Held] = field(default_factory=deque)
-    new: deque[Held] = field(default_factory=deque)
-    due: list[tuple[float, int, Held]] = field(default_factory=list)
-    next_ask: float = 0.0
-    open: bool = True
-    cancel: Callable[[], None] | None = None
-    alarm: float = 0.0
-
-    def waiting(self, held: Held) -> deque[Held]:
-        return self.slotted if held.slotted else self.new
-
-    def __len__(self) -> int:
-        return len(self.slotted) + len(self.new) + len(self.due)
 
 
 class Gate:
@@ -422,15 +368,17 @@ class Gate:
             free -= len([at for at in self._grants if at <= soon])
         return free
 
-    def _leave(self, held: Held) -> None:
+    def _leave(self, held: Held, *, starts: bool = False) -> None:
         self._held -= 1
         if held.returned:
             self.worker.narrow_prefetch()
+        if held.plan.leased and not starts:
+            self._end_lease(held)
 
     def _start(self, held: Held, granted_at: int) -> None:
-        self._leave(held)
-        if held.request.revoked():
-            self._end_lease(held)
+        revoked = held.request.revoked()
+        self._leave(held, starts=not revoked)
+        if revoked:
             return
         if held.plan.leased:
             self._running[held.request.id] = held
