@@ -1,0 +1,170 @@
+"""The options of each algorithm: what they are on the wire, and what is wrong with those that cannot be."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
+from celery_ratelimit.config import limits_of, named
+from celery_ratelimit.limiter import Demand, actual_costs
+
+
+@pytest.mark.parametrize(
+    ("limit", "wire"),
+    [
+        (Limit("100/s"), ("token_bucket", 1, 10_000, 1, 1, 0)),
+        (Limit("3/s", burst=5, debt=7), ("token_bucket", 3, 1_000_000, 5, 1, 7)),
+        (Limit("10/s", refill="interval", burst=20), ("stepped_bucket", 10, 1_000_000, 20, 1, 0)),
+        (Limit("10/s", warmup=2.5), ("warm_up", 1, 100_000, 1, 1, 2_500_000)),
+        (Limit("10/s", algorithm="leaky_bucket"), ("leaky_bucket", 1, 100_000, 1, 1, -1)),
+        (Limit("10/s", algorithm="leaky_bucket", capacity=0), ("leaky_bucket", 1, 100_000, 1, 1, 0)),
+        (Limit("1000/h", algorithm="fixed_window"), ("fixed_window", 1000, 3_600_000_000, 1000, 1, 0)),
+        (Limit("2/3s", algorithm="fixed_window", align="first"), ("fixed_window", 2, 3_000_000, 2, 1, 1)),
+        (Limit("10/s", algorithm="sliding_window"), ("sliding_window", 10, 1_000_000, 10, 1, 10)),
+        (Limit("10/s", algorithm="sliding_window", precision=60), ("sliding_window", 10, 1_000_000, 10, 1, 60)),
+        (Limit("10/s", algorithm="sliding_log"), ("sliding_log", 10, 1_000_000, 10, 1, 0)),
+        (Concurrency(5), ("concurrency", 5, 60_000_000, 5, 1, 0)),
+        (Concurrency(5, lease=0.5), ("concurrency", 5, 500_000, 5, 1, 0)),
+    ],
+    ids=str,
+)
+def test_what_the_scripts_are_told(limit: Limit | Concurrency, wire: tuple[Any, ...]) -> None:
+    assert limit.wire(1) == wire
+    assert pickle.loads(pickle.dumps(limit)).wire(1) == wire
+    assert replace(limit, name="other").wire(1) == wire
+
+
+@pytest.mark.parametrize(
+    ("limit", "wire"),
+    [
+        (Limit("100/s", headroom=0.03), ("token_bucket", 97, 1_000_000, 1, 1, 0)),
+        (Limit("100/s", headroom=0.03, algorithm="fixed_window"), ("fixed_window", 97, 1_000_000, 97, 1, 0)),
+        (Limit("97/s", headroom=0.03, algorithm="sliding_log"), ("sliding_log", 97, 1_030_928, 97, 1, 0)),
+        (Limit("1/s", headroom=0.5, algorithm="fixed_window", align="first"), ("fixed_window", 1, 2_000_000, 1, 1, 1)),
+    ],
+)
+def test_headroom_keeps_a_share_of_the_rate_back(limit: Limit, wire: tuple[Any, ...]) -> None:
+    assert limit.wire(1) == wire
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"algorithm": "gcra"}, r"algorithm='gcra' is not one of token_bucket, leaky_bucket"),
+        ({"algorithm": "sliding_log", "burst": 5}, r"burst=5 is for algorithm='token_bucket', not 'sliding_log'"),
+        ({"algorithm": "leaky_bucket", "debt": 1}, r"debt=1 is for algorithm='token_bucket', not 'leaky_bucket'"),
+        ({"capacity": 5}, r"capacity=5 is for algorithm='leaky_bucket', not 'token_bucket'"),
+        ({"align": "first"}, r"align='first' is for algorithm='fixed_window'"),
+        ({"precision": 5}, r"precision=5 is for algorithm='sliding_window'"),
+        ({"algorithm": "fixed_window", "align": "utc"}, r"align='utc' is not one of clock, first"),
+        ({"refill": "greedy"}, r"refill='greedy' is not one of continuous, interval"),
+        ({"debt": -1}, r"debt=-1 must be a whole number of at least 0"),
+        ({"debt": 1.5}, r"debt=1.5 must be a whole number"),
+        ({"algorithm": "leaky_bucket", "capacity": -1}, r"capacity=-1 must be a whole number of at least 0"),
+        ({"algorithm": "sliding_window", "precision": 0}, r"precision=0 must be a whole number of at least 1"),
+        ({"warmup": -1}, r"warmup=-1 must be a number of seconds"),
+        ({"warmup": float("inf")}, r"warmup=inf must be a number of seconds"),
+        ({"warmup": 1, "debt": 1}, r"exclude one another"),
+        ({"refill": "interval", "debt": 1}, r"exclude one another"),
+        ({"headroom": 1}, r"headroom=1 must be a share from 0 to below 1"),
+        ({"headroom": -0.1}, r"headroom=-0.1 must be a share"),
+        ({"headroom": "3%"}, r"headroom='3%' must be a share"),
+    ],
+)
+def test_an_option_that_cannot_be_is_an_error_that_names_it(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        Limit("100/s", name="api", **options)
+    assert "'api'" in str(caught.value)
+
+
+@pytest.mark.parametrize("rate", ["0.5/s", "1.5/m"])
+def test_a_window_takes_whole_numbers(rate: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{rate}' is not a whole number in a whole window.*1/2s"):
+        Limit(rate, algorithm="sliding_log")
+
+
+def test_a_window_that_headroom_leaves_nothing_of() -> None:
+    with pytest.raises(ConfigurationError, match=r"'1/s' with headroom=0.1 would never let anything through"):
+        Limit("1/s", algorithm="fixed_window", headroom=0.1)
+
+
+def test_a_sliding_window_that_cannot_be_reckoned_exactly() -> None:
+    with pytest.raises(ConfigurationError, match="raise precision"):
+        Limit("999999999/d", algorithm="sliding_window", precision=1)
+    Limit("999999999/d", algorithm="sliding_window", precision=10_000)
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "says"),
+    [
+        (0, {}, r"Concurrency\(0\): the limit must be a whole number"),
+        (1.5, {}, r"Concurrency\(1.5\): the limit must be a whole number"),
+        (True, {}, r"the limit must be a whole number"),
+        (5, {"lease": 0}, r"lease=0 must be a number of seconds"),
+        (5, {"lease": float("nan")}, r"lease=nan must be a number of seconds"),
+        (5, {"name": ""}, r"name='' must be a text"),
+        (5, {"key": "{0}"}, r"must name the task's arguments"),
+    ],
+)
+def test_a_concurrency_that_cannot_be(limit: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Concurrency(limit, **options)
+
+
+def test_what_can_never_be_granted_is_an_error_when_the_limit_is_made() -> None:
+    for limit in (
+        lambda: Limit("5/s", algorithm="sliding_log", cost=6),
+        lambda: Limit("5/s", algorithm="leaky_bucket", cost=2),
+        lambda: Limit("5/s", burst=3, debt=2, cost=6),
+    ):
+        with pytest.raises(ConfigurationError, match="can never grant"):
+            limit()
+    assert Limit("5/s", burst=3, debt=2, cost=5).most == 5
+    assert Limit("5/s", algorithm="sliding_log", cost=5).most == 5
+
+
+def test_settings_may_describe_any_of_them() -> None:
+    spec = [{"rate": "10/s", "algorithm": "sliding_log"}, {"limit": 5, "lease": 10}, "1/s", Concurrency(2)]
+    limits = limits_of(spec, {}, "here")
+    assert limits == (Limit("10/s", algorithm="sliding_log"), Concurrency(5, lease=10), Limit("1/s"), Concurrency(2))
+    assert [limit.name for limit in named(limits, "task")] == ["task", "task#2", "task#3", "task#4"]
+    with pytest.raises(ConfigurationError, match=r"here: .*'leese'"):
+        limits_of({"limit": 5, "leese": 10}, {}, "here")
+
+
+def demand(name: str, taken: int = 1, **options: Any) -> Demand:
+    limit = Limit("100/s", burst=100, name=name, **options)
+    return Demand(limit, name, "", taken)
+
+
+@pytest.mark.parametrize(
+    ("demands", "name", "actual"),
+    [
+        # Whose cost comes from the arguments; else who takes more than one; else all.
+        ([demand("calls"), demand("tokens", 40, cost="tokens")], None, [1, 7]),
+        ([demand("calls"), demand("tokens", 40)], None, [1, 7]),
+        ([demand("calls"), demand("more")], None, [7, 7]),
+        ([demand("calls"), demand("tokens", 40, cost="tokens")], "calls", [7, 40]),
+    ],
+)
+def test_what_an_actual_cost_is_meant_for(demands: list[Demand], name: str | None, actual: list[int]) -> None:
+    assert actual_costs(demands, 7, name) == actual
+
+
+def test_an_actual_cost_for_a_limit_that_is_not_there() -> None:
+    with pytest.raises(ConfigurationError, match=r"no limit 'other' in this decision \(limits: calls\)"):
+        actual_costs([demand("calls")], 7, "other")
+
+
+def test_what_they_are_called() -> None:
+    assert repr(Limit("10/s", algorithm="sliding_log", name="a")) == "Limit('10/s', algorithm='sliding_log', name='a')"
+    assert str(Concurrency(5, name="gpu")) == "gpu: 5 at once"
+    assert str(Limit("10/s", algorithm="sliding_log")) == "limit: 10/s"
+
+
+def test_impossible_requests_say_what_the_limit_holds() -> None:
+    assert "it holds 30 at most" in str(ImpossibleRequest("api", 31, Limit("1/s", burst=10, debt=20).most))
