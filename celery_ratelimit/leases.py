@@ -84,9 +84,12 @@ class Leases:
             return sum(demand in held.demands for held in self._held.values())
 
     def _release(self, holder: str, held: _Held) -> None:
+        if self._ended.get(holder) is not held:
+            return  # it has begun again meanwhile
         self._limiter.release_demands(held.demands, id=holder, granted_at=held.granted_at)
         with self._lock:
-            self._ended.pop(holder, None)
+            if self._ended.get(holder) is held:
+                del self._ended[holder]
 
     def _look_after(self) -> None:
         while True:
@@ -103,12 +106,14 @@ class Leases:
 
     def _renew(self) -> None:
         with self._lock:
-            leases = [(demand, holder) for holder, held in self._held.items() for demand in held.demands]
-        kept = self._limiter.renew_leases(leases)
-        for (demand, holder), is_kept in zip(leases, kept, strict=True):
+            leases = [(demand, holder, held) for holder, held in self._held.items() for demand in held.demands]
+        kept = self._limiter.renew_leases([(demand, holder) for demand, holder, _ in leases])
+        for (demand, holder, held), is_kept in zip(leases, kept, strict=True):
             with self._lock:
-                lost = None if is_kept else self._held.pop(holder, None)
-            if lost is not None:
+                lost = not is_kept and self._held.get(holder) is held
+                if lost:
+                    del self._held[holder]
+            if lost:
                 logger.warning(
                     "The lease of %s under %r was lost while it runs: the store was out of reach for longer than %g s",
                     *(holder, demand.name, getattr(demand.limit, "lease", 0.0)),

@@ -195,7 +195,8 @@ class Limiter:
             ConfigurationError: an unknown quota, or a limit without a name or key that it needs.
             StoreUnavailable: the store did not answer.
 
-        *Warning*: without ``max_wait`` a call has no place in the line. While tasks wait for this limit
+        *Warning*: under :class:`Concurrency` nobody knows when a place will be free: waits are estimates, and callers
+        may overtake one another. Without ``max_wait`` a call has no place in the line. While tasks wait for this limit
         (``throttle="retry"``), it is refused; with ``max_wait`` it is served in its turn, behind them.
 
         The permit is spent when this returns. What the caller does afterwards, and when, is not seen.

@@ -10,6 +10,7 @@
 -- Writes allowed: each limit's state, TTL until it is full again.
 --        refused: the slots of the limit that said no, TTL until a second after the last slot.
 local id = ARGV[1]
+local NUMBER = #KEYS / 2 -- of limits
 local FIRST_LIMIT = 4
 --!include prelude.lua
 --!include now.lua

@@ -6,8 +6,9 @@
 -- Reply  1 if there was such a reservation, else 0
 -- Writes each limit's state, and takes the id out of the reservations.
 local id = ARGV[1]
+local NUMBER = #KEYS / 3 -- of limits
 local FIRST_LIMIT = 2
-local RESERVATIONS = #KEYS / 3 * 2
+local RESERVATIONS = 2 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -6,6 +6,7 @@
 -- Reply  how many slots there were
 -- Writes the slots, and the state of a limit whose line has become shorter.
 local id = ARGV[1]
+local NUMBER = #KEYS / 2 -- of limits
 local FIRST_LIMIT = 2
 --!include prelude.lua
 --!include now.lua

@@ -5,6 +5,7 @@
 --        2+ six per limit, see include/request.lua
 -- Reply  see include/reply.lua
 local id = ARGV[1]
+local NUMBER = #KEYS / 2 -- of limits
 local FIRST_LIMIT = 2
 --!include prelude.lua
 --!include now.lua

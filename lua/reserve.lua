@@ -9,8 +9,9 @@
 -- Writes each limit's state; reservations: sorted set, id -> us at which its permits are good; TTL an hour after the
 --        last, which is how long an id is known.
 local id = ARGV[1]
+local NUMBER = #KEYS / 3 -- of limits
 local FIRST_LIMIT = 3
-local RESERVATIONS = #KEYS / 3 * 2
+local RESERVATIONS = 2 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -9,8 +9,9 @@
 -- Writes each limit's state; settled: sorted set, id -> us; TTL an hour after the last, which is how long an id is known.
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
+local NUMBER = #KEYS / 3 -- of limits
 local FIRST_LIMIT = 3
-local SETTLED = #KEYS / 3 * 2
+local SETTLED = 2 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

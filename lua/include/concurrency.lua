@@ -25,7 +25,11 @@ function concurrency.earliest(limit, now, ahead, permits)
     local mean = -(tonumber(call('ZSCORE', limit.state_key, '')) or -FIRST_GUESS_US)
     -- Whoever holds a place has held it since the last one was taken, at least.
     mean = max(mean, now + (tonumber(call('ZSCORE', limit.state_key, '\0')) or -now))
-    return now + max(LEAST_WAIT_US, ceil(over * mean / limit.count))
+    local at = now + max(LEAST_WAIT_US, ceil(over * mean / limit.count))
+    if ahead > 0 then return at end
+    -- The first in line need not wait for longer than until a lease expires, should its holder be dead.
+    local expiry = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    return min(at, tonumber(expiry) or at)
 end
 
 function concurrency.take(limit, joint, permits)

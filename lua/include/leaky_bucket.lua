@@ -19,14 +19,16 @@ local leaky_bucket = {
 function leaky_bucket.check(limit, now, id)
     limit.capacity, limit.extra = limit.extra, 0
     gcra.check(limit, now, id)
+    limit.room = limit.capacity < 0 and math.huge or floor(limit.capacity * limit.period / limit.count)
+    -- Nor may a permit be taken ahead beyond the queue's end. Who has a slot is in the queue already.
+    if not limit.owner and limit.grant > now + limit.room then limit.behind = true end
 end
 
 function leaky_bucket.reserve(limit, now, id, joint, latest)
-    if limit.capacity < 0 then return gcra.reserve(limit, now, id, joint, latest) end
-    local longest = floor(limit.capacity * limit.period / limit.count)
-    local slot = gcra.reserve(limit, now, id, joint, min(latest, now + longest))
-    if slot <= now + longest then return slot, false end
-    return max(now + 1, slot - longest), true -- when there will be room
+    if limit.owner then return gcra.reserve(limit, now, id, joint, latest) end
+    local slot = gcra.reserve(limit, now, id, joint, min(latest, now + limit.room))
+    if slot <= now + limit.room then return slot end
+    return max(now + 1, slot - limit.room), true -- when there will be room
 end
 
 algorithms.leaky_bucket = leaky_bucket

@@ -8,7 +8,7 @@
 --   cost        permits   whole, >= 1, and no more than could ever be granted (checked by the caller)
 --   extra       whole     what the algorithm takes besides, see its file
 local limits = {}
-for i = 1, #KEYS / 2 do
+for i = 1, NUMBER do
     local at = FIRST_LIMIT + 6 * (i - 1)
     limits[i] = {
         algorithm = algorithms[ARGV[at]],

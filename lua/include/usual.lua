@@ -2,7 +2,7 @@
 -- within the horizon. It answers and writes what token_bucket.lua would; whatever else is the case goes on below.
 do
     local joint, tats, lows = now, {}, {}
-    for i = 1, #KEYS / 2 do
+    for i = 1, NUMBER do
         local at = 6 * i - 2
         local interval = ARGV[at + 2] / ARGV[at + 1]
         if ARGV[at] ~= 'token_bucket' or ARGV[at + 5] ~= '0' or interval % 1 ~= 0 then

@@ -30,7 +30,7 @@ local function price(limit, stored, permits)
 end
 
 local function spend(limit, permits)
-    limit.next = ceil(limit.next + price(limit, limit.stored, permits))
+    limit.next = limit.next + ceil(price(limit, limit.stored, permits)) -- a sum of both would lose the fraction
     limit.stored = limit.stored - min(limit.stored, permits)
 end
 
@@ -50,7 +50,7 @@ function warm_up.read(limit, now)
 end
 
 local function cold_at(limit)
-    return ceil(limit.next + (limit.most - limit.stored) * limit.cool)
+    return limit.next + ceil((limit.most - limit.stored) * limit.cool)
 end
 
 function warm_up.write(limit, now, ttl)
@@ -59,7 +59,7 @@ function warm_up.write(limit, now, ttl)
 end
 
 function warm_up.earliest(limit, now, ahead)
-    return max(now, ceil(limit.next + price(limit, limit.stored, ahead)))
+    return max(now, limit.next + ceil(price(limit, limit.stored, ahead)))
 end
 
 function warm_up.take(limit, joint, permits)

@@ -1,16 +1,23 @@
-"""What the processes of ``test_processes`` run. A module of its own, so that a spawned process can import it."""
+"""What the processes of ``test_processes`` and ``test_processes_algorithms`` run. A module of its own, so that a
+spawned process can import it."""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Barrier
+from typing import Any, NamedTuple
 
 import redis
 
-from celery_ratelimit import Limiter
+from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.limiter import Demand
 
+from .frozen import us
 from .model import Answer
 
 #: The store's own clock; besides, every call of a script is written down, in the order in which they ran.
@@ -19,6 +26,8 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 redis.call('RPUSH', 'test:log', string.format('%.0f %s', now, ARGV[1]))
 """
+
+PROCESSES, THREADS = 4, 2
 
 
 class Call(NamedTuple):
@@ -36,30 +45,180 @@ class Asked:
     horizon: int
     claim: int
     answer: Answer
+    wanted: tuple[Demand, ...] = ()
+
+
+class Told(NamedTuple):
+    """A call of a public method by the store's clock: when it asked (its last time), and from when on it was let in."""
+
+    asked: int
+    at: int
+    allowed: bool
+    full: bool
+    id: str
+
+    @classmethod
+    def of(cls, decision: Decision) -> Told:
+        wait = us(decision.retry_after)
+        asked = decision.granted_at - wait if decision.allowed else decision.granted_at
+        return cls(asked, decision.granted_at, decision.allowed, decision.full, decision.id)
+
+
+class Held(NamedTuple):
+    """A place by the store's clock. It was given back at some moment from ``ended`` to ``free``."""
+
+    since: int
+    ended: int
+    free: int
 
 
 def limiter_on(url: str) -> Limiter:
     return Limiter(redis.Redis.from_url(url), replace_includes={"now": LOGGED_NOW})
 
 
-def ask_for(limiter: Limiter, wanted: list[Demand], name: str, seconds: float) -> list[Asked]:
-    """Ask again and again, now without patience, now keeping a slot and returning to it, now taking ahead."""
+def store_time(limiter: Limiter) -> int:
+    """The store's clock, in microseconds, as the scripts read it."""
+    seconds, fraction = limiter.client.time()
+    return int(seconds) * 1_000_000 + int(fraction)
+
+
+# -- Many processes and threads at once --------------------------------------------------------------------------------
+
+_barrier: Barrier | None = None
+
+
+class Crowd:
+    """Processes that run a job together, each in some threads, which share one limiter."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def run(self, job: Callable[..., Any], url: str, *args: Any) -> list[Any]:
+        """What ``job(limiter, name, *args)`` returned in each of the threads."""
+        parts = [self._pool.submit(_in_threads, job, url, number, args) for number in range(PROCESSES)]
+        return [each for part in parts for each in part.result()]
+
+
+@contextmanager
+def crowd() -> Iterator[Crowd]:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(PROCESSES)
+    with ProcessPoolExecutor(PROCESSES, context, initializer=_meet_at, initargs=(barrier,)) as pool:
+        yield Crowd(pool)
+
+
+def _meet_at(barrier: Barrier) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _in_threads(job: Callable[..., Any], url: str, number: int, args: Sequence[Any]) -> list[Any]:
+    assert _barrier is not None
+    limiter = Limiter.from_url(url)
+    with ThreadPoolExecutor(THREADS) as threads:
+        _barrier.wait(timeout=30)  # a process has one job at a time, so that each of them has one
+        return list(threads.map(lambda n: job(limiter, f"p{number}t{n}", *args), range(THREADS)))
+
+
+# -- Jobs --------------------------------------------------------------------------------------------------------------
+
+
+def ask_for(limiter: Limiter, wanted: list[Demand], name: str, seconds: float, dearest: int = 1) -> list[Asked]:
+    """Ask again and again, now without patience, now keeping a slot and returning to it, now taking ahead.
+
+    ``dearest``: the cost goes from that of ``wanted`` up to so many times as much.
+    """
     asked: list[Asked] = []
     end = time.monotonic() + seconds
-    number, waiting = 0, ""
+    number, waiting, demands = 0, "", tuple(wanted)
     while time.monotonic() < end:
         number += 1
         id = waiting or f"{name}-{number}"
+        if not waiting:
+            demands = tuple(replace(each, cost=each.cost * (1 + number % dearest)) for each in wanted)
         # Every third request keeps a slot if it is refused, every fifth may take a permit 8 ms ahead.
         claim = 1_000_000 if number % 3 == 0 or waiting else 0
         horizon = 8_000 if number % 5 == 0 else 0
-        reply = limiter._run(limiter._acquire, wanted, id, horizon, claim)
-        answer = Answer.of(limiter._decision(wanted, reply))
-        asked.append(Asked(id, horizon, claim, answer))
+        reply = limiter._run(limiter._acquire, demands, id, horizon, claim)
+        answer = Answer.of(limiter._decision(demands, reply))
+        asked.append(Asked(id, horizon, claim, answer, demands))
         waiting = id if claim and not answer.allowed else ""
         if waiting and number % 2:
             time.sleep(min(answer.wait, 20_000) / 1e6)
     return asked
+
+
+def ask_and_log(_: Limiter, name: str, url: str, demands: list[Demand], seconds: float, dearest: int) -> list[Asked]:
+    return ask_for(limiter_on(url), demands, name, seconds, dearest)
+
+
+def take_turns(limiter: Limiter, _: str, limit: Limit, seconds: float) -> list[Told]:
+    """Blocking calls, one after the other, for at least ``seconds``; the last one had to wait."""
+    told: list[Told] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or told[-1].at == told[-1].asked:
+        decision = limiter.acquire(limit, max_wait=10.0)
+        told.append(Told.of(decision))
+        if not decision.allowed:
+            time.sleep(decision.retry_after)
+    return told
+
+
+def hold_places(
+    limiter: Limiter, _: str, limit: Concurrency, seconds: float, hold: float, max_wait: float
+) -> tuple[list[Held], list[int]]:
+    """Hold a place again and again; the places, and when there was none. Each is given back three times."""
+    held: list[Held] = []
+    refused: list[int] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        decision = limiter.acquire(limit, max_wait=max_wait)
+        if not decision.allowed:
+            refused.append(decision.granted_at)
+            continue
+        time.sleep(hold)
+        ended = store_time(limiter)
+        given_back = limiter.release(decision)
+        held.append(Held(decision.granted_at, ended, store_time(limiter)))
+        assert (given_back, limiter.release(decision), limiter.release(decision)) == (True, False, False)
+    return held, refused
+
+
+def hold_and_tell(url: str, limit: Concurrency, pipe: Any) -> None:
+    """Take a place, say since when, and never give it back."""
+    pipe.send(Told.of(Limiter.from_url(url).acquire(limit)))
+    time.sleep(60)
+
+
+def ask_as(limiter: Limiter, _: str, demands: list[Demand], id: str, seconds: float) -> list[bool]:
+    """Ask for a place again and again under one id."""
+    allowed: list[bool] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        allowed.append(limiter.ask(demands, id=id).allowed)
+    return allowed
+
+
+def reserve_each(limiter: Limiter, _: str, limit: Limit, ids: list[str]) -> list[Decision]:
+    return [limiter.reserve(limit, id=id, horizon=0.0) for id in ids]
+
+
+def reserve_ahead_and_log(_: Limiter, __: str, url: str, limit: Limit, ids: list[str], horizon: float) -> list[Told]:
+    limiter = limiter_on(url)
+    return [Told.of(limiter.reserve(limit, id=id, horizon=horizon)) for id in ids]
+
+
+def cancel_each(limiter: Limiter, _: str, limit: Limit, ids: list[str]) -> int:
+    """How many of the reservations were there to be cancelled."""
+    return sum(limiter.cancel(limit, id=id) for id in ids)
+
+
+def release_each(limiter: Limiter, _: str, decisions: list[Decision]) -> int:
+    return sum(limiter.release(decision) for decision in decisions)
+
+
+def settle_each(limiter: Limiter, _: str, decisions: list[Decision], actual: int) -> int:
+    return sum(limiter.settle(decision, actual) for decision in decisions)
 
 
 def log_of(store: redis.Redis) -> list[Call]:

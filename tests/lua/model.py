@@ -1,7 +1,11 @@
-"""The token bucket and its line of slots in a page of exact arithmetic: what the Lua must agree with.
+"""The store in a few pages of exact arithmetic: what the Lua must agree with. Here the token bucket and its line of
+slots, and the leaky bucket, which is one that takes so many into its line and no more; see ``counted`` for the rest.
 
 A bucket is the instant at which it will be full again, kept as a fraction of a microsecond and never rounded.
 Answers are whole microseconds, rounded up. Slots are whole microseconds too: they are proposals, not permits.
+
+How much of a permit that was not used goes back into a bucket is for the Lua to say, which does not remember all that
+was taken: no more than the law leaves, which the model knows.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from typing import NamedTuple
 from celery_ratelimit import Decision
 from celery_ratelimit.limiter import Demand
 
+from .counted import COUNTERS, GRACE, Counted, CountedView, Numbers, Taken, came_back, lawful, up, without
 from .frozen import us
 
-#: A slot that long overdue, in microseconds, is open to whoever is there.
-GRACE = 1_000_000
+#: How long the id of a reservation is known after its time, and that of a call after it was settled.
+HOUR = 3_600_000_000
 
 
 class Answer(NamedTuple):
@@ -28,22 +33,32 @@ class Answer(NamedTuple):
     wait: int
     binding: str | None
     states: tuple[tuple[int, int], ...]
+    granted_at: int
+    full: bool = False
 
     @classmethod
     def of(cls, decision: Decision) -> Answer:
         states = tuple((state.remaining, us(state.reset_after)) for state in decision.states)
-        return cls(decision.allowed, us(decision.retry_after), decision.binding, states)
+        wait = us(decision.retry_after)
+        return cls(decision.allowed, wait, decision.binding, states, decision.granted_at, decision.full)
 
 
 @dataclass
 class Bucket:
-    """``full_at`` and ``seen`` (the clock at the last change) in microseconds; ``line`` is id -> score."""
+    """``full_at`` and ``seen`` (the clock at the last change) in microseconds; ``line`` is id -> score; ``taken`` is for
+    when, and how long it takes to come back.
+    """
 
     full_at: Fraction = Fraction(0)
     seen: int = 0
+    taken: Taken = ()
     end: int = 0
     expires: int = 0
     line: dict[str, int] = field(default_factory=dict)
+
+    def expire(self, now: int) -> bool:
+        """Whether nothing is left."""
+        return self.expires <= now
 
     def at(self, now: int) -> Bucket:
         """This bucket as it stands at ``now``."""
@@ -51,27 +66,35 @@ class Bucket:
             return Bucket(Fraction(now), now)
         back = max(0, self.seen - now)
         if back:  # the clock stepped back: no time has passed since, and the slots mean nothing any more
-            return Bucket(self.full_at - back, now)
+            return Bucket(self.full_at - back, now, tuple((at - back, price) for at, price in self.taken))
         full_at, end = max(self.full_at, Fraction(now)), max(self.line.values(), default=0)
+        taken = self.taken if full_at > now else ()
         if end <= now:  # every slot has passed, or everyone has left
-            return Bucket(full_at, self.seen)
-        return Bucket(full_at, self.seen, end, self.expires, dict(self.line))
+            return Bucket(full_at, self.seen, taken)
+        return Bucket(full_at, self.seen, taken, end, self.expires, dict(self.line))
 
 
 class View:
     """One demand on one bucket at one instant: when it could be granted, and where its request stands in the line.
 
     ``slot`` is when the request itself is due, ``first`` when the first of those who wait is; ``overdue`` is whose
-    place it may take.
+    place it may take; ``full``: the line takes nobody more.
     """
 
-    def __init__(self, demand: Demand, bucket: Bucket, now: int, id: str) -> None:
-        rate = demand.limit.parsed
-        self.demand, self.bucket, self.now = demand, bucket, now
-        self.interval = Fraction(rate.period_us, rate.count)
-        self.price = demand.cost * self.interval
-        self.depth = demand.limit.burst * self.interval
-        slots = {member: score - floor(self.depth) for member, score in bucket.line.items()}
+    full = False
+
+    def __init__(self, demand: Demand, kept: Bucket | None, now: int, id: str) -> None:
+        numbers = Numbers.of(demand)
+        self.demand, self.bucket, self.now, self.id = demand, (kept or Bucket()).at(now), now, id
+        self.stepped_back = kept is not None and now < kept.seen
+        leaky = numbers.algorithm == "leaky_bucket"
+        self.capacity = numbers.extra if leaky and numbers.extra >= 0 else None
+        self.interval, self.burst = numbers.interval, numbers.burst
+        self.price = numbers.cost * self.interval
+        # One permit must be there, and the overdraft must stay within the debt.
+        self.needed = max(1, numbers.cost - (0 if leaky else numbers.extra)) * self.interval
+        self.depth = numbers.burst * self.interval
+        slots = {member: score - floor(self.depth) for member, score in self.bucket.line.items()}
         self.slot = slots.get(id) if id else None
         self.first = min(slots.values(), default=0)
         self.overdue: str | None = None
@@ -80,53 +103,114 @@ class View:
             if self.first + GRACE < now:
                 self.overdue = min(slots, key=lambda member: slots[member])
             else:  # it may fill a gap before the first slot, and must not make the line wait
-                self.behind = bucket.full_at + self.price > self.first
-        self.earliest = self.last_in_line if self.behind else self.admission(bucket.full_at)
+                self.behind = self.bucket.full_at + self.price > self.first
+        self.earliest = self.last_in_line if self.behind else self.admission(self.bucket.full_at)
+        # A queue with an end: nobody goes ahead beyond it either. Who has a slot is in the queue already.
+        self.queue = floor(self.capacity * self.interval) if self.capacity is not None and self.slot is None else None
+        if self.queue is not None and self.earliest > now + self.queue:
+            self.behind = True
 
     def admission(self, full_at: Fraction) -> int:
-        return max(self.now, ceil(full_at + self.price - self.depth))
+        return max(self.now, ceil(full_at + self.needed - self.depth))
 
     @property
     def last_in_line(self) -> int:
         return self.admission(max(self.bucket.full_at, Fraction(self.bucket.end)))
 
+    def take(self, at: int, price: Fraction) -> None:
+        self.bucket.full_at = max(self.bucket.full_at, Fraction(at)) + price
+        self.bucket.taken += ((at, price),)
+
+    def commit(self, joint: int) -> None:
+        self.take(joint, self.price)
+        self.bucket.line.pop(self.id if self.slot is not None else self.overdue or "", None)
+
+    def reserve(self, joint: int, latest: int) -> tuple[int, bool]:
+        """The slot that is proposed, and whether it was kept."""
+        if self.slot is not None and self.slot > self.now:
+            return max(joint, self.slot), False  # it came early: its slot stands
+        slot, bucket = max(joint, self.last_in_line), self.bucket
+        if self.queue is not None and slot > self.now + self.queue:
+            self.full = True
+            return max(slot - self.queue, self.now + 1), False
+        if self.id and slot <= latest:
+            bucket.end = ceil(max(bucket.full_at, Fraction(bucket.end), Fraction(slot)) + self.price)
+            bucket.line[self.id] = bucket.end
+            return slot, True
+        if slot == self.now and self.behind:
+            # There is enough even for the last in the line, but the first, who is due, goes first, until overdue.
+            return min(bucket.end, self.first + GRACE + 1), False
+        return slot, False
+
+    def charge(self, more: int) -> None:
+        self.take(self.now, more * self.interval)
+
+    def give_back(self, at: int, less: int, back: int | None) -> bool:
+        """Permits that were taken for ``at`` were not used: ``back`` us of them come back, or all that can."""
+        bucket, price = self.bucket, less * self.interval
+        bucket.taken = without(bucket.taken, at, price)
+        came = came_back(back, price, bucket.full_at, lawful(self.now, bucket.taken))
+        bucket.full_at -= came
+        return came > 0
+
     def state(self) -> tuple[int, int]:
         """Permits left, and microseconds until full."""
         full_at = self.bucket.full_at
         left = max(0, floor((self.now + self.depth - full_at) / self.interval))
-        return min(left, self.demand.limit.burst), ceil(full_at - self.now)
+        return min(left, self.burst), ceil(full_at - self.now)
+
+    def written(self) -> Bucket:
+        """The bucket as it is kept from now on."""
+        bucket = self.bucket
+        bucket.seen = self.now
+        bucket.expires = self.now + up(max(floor(bucket.full_at) + 1, bucket.end + GRACE) - self.now)
+        return bucket
+
+
+AnyView = View | CountedView
+
+
+@dataclass
+class Ids:
+    """Ids and their times, each known for an hour."""
+
+    times: dict[str, int] = field(default_factory=dict)
+    expires: int = 0
+
+    def at(self, now: int) -> Ids:
+        return self if self.expires > now else Ids()
+
+    def add(self, id: str, at: int, now: int) -> None:
+        self.times = {each: time for each, time in self.times.items() if time > now - HOUR} | {id: at}
+        self.expires = now + up(max(now, *self.times.values()) - now + HOUR)
 
 
 class Model:
-    """The store. ``now`` is its clock, in microseconds, and may be set to any time."""
+    """The store. ``now`` is its clock, in microseconds, and may be set to any time.
+
+    ``reserved`` and ``settled`` are, for each bucket, the times of those ids.
+    """
 
     def __init__(self, now: int) -> None:
         self.now = now
-        self.buckets: dict[tuple[str, str], Bucket] = {}
+        self.buckets: dict[tuple[str, str], Bucket | Counted] = {}
+        self.reserved: dict[tuple[str, str], Ids] = {}
+        self.settled: dict[tuple[str, str], Ids] = {}
 
     def acquire(self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0) -> Answer:
         views = self._views(demands, id)
         joint, binding, behind = self._joint(views)
         if joint <= self.now + horizon and not behind:
             for view in views:
-                self._commit(view, id, joint)
+                view.commit(joint)
+                self._write(view)
             return self._answer(True, joint, None, views)
         if binding is None:  # the horizon lies in the past: no permit is wanted, and none needs a slot
             return self._answer(False, self.now, None, views)
-        view = views[binding]
-        slot = self._slot(view, joint)
-        kept = None
-        if id and slot <= self.now + claim and (view.slot is None or view.slot <= self.now):
-            bucket = view.bucket
-            bucket.end = ceil(max(bucket.full_at, Fraction(bucket.end), Fraction(slot)) + view.price)
-            bucket.line[id] = bucket.end
-            kept = view
-        elif slot == self.now and view.behind:
-            slot = self._after_the_first(view)
-        for each in views:
-            stepped_back = self.now < self.buckets.get(self._name(each.demand), Bucket()).seen
-            if stepped_back or each is kept:
-                self._write(each)
+        slot, kept = views[binding].reserve(joint, self.now + claim)
+        for view in views:
+            if view.stepped_back or (kept and view is views[binding]):
+                self._write(view)
         return self._answer(False, slot, binding, views)
 
     def peek(self, demands: Sequence[Demand]) -> Answer:
@@ -134,15 +218,63 @@ class Model:
         joint, binding, _ = self._joint(views)
         if binding is None:
             return self._answer(True, self.now, None, views)
-        slot = self._slot(views[binding], joint)
-        if slot == self.now:
-            slot = self._after_the_first(views[binding])
+        slot, _ = views[binding].reserve(joint, self.now)
         return self._answer(False, slot, binding, views)
 
+    def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> Answer:
+        """Like ``acquire`` without a slot in the line; what it takes is found again by its id."""
+        at = self._ids(self.reserved, demands[0]).times.get(id)
+        if at is not None:
+            answer = self._answer(True, max(at, self.now), None, self._views(demands, ""))
+            return answer._replace(granted_at=at)
+        answer = self.acquire(demands, "", horizon)
+        for demand in demands if answer.allowed else ():
+            self._ids(self.reserved, demand).add(id, answer.granted_at, self.now)
+        return answer
+
+    def cancel(self, demands: Sequence[Demand], id: str, back: Sequence[int] | None = None) -> bool:
+        """``back``: the microseconds that come back, of each limit."""
+        found = False
+        for i, view in enumerate(self._views(demands, "")):
+            at = self._ids(self.reserved, view.demand).times.pop(id, None)
+            if at is not None:
+                found = True
+                if view.give_back(at, view.demand.cost, back[i] if back else None):
+                    self._write(view)
+        return found
+
+    def settle(
+        self,
+        demands: Sequence[Demand],
+        actual: Sequence[int],
+        id: str,
+        granted_at: int,
+        back: Sequence[int] | None = None,
+    ) -> bool:
+        fresh = False
+        for i, (view, cost) in enumerate(zip(self._views(demands, ""), actual, strict=True)):
+            settled = self._ids(self.settled, view.demand)
+            if id in settled.times:
+                continue
+            fresh = True
+            settled.add(id, self.now, self.now)
+            more = cost - view.demand.cost
+            if more > 0:
+                view.charge(more)
+            if more > 0 or (more < 0 and view.give_back(granted_at, -more, back[i] if back else None)):
+                self._write(view)
+        return fresh
+
     def forget(self, demands: Sequence[Demand], id: str) -> None:
+        self._expire(demands)
         for demand in demands:
-            if self._name(demand) in self.buckets:
-                self.buckets[self._name(demand)].line.pop(id, None)
+            kept = self.buckets.get(self._name(demand))
+            if isinstance(kept, Bucket):
+                kept.line.pop(id, None)
+            elif kept is not None and id in kept.slots:
+                view = CountedView(demand, kept, self.now, "")
+                view.bucket.leave(id, view.cost)
+                self._write(view)
 
     def reset(self, demands: Sequence[Demand]) -> None:
         for demand in demands:
@@ -152,16 +284,27 @@ class Model:
     def _name(demand: Demand) -> tuple[str, str]:
         return demand.name, demand.key
 
-    def _views(self, demands: Sequence[Demand], id: str) -> list[View]:
-        for name in [name for name, bucket in self.buckets.items() if bucket.expires <= self.now]:
-            if name in map(self._name, demands):
-                del self.buckets[name]
-        return [
-            View(demand, self.buckets.get(self._name(demand), Bucket()).at(self.now), self.now, id)
-            for demand in demands
-        ]
+    def _ids(self, table: dict[tuple[str, str], Ids], demand: Demand) -> Ids:
+        ids = table[self._name(demand)] = table.get(self._name(demand), Ids()).at(self.now)
+        return ids
 
-    def _joint(self, views: Sequence[View]) -> tuple[int, int | None, bool]:
+    def _expire(self, demands: Sequence[Demand]) -> None:
+        for name in map(self._name, demands):
+            if name in self.buckets and self.buckets[name].expire(self.now):
+                del self.buckets[name]
+
+    def _views(self, demands: Sequence[Demand], id: str) -> list[AnyView]:
+        self._expire(demands)
+        return [self._view(demand, self.buckets.get(self._name(demand)), id) for demand in demands]
+
+    def _view(self, demand: Demand, kept: Bucket | Counted | None, id: str) -> AnyView:
+        if Numbers.of(demand).algorithm in COUNTERS:
+            assert not isinstance(kept, Bucket)
+            return CountedView(demand, kept, self.now, id)
+        assert not isinstance(kept, Counted)
+        return View(demand, kept, self.now, id)
+
+    def _joint(self, views: Sequence[AnyView]) -> tuple[int, int | None, bool]:
         """The earliest time for all, which limit decides it, and whether a line comes first."""
         joint = max(view.earliest for view in views)
         late = [i for i, view in enumerate(views) if view.earliest == joint > self.now]
@@ -169,28 +312,11 @@ class Model:
         binding = min(late, default=min(behind, default=None))
         return joint, binding, bool(behind)
 
-    def _slot(self, view: View, joint: int) -> int:
-        if view.slot is not None and view.slot > self.now:
-            return max(joint, view.slot)  # it came early: its slot stands
-        return max(joint, view.last_in_line)
+    def _write(self, view: AnyView) -> None:
+        self.buckets[self._name(view.demand)] = view.written()
 
-    @staticmethod
-    def _after_the_first(view: View) -> int:
-        """There is enough even for the last in the line, but the first, who is due, goes first, until overdue."""
-        return min(view.bucket.end, view.first + GRACE + 1)
-
-    def _commit(self, view: View, id: str, joint: int) -> None:
-        view.bucket.full_at = max(view.bucket.full_at, Fraction(joint)) + view.price
-        view.bucket.line.pop(id if view.slot is not None else view.overdue or "", None)
-        self._write(view)
-
-    def _write(self, view: View) -> None:
-        bucket = view.bucket
-        bucket.seen = self.now
-        until = max(floor(bucket.full_at) + 1, bucket.end + GRACE) - self.now
-        bucket.expires = self.now + 1000 * ceil(Fraction(until, 1000))
-        self.buckets[self._name(view.demand)] = bucket
-
-    def _answer(self, allowed: bool, at: int, binding: int | None, views: Sequence[View]) -> Answer:
+    def _answer(self, allowed: bool, at: int, binding: int | None, views: Sequence[AnyView]) -> Answer:
         name = None if binding is None else views[binding].demand.name
-        return Answer(allowed, at - self.now, name, tuple(view.state() for view in views))
+        states = tuple(view.state() for view in views)
+        full = any(view.full for view in views)
+        return Answer(allowed, at - self.now, name, states, at if allowed else self.now, full)

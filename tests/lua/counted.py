@@ -1,0 +1,473 @@
+"""The algorithms that count permits, one small class each, and the line they share: what the Lua must agree with.
+
+Written from their definitions. Permits and microseconds are whole numbers, of any size; only warm-up is kept in
+doubles, as Guava keeps it, and so in Guava's order of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil, floor
+from typing import NamedTuple
+
+from celery_ratelimit.limiter import Demand
+
+#: A slot that long overdue, in microseconds, is open to whoever is there.
+GRACE = 1_000_000
+
+
+class Numbers(NamedTuple):
+    """A demand as it goes over the wire: ``count`` permits in ``period`` us; ``extra`` is the algorithm's own."""
+
+    algorithm: str
+    count: int
+    period: int
+    burst: int
+    cost: int
+    extra: int
+
+    @classmethod
+    def of(cls, demand: Demand) -> Numbers:
+        return cls(*demand.limit.wire(demand.cost))
+
+    @property
+    def interval(self) -> Fraction:
+        return Fraction(self.period, self.count)
+
+
+def up(us: int) -> int:
+    """A time to live in whole milliseconds, at least one, in microseconds."""
+    return max(1000, -(-us // 1000) * 1000)
+
+
+#: For when permits were taken, and how long they take to come back.
+Taken = tuple[tuple[int, Fraction], ...]
+
+
+def lawful(now: int, taken: Taken) -> Fraction:
+    """The earliest that a bucket can be full again from which nobody took more than the law allows in any interval."""
+    sums = [start + sum(price for at, price in taken if at >= start) for start, _ in taken]
+    return max([Fraction(now), *sums])
+
+
+def without(taken: Taken, at: int, price: Fraction) -> Taken:
+    """What was taken less ``price``, which was taken for ``at``."""
+    left = []
+    for when, each in taken:
+        back = min(each, price) if when == at else Fraction(0)
+        price -= back
+        left.append((when, each - back))
+    return tuple(left)
+
+
+def came_back(back: int | None, price: Fraction, full_at: Fraction, least: Fraction) -> int:
+    """The microseconds that came back, or all that can: no more than was paid, and the bucket is not full too early."""
+    most = max(0, min(floor(price), floor(full_at - least)))
+    assert back is None or 0 <= back <= most, f"{back} us came back where {most} could"
+    return most if back is None else back
+
+
+class Counter:
+    """What was taken from one bucket. ``now`` is when it was read last."""
+
+    now = 0
+
+    def __init__(self, numbers: Numbers, now: int) -> None:
+        self.n, self.w, self.b, self.x, self.now = numbers.count, numbers.period, numbers.burst, numbers.extra, now
+
+    def read(self, now: int, back: int) -> None:
+        """Move on to ``now``, before which the clock stepped back by ``back``."""
+        raise NotImplementedError
+
+    def earliest(self, ahead: int, cost: int = 0) -> int:
+        """When ``cost`` permits could go after ``ahead`` others."""
+        raise NotImplementedError
+
+    def take(self, joint: int, cost: int) -> None:
+        raise NotImplementedError
+
+    def charge(self, more: int) -> None:
+        """Take permits that were used already, whether they are there or not."""
+        raise NotImplementedError
+
+    def give_back(self, at: int, less: int, back: int | None) -> None:
+        """Permits that were taken for ``at`` were not used; ``back``: the microseconds that come back."""
+        raise NotImplementedError
+
+    def state(self) -> tuple[int, int]:
+        """Permits left, and microseconds until full."""
+        raise NotImplementedError
+
+    def expires(self) -> int:
+        """From when on a new bucket is as good."""
+        return self.now + self.state()[1]
+
+
+class FixedWindow(Counter):
+    """At most n in ``[start, start + w)``. x = 0: windows begin at multiples of w; x = 1: at the first use."""
+
+    def __init__(self, numbers: Numbers, now: int) -> None:
+        super().__init__(numbers, now)
+        self.start, self.used = now if self.x else now - now % self.w, 0
+
+    def _move(self, at: int) -> None:
+        passed = max(0, (at - self.start) // self.w)
+        self.used = max(0, self.used - passed * self.n)
+        if not self.x and passed:  # of the clock again, should it have stepped back
+            self.start = at - at % self.w
+        elif self.used:
+            self.start += passed * self.w
+        elif self.x:  # nobody has opened it
+            self.start = max(at, self.start)
+
+    def read(self, now: int, back: int) -> None:
+        self.now = now
+        self.start -= back
+        self._move(now)
+
+    def earliest(self, ahead: int, cost: int = 0) -> int:
+        over = self.used + ahead + cost - self.n
+        return max(self.now, self.start) if over <= 0 else self.start + -(-over // self.n) * self.w
+
+    def take(self, joint: int, cost: int) -> None:
+        self._move(joint)
+        self.used += cost
+
+    def charge(self, more: int) -> None:
+        self.used += more
+
+    def give_back(self, at: int, less: int, back: int | None) -> None:
+        if self.start <= at < self.start + self.w:
+            self.used = max(0, self.used - less)
+
+    def state(self) -> tuple[int, int]:
+        return max(0, self.n - self.used), self.start + self.w - self.now if self.used else 0
+
+    def expires(self) -> int:
+        return self.start + self.w * -(-max(self.used, 1) // self.n)
+
+
+class SlidingWindow(Counter):
+    """Counters of sub-windows, x to a period; the oldest of x + 1 counts in part, as much as is still inside.
+
+    ``lag`` is what the clock has stepped back by: sub-windows go on from where they were.
+    """
+
+    def __init__(self, numbers: Numbers, now: int) -> None:
+        super().__init__(numbers, now)
+        self.sub, self.lag = -(-self.w // self.x), 0
+        self.index, self.c = now // self.sub, [0] * (self.x + 1)
+
+    def _shift(self, index: int) -> None:
+        steps = max(0, index - self.index)
+        self.c = (self.c + [0] * min(steps, len(self.c)))[-len(self.c) :]
+        self.index += steps
+
+    def read(self, now: int, back: int) -> None:
+        self.now = now
+        self.lag += back
+        self._shift((now + self.lag) // self.sub)
+
+    def earliest(self, ahead: int, cost: int = 0) -> int:
+        k = ahead + cost
+        if k > self.n:
+            rounds, k = divmod(k - 1, self.n)
+            return self.earliest(k + 1) + rounds * self.sub * self.x
+        for j, leaving in enumerate(self.c):
+            room = self.n - k - sum(self.c[j + 1 :])
+            if room >= 0:
+                since = max(0, self.sub - room * self.sub // leaving) if leaving else 0
+                if since < self.sub:
+                    return max(self.now, self._starts(j) + since)
+        return self._starts(len(self.c))
+
+    def _starts(self, j: int) -> int:
+        """When the sub-window begins that is ``j`` after the newest."""
+        return (self.index + j) * self.sub - self.lag
+
+    def take(self, joint: int, cost: int) -> None:
+        self._shift((joint + self.lag) // self.sub)
+        self.c[-1] += cost
+
+    def charge(self, more: int) -> None:
+        self.c[-1] += more
+
+    def give_back(self, at: int, less: int, back: int | None) -> None:
+        j = self.x - (self.index - (at + self.lag) // self.sub)
+        if 0 <= j <= self.x:
+            self.c[j] = max(0, self.c[j] - less)
+
+    def state(self) -> tuple[int, int]:
+        inside = self.sub - max(0, self.now - self._starts(0))
+        left = floor(self.n - sum(self.c[1:]) - Fraction(self.c[0] * inside, self.sub))
+        newest = max((j for j, count in enumerate(self.c) if count), default=None)
+        if newest is None:
+            return max(0, left), 0
+        return max(0, left), self._starts(newest + 1) - self.now
+
+
+class SlidingLog(Counter):
+    """Every grant with its time: at most n in any ``[s, s + w)``."""
+
+    def __init__(self, numbers: Numbers, now: int) -> None:
+        super().__init__(numbers, now)
+        self.entries: list[tuple[int, int]] = []
+        self.last = 0
+
+    def read(self, now: int, back: int) -> None:
+        self.now = now
+        self.last -= back
+        self.entries = [(time - back, weight) for time, weight in self.entries if time - back + self.w > now]
+
+    @property
+    def total(self) -> int:
+        return sum(weight for _, weight in self.entries)
+
+    def earliest(self, ahead: int, cost: int = 0) -> int:
+        k = ahead + cost
+        if k > self.n:
+            rounds, k = divmod(k - 1, self.n)
+            return self.earliest(k + 1) + rounds * self.w
+        at = max(self.now, self.last)
+        over = self.total + k - self.n
+        for time, weight in self.entries:
+            if over <= 0:
+                break
+            over -= weight
+            at = max(at, time + self.w)
+        return at
+
+    def take(self, joint: int, cost: int) -> None:
+        self.last = max(joint, self.last)
+        self.entries.append((self.last, cost))
+
+    def charge(self, more: int) -> None:
+        self.take(self.now, more)
+
+    def give_back(self, at: int, less: int, back: int | None) -> None:
+        for i, (time, weight) in reversed(list(enumerate(self.entries))):
+            if time == at:
+                self.entries[i] = time, max(0, weight - less)
+                return
+
+    def state(self) -> tuple[int, int]:
+        return max(0, self.n - self.total), self.last + self.w - self.now if self.total else 0
+
+
+class Stepped(Counter):
+    """A bucket of b permits into which n come at once, every w."""
+
+    def __init__(self, numbers: Numbers, now: int) -> None:
+        super().__init__(numbers, now)
+        self.tokens, self.tick = self.b, now
+
+    def _refill(self, at: int) -> None:
+        times = max(0, (at - self.tick) // self.w)
+        self.tokens = min(self.b, self.tokens + times * self.n)
+        self.tick += times * self.w
+
+    def read(self, now: int, back: int) -> None:
+        self.now = now
+        self.tick -= back
+        self._refill(now)
+        if self.tokens == self.b:
+            self.tick = max(now, self.tick)
+
+    def earliest(self, ahead: int, cost: int = 0) -> int:
+        short = ahead + cost - self.tokens
+        return max(self.now, self.tick) if short <= 0 else self.tick + -(-short // self.n) * self.w
+
+    def take(self, joint: int, cost: int) -> None:
+        self._refill(joint)
+        self.tokens -= cost
+
+    def charge(self, more: int) -> None:
+        self.tokens -= more
+
+    def give_back(self, at: int, less: int, back: int | None) -> None:
+        refills = max(0, -((at - self.tick) // self.w))
+        self.tokens = min(self.b, self.tokens + max(0, less - self.n * refills))
+
+    def state(self) -> tuple[int, int]:
+        short = self.b - self.tokens
+        return max(0, self.tokens), self.tick + -(-short // self.n) * self.w - self.now if short > 0 else 0
+
+
+class WarmUp(Counter):
+    """Guava's SmoothWarmingUp with a cold factor of 3: the colder, the slower; each call waits for the one before."""
+
+    def __init__(self, numbers: Numbers, now: int) -> None:
+        super().__init__(numbers, now)
+        self.stable = self.w / self.n
+        self.threshold = 0.5 * self.x / self.stable
+        self.most = self.threshold + 2 * self.x / (4 * self.stable)
+        self.slope = 2 * self.stable / (self.most - self.threshold)
+        self.cool = self.x / self.most
+        self.stored, self.next = self.most, now
+        self.taken: Taken = ()
+
+    def _rest(self, until: int) -> None:
+        if until > self.next:
+            self.stored = min(self.most, self.stored + (until - self.next) / self.cool)
+            self.next = until
+
+    def _spend(self, k: float) -> float:
+        above, time = self.stored - self.threshold, 0.0
+        if above > 0:
+            n = min(above, k)
+            time = n * ((self.stable + above * self.slope) + (self.stable + (above - n) * self.slope)) / 2
+            k = k - n
+        return time + self.stable * k
+
+    def read(self, now: int, back: int) -> None:
+        self.now = now
+        self.next -= back
+        self.taken = tuple((at - back, price) for at, price in self.taken) if self.next > now else ()
+        self._rest(now)
+
+    def earliest(self, ahead: int, cost: int = 0) -> int:
+        return max(self.now, self.next + ceil(self._spend(ahead)))
+
+    def take(self, joint: int, cost: int) -> None:
+        self._rest(joint)
+        self.taken += ((joint, Fraction(cost * self.w, self.n)),)
+        self.next += ceil(self._spend(cost))
+        self.stored = self.stored - min(self.stored, cost)
+
+    def charge(self, more: int) -> None:
+        self.take(self.now, more)
+
+    def give_back(self, at: int, less: int, back: int | None) -> None:
+        price = Fraction(less * self.w, self.n)
+        self.taken = without(self.taken, at, price)
+        self.next -= came_back(back, price, self.next, lawful(self.now, self.taken))
+
+    def state(self) -> tuple[int, int]:
+        reset = max(0, self.next - self.now) + ceil((self.most - self.stored) * self.cool)
+        return self.b if self.next <= self.now else 0, reset
+
+
+COUNTERS: Mapping[str, type[Counter]] = {
+    "fixed_window": FixedWindow,
+    "sliding_window": SlidingWindow,
+    "sliding_log": SlidingLog,
+    "stepped_bucket": Stepped,
+    "warm_up": WarmUp,
+}
+
+
+@dataclass
+class Counted:
+    """A bucket as it is kept: what was taken, and the line: ``waiting`` permits, ``slots`` id -> when it is due.
+
+    The slots mean something only while somebody is known to wait, and expire by themselves.
+    """
+
+    counter: Counter | None = None
+    written: int = 0
+    expires: int = 0
+    waiting: int = 0
+    slots: dict[str, int] = field(default_factory=dict)
+    slots_expire: int = 0
+
+    def expire(self, now: int) -> bool:
+        """Whether nothing is left."""
+        if self.expires <= now:
+            self.counter = None
+        if self.slots_expire <= now:
+            self.slots = {}
+        return self.counter is None and not self.slots
+
+    def leave(self, id: str, cost: int) -> None:
+        del self.slots[id]
+        self.waiting = max(0, self.waiting - cost)
+        if not self.waiting:
+            self.slots = {}
+
+
+class CountedView:
+    """One demand on one bucket at one instant: when it could be granted, and where its request stands in the line.
+
+    ``slot`` is when the request itself is due; ``overdue`` is whose place it may take; ``ahead`` are the permits of
+    those who go before it.
+    """
+
+    full = False
+
+    def __init__(self, demand: Demand, kept: Counted | None, now: int, id: str) -> None:
+        numbers = Numbers.of(demand)
+        self.demand, self.cost, self.now, self.id = demand, numbers.cost, now, id
+        self.bucket = bucket = deepcopy(kept or Counted())
+        self.stepped_back = bucket.counter is not None and now < bucket.written
+        if bucket.counter is None:
+            bucket.counter, bucket.written, bucket.waiting = COUNTERS[numbers.algorithm](numbers, now), now, 0
+        self.counter = bucket.counter
+        self.counter.read(now, max(0, bucket.written - now))
+        if self.stepped_back or max(bucket.slots.values(), default=-GRACE - 1) + GRACE < now:
+            bucket.waiting = 0
+        self.slot: int | None = None
+        self.overdue: str | None = None
+        self.ahead = self._ahead() if bucket.waiting else 0
+        self.earliest = max(now, self.counter.earliest(self.ahead, self.cost))
+        self.behind = self.ahead > 0 and self.earliest > now
+
+    def _ahead(self) -> int:
+        slots, waiting = self.bucket.slots, self.bucket.waiting
+        self.slot = slots.get(self.id) if self.id else None
+        if self.slot is not None:
+            return 0
+        due, first = min((slot, id.encode()) for id, slot in slots.items())
+        if due + GRACE < self.now:
+            self.overdue = first.decode()
+            return 0
+        after = -(-waiting // len(slots))
+        gap = due > self.now and self.counter.earliest(0, self.cost) <= self.now
+        return 0 if gap and self.counter.earliest(self.cost, after) <= due else waiting
+
+    def commit(self, joint: int) -> None:
+        self.counter.take(joint, self.cost)
+        gone = self.id if self.slot is not None else self.overdue
+        if gone is not None:
+            self.bucket.leave(gone, self.cost)
+
+    def reserve(self, joint: int, latest: int) -> tuple[int, bool]:
+        """The slot that is proposed, and whether it was kept."""
+        bucket = self.bucket
+        if self.slot is not None and self.slot > self.now:
+            return max(self.slot, joint), False  # it came early: its slot stands
+        ahead = bucket.waiting
+        if self.slot is not None:
+            mine = (self.slot, self.id.encode())
+            rank = sum((slot, id.encode()) < mine for id, slot in bucket.slots.items())
+            ahead = ahead * rank // len(bucket.slots)
+        slot = max(joint, self.counter.earliest(ahead, self.cost))
+        if not self.id or slot > latest:
+            return slot, False
+        if not bucket.waiting:
+            bucket.slots = {}
+        bucket.slots[self.id] = slot
+        if self.slot is None:
+            bucket.waiting += self.cost
+        bucket.slots_expire = self.now + up(max(bucket.slots.values()) + GRACE - self.now)
+        return slot, True
+
+    def charge(self, more: int) -> None:
+        self.counter.charge(more)
+
+    def give_back(self, at: int, less: int, back: int | None) -> bool:
+        self.counter.give_back(at, less, back)
+        return True
+
+    def state(self) -> tuple[int, int]:
+        return self.counter.state()
+
+    def written(self) -> Counted:
+        """The bucket as it is kept from now on."""
+        bucket = self.bucket
+        last = max(bucket.slots.values() if bucket.waiting else (), default=self.now - GRACE)
+        until = max(self.counter.expires(), last + GRACE)
+        bucket.written, bucket.expires = self.now, self.now + up(until - self.now)
+        return bucket

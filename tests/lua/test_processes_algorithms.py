@@ -1,0 +1,526 @@
+"""Every algorithm on the real clock, asked by many processes and threads: a ceiling, and a floor.
+
+All times are the store's own, to the microsecond, so that the laws hold without any allowance. What depends on how fast
+this machine is, is a floor only: 95 % of what one caller could have had who is never late.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit import Concurrency, Decision, Limit, Limiter
+from celery_ratelimit.errors import StoreUnavailable
+from celery_ratelimit.leases import Leases
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+
+from .counted import Numbers
+from .hammer import (
+    Asked,
+    Crowd,
+    Held,
+    Told,
+    ask_and_log,
+    ask_as,
+    cancel_each,
+    crowd,
+    hold_and_tell,
+    hold_places,
+    limiter_on,
+    log_of,
+    release_each,
+    reserve_ahead_and_log,
+    reserve_each,
+    settle_each,
+    store_time,
+    take_turns,
+)
+from .model import Model
+from .windows import Start, check_every_window, most
+
+SECONDS = 1.5
+
+
+def limit_of(rate: str, **options: Any) -> Limit:
+    return Limit(rate, name="api", **options)
+
+
+TURNS = {
+    "token_bucket": limit_of("100/s", burst=5),
+    "token_bucket, interval": limit_of("12/0.2s", burst=15, refill="interval"),
+    "token_bucket, debt": limit_of("120/s", burst=3, debt=4, cost=6),
+    "token_bucket, warmup": limit_of("100/s", warmup=1.0),
+    "leaky_bucket": limit_of("60/s", algorithm="leaky_bucket", capacity=3),
+    "fixed_window, clock": limit_of("12/0.2s", algorithm="fixed_window"),
+    "fixed_window, first": limit_of("12/0.2s", algorithm="fixed_window", align="first"),
+    "sliding_window": limit_of("8/0.1s", algorithm="sliding_window", precision=4),
+    "sliding_log": limit_of("8/0.1s", algorithm="sliding_log"),
+}
+
+
+@pytest.fixture(scope="module")
+def callers() -> Iterator[Crowd]:
+    with crowd() as running:
+        yield running
+
+
+def demand_of(limit: Limit | Concurrency, cost: int | None = None) -> Demand:
+    assert limit.name is not None
+    assert isinstance(limit.cost, int)
+    return Demand(limit, limit.name, cost=cost or limit.cost)
+
+
+# -- Rates -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", TURNS.values(), ids=TURNS)
+def test_blocking_calls_get_all_that_the_law_allows_in_their_order_and_no_more(
+    server: EmbeddedServer, store: redis.Redis, callers: Crowd, limit: Limit
+) -> None:
+    demand = demand_of(limit)
+    parts: list[list[Told]] = callers.run(take_turns, server.url, limit, SECONDS)
+    told = sorted(each for part in parts for each in part)
+    granted = [each for each in told if each.allowed]
+    starts = [Start(each.at, demand.cost) for each in granted]
+
+    check_every_window(starts, demand)
+    if limit.warmup:
+        check_warm_up(starts, limit)
+    if limit.capacity is not None:
+        check_queue(told, limit.capacity)
+    else:
+        assert granted == told, "nobody was refused"
+    assert all(one.at <= next.at for one, next in pairwise(granted)), "first come, first served"
+
+    # From when the limit was exhausted first until the last time that each of the callers still had to wait.
+    head, until = starts[: max(1, limit.size // demand.cost)], min(part[-1].asked for part in parts)
+    assert until - starts[0].at >= 0.6 * SECONDS * 1e6
+    used = sum(start.cost for start in starts if start.at < until)
+    assert used >= 0.95 * most_until(until, demand, head)
+
+
+def most_until(until: int, demand: Demand, head: list[Start]) -> int:
+    """The permits that one caller gets before ``until`` who starts as in ``head`` and is never late from then on."""
+    model = Model(0)
+    for model.now, _ in head:
+        assert model.acquire([demand]).allowed
+    taken = sum(start.cost for start in head)
+    while True:
+        answer = model.acquire([demand])
+        model.now += answer.wait
+        if model.now >= until:
+            return taken
+        if answer.allowed:
+            taken += demand.cost
+
+
+def check_warm_up(starts: list[Start], limit: Limit) -> None:
+    """Cold, a permit takes three intervals; that falls linearly, over as many as come at half the rate meanwhile."""
+    stable, warm = limit.interval * 1e6, limit.warmup * 1e6
+    rising = warm / (2 * stable)
+    for number, start in enumerate(starts):
+        if number <= rising:
+            least = 3 * stable * number - stable * number**2 / rising
+        else:
+            least = warm + (number - rising) * stable
+        assert start.at - starts[0].at >= least
+
+
+def check_queue(told: list[Told], capacity: int) -> None:
+    """At most ``capacity`` wait at any time, and nobody is refused while fewer do."""
+    waits = [(each.asked, each.at) for each in told if each.allowed and each.at > each.asked]
+    assert most_at_once(waits) == capacity
+    refused = [each for each in told if not each.allowed]
+    assert refused, "there were more callers than places in the queue"
+    for each in refused:
+        assert each.full
+        assert sum(asked <= each.asked <= at for asked, at in waits) >= capacity
+
+
+def most_at_once(spans: list[tuple[int, int]]) -> int:
+    """How many of the half-open spans overlap at most."""
+    changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    return max(accumulate(change for _, change in changes))
+
+
+STORM = {
+    "token_bucket": [limit_of("200/s", burst=5)],
+    "token_bucket, interval": [limit_of("40/0.2s", burst=50, refill="interval")],
+    "token_bucket, debt": [limit_of("300/s", burst=2, debt=1)],
+    "token_bucket, warmup": [limit_of("300/s", burst=3, warmup=0.5)],
+    "leaky_bucket": [limit_of("150/s", algorithm="leaky_bucket", capacity=2)],
+    "fixed_window, clock": [limit_of("30/0.15s", algorithm="fixed_window")],
+    "fixed_window, first": [limit_of("30/0.15s", algorithm="fixed_window", align="first")],
+    "sliding_window": [limit_of("30/0.15s", algorithm="sliding_window", precision=7)],
+    "sliding_log": [limit_of("30/0.15s", algorithm="sliding_log")],
+    "several": [
+        Limit("200/s", burst=20, name="bucket"),
+        Limit("40/0.2s", name="window", algorithm="sliding_window"),
+        Limit("20/0.1s", name="log", algorithm="sliding_log"),
+        Limit("200/1s", name="clock", algorithm="fixed_window"),
+    ],
+}
+
+
+@pytest.mark.parametrize("limits", STORM.values(), ids=STORM)
+def test_every_interleaving_agrees_with_the_model(
+    server: EmbeddedServer, store: redis.Redis, callers: Crowd, limits: list[Limit]
+) -> None:
+    """Costs of 1 to 3; without patience, with slots and permits ahead: each answer is the one that the model gives."""
+    wanted = [demand_of(limit) for limit in limits]
+    dearest = 1 if limits[0].algorithm == "leaky_bucket" else 3
+    parts = callers.run(ask_and_log, server.url, server.url, wanted, 0.7, dearest)
+    answers: dict[str, deque[Asked]] = defaultdict(deque)
+    for each in [asked for part in parts for asked in part]:
+        answers[each.id].append(each)
+    model = Model(0)
+    starts: list[Start] = []
+    refused = 0
+    for model.now, id in log_of(store):  # scripts run one after the other: the log is the truth about their order
+        told = answers[id].popleft()
+        assert told.answer == model.acquire(told.wanted, id, told.horizon, told.claim)
+        if told.answer.allowed:
+            starts.append(Start(model.now + told.answer.wait, told.wanted[0].cost))
+        else:
+            refused += 1
+    assert not any(answers.values()), "every reply belongs to a call"
+    for demand in wanted:
+        check_every_window(starts, demand)
+    assert len(starts) > 30
+    assert refused > 100
+
+
+#: One call in so many seconds, in as many ways; a third of a second, or somewhat more.
+SLOW = {
+    "token_bucket": Limit("1/0.3s", name="a"),
+    "token_bucket, interval": Limit("1/0.3s", refill="interval", name="b"),
+    "token_bucket, debt": Limit("10/s", burst=1, debt=2, cost=3, name="c"),
+    "token_bucket, warmup": Limit("5/s", warmup=2.0, name="d"),
+    "leaky_bucket": Limit("1/0.3s", algorithm="leaky_bucket", capacity=20, name="e"),
+    "fixed_window, clock": Limit("1/0.3s", algorithm="fixed_window", name="f"),
+    "fixed_window, first": Limit("1/0.3s", algorithm="fixed_window", align="first", name="g"),
+    "sliding_window": Limit("1/0.3s", algorithm="sliding_window", name="h"),
+    "sliding_log": Limit("1/0.3s", algorithm="sliding_log", name="i"),
+}
+
+
+def test_who_blocks_longer_than_permits_are_taken_ahead_is_served_in_order(
+    server: EmbeddedServer, store: redis.Redis
+) -> None:
+    """Eight threads for each algorithm, 20 ms apart. From the fourth or so on they keep a slot and come back for it."""
+    limiter = limiter_on(server.url)
+    decisions: dict[str, list[Decision]] = {name: [] for name in SLOW}
+
+    def call(name: str) -> None:
+        decisions[name].append(limiter.acquire(SLOW[name], max_wait=10.0))
+
+    threads = []
+    for _ in range(8):
+        for name in SLOW:
+            threads.append(threading.Thread(target=call, args=(name,)))
+            threads[-1].start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+
+    asked: dict[str, list[int]] = defaultdict(list)
+    for now, id in log_of(store):
+        asked[id].append(now)
+    for name, limit in SLOW.items():
+        came = sorted(decisions[name], key=lambda decision: asked[decision.id][0])
+        assert [decision.allowed for decision in came] == [True] * 8
+        served = [decision.granted_at for decision in came]
+        assert served == sorted(served), f"{name}: first come, first served"
+        assert any(len(asked[decision.id]) > 1 for decision in came), f"{name}: somebody kept a slot"
+        check_every_window([Start(at, demand_of(limit).cost) for at in served], demand_of(limit))
+
+
+# -- Reservations ------------------------------------------------------------------------------------------------------
+
+HOLDS_40 = {
+    "token_bucket": limit_of("40/h", burst=40),
+    "token_bucket, interval": limit_of("40/h", burst=40, refill="interval"),
+    "fixed_window, first": limit_of("40/h", algorithm="fixed_window", align="first"),
+    "sliding_window": limit_of("40/h", algorithm="sliding_window"),
+    "sliding_log": limit_of("40/h", algorithm="sliding_log"),
+}
+
+
+@pytest.mark.parametrize("limit", HOLDS_40.values(), ids=HOLDS_40)
+def test_a_reservation_that_many_processes_make_takes_one_permit_and_comes_back_once(
+    server: EmbeddedServer, limiter: Limiter, callers: Crowd, limit: Limit
+) -> None:
+    ids = [f"job-{number}" for number in range(40)]
+    parts: list[list[Decision]] = callers.run(reserve_each, server.url, limit, ids)
+    assert all(decision.allowed for part in parts for decision in part), "no id takes two"
+    for same in zip(*parts, strict=True):
+        assert len({decision.granted_at for decision in same}) == 1, "all are told of the same permit"
+    assert limiter.peek(limit).remaining == 0, "each id takes one"
+    assert not limiter.reserve(limit, id="another", horizon=0.0).allowed
+
+    assert sum(callers.run(cancel_each, server.url, limit, ids)) == 40
+    # A bucket takes off what a fuller one would have let go to waste between permit and return: a part of one here.
+    whole = 39 if limit.algorithm == "token_bucket" and limit.refill == "continuous" else 40
+    assert limiter.peek(limit).remaining == whole
+    assert sum(callers.run(cancel_each, server.url, limit, ids)) == 0
+    assert limiter.peek(limit).remaining == whole
+
+
+@pytest.mark.parametrize("limit", STORM.values(), ids=STORM)
+def test_reservations_ahead_lie_where_the_model_puts_them_whoever_makes_them(
+    server: EmbeddedServer, store: redis.Redis, callers: Crowd, limit: list[Limit]
+) -> None:
+    demands = [demand_of(each) for each in limit]
+    ids = [f"job-{number}" for number in range(60)]
+    parts: list[list[Told]] = callers.run(reserve_ahead_and_log, server.url, server.url, limit, ids, 0.2)
+    told: dict[str, set[int]] = defaultdict(set)
+    for each in [each for part in parts for each in part if each.allowed]:
+        told[each.id].add(each.at)
+    model = Model(0)
+    expected: dict[str, set[int]] = defaultdict(set)
+    for model.now, id in log_of(store):
+        answer = model.reserve(demands, id, 200_000)
+        if answer.allowed:
+            expected[id].add(answer.granted_at)
+    assert told == expected
+    assert all(len(each) == 1 for each in told.values())
+    for demand in demands:
+        check_every_window([Start(at, 1) for [at] in told.values()], demand)
+
+
+def test_a_call_that_many_processes_settle_is_corrected_once(
+    server: EmbeddedServer, limiter: Limiter, callers: Crowd
+) -> None:
+    limit = limit_of("100/h", algorithm="sliding_log")
+    decisions = [limiter.acquire(limit, cost=5) for _ in range(10)]
+    assert sum(callers.run(settle_each, server.url, decisions, 2)) == 10
+    assert limiter.peek(limit).remaining == 80
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        limit_of("9000/s", burst=3),
+        limit_of("9000/s", algorithm="leaky_bucket"),
+        limit_of("9000/s", burst=3, debt=3),
+        limit_of("9000/s", warmup=0.001),
+    ],
+    ids=["token_bucket", "leaky_bucket", "token_bucket, debt", "token_bucket, warmup"],
+)
+def test_thousands_of_permits_add_up_to_the_rate_where_an_interval_is_no_whole_microsecond(
+    frozen: Limiter, limit: Limit
+) -> None:
+    starts = [frozen.reserve(limit, id=str(number), horizon=1.0).granted_at for number in range(2000)][100:]  # warm
+    length = starts[-1] - starts[0]
+    assert len(starts) <= most(Numbers.of(demand_of(limit)), length)
+    rounded_up = (
+        1 if limit.burst == 1 else 0
+    )  # each call starts at a whole microsecond, and the next is counted from it
+    assert length <= (len(starts) - 1) * (limit.interval * 1e6 + rounded_up) + 1
+
+
+# -- Concurrency -------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_hold_a_place_at_once_and_nobody_is_refused_while_one_is_free(
+    server: EmbeddedServer, store: redis.Redis, callers: Crowd
+) -> None:
+    """Three places, eight callers without patience: who is refused was so while three held one, to the microsecond."""
+    limit = Concurrency(3, name="places", lease=30.0)
+    parts: list[tuple[list[Held], list[int]]] = callers.run(hold_places, server.url, limit, SECONDS, 0.01, 0.0)
+    held = [each for part, _ in parts for each in part]
+    refused = [each for _, part in parts for each in part]
+    assert most_at_once([(each.since, each.ended) for each in held]) == 3
+    for at in refused:
+        assert sum(each.since <= at <= each.free for each in held) >= 3
+    assert len(refused) > 100
+    assert len(held) > 50
+
+
+@pytest.mark.parametrize(("places", "share"), [(1, 0.5), (3, 0.6)])
+def test_callers_who_wait_for_a_place_all_get_theirs_and_leave_few_of_them_empty(
+    server: EmbeddedServer, store: redis.Redis, callers: Crowd, places: int, share: float
+) -> None:
+    """A wait is an estimate, and what is left empty for want of a better one is not much."""
+    limit = Concurrency(places, name="places", lease=30.0)
+    parts: list[tuple[list[Held], list[int]]] = callers.run(hold_places, server.url, limit, 2.0, 0.02, 10.0)
+    assert not any(refused for _, refused in parts)
+    held = [each for part, _ in parts for each in part]
+    assert most_at_once([(each.since, each.ended) for each in held]) == places
+    elapsed = max(each.ended for each in held) - min(each.since for each in held)
+    used = sum(each.ended - each.since for each in held)
+    assert used >= share * places * elapsed
+    assert min(len(part) for part, _ in parts) >= len(held) / len(parts) / 3, "nobody starves"
+
+
+def killed_holder(url: str, limit: Concurrency) -> Told:
+    """A process took a place and was killed."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=hold_and_tell, args=(url, limit, theirs))
+    process.start()
+    assert ours.poll(30)
+    told: Told = ours.recv()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    return told
+
+
+def ask_until_allowed(limiter: Limiter, limit: Concurrency, keep: Decision | None = None) -> tuple[list[int], Decision]:
+    """When it was refused, and how it was let in. Meanwhile another place is kept."""
+    refused: list[int] = []
+    while not (decision := limiter.acquire(limit)).allowed:
+        refused.append(decision.granted_at)
+        assert keep is None or limiter.renew(keep)
+    return refused, decision
+
+
+def test_the_place_of_a_holder_that_was_killed_is_free_after_its_lease_and_not_before(
+    server: EmbeddedServer, limiter: Limiter
+) -> None:
+    limit = Concurrency(2, name="places", lease=0.7)
+    killed = killed_holder(server.url, limit)
+    mine = limiter.acquire(limit)
+    refused, next = ask_until_allowed(limiter, limit, keep=mine)
+    assert killed.allowed
+    assert refused[-1] < killed.at + 700_000 <= next.granted_at
+    assert limiter.renew(mine)
+    assert not limiter.acquire(limit).allowed
+
+
+def test_a_lease_that_has_expired_is_lost_even_if_nobody_wants_the_place(limiter: Limiter) -> None:
+    limit = Concurrency(2, name="places", lease=0.5)
+    lost, kept = limiter.acquire(limit), limiter.acquire(limit)
+    while store_time(limiter) < lost.granted_at + 500_000:
+        assert limiter.renew(kept)
+    assert not limiter.renew(lost)
+    assert [limiter.acquire(limit).allowed for _ in range(2)] == [True, False]
+
+
+def test_who_waits_gets_the_place_of_a_holder_that_was_killed(server: EmbeddedServer, limiter: Limiter) -> None:
+    killed = killed_holder(server.url, limit := Concurrency(1, name="places", lease=0.7))
+    decision = limiter.acquire(limit, max_wait=10.0)
+    assert decision.allowed
+    assert killed.at + 700_000 <= decision.granted_at <= killed.at + 3 * 700_000
+
+
+def test_a_lease_that_is_renewed_lasts_as_long_from_then_on(server: EmbeddedServer, limiter: Limiter) -> None:
+    limit = Concurrency(1, name="places", lease=1.0)
+    mine = limiter.acquire(limit)
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(ask_until_allowed, Limiter.from_url(server.url), limit)
+        for _ in range(5):
+            time.sleep(0.3)
+            earliest = store_time(limiter)
+            assert limiter.renew(mine)
+            latest = store_time(limiter)
+        refused, next = other.result()
+    assert mine.granted_at + 1_500_000 <= earliest
+    assert earliest + 1_000_000 <= next.granted_at
+    assert refused[-1] < latest + 1_000_000
+    assert not limiter.renew(mine), "lost is lost"
+    assert not limiter.release(mine)
+    assert not limiter.acquire(limit).allowed, "the place is another's now"
+    assert limiter.release(next)
+
+
+def test_places_that_many_processes_give_back_at_once_are_free_once(
+    server: EmbeddedServer, limiter: Limiter, callers: Crowd
+) -> None:
+    limit = Concurrency(10, name="places", lease=30.0)
+    decisions = [limiter.acquire(limit) for _ in range(10)]
+    assert sum(callers.run(release_each, server.url, decisions)) == 10
+    again = [limiter.acquire(limit) for _ in range(12)]
+    assert [decision.allowed for decision in again] == [True] * 10 + [False] * 2
+    assert sum(callers.run(release_each, server.url, decisions)) == 0
+    assert not limiter.acquire(limit).allowed
+
+
+def test_one_id_holds_one_place_however_many_ask_under_it_and_for_as_long_as_they_do(
+    server: EmbeddedServer, limiter: Limiter, callers: Crowd
+) -> None:
+    limit = Concurrency(2, name="places", lease=1.0)
+    demands = [demand_of(limit)]
+    mine, other = limiter.ask(demands, id="task"), limiter.acquire(limit)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(callers.run, ask_as, server.url, demands, "task", 1.5)
+        while not asked.done():
+            assert limiter.renew(other)
+            assert not limiter.acquire(limit).allowed, "the place is that id's"
+    parts: list[list[bool]] = asked.result()
+    assert all(allowed for part in parts for allowed in part), "it is let in though there is no place free"
+    assert [limiter.release(mine) for _ in range(2)] == [True, False], "one release is enough for all of them"
+    assert [limiter.acquire(limit).allowed for _ in range(2)] == [True, False]
+
+
+# -- The leases of running tasks ---------------------------------------------------------------------------------------
+
+
+def begin(leases: Leases, limiter: Limiter, limit: Concurrency) -> Decision:
+    decision = limiter.acquire(limit)
+    leases.begin(decision.id, decision.demands, decision.granted_at)
+    return decision
+
+
+def test_a_lease_outlasts_itself_until_its_task_ends(server: EmbeddedServer, limiter: Limiter) -> None:
+    limit, leases = Concurrency(1, name="places", lease=0.6), Leases(limiter)
+    task = begin(leases, limiter, limit)
+    other = Limiter.from_url(server.url)
+    while not (decision := other.acquire(limit)).allowed and decision.granted_at < task.granted_at + 2_200_000:
+        pass
+    assert not decision.allowed
+    leases.end(task.id)
+    assert other.acquire(limit).allowed
+    leases.end(task.id)
+    assert not other.acquire(limit).allowed, "the place is another's now"
+
+
+def test_a_place_that_is_given_back_later_is_given_back_soon(limiter: Limiter) -> None:
+    """At the next time that leases are renewed, by the shortest of them."""
+    short, long = Concurrency(1, name="short", lease=0.6), Concurrency(1, name="long", lease=3600.0)
+    leases = Leases(limiter)
+    runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
+    leases.end(ends.id, later=True)
+    ended = store_time(limiter)
+    _, decision = ask_until_allowed(limiter, long)
+    assert decision.granted_at < ended + 5_000_000
+    assert not limiter.acquire(short).allowed
+    leases.end(runs.id)
+
+
+def test_leases_survive_a_restart_of_the_store_and_are_given_back_after_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "celery_ratelimit")
+    short, long = Concurrency(1, name="short", lease=1.5), Concurrency(1, name="long", lease=3600.0)
+    with embedded_server(persist=True) as own:
+        limiter = Limiter.from_url(own.url)
+        leases = Leases(limiter)
+        runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
+
+        own.kill()
+        with pytest.raises(StoreUnavailable):
+            leases.end(ends.id)
+        while "leases not renewed" not in caplog.text:
+            time.sleep(0.005)
+        own.start()
+        back = store_time(limiter)
+
+        _, decision = ask_until_allowed(limiter, long)
+        assert decision.granted_at < back + 5_000_000
+        while not (decision := limiter.acquire(short)).allowed and decision.granted_at < runs.granted_at + 3_200_000:
+            pass
+        assert not decision.allowed, "renewed as before"
+        leases.end(runs.id)
+        assert limiter.acquire(short).allowed
