@@ -303,11 +303,11 @@ class Limiter:
     def reserve_demands(self, demands: Sequence[Demand], *, id: str, horizon: float) -> Decision:
         if not id:
             raise ConfigurationError("a reservation needs an id: it is how it is found again")
-        reply = self._run(self._reserve, demands, id, _microseconds(horizon), kind="reserved")
+        reply = self._run(self._reserve, demands, id, _microseconds(horizon), kind="ids")
         return self._decision(demands, reply, id)
 
     def cancel_demands(self, demands: Sequence[Demand], *, id: str) -> bool:
-        return self._run(self._cancel, demands, id, kind="reserved") == [1]
+        return self._run(self._cancel, demands, id, kind="ids") == [1]
 
     def settle_demands(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
         for demand, cost in zip(demands, actual, strict=True):
@@ -315,7 +315,7 @@ class Limiter:
                 raise ConfigurationError(
                     f"limit {demand.name!r}: an actual cost of {cost!r} is not a whole number, 0 or more"
                 )
-        return self._run(self._settle, demands, id, granted_at, kind="settled", last=actual) == [1]
+        return self._run(self._settle, demands, id, granted_at, kind="ids", last=actual) == [1]
 
     def forget(self, demands: Sequence[Demand], *, id: str) -> None:
         """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""

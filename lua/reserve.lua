@@ -1,17 +1,17 @@
 -- reserve: take the permits of one request ahead of time, once for each id.
 --
 -- The permits are spent at once and are good at the time in the reply; cancel.lua gives them back.
--- KEYS   two per limit, see include/request.lua; then one per limit: its reservations
+-- KEYS   two per limit, see include/request.lua; then one per limit: its ids
 -- ARGV   1  id        text, not empty: names the reservation
 --        2  horizon   us >= 0; how far ahead the permits may lie
 --        3+ six per limit, see include/request.lua
 -- Reply  see include/reply.lua; refused: no permit could be had within the horizon, and nothing was taken
--- Writes each limit's state; reservations: sorted set, id -> us at which its permits are good; TTL an hour after the
---        last, which is how long an id is known.
+-- Writes each limit's state; ids: sorted set, id -> us at which its permits are good; TTL an hour after the last, which
+--        is how long an id is known.
 local id = ARGV[1]
 local NUMBER = #KEYS / 3 -- of limits
 local FIRST_LIMIT = 3
-local RESERVATIONS = 2 * NUMBER
+local IDS = 2 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua
@@ -20,7 +20,7 @@ local RESERVATIONS = 2 * NUMBER
 --!include reply.lua
 --!include remember.lua
 
-local known = tonumber(call('ZSCORE', KEYS[RESERVATIONS + 1], id))
+local known = tonumber(call('ZSCORE', KEYS[IDS + 1], id))
 if known then return reply(1, known, max(0, known - now), 0) end
 
 if behind or joint > now + ARGV[2] then
@@ -35,6 +35,6 @@ if behind or joint > now + ARGV[2] then
 end
 for i = 1, #limits do
     limits[i].algorithm.commit(limits[i], now, '', joint)
-    remember(KEYS[RESERVATIONS + i], id, joint)
+    remember(KEYS[IDS + i], id, joint)
 end
 return reply(1, joint, joint - now, 0)

@@ -1,17 +1,17 @@
 -- settle: correct what a granted request was charged to what it really cost, either way. Once for each id.
 --
--- KEYS   two per limit, see include/request.lua; then one per limit: the ids that were settled
+-- KEYS   two per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
 -- ARGV   1  id        text, not empty: names the request
 --        2  at        us: when its permits were good, from the reply that granted them
 --        3+ six per limit, see include/request.lua; cost is what was charged
 --        then one per limit: what it should have been, permits, whole, >= 0
 -- Reply  1 if it was corrected now, 0 if it had been before
--- Writes each limit's state; settled: sorted set, id -> us; TTL an hour after the last, which is how long an id is known.
+-- Writes each limit's state; ids: 'settled <id>' -> us; TTL an hour after the last, which is how long an id is known.
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
 local NUMBER = #KEYS / 3 -- of limits
 local FIRST_LIMIT = 3
-local SETTLED = 2 * NUMBER
+local IDS = 2 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua
@@ -21,9 +21,9 @@ local SETTLED = 2 * NUMBER
 local corrected = 0
 for i = 1, #limits do
     local limit = limits[i]
-    if not call('ZSCORE', KEYS[SETTLED + i], id) then
+    if not call('ZSCORE', KEYS[IDS + i], 'settled ' .. id) then
         corrected = 1
-        remember(KEYS[SETTLED + i], id, now)
+        remember(KEYS[IDS + i], 'settled ' .. id, now)
         local more = ARGV[FIRST_LIMIT + 6 * #limits + i - 1] - limit.cost
         limit.algorithm.check(limit, now, '')
         if more > 0 then

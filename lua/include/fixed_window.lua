@@ -12,7 +12,11 @@ local function roll(limit, at)
     local passed = floor((at - limit.start) / limit.period)
     if passed < 1 then return end
     limit.used = max(0, limit.used - passed * limit.count)
-    limit.start = limit.extra == 1 and at or at - at % limit.period
+    if limit.extra == 0 then
+        limit.start = at - at % limit.period
+    else
+        limit.start = limit.used > 0 and limit.start + passed * limit.period or at
+    end
 end
 
 function fixed_window.read(limit, now)
@@ -23,6 +27,7 @@ function fixed_window.read(limit, now)
     limit.used, limit.written, limit.waiting = tonumber(used), tonumber(written), tonumber(waiting)
     limit.start = start - max(0, limit.written - now) -- no time has passed while the clock stepped back
     roll(limit, now)
+    if limit.extra == 1 and limit.used == 0 then limit.start = max(limit.start, now) end
 end
 
 function fixed_window.write(limit, now, ttl)
@@ -39,6 +44,7 @@ end
 
 function fixed_window.take(limit, joint, permits)
     roll(limit, joint)
+    if limit.extra == 1 and limit.used == 0 then limit.start = max(limit.start, joint) end -- opened by this use
     limit.used = limit.used + permits
 end
 

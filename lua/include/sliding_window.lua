@@ -57,7 +57,7 @@ function sliding_window.write(limit, now, ttl)
         while limit.counters[oldest] == 0 do oldest = oldest - 1 end
         for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i]) end
     end
-    call('SET', limit.state_key, text, 'PX', ttl(newest and empty_at(limit, newest) or now))
+    call('SET', limit.state_key, text, 'PX', ttl(newest and empty_at(limit, newest) or limit.index * limit.width - limit.offset))
 end
 
 function sliding_window.earliest(limit, now, ahead, permits)

@@ -10,9 +10,8 @@
 -- Who is refused may keep a slot: a proposal of when to come back, never a permit. Only `tat` decides.
 --
 -- extra      permits   debt: a call goes through when one permit is there, and may overdraw the bucket by so many
--- state key: string "<tat us> <remainder> <us of the last write> <cursor us> <low us>"; expires when the bucket is full
---            and the line is empty. `cursor` is the highest score in slots: while it is past, there is no line. `low` is
---            when a permit was last taken from a bucket that was more than half full; see give_back.
+-- state key: string "<tat us> <remainder> <us of the last write> <cursor us>"; expires when the bucket is full
+--            and the line is empty. `cursor` is the highest score in slots: while it is past, there is no line.
 -- slots key: sorted set, member = id of a waiting request, score = the tat that its turn would leave behind.
 local token_bucket = {}
 
@@ -31,7 +30,7 @@ end
 
 local function write_state(limit, now)
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    call('SET', limit.state_key, format('%d %d %d %d %d', limit.tat, limit.rem, now, limit.cursor, limit.low),
+    call('SET', limit.state_key, format('%d %d %d %d', limit.tat, limit.rem, now, limit.cursor),
         'PX', int(max(1, ceil((full - now) / 1000))))
 end
 
@@ -61,16 +60,16 @@ function token_bucket.check(limit, now, id)
     limit.whole, limit.part = floor(period / count), period % count
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
     limit.need = max(1, limit.cost - limit.extra) -- permits that have to be there
-    limit.tat, limit.rem, limit.cursor, limit.low = now, 0, 0, now
+    limit.tat, limit.rem, limit.cursor = now, 0, 0
 
     local raw = call('GET', limit.state_key)
     if raw then
-        local tat, rem, written, cursor, low = match(raw, '(%d+) (%d+) (%d+) (%d+) (%d+)')
-        tat, cursor, limit.low = tonumber(tat), tonumber(cursor), tonumber(low)
+        local tat, rem, written, cursor = match(raw, '(%d+) (%d+) (%d+) (%d+)')
+        tat, cursor = tonumber(tat), tonumber(cursor)
         local back = written - now
         if back > 0 then
             -- The clock stepped back (failover). No time has passed since the write; the slots mean nothing now.
-            tat, cursor, limit.low, limit.stepped_back = tat - back, 0, limit.low - back, true
+            tat, cursor, limit.stepped_back = tat - back, 0, true
         end
         if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end
         if cursor > now then read_line(limit, now, id) else limit.cursor = cursor end
@@ -92,7 +91,6 @@ end
 
 -- Pass two, allowed: takes the permits at the joint time of all limits.
 function token_bucket.commit(limit, now, id, joint)
-    if (limit.tat - joint) * 2 < limit.tolerance then limit.low = joint end
     if joint > limit.tat then limit.tat, limit.rem = joint, 0 end
     limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, limit.cost)
     if limit.owner then
@@ -147,17 +145,16 @@ end
 
 -- Takes back permits that were good at `at` and were not used: no more than what a bucket that never lent them
 -- would hold now. Before their time that excludes what others have taken behind them (as x/time/rate's Cancel);
--- afterwards, what a fuller bucket would have let go to waste meanwhile: as much as has come back since. But a bucket
--- that was never more than half full since (`low`) would have wasted nothing of what fits into the other half.
+-- afterwards, what a fuller bucket would have let go to waste meanwhile: as much as has come back since. While others
+-- have permits that lie ahead, nothing of what was taken before them comes back: it might go at their time too.
 function token_bucket.give_back(limit, now, at, permits)
     local price = permits * limit.whole + floor(permits * limit.part / limit.count)
     local back
     if at > now then
         back = price - max(0, limit.tat + 1 - at - limit.tolerance)
     else
-        back = price - (now - at)
-        if limit.low <= at then back = max(back, min(price, floor(limit.tolerance / 2))) end
-        back = min(back, limit.tat - now)
+        back = min(price - (now - at), limit.tat - now)
+        if limit.tat > now + limit.tolerance then back = 0 end
     end
     if back <= 0 then return end
     limit.tat = limit.tat - back

@@ -71,17 +71,8 @@ function warm_up.charge(limit, now, permits)
     spend(limit, permits)
 end
 
--- At the stable price, the lowest that they can have cost; else as for the token bucket.
-function warm_up.give_back(limit, now, at, permits)
-    local paid = floor(permits * limit.stable)
-    local back
-    if at > now then
-        back = paid - max(0, limit.next - at - paid)
-    else
-        back = min(paid - (now - at), limit.next - now)
-    end
-    limit.next = limit.next - max(0, back)
-end
+-- Nothing comes back: what a call has cost is paid by the one after it, which may have been let in already.
+function warm_up.give_back() end
 
 function warm_up.state(limit, now)
     return limit.next <= now and limit.burst or 0, cold_at(limit) - now

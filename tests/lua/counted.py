@@ -208,6 +208,9 @@ class SlidingWindow(Counter):
             return max(0, left), 0
         return max(0, left), self._starts(newest + 1) - self.now
 
+    def expires(self) -> int:
+        return max(self.now + self.state()[1], self._starts(0))  # what was shifted out must not be forgotten sooner
+
 
 class SlidingLog(Counter):
     """Every grant with its time: at most n in any ``[s, s + w)``."""
@@ -292,8 +295,10 @@ class Stepped(Counter):
         self.tokens = min(self.b, self.tokens + max(0, less - self.n * refills))
 
     def state(self) -> tuple[int, int]:
-        short = self.b - self.tokens
-        return max(0, self.tokens), self.tick + -(-short // self.n) * self.w - self.now if short > 0 else 0
+        return max(0, self.tokens), self.expires() - self.now if self.tokens < self.b else 0
+
+    def expires(self) -> int:
+        return self.tick + -((self.tokens - self.b) // self.n) * self.w
 
 
 class WarmUp(Counter):

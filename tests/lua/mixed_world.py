@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limit
 from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limits import parse_window
 from tests.conftest import START
 
 from .counted import GRACE, Numbers
@@ -147,14 +148,12 @@ class Grant:
 class Play:
     """Plays a trace, and keeps what was granted, in true time, which never steps back.
 
-    ``sane``: a call is either settled or cancelled, under an id of its own, and by the clock that it was granted by. ``on_grant`` is told of
-    each grant, with all that was taken from its bucket before.
+    A call is either settled or cancelled, once, under an id of its own and by the clock that it was granted by.
+    ``on_grant`` is told of each grant, with all that was taken from its bucket before.
     """
 
-    def __init__(
-        self, world: Asked, sane: bool = False, on_grant: Callable[[Demand, Start, list[Start]], None] | None = None
-    ) -> None:
-        self.world, self.sane, self.on_grant = world, sane, on_grant
+    def __init__(self, world: Asked, on_grant: Callable[[Demand, Start, list[Start]], None] | None = None) -> None:
+        self.world, self.on_grant = world, on_grant
         self.lost = self.wait = 0
         self.grants: list[Grant] = []
         self.charges: list[tuple[str, Start]] = []
@@ -206,16 +205,16 @@ class Play:
 
     def _reserve(self, act: Act) -> tuple[Answer, Answer]:
         named = [each for each in self.grants if each.booked and each.id.startswith(act.id)]
-        id, booked = f"{act.id}{len(named)}" if self.sane else act.id, [each for each in named if not each.cancelled]
-        if booked:
-            return self.world.reserve(booked[0].demands, booked[0].id, max(0, act.horizon))
+        if named and not named[-1].cancelled:
+            return self.world.reserve(named[-1].demands, named[-1].id, max(0, act.horizon))
+        id = f"{act.id}{len(named)}"
         both = self.world.reserve(act.demands, id, max(0, act.horizon))
         if both[0].allowed:
             self._granted(id, act.demands, both[0], booked=True)
         return both
 
     def _cancel(self, act: Act) -> tuple[bool, bool]:
-        grants = [each for each in self.grants if each.booked and not (self.sane and (each.settled or self._old(each)))]
+        grants = [each for each in self.grants if each.booked and not each.settled and each.lost == self.lost]
         if not grants:
             return self.world.cancel(act.demands, "never reserved")
         grant = grants[-1 - act.which % len(grants)]
@@ -224,10 +223,9 @@ class Play:
         return self.world.cancel(grant.demands, grant.id)
 
     def _settle(self, act: Act) -> tuple[bool, bool]:
-        grants = [each for each in self.grants if not (self.sane and (each.cancelled or self._old(each)))]
+        grants = [each for each in self.grants if not each.cancelled and each.lost == self.lost]
         if not grants:
-            actual = [demand.cost if self.sane else 0 for demand in act.demands]
-            return self.world.settle(act.demands, actual, "never granted", self.now)
+            return self.world.settle(act.demands, [each.cost for each in act.demands], "never granted", self.now)
         grant = grants[-1 - act.which % len(grants)]
         actual = [demand.cost * act.share // 4 for demand in grant.demands]
         both = self.world.settle(grant.demands, actual, grant.id, grant.at)
@@ -242,9 +240,6 @@ class Play:
         grant.settled = True
         return both
 
-    def _old(self, grant: Grant) -> bool:
-        return grant.lost != self.lost
-
 
 @st.composite
 def limits(draw: st.DrawFn, name: str, only: Sequence[str] = ()) -> Limit:
@@ -257,7 +252,8 @@ def limits(draw: st.DrawFn, name: str, only: Sequence[str] = ()) -> Limit:
     if kind == "leaky_bucket":
         return Limit(rate, algorithm=kind, capacity=draw(st.none() | st.integers(0, 3)), name=name)
     if kind == "stepped_bucket":
-        return Limit(rate, burst=burst, refill="interval", name=name)
+        count = parse_window(rate).count
+        return Limit(rate, burst=draw(st.just(burst) | st.integers(count, 2 * count)), refill="interval", name=name)
     if kind == "warm_up":
         return Limit(rate, burst=burst, warmup=draw(st.sampled_from([0.003, 0.5, 1.0, 2.3, 10.0])), name=name)
     if kind == "fixed_window":

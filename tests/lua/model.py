@@ -45,9 +45,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Bucket:
-    """``full_at`` and ``seen`` (the clock at the last change) in microseconds; ``line`` is id -> score; ``taken`` is for
-    when, and how long it takes to come back.
-    """
+    """``full_at`` and ``seen`` (the clock at the last change) in microseconds; ``line`` is id -> score."""
 
     full_at: Fraction = Fraction(0)
     seen: int = 0
@@ -78,7 +76,7 @@ class View:
     """One demand on one bucket at one instant: when it could be granted, and where its request stands in the line.
 
     ``slot`` is when the request itself is due, ``first`` when the first of those who wait is; ``overdue`` is whose
-    place it may take; ``full``: the line takes nobody more.
+    place it may take; ``queue``: how far ahead a leaky bucket's queue ends; ``full``: it takes nobody more.
     """
 
     full = False
@@ -88,8 +86,8 @@ class View:
         self.demand, self.bucket, self.now, self.id = demand, (kept or Bucket()).at(now), now, id
         self.stepped_back = kept is not None and now < kept.seen
         leaky = numbers.algorithm == "leaky_bucket"
-        self.capacity = numbers.extra if leaky and numbers.extra >= 0 else None
         self.interval, self.burst = numbers.interval, numbers.burst
+        self.queue = floor(numbers.extra * self.interval) if leaky and numbers.extra >= 0 else None
         self.price = numbers.cost * self.interval
         # One permit must be there, and the overdraft must stay within the debt.
         self.needed = max(1, numbers.cost - (0 if leaky else numbers.extra)) * self.interval
@@ -106,9 +104,10 @@ class View:
                 self.behind = self.bucket.full_at + self.price > self.first
         self.earliest = self.last_in_line if self.behind else self.admission(self.bucket.full_at)
         # A queue with an end: nobody goes ahead beyond it either. Who has a slot is in the queue already.
-        self.queue = floor(self.capacity * self.interval) if self.capacity is not None and self.slot is None else None
-        if self.queue is not None and self.earliest > now + self.queue:
-            self.behind = True
+        self.behind = self.behind or (self.slot is None and self._beyond(self.earliest))
+
+    def _beyond(self, at: int) -> bool:
+        return self.queue is not None and at > self.now + self.queue
 
     def admission(self, full_at: Fraction) -> int:
         return max(self.now, ceil(full_at + self.needed - self.depth))
@@ -130,10 +129,10 @@ class View:
         if self.slot is not None and self.slot > self.now:
             return max(joint, self.slot), False  # it came early: its slot stands
         slot, bucket = max(joint, self.last_in_line), self.bucket
-        if self.queue is not None and slot > self.now + self.queue:
+        if self._beyond(slot) and self.slot is None:
             self.full = True
-            return max(slot - self.queue, self.now + 1), False
-        if self.id and slot <= latest:
+            return max(slot - (self.queue or 0), self.now + 1), False
+        if self.id and slot <= latest and not self._beyond(slot):
             bucket.end = ceil(max(bucket.full_at, Fraction(bucket.end), Fraction(slot)) + self.price)
             bucket.line[self.id] = bucket.end
             return slot, True
@@ -184,18 +183,24 @@ class Ids:
         self.times = {each: time for each, time in self.times.items() if time > now - HOUR} | {id: at}
         self.expires = now + up(max(now, *self.times.values()) - now + HOUR)
 
+    def settle(self, id: str, now: int) -> bool:
+        """Whether it is the first time."""
+        if f"settled {id}" in self.times:
+            return False
+        self.add(f"settled {id}", now, now)
+        return True
+
 
 class Model:
     """The store. ``now`` is its clock, in microseconds, and may be set to any time.
 
-    ``reserved`` and ``settled`` are, for each bucket, the times of those ids.
+    ``ids`` are those that each bucket knows: of reservations, and of what was settled or cancelled.
     """
 
     def __init__(self, now: int) -> None:
         self.now = now
         self.buckets: dict[tuple[str, str], Bucket | Counted] = {}
-        self.reserved: dict[tuple[str, str], Ids] = {}
-        self.settled: dict[tuple[str, str], Ids] = {}
+        self.ids: dict[tuple[str, str], Ids] = {}
 
     def acquire(self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0) -> Answer:
         views = self._views(demands, id)
@@ -223,24 +228,26 @@ class Model:
 
     def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> Answer:
         """Like ``acquire`` without a slot in the line; what it takes is found again by its id."""
-        at = self._ids(self.reserved, demands[0]).times.get(id)
+        at = self._ids(demands[0]).times.get(id)
         if at is not None:
             answer = self._answer(True, max(at, self.now), None, self._views(demands, ""))
             return answer._replace(granted_at=at)
         answer = self.acquire(demands, "", horizon)
         for demand in demands if answer.allowed else ():
-            self._ids(self.reserved, demand).add(id, answer.granted_at, self.now)
+            self._ids(demand).add(id, answer.granted_at, self.now)
         return answer
 
     def cancel(self, demands: Sequence[Demand], id: str, back: Sequence[int] | None = None) -> bool:
         """``back``: the microseconds that come back, of each limit."""
         found = False
         for i, view in enumerate(self._views(demands, "")):
-            at = self._ids(self.reserved, view.demand).times.pop(id, None)
-            if at is not None:
-                found = True
-                if view.give_back(at, view.demand.cost, back[i] if back else None):
-                    self._write(view)
+            ids = self._ids(view.demand)
+            at = ids.times.pop(id, None)
+            if at is None:
+                continue
+            found = True
+            if ids.settle(id, self.now) and view.give_back(at, view.demand.cost, back[i] if back else None):
+                self._write(view)
         return found
 
     def settle(
@@ -253,11 +260,9 @@ class Model:
     ) -> bool:
         fresh = False
         for i, (view, cost) in enumerate(zip(self._views(demands, ""), actual, strict=True)):
-            settled = self._ids(self.settled, view.demand)
-            if id in settled.times:
+            if not self._ids(view.demand).settle(id, self.now):
                 continue
             fresh = True
-            settled.add(id, self.now, self.now)
             more = cost - view.demand.cost
             if more > 0:
                 view.charge(more)
@@ -284,8 +289,8 @@ class Model:
     def _name(demand: Demand) -> tuple[str, str]:
         return demand.name, demand.key
 
-    def _ids(self, table: dict[tuple[str, str], Ids], demand: Demand) -> Ids:
-        ids = table[self._name(demand)] = table.get(self._name(demand), Ids()).at(self.now)
+    def _ids(self, demand: Demand) -> Ids:
+        ids = self.ids[self._name(demand)] = self.ids.get(self._name(demand), Ids()).at(self.now)
         return ids
 
     def _expire(self, demands: Sequence[Demand]) -> None:

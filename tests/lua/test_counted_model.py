@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from celery_ratelimit import ConfigurationError, Limit
+from celery_ratelimit.limiter import Demand
 from celery_ratelimit.testing import EmbeddedServer
 
 from .mixed_world import KINDS, Act, MixedWorld, Play, acts
@@ -19,8 +23,91 @@ def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
     world.close()
 
 
+def follow(world: MixedWorld, trace: list[Act]) -> None:
+    play = Play(world)
+    for number, act in enumerate(trace):
+        lua, model = play.do(act)
+        assert lua == model, f"step {number}: {act}"
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@given(trace=acts(only=[]))
-@settings(max_examples=100)
-def test_x(world: MixedWorld, kind: str, trace: list[Act]) -> None:
-    pass
+@given(data=st.data())
+@settings(max_examples=120)
+def test_the_lua_agrees_with_the_model(world: MixedWorld, kind: str, data: st.DataObject) -> None:
+    follow(world, data.draw(acts(only=[kind])))
+
+
+@given(trace=acts())
+@settings(max_examples=400)
+def test_the_lua_agrees_with_the_model_on_limits_of_several_algorithms(world: MixedWorld, trace: list[Act]) -> None:
+    follow(world, trace)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=80)
+def test_the_lua_agrees_with_the_model_on_a_clock_that_steps_back(
+    world: MixedWorld, kind: str, data: st.DataObject
+) -> None:
+    follow(world, data.draw(acts(only=[kind], back=True)))
+
+
+@given(trace=acts(back=True))
+@settings(max_examples=300)
+def test_the_lua_agrees_with_the_model_on_several_algorithms_and_a_clock_that_steps_back(
+    world: MixedWorld, trace: list[Act]
+) -> None:
+    follow(world, trace)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=80)
+def test_the_lua_agrees_with_the_model_on_permits_taken_far_ahead(
+    world: MixedWorld, kind: str, data: st.DataObject
+) -> None:
+    follow(world, data.draw(acts(only=[kind, kind, "token_bucket"], ahead=True)))
+
+
+@st.composite
+def odd_demands(draw: st.DrawFn) -> Demand:
+    """A limit with as many digits as a window may have."""
+    count = draw(st.integers(1, 10**9 - 1) | st.sampled_from([1, 10**6, 999_999_937]))
+    span = draw(st.integers(1, 10**8) | st.sampled_from([1, 86_400, 10**8]))
+    options = draw(
+        st.sampled_from(
+            [
+                {"algorithm": "fixed_window"},
+                {"algorithm": "fixed_window", "align": "first"},
+                {"algorithm": "sliding_window", "precision": 1},
+                {"algorithm": "sliding_window", "precision": 7},
+                {"algorithm": "sliding_window", "precision": 60},
+                {"algorithm": "sliding_log"},
+                {"refill": "interval", "burst": count},
+                {"burst": max(1, count // 2), "debt": count - count // 2},
+            ]
+        )
+    )
+    assume(Fraction(count, span * 10**6) <= 1)
+    try:
+        limit = Limit(f"{count}/{span}s", name="api", **options)
+    except ConfigurationError:
+        assume(False)
+    return Demand(limit, "api", "", draw(st.integers(1, limit.most) | st.just(limit.most)))
+
+
+@given(
+    wanted=odd_demands(), pauses=st.lists(st.integers(0, 10**14) | st.none() | st.just(1), max_size=8), data=st.data()
+)
+@settings(max_examples=200)
+def test_the_lua_agrees_with_the_model_at_the_edge_of_exact_numbers(
+    world: MixedWorld, wanted: Demand, pauses: list[int | None], data: st.DataObject
+) -> None:
+    world.begin()
+    wait = 0
+    for pause in [0, *pauses]:
+        world.set(world.model.now + (wait if pause is None else pause))
+        asked = Demand(wanted.limit, "api", "", data.draw(st.sampled_from([1, wanted.cost])))
+        lua, model = world.acquire([asked], data.draw(st.sampled_from(["", "a", "b"])), 0, 10**15)
+        assert lua == model
+        wait = lua.wait
