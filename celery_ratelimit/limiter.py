@@ -257,8 +257,8 @@ class Limiter:
 
         For costs that are known only afterwards (tokens of a language model): acquire with an estimate, settle with
         the truth. It counts once, however often it is called for a decision. What was too much comes back as far as
-        nobody can exceed the limit by it: all of it from windows, and from a token bucket that has been busy since
-        (up to half of its burst); a bucket that was nearly full meanwhile does not miss it.
+        nobody can exceed the limit by it: all of it from windows; from a token bucket what it would still hold if it
+        had never lent it, less what has come back since; nothing under warm-up.
 
         Args:
             decision: the one that allowed the call.
