@@ -132,7 +132,7 @@ class View:
         if self._beyond(slot) and self.slot is None:
             self.full = True
             return max(slot - (self.queue or 0), self.now + 1), False
-        if self.id and slot <= latest and not self._beyond(slot):
+        if self.id and slot <= latest:  # who came late is in the queue still
             bucket.end = ceil(max(bucket.full_at, Fraction(bucket.end), Fraction(slot)) + self.price)
             bucket.line[self.id] = bucket.end
             return slot, True
