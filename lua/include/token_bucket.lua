@@ -10,8 +10,9 @@
 -- Who is refused may keep a slot: a proposal of when to come back, never a permit. Only `tat` decides.
 --
 -- extra      permits   debt: a call goes through when one permit is there, and may overdraw the bucket by so many
--- state key: string "<tat us> <remainder> <us of the last write> <cursor us>"; expires when the bucket is full
---            and the line is empty. `cursor` is the highest score in slots: while it is past, there is no line.
+-- state key: string "<tat us> <remainder> <us of the last write> <cursor us> <us of the newest permit>"; expires when
+--            the bucket is full and the line is empty. `cursor` is the highest score in slots: while it is past, there is
+--            no line. The newest permit may lie ahead of now; see give_back.
 -- slots key: sorted set, member = id of a waiting request, score = the tat that its turn would leave behind.
 local token_bucket = {}
 
@@ -30,7 +31,7 @@ end
 
 local function write_state(limit, now)
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    call('SET', limit.state_key, format('%d %d %d %d', limit.tat, limit.rem, now, limit.cursor),
+    call('SET', limit.state_key, format('%d %d %d %d %d', limit.tat, limit.rem, now, limit.cursor, limit.newest),
         'PX', int(max(1, ceil((full - now) / 1000))))
 end
 
@@ -60,16 +61,16 @@ function token_bucket.check(limit, now, id)
     limit.whole, limit.part = floor(period / count), period % count
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
     limit.need = max(1, limit.cost - limit.extra) -- permits that have to be there
-    limit.tat, limit.rem, limit.cursor = now, 0, 0
+    limit.tat, limit.rem, limit.cursor, limit.newest = now, 0, 0, 0
 
     local raw = call('GET', limit.state_key)
     if raw then
-        local tat, rem, written, cursor = match(raw, '(%d+) (%d+) (%d+) (%d+)')
-        tat, cursor = tonumber(tat), tonumber(cursor)
+        local tat, rem, written, cursor, newest = match(raw, '(%d+) (%d+) (%d+) (%d+) (%d+)')
+        tat, cursor, limit.newest = tonumber(tat), tonumber(cursor), tonumber(newest)
         local back = written - now
         if back > 0 then
             -- The clock stepped back (failover). No time has passed since the write; the slots mean nothing now.
-            tat, cursor, limit.stepped_back = tat - back, 0, true
+            tat, cursor, limit.newest, limit.stepped_back = tat - back, 0, limit.newest - back, true
         end
         if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end
         if cursor > now then read_line(limit, now, id) else limit.cursor = cursor end
@@ -93,6 +94,7 @@ end
 function token_bucket.commit(limit, now, id, joint)
     if joint > limit.tat then limit.tat, limit.rem = joint, 0 end
     limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, limit.cost)
+    limit.newest = max(limit.newest, joint)
     if limit.owner then
         call('ZREM', limit.slots_key, id)
     elseif limit.overdue then
@@ -144,18 +146,12 @@ function token_bucket.charge(limit, now, permits)
 end
 
 -- Takes back permits that were good at `at` and were not used: no more than what a bucket that never lent them
--- would hold now. Before their time that excludes what others have taken behind them (as x/time/rate's Cancel);
--- afterwards, what a fuller bucket would have let go to waste meanwhile: as much as has come back since. While others
--- have permits that lie ahead, nothing of what was taken before them comes back: it might go at their time too.
+-- would hold now, which is less by what has come back since, for it might have been full meanwhile. What others have
+-- for later than that, ahead of now, was built on these: then nothing comes back.
 function token_bucket.give_back(limit, now, at, permits)
+    if limit.newest > max(now, at) then return end
     local price = permits * limit.whole + floor(permits * limit.part / limit.count)
-    local back
-    if at > now then
-        back = price - max(0, limit.tat + 1 - at - limit.tolerance)
-    else
-        back = min(price - (now - at), limit.tat - now)
-        if limit.tat > now + limit.tolerance then back = 0 end
-    end
+    local back = min(price - max(0, now - at), limit.tat - max(now, at))
     if back <= 0 then return end
     limit.tat = limit.tat - back
     write_state(limit, now)

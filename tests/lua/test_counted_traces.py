@@ -286,6 +286,15 @@ def test_who_comes_late_goes_before_those_behind_it_and_a_dead_one_is_given_up_a
     assert asks(22.000001, "b") == (NO, 20.0), "b is a newcomer now, behind c"
 
 
+def test_a_slot_no_further_away_than_the_claim_is_kept(frozen: Limiter) -> None:
+    demands = [Demand(limit("1/10s", "sliding_log"), "api")]
+    frozen.ask(demands)
+    waits = [
+        frozen.ask(demands, id=id, claim=claim).retry_after for id, claim in (("a", 9.999999), ("b", 10.0), ("c", 20))
+    ]
+    assert waits == [10.0, 10.0, 20.0], "a kept none"
+
+
 def test_a_gap_that_was_given_back_is_filled_where_nobody_has_to_wait_for_it(frozen: Limiter, clock: Clock) -> None:
     demands = [Demand(limit("2/10s", refill="interval", burst=2), "api")]
     assert frozen.ask([Demand(demands[0].limit, "api", "", 2)]).allowed
@@ -471,6 +480,30 @@ def test_a_bucket_that_another_limit_keeps_waiting_is_full_by_then(frozen: Limit
     frozen.settle(a, 0)
     clock.advance(10.0)
     assert not frozen.acquire(five, cost=3).allowed, "three go at 10 s already: six would be one too many"
+    assert frozen.acquire(five, cost=2).allowed
+
+
+def test_a_bucket_that_was_full_when_another_limit_let_it_take_cannot_be_fuller(frozen: Limiter, clock: Clock) -> None:
+    five, slow = limit("1/s", burst=5), limit("1/3s", name="slow")
+    frozen.acquire(slow)
+    a = frozen.acquire(five)
+    assert frozen.acquire([five, slow]).retry_after == 3.0
+    assert frozen.ask([Demand(five, "api"), Demand(slow, "slow")], horizon=60.0).retry_after == 3.0
+    frozen.settle(a, 0)
+    clock.advance(3.0)
+    assert not frozen.acquire(five, cost=5).allowed, "one goes at this instant already"
+    assert frozen.acquire(five, cost=4).allowed
+
+
+def test_a_reservation_before_another_limits_gives_nothing_back_behind_it(frozen: Limiter, clock: Clock) -> None:
+    five, ten, twelve = limit("1/s", burst=5), limit("1/10s", name="ten"), limit("1/12s", name="twelve")
+    frozen.acquire([ten, twelve])
+    assert frozen.reserve([five, ten], id="r", horizon=60.0).retry_after == 10.0
+    three = [Demand(five, "api", "", 3), Demand(twelve, "twelve")]
+    assert frozen.ask(three, horizon=60.0).retry_after == 12.0
+    frozen.cancel([five, ten], id="r")
+    clock.advance(12.001)
+    assert not frozen.acquire(five, cost=3).allowed, "three went a millisecond ago"
     assert frozen.acquire(five, cost=2).allowed
 
 
