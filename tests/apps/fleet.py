@@ -7,22 +7,31 @@ import os
 import time
 from typing import Any
 
-from celery import Celery
+from celery import Celery, current_task
 
 from benchmarks.records import Recorder
 from celery_ratelimit import Concurrency, Limit, RateLimitedTask, install
 from celery_ratelimit.signals import task_throttled
 
-_recorders: dict[int, Recorder] = {}
+_recorders: dict[tuple[int, str], Recorder] = {}
 
 
 def note(index: int) -> None:
-    """The start of a task body, in a file of this process."""
+    """The start of a task body, and when its permit was good by the store's clock, in two files of this process."""
     at = time.time()
-    recorder = _recorders.get(os.getpid())
-    if recorder is None:
-        recorder = _recorders[os.getpid()] = Recorder(os.environ["TEST_RECORDS"])
-    recorder.note(index, at, 0)
+    recorder("").note(index, at, 0)
+    permit = current_task.request.delivery_info.get("ratelimit_permit")
+    if permit is not None and permit["granted_at"] > 0:
+        recorder("permits").note(index, permit["granted_at"] / 1e6, 0)
+
+
+def recorder(folder: str) -> Recorder:
+    known = (os.getpid(), folder)
+    if known not in _recorders:
+        directory = os.path.join(os.environ["TEST_RECORDS"], folder)
+        os.makedirs(directory, exist_ok=True)
+        _recorders[known] = Recorder(directory)
+    return _recorders[known]
 
 
 app = Celery("fleet", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_BACKEND"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import redis
 from benchmarks.measures import share_of_rate
 from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import JITTER, Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, assert_never_over, until
 
 
 @pytest.fixture
@@ -30,8 +29,8 @@ def test_script_flush_is_not_noticed(server: EmbeddedServer, store: redis.Redis,
             fleet.send("retry", index)
             if index % 10 == 0:
                 store.script_flush()
-        starts = fleet.wait_for(300, 20)
-        assert_never_over(starts, 100)
+        fleet.wait_for(300, 20)
+        assert_never_over(fleet.permits(), 100)
         assert "WARNING" not in fleet.log().split("ready.")[1]
 
 
@@ -48,7 +47,7 @@ def test_a_restarted_store_costs_a_moment_and_nothing_else(
         limits_store.start()
         starts = fleet.wait_for(400, 40)
         assert sorted(start.index for start in starts) == list(range(400))
-        assert_never_over(starts, 100)  # its file knew the bucket: nothing was let through twice
+        assert_never_over(fleet.permits(), 100)  # its file knew the bucket: nothing was let through twice
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
         assert "ERROR" not in fleet.log(0) + fleet.log(1)
 
@@ -80,7 +79,7 @@ def test_without_the_store_tasks_are_deferred_and_everything_else_goes_on(
             limits_store.thaw()
         starts = [start for start in fleet.wait_for(81, 40) if start.index < 50]
         assert sorted(start.index for start in starts) == list(range(50))
-        assert_never_over(starts, 20)
+        assert_never_over(fleet.permits(), 20)
         assert "store is back" in fleet.log()
 
 
@@ -107,8 +106,9 @@ def test_without_the_store_local_lets_each_worker_have_its_share(
         for index in range(120):
             fleet.send("wait", index)
         starts = fleet.wait_for(120, 20)
-        assert_never_over(starts, 40, burst=2)  # one share for each of the two
-        assert share_of_rate(starts, 40) >= 0.85
+        # One share for each of the two, which start empty; with nothing that says when a body was let in, the whole
+        # is counted: 120 at 40/s take three seconds. Without the shares it would be a moment, or half of that.
+        assert 0.85 <= share_of_rate(starts, 40) <= 1.05
 
 
 def test_without_the_store_raise_fails_the_task(
@@ -135,11 +135,13 @@ def test_a_killed_worker_loses_nothing_under_acks_late(
         fleet.start(number=2)
         for index in range(300):
             fleet.send("late", index)
-        fleet.wait_for(60, 20)
+        # A message that is on its way from the broker (BRPOP) is in no list: kombu loses it with a killed worker, be it
+        # throttled or not. So the worker is killed when all are noted as unacknowledged.
+        until(lambda: fleet.started() >= 60 and not store.exists("celery", "celery.throttled"), 20, "an empty queue")
         fleet.kill(0)
         until(lambda: len({start.index for start in fleet.starts()}) == 300, 40, "every task")
         starts = fleet.starts()
-        assert_never_over(starts, 50)
+        assert_never_over(fleet.permits(), 50)
         again = len(starts) - 300
         assert again <= 4  # what was running in the two processes that were killed, and what had just ended there
 
@@ -156,7 +158,8 @@ def test_who_is_held_for_longer_than_the_visibility_timeout_runs_once(
         starts = fleet.wait_for(12, 30)
         time.sleep(3)
         assert sorted(start.index for start in fleet.starts()) == list(range(12))
-        assert all(after.at - before.at >= 1 - JITTER for before, after in pairwise(starts))
+        assert len(starts) == 12
+        assert_never_over(fleet.permits(), 1)
 
 
 def test_a_killed_broker_connection_is_survived(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_a_killed_broker_connection_is_survived(server: EmbeddedServer, store: r
         fleet.wait_for(30, 10)
         store.client_kill_filter(_type="normal", skipme=True)
         until(lambda: len({start.index for start in fleet.starts()}) == 150, 40, "every task")
-        assert_never_over(fleet.starts(), 50)
+        assert_never_over(fleet.permits(), 50)
 
 
 def test_a_worker_that_is_stopped_gives_everything_back(

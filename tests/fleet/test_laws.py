@@ -28,7 +28,9 @@ def test_a_backlog_leaves_at_the_rate(
         starts = fleet.wait_for(TASKS, 60)
 
         assert sorted(start.index for start in starts) == list(range(TASKS))  # each once: nothing lost
-        assert_never_over(starts, RATE)
+        permits = fleet.permits()
+        assert sorted(permit.index for permit in permits) == list(range(TASKS))  # each paid, once
+        assert_never_over(permits, RATE)
         # No waste. Exactly 1 on a quiet machine (make bench); the margin is for a noisy one.
         assert 0.97 <= share_of_rate(starts, RATE) <= 1.01
         median, last_percent = displacement(starts)
@@ -64,7 +66,8 @@ def test_a_key_has_a_bucket_of_its_own(server: EmbeddedServer, store: redis.Redi
             fleet.send("tenant", index, f"t{index % 2}")
         fleet.start()
         starts = fleet.wait_for(200, 30)
+        permits = fleet.permits()
         for tenant in (0, 1):
+            assert_never_over([permit for permit in permits if permit.index % 2 == tenant], 20)
             of_one = [start for start in starts if start.index % 2 == tenant]
-            assert_never_over(of_one, 20)
             assert share_of_rate(of_one, 20) >= 0.95

@@ -15,7 +15,6 @@ def test_a_worker_without_the_gate_holds_the_limit(server: EmbeddedServer, store
         fleet.start(number=2)
         results = [fleet.send("retry", index) for index in range(60)]
         assert [result.get(timeout=30) for result in results] == list(range(60))
-        starts = fleet.starts()
-        assert len(starts) == 60
-        assert_never_over(starts, 20)
+        assert len(fleet.permits()) == fleet.started() == 60
+        assert_never_over(fleet.permits(), 20)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
