@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import os
 import re
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 from typing import Any
 
 from redis import Redis
@@ -19,11 +13,24 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from ._scripts import Link, Script, bulk
-from .decision import Decision, LimitState
+from ._scripts import Link, Script
+from .asking import (
+    Asking,
+    Demand,
+    Limits,
+    actual_costs,
+    check_actual,
+    check_reservable,
+    check_settled,
+    each_bucket_once,
+    leased,
+    microseconds,
+    whole_numbers,
+)
+from .decision import Decision
 from .errors import ConfigurationError, StoreUnavailable
-from .keys import DEFAULT_PREFIX, bucket_key, bucket_keys
-from .limits import AnyLimit, Concurrency, Limit, check_cost
+from .keys import DEFAULT_PREFIX, bucket_keys
+from .limits import AnyLimit
 
 __all__ = ["Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
 
@@ -32,65 +39,7 @@ SOCKET_TIMEOUT = 0.5
 
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
-_TAKE_AHEAD = 1.0
-
-#: Seconds; thirty years.
-_FOREVER = 1e9
-
-#: Permits; more than any limit holds.
-_MOST_SETTLED = 10**9
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What one call asks of one limit: the limit under its final name, the bucket's key, and the cost."""
-
-    limit: AnyLimit
-    name: str
-    key: str = ""
-    cost: int = 1
-
-    @cached_property
-    def interval(self) -> float:
-        """The emission interval, in seconds; 0 where there is none."""
-        return self.limit.interval
-
-    @cached_property
-    def method(self) -> str:
-        """The algorithm's name in ``lua/include/``."""
-        return self.limit.method
-
-    @cached_property
-    def size(self) -> int:
-        """The most permits that the limit holds."""
-        return self.limit.size
-
-    @cached_property
-    def wire(self) -> bytes:
-        """The arguments that ``lua/include/request.lua`` reads, as they go over the wire."""
-        return bulk(*self.limit.wire(self.cost))
-
-
-def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:
-    """The demands, those on one bucket as one, the dearest: a bucket that is named twice is paid once."""
-    buckets: dict[tuple[str, str], Demand] = {}
-    for demand in demands:
-        known = buckets.setdefault((demand.name, demand.key), demand)
-        if demand.cost > known.cost:
-            buckets[demand.name, demand.key] = demand
-    return tuple(buckets.values())
-
-
-#: How many values a demand adds to a script's call: two keys and six arguments.
-_KEYS, _VALUES = 2, 8
-
-#: What the public methods take as limits.
-Limits = str | AnyLimit | Sequence[str | AnyLimit]
-
-
-def _microseconds(seconds: float) -> int:
-    """Rounded up, and no further away than forever: 2^53 µs are as exact as a number in Lua can be."""
-    return math.ceil(min(seconds, _FOREVER) * 1e6)
+TAKE_AHEAD = 1.0
 
 
 def without_password(url: str) -> str:
@@ -98,7 +47,7 @@ def without_password(url: str) -> str:
     return re.sub(r"//.*@", "//**@", url)
 
 
-class Limiter:
+class Limiter(Asking):
     """Asks for permits in the store, for any process that can reach it.
 
     A refusal is a :class:`Decision`, not an exception. The limiter may be shared by threads, and by a process and
@@ -119,21 +68,9 @@ class Limiter:
         prefix: str = DEFAULT_PREFIX,
         replace_includes: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(quotas, prefix, replace_includes)
         self.client = client
-        self.prefix = prefix
-        self.quotas = dict(quotas or {})
         self._link = Link(client)
-        self._acquire = Script("acquire", replace_includes)
-        self._peek = Script("peek", replace_includes)
-        self._reserve = Script("reserve", replace_includes)
-        self._cancel = Script("cancel", replace_includes)
-        self._settle = Script("settle", replace_includes)
-        self._forget = Script("forget", replace_includes)
-        self._release = Script("release", replace_includes)
-        self._renew = Script("renew", replace_includes)
-        self._keys = lru_cache(maxsize=1024)(lambda *bucket: bulk(*bucket_keys(prefix, *bucket)))
-        self._demand = lru_cache(maxsize=1024)(_demand)
-        self._new_id = _Ids()
 
     @classmethod
     def from_url(
@@ -203,7 +140,7 @@ class Limiter:
         """
         demands = self._demands(limits, key, cost)
         if max_wait <= 0:
-            return self.ask(demands, id=self._new_id() if _leased(demands) else "")
+            return self.ask(demands, id=self._new_id() if leased(demands) else "")
         return self._wait_for(demands, self._new_id(), max_wait)
 
     def peek(self, limits: Limits, *, key: str | None = None, cost: int | None = None) -> Decision:
@@ -236,10 +173,7 @@ class Limiter:
 
         *Warning*: a permit taken ahead is spent even if nobody comes for it: see :meth:`cancel`.
         """
-        demands = self._demands(limits, key, cost)
-        if _leased(demands):
-            raise ConfigurationError("a place under Concurrency cannot be reserved: nobody knows when one is free")
-        return self.reserve_demands(demands, id=id, horizon=horizon)
+        return self.reserve_demands(self._demands(limits, key, cost), id=id, horizon=horizon)
 
     def cancel(self, limits: Limits, *, id: str, key: str | None = None, cost: int | None = None) -> bool:
         """Give a reservation back; the arguments are those of :meth:`reserve`. Idempotent.
@@ -269,8 +203,7 @@ class Limiter:
         Returns:
             Whether this call corrected it; False if an earlier one had.
         """
-        if not decision.allowed:
-            raise ConfigurationError("a call that was refused was charged nothing: there is nothing to settle")
+        check_settled(decision)
         return self.settle_demands(
             decision.demands,
             actual_costs(decision.demands, actual_cost, limit),
@@ -284,7 +217,7 @@ class Limiter:
 
     def renew(self, decision: Decision) -> bool:
         """Keep the places that a call holds for another ``lease`` seconds from now. False: one had expired."""
-        return all(self.renew_leases([(demand, decision.id) for demand in _leased(decision.demands)]))
+        return all(self.renew_leases([(demand, decision.id) for demand in leased(decision.demands)]))
 
     # -- The same for demands: what the worker uses ----------------------------------------------------------------
 
@@ -297,24 +230,19 @@ class Limiter:
             horizon: seconds; a permit may be taken that far ahead, and ``retry_after`` says when it is good.
             claim: seconds; if refused, a slot is kept for ``id`` unless it lies further away than that.
         """
-        reply = self._run(self._acquire, demands, id, _microseconds(horizon), _microseconds(claim))
+        reply = self._run(self._acquire, demands, id, microseconds(horizon), microseconds(claim))
         return self._decision(demands, reply, id or self._new_id())
 
     def reserve_demands(self, demands: Sequence[Demand], *, id: str, horizon: float) -> Decision:
-        if not id:
-            raise ConfigurationError("a reservation needs an id: it is how it is found again")
-        reply = self._run(self._reserve, demands, id, _microseconds(horizon), kind="ids")
+        check_reservable(demands, id)
+        reply = self._run(self._reserve, demands, id, microseconds(horizon), kind="ids")
         return self._decision(demands, reply, id)
 
     def cancel_demands(self, demands: Sequence[Demand], *, id: str) -> bool:
         return self._run(self._cancel, demands, id, kind="ids") == [1]
 
     def settle_demands(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
-        for demand, cost in zip(demands, actual, strict=True):
-            if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < _MOST_SETTLED:
-                raise ConfigurationError(
-                    f"limit {demand.name!r}: an actual cost of {cost!r} is not a whole number, 0 or more"
-                )
+        check_actual(demands, actual)
         return self._run(self._settle, demands, id, granted_at, kind="ids", last=actual) == [1]
 
     def forget(self, demands: Sequence[Demand], *, id: str) -> None:
@@ -322,22 +250,16 @@ class Limiter:
         self._run(self._forget, demands, id)
 
     def release_demands(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> bool:
-        leased = _leased(demands)
-        if not leased or not id:
+        places = leased(demands)
+        if not places or not id:
             return False
-        pieces = [bulk(self._leases(demand)) for demand in leased]
-        pieces.append(bulk(id, granted_at))
-        return int(self._store(self._release, self._link, (), len(leased), len(leased) + 2, pieces)) > 0
+        return int(self._store(self._release, self._link, *self._release_pieces(places, id, granted_at))) > 0
 
     def renew_leases(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]:
         """One round trip for the leases of many holders. False for each that has expired."""
         if not leases:
             return []
-        number = len(leases)
-        pieces = [bulk(*(self._leases(demand) for demand, _ in leases))]
-        pieces.append(bulk(*(holder for _, holder in leases)))
-        pieces.append(bulk(*(demand.limit.wire(1)[2] for demand, _ in leases)))
-        reply = self._store(self._renew, self._link, (), number, 3 * number, pieces)
+        reply = self._store(self._renew, self._link, *self._renew_pieces(leases))
         return [each in (49, "1") for each in reply]
 
     def ping(self) -> None:
@@ -346,35 +268,17 @@ class Limiter:
 
     # -- How it is done --------------------------------------------------------------------------------------------
 
-    def _demands(self, limits: Limits, key: str | None, cost: int | None) -> tuple[Demand, ...]:
-        several = [limits] if isinstance(limits, (str, Limit, Concurrency)) else limits
-        if not several:
-            raise ConfigurationError("no limit was named: pass a quota's name, a Limit, or several of them")
-        demands = [self._demand(self._quota(each) if isinstance(each, str) else each, key, cost) for each in several]
-        return each_bucket_once(demands) if len(demands) > 1 else tuple(demands)
-
-    def _quota(self, name: str) -> AnyLimit:
-        try:
-            limit = self.quotas[name]
-        except KeyError:
-            known = ", ".join(sorted(self.quotas)) or "none is defined"
-            raise ConfigurationError(f"there is no quota named {name!r} (quotas: {known})") from None
-        return limit if limit.name is not None else replace(limit, name=name)
-
     def _wait_for(self, demands: Sequence[Demand], id: str, max_wait: float) -> Decision:
         deadline = time.monotonic() + max_wait
         while True:
             left = max(0.0, deadline - time.monotonic())
-            decision = self.ask(demands, id=id, horizon=min(left, _TAKE_AHEAD), claim=left)
+            decision = self.ask(demands, id=id, horizon=min(left, TAKE_AHEAD), claim=left)
             if not decision.allowed and (decision.full or decision.retry_after > left):
                 self.forget(demands, id=id)
                 return decision
             time.sleep(decision.retry_after)
             if decision.allowed:
                 return decision
-
-    def _leases(self, demand: Demand) -> str:
-        return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
     def _run(
         self,
@@ -384,99 +288,10 @@ class Limiter:
         kind: str | None = None,
         last: Sequence[int] = (),
     ) -> list[int]:
-        """Run a script that ``lua/include/request.lua`` reads the demands of; ``kind``: one more key for each."""
-        number = len(demands)
-        pieces = [self._keys(demand.name, demand.key, demand.method) for demand in demands]
-        keys, values = _KEYS * number, _VALUES * number + len(first) + len(last)
-        if kind is not None:
-            pieces += [bulk(bucket_key(self.prefix, demand.name, demand.key, kind)) for demand in demands]
-            keys, values = keys + number, values + number
-        methods = demands[0].method if number == 1 else frozenset([demand.method for demand in demands])
-        pieces.append(bulk(*first))
-        pieces += [demand.wire for demand in demands]
-        if last:
-            pieces.append(bulk(*last))
-        reply: bytes | str | int = self._store(script, self._link, methods, keys, values, pieces)
-        return [reply] if isinstance(reply, int) else [int(each) for each in reply.split()]
+        return whole_numbers(self._store(script, self._link, *self._pieces(tuple(demands), first, kind, last)))
 
     def _store(self, call: Any, *args: Any) -> Any:
         try:
             return call(*args)
         except RedisError as error:
             raise StoreUnavailable(f"the limiter's store did not serve a request: {error}") from error
-
-    @staticmethod
-    def _decision(demands: Sequence[Demand], reply: Sequence[int], id: str = "") -> Decision:
-        allowed, wait, binding, at = reply[:4]
-        states = tuple(
-            [
-                LimitState(demand.name, demand.key, demand.size, remaining, reset / 1e6)
-                for demand, remaining, reset in zip(demands, reply[4::2], reply[5::2], strict=True)
-            ]
-        )
-        if binding or len(states) == 1:
-            tightest = states[binding - 1]
-        else:
-            tightest = min(states, key=lambda state: (state.remaining / state.limit, -state.reset_after))
-        return Decision(
-            allowed == 1,
-            tightest.limit,
-            tightest.remaining,
-            wait / 1e6,
-            tightest.reset_after,
-            tightest.name if binding else None,
-            states,
-            allowed < 0,
-            id,
-            at,
-            tuple(demands),
-        )
-
-
-def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> Demand:
-    name = limit.name
-    if name is None:
-        raise ConfigurationError(f"{limit!r} has no name, so it has no bucket in the store: give it name='…'")
-    if limit.key is not None and key is None:
-        raise ConfigurationError(f"limit {name!r} is kept by key: pass key='…'")
-    if key is not None and not isinstance(key, str):
-        raise ConfigurationError(f"limit {name!r}: key={key!r} must be a text")
-    if isinstance(limit, Concurrency):
-        return Demand(limit, name, key or "", 1)
-    if cost is None:
-        if not isinstance(limit.cost, int):
-            raise ConfigurationError(f"limit {name!r} takes its cost from a task's arguments: pass cost=…")
-        return Demand(limit, name, key or "", limit.cost)
-    return Demand(limit, name, key or "", check_cost(name, cost, limit.most))
-
-
-def _leased(demands: Sequence[Demand]) -> list[Demand]:
-    return [demand for demand in demands if isinstance(demand.limit, Concurrency)]
-
-
-def actual_costs(demands: Sequence[Demand], actual_cost: int, name: str | None) -> list[int]:
-    """What each demand should have cost: those that an actual cost is meant for, and the others as they were."""
-    if name is not None:
-        chosen = [demand.name == name for demand in demands]
-        if not any(chosen):
-            known = ", ".join(demand.name for demand in demands)
-            raise ConfigurationError(f"there is no limit {name!r} in this decision (limits: {known})")
-    else:
-        chosen = [not isinstance(demand.limit.cost, int) for demand in demands]
-        if not any(chosen):
-            chosen = [demand.cost > 1 for demand in demands]
-        if not any(chosen):
-            chosen = [True] * len(chosen)
-    return [actual_cost if is_meant else demand.cost for demand, is_meant in zip(demands, chosen, strict=True)]
-
-
-class _Ids:
-    """Names for requests that have none: unlike any other's, also after a fork."""
-
-    def __init__(self) -> None:
-        self._pid = 0
-
-    def __call__(self) -> str:
-        if self._pid != os.getpid():
-            self._pid, self._stem, self._count = os.getpid(), uuid.uuid4().hex[:20], itertools.count()
-        return f"{self._stem}{next(self._count):x}"
