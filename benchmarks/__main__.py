@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import acquire, algorithms, cpu, fleet, machine, report, upstream
+from benchmarks import acquire, algorithms, cluster, cpu, fleet, machine, report, upstream
 
 FLEET = ("plain", "recipe", "native", "heimdall", "heimdall_docs", "retry", "wait")
 UPSTREAM = ("recipe", "retry", "wait")
@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "acquire_calls": options.acquire_calls,
         "algorithms_rounds": options.algorithms_rounds,
         "algorithms_calls": options.algorithms_calls,
+        "cluster_rounds": options.cluster_rounds,
+        "cluster_calls": options.cluster_calls,
     }
     result: dict[str, Any] = {**machine.describe(), "settings": settings, "scenarios": {}, "aims": []}
     try:
@@ -68,11 +70,13 @@ def _run(scenario: str, options: argparse.Namespace, say: Callable[[str], None])
         return cpu.run(tasks=options.cpu_tasks, rate=options.cpu_rate, rounds=options.rounds, say=say)
     if scenario == "algorithms":
         return algorithms.run(rounds=options.algorithms_rounds, calls=options.algorithms_calls, say=say)
+    if scenario == "cluster":
+        return cluster.run(rounds=options.cluster_rounds, calls=options.cluster_calls, say=say)
     return acquire.run(rounds=options.acquire_rounds, calls=options.acquire_calls, say=say)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    scenarios = ("fleet", "upstream", "cpu", "acquire", "algorithms")
+    scenarios = ("fleet", "upstream", "cpu", "acquire", "algorithms", "cluster")
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="celery_ratelimit beside its peers, in one run."
     )
@@ -91,6 +95,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--acquire-calls", type=int, default=1000, help="a round (default: %(default)s)")
     parser.add_argument("--algorithms-rounds", type=int, default=12, help="default: %(default)s")
     parser.add_argument("--algorithms-calls", type=int, default=400, help="a round (default: %(default)s)")
+    parser.add_argument("--cluster-rounds", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--cluster-calls", type=int, default=400, help="a round (default: %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULT, help="where to (default: %(default)s)")
     options = parser.parse_args(argv)
     # Not by choices=: argparse holds an empty list of scenarios against them.

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.algorithms import MIXED, SLIDING_LOG, THREE, TOKEN_BUCKET
+from benchmarks.cluster import ONE_TAG, THREE_TAGS
 
 Row = Mapping[str, Any]
 Results = Mapping[str, Sequence[Row]]
@@ -62,6 +63,18 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, Callable[[float], str]]]] = {
         ("server µs", "server_us", _fixed(2)),
         ("refused", "refused", _whole),
     ),
+    "cluster": (
+        ("µs a decision", "us", _fixed(1)),
+        ("× INCR", "ratio", _fixed(2)),
+        ("server µs", "server_us", _fixed(2)),
+        ("refused", "refused", _whole),
+    ),
+    "contended": (
+        ("of rate", "share", _fixed(3)),
+        ("beyond it", "beyond", _fixed(1)),
+        ("scripts", "scripts", _fixed(2)),
+        ("refused", "refused", _whole),
+    ),
     "server": (
         ("server µs", "server_us", _fixed(2)),
         ("× bare script", "against_bare", _fixed(2)),
@@ -85,6 +98,8 @@ TITLES = {
     "acquire": "acquire: one permit from Python, medians of {acquire_rounds} rounds of {acquire_calls:,}",
     "several": "algorithms: three limits, medians of {algorithms_rounds} rounds of {algorithms_calls:,}",
     "server": "algorithms: the server's own time for a decision, in the same rounds",
+    "cluster": "cluster: three masters, medians of {cluster_rounds} rounds of {cluster_calls:,}",
+    "contended": "cluster: six callers of limits in several slots, which is several scripts a decision",
     "memory": "algorithms: bytes in the store for one bucket, after so many calls",
 }
 
@@ -163,6 +178,8 @@ AIMS: Sequence[Aim] = (
     Aim("one acquire, × INCR", "acquire", "celery_ratelimit, Limiter.acquire", "ratio", 1.25),
     Aim("three token buckets in one decision, × INCR", "algorithms", THREE, "ratio", 1.5),
     Aim("token bucket, log and Concurrency in one decision, × INCR", "algorithms", MIXED, "ratio", 1.5),
+    Aim("three limits of one hash tag on a cluster, × INCR there", "cluster", ONE_TAG, "ratio", 1.5),
+    Aim("three limits of three hash tags on a cluster, × INCR there", "cluster", THREE_TAGS, "ratio", 3.5),
     Aim("server CPU, token bucket, × a bare GCRA script", "algorithms", TOKEN_BUCKET, "against_bare", 1.25),
     Aim("bytes of a token bucket's key", "algorithms", TOKEN_BUCKET, "bytes_1", 160),
     *(

@@ -15,12 +15,14 @@ from .limiter import Limiter
 from .limits import Concurrency, Limit
 
 if TYPE_CHECKING:
+    from .async_limiter import AsyncLimiter
     from .task import RateLimitedTask
     from .worker import install
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncLimiter",
     "Concurrency",
     "ConfigurationError",
     "Decision",
@@ -37,6 +39,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Imported when first asked for, so that the limiter can be used where Celery is not loaded.
+    if name == "AsyncLimiter":
+        from .async_limiter import AsyncLimiter
+
+        return AsyncLimiter
     if name == "RateLimitedTask":
         from .task import RateLimitedTask
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
+from celery.concurrency import prefork
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from kombu import Exchange, Producer, Queue
@@ -139,6 +140,11 @@ class Worker:
                     )
                 )
 
+    @property
+    def forks(self) -> bool:
+        """Whether tasks run in other processes than this."""
+        return isinstance(self._consumer.pool, prefork.TaskPool)
+
     # -- What the worker is doing ----------------------------------------------------------------------------------
 
     def free_processes(self, held: int) -> int:
@@ -184,6 +190,17 @@ class Worker:
         """Call ``callback`` on the worker's timer; returns what cancels it."""
         entry = self._consumer.timer.call_after(seconds, callback)
         return functools.partial(self._consumer.timer.cancel, entry)
+
+    def recall(self, wanted: Callable[[Any], bool]) -> None:
+        """Let those requests come now that were sent back and wait here for the end of their countdown."""
+        # strategy.py 212: the timer's entries for them call Consumer.apply_eta_task (consumer.py 734).
+        for waiting in sorted(self._consumer.timer.queue):
+            entry = waiting[2]
+            if entry.canceled or getattr(entry.fun, "__name__", "") != "apply_eta_task":
+                continue
+            if self.came_back(entry.args[0]) and wanted(entry.args[0]):
+                entry.cancel()
+                entry.fun(*entry.args)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the worker's event loop, from any thread."""

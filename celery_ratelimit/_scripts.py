@@ -10,19 +10,35 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from redis import ConnectionPool, Redis
+from redis.cluster import RedisCluster
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import SentinelConnectionPool
 
-__all__ = ["Link", "Script", "bulk", "load_source"]
+__all__ = ["ClusterLink", "Link", "Script", "bulk", "link_to", "load_source", "slot_of"]
 
 _INCLUDE = re.compile(r"^--!include (\w+)\.lua\n", re.MULTILINE)
 _ALGORITHMS = "--!algorithms\n"
+_METHOD = re.compile("[a-z_]+")
 
 
 @cache
@@ -96,17 +112,63 @@ class Script:
         """
         variant = self._variants.get(methods) or self._make(methods)
         try:
-            if link.takes_bytes:
-                head = b"*%d\r\n%b%b" % (3 + values, variant.head, bulk(keys))
-                return link.exchange(head + b"".join(pieces))
-            return link.execute("EVALSHA", variant.digest, keys, *unbulk(b"".join(pieces)))
-        except NoScriptError:
-            return link.execute("EVAL", variant.source, keys, *unbulk(b"".join(pieces)))
+            try:
+                if link.takes_bytes:
+                    return link.exchange(_command(variant, keys, values, pieces))
+                return link.execute("EVALSHA", variant.digest, keys, *unbulk(b"".join(pieces)))
+            except NoScriptError:
+                return link.execute("EVAL", variant.source, keys, *unbulk(b"".join(pieces)))
+        except ResponseError as error:
+            self._add_algorithm(methods, error)
+            return self(link, methods, keys, values, pieces)
 
-    def _make(self, methods: Any) -> _Variant:
-        source = load_source(self.name, [methods] if isinstance(methods, str) else methods, self._replace)
+    def command(self, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> bytes:
+        """A call in its wire form, for a store that knows the script."""
+        return _command(self._variants.get(methods) or self._make(methods), keys, values, pieces)
+
+    async def awaited(
+        self,
+        execute: Callable[..., Awaitable[Any]],
+        methods: Hashable,
+        keys: int,
+        values: int,
+        pieces: Sequence[bytes],
+    ) -> Any:
+        """The same on a store that is awaited: ``execute`` sends a command and returns the reply."""
+        variant = self._variants.get(methods) or self._make(methods)
+        arguments = unbulk(b"".join(pieces))
+        try:
+            try:
+                return await execute("EVALSHA", variant.digest, keys, *arguments)
+            except NoScriptError:
+                return await execute("EVAL", variant.source, keys, *arguments)
+        except ResponseError as error:
+            self._add_algorithm(methods, error)
+            return await self.awaited(execute, methods, keys, values, pieces)
+
+    def _add_algorithm(self, methods: Any, error: ResponseError) -> None:
+        """What is stored for a limit has an algorithm that the request does not name: from now on it is put in.
+
+        Raises:
+            ResponseError: that was not what the script said.
+        """
+        verb, _, method = str(error).partition(" ")
+        held = self._variants[methods].methods
+        if verb != "LOAD" or method in held or not _METHOD.fullmatch(method):
+            raise error
+        try:
+            self._make(methods, {*held, method})
+        except FileNotFoundError:
+            raise ResponseError(
+                f"a limit is stored with the algorithm {method!r}, which this version of celery_ratelimit does not have"
+            ) from None
+
+    def _make(self, methods: Any, held: Iterable[str] | None = None) -> _Variant:
+        if held is None:
+            held = [methods] if isinstance(methods, str) else methods
+        source = load_source(self.name, held, self._replace)
         digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        variant = self._variants[methods] = _Variant(source, digest, bulk("EVALSHA", digest))
+        variant = self._variants[methods] = _Variant(source, digest, bulk("EVALSHA", digest), frozenset(held))
         return variant
 
 
@@ -114,6 +176,11 @@ class _Variant(NamedTuple):
     source: str
     digest: str
     head: bytes
+    methods: frozenset[str]
+
+
+def _command(variant: _Variant, keys: int, values: int, pieces: Sequence[bytes]) -> bytes:
+    return b"*%d\r\n%b%b" % (3 + values, variant.head, bulk(keys)) + b"".join(pieces)
 
 
 class Link:
@@ -121,13 +188,14 @@ class Link:
 
     ``Redis.execute_command`` takes a connection from its pool and gives it back at every call, which is a
     third of the cost of asking for a permit (``benchmarks/``, scenario ``acquire``). A connection that stays
-    with its thread saves that. Clients with a pool of another kind (Sentinel, cluster) are used as they are.
+    with its thread saves that. One of Sentinel's asks where the master is whenever it connects. Clients with a pool of
+    another kind are used as they are.
     """
 
     def __init__(self, client: Redis) -> None:
         self._client = client
         pool = getattr(client, "connection_pool", None)
-        self._pool: ConnectionPool | None = pool if type(pool) is ConnectionPool else None
+        self._pool: ConnectionPool | None = pool if type(pool) in (ConnectionPool, SentinelConnectionPool) else None
         self._local = threading.local()
 
     @property
@@ -138,12 +206,12 @@ class Link:
     def exchange(self, command: bytes) -> Any:
         """Send a command in its wire form and return the reply.
 
-        A connection that the store has closed (a restart) is replaced once. A timeout is final: asking again
-        would keep the caller for twice as long.
+        A connection that the store has closed (a restart), or that leads to what has become a replica (a failover), is
+        replaced once. A timeout is final: asking again would keep the caller for twice as long.
         """
         try:
             return self._exchange(command)
-        except RedisConnectionError:
+        except (RedisConnectionError, ReadOnlyError):
             return self._exchange(command)
 
     def execute(self, *command: Any) -> Any:
@@ -155,7 +223,10 @@ class Link:
         try:
             connection.send_packed_command([command], check_health=False)
             return connection.read_response()
-        except ResponseError:
+        except ResponseError as error:
+            if isinstance(error, ReadOnlyError) or ": -READONLY " in str(error):  # as Redis 6.2 wraps it
+                self._drop()
+                raise ReadOnlyError(str(error)) from None
             raise  # the reply, read to its end: the connection is in order
         except BaseException:
             # Lost, timed out, interrupted: whatever reply may still come must not be read as another's.
@@ -166,10 +237,105 @@ class Link:
         local = self._local
         if getattr(local, "pid", None) != os.getpid():
             assert self._pool is not None
-            local.connection = self._pool.connection_class(**self._pool.connection_kwargs)
-            local.pid = os.getpid()
+            connection = self._pool.connection_class(**self._pool.connection_kwargs)
+            connection.connect()  # left to the first command, one of Sentinel's would not ask where the master is
+            local.connection, local.pid = connection, os.getpid()
         return local.connection
 
     def _drop(self) -> None:
         self._local.connection.disconnect()
         self._local.pid = None
+
+
+class ClusterLink(Link):
+    """The same for a cluster: a connection for each thread and node.
+
+    Whatever is out of the ordinary (a slot has moved or is moving, a node is gone) is left to the client, which looks
+    at the cluster anew.
+    """
+
+    def __init__(self, client: RedisCluster) -> None:
+        super().__init__(client)
+        self._nodes: dict[str, Link] = {}
+
+    @property
+    def takes_bytes(self) -> bool:
+        return True
+
+    def exchange(self, command: bytes) -> Any:
+        """As :meth:`Link.exchange`, on the node that has the first key of ``command``, which has a hash tag."""
+        try:
+            return self._link_for(command)._exchange(command)
+        except (RedisConnectionError, ReadOnlyError, AskError, TryAgainError, ClusterDownError, SlotNotCoveredError):
+            name, *values = unbulk(command[command.index(b"\n") + 1 :])
+            return self._client.execute_command(name.decode(), *values)
+        except RedisTimeoutError:
+            self._look_anew()
+            raise
+
+    def exchange_all(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send commands to their nodes at once, and return the replies; an error in the place of one that got none.
+
+        None is sent a second time.
+        """
+        sent: list[Link | None] = []
+        results: list[Any] = []
+        try:
+            for command in commands:
+                link = None
+                try:
+                    link = self._link_for(command)
+                    link._connection().send_packed_command([command], check_health=False)
+                    results.append(None)
+                except (RedisError, RedisClusterException) as error:
+                    link = None
+                    results.append(error)
+                sent.append(link)
+            for i, link in enumerate(sent):
+                if link is None:
+                    continue
+                try:
+                    results[i] = link._connection().read_response()
+                except ResponseError as error:
+                    results[i] = error
+                except RedisError as error:
+                    link._drop()
+                    for later in range(i, len(sent)):
+                        if sent[later] is link:  # its reply would have come on the same connection
+                            sent[later], results[later] = None, error
+                sent[i] = None
+        except BaseException:
+            # Interrupted: whatever reply may still come must not be read as another's.
+            for link in sent:
+                if link is not None:
+                    link._drop()
+            raise
+        if any(isinstance(result, RedisTimeoutError) for result in results):
+            self._look_anew()
+        return results
+
+    def _look_anew(self) -> None:
+        """A node hangs. Another may have taken its place meanwhile: who asks next shall know."""
+        with suppress(RedisError, RedisClusterException):
+            self._client.nodes_manager.initialize()
+
+    def _link_for(self, command: bytes) -> Link:
+        """The way to the node that has the first key of a command, which has a hash tag."""
+        tag = command.index(b"{") + 1
+        node = self._client.nodes_manager.get_node_from_slot(key_slot(command[tag : command.index(b"}", tag)]))
+        return self._nodes.get(node.name) or self._link_to(node)
+
+    def _link_to(self, node: Any) -> Link:
+        link = self._nodes[node.name] = Link(node.redis_connection or self._client.get_redis_connection(node))
+        return link
+
+
+def link_to(client: Any) -> Link:
+    """The way to the store that fits a client."""
+    return ClusterLink(client) if isinstance(client, RedisCluster) else Link(client)
+
+
+def slot_of(tag: str) -> int:
+    """The slot of a cluster that keys with this hash tag are in."""
+    slot: int = key_slot(tag.encode())
+    return slot

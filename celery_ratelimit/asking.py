@@ -5,22 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import socket
 import uuid
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ._scripts import Script, bulk
 from .decision import Decision, LimitState
-from .errors import ConfigurationError
-from .keys import bucket_key, bucket_keys
+from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, Throttled
+from .keys import bucket_key, bucket_keys, changes_key, config_keys
 from .limits import AnyLimit, Concurrency, Limit, check_cost
 
 __all__ = ["Asking", "Demand", "Limits", "actual_costs", "each_bucket_once"]
 
 #: Seconds; thirty years.
 _FOREVER = 1e9
+
+#: Seconds; a call does not look for a free place more often, unless it has been told to.
+_SHORTEST_NAP = 0.25
 
 #: Permits; more than any limit holds.
 _MOST_SETTLED = 10**9
@@ -50,6 +54,11 @@ class Demand:
     def interval(self) -> float:
         """The emission interval, in seconds; 0 where there is none."""
         return self.limit.interval
+
+    @cached_property
+    def pace(self) -> float:
+        """The same where permits come back one by one, at that interval; 0 elsewhere."""
+        return self.interval if self.method in ("token_bucket", "leaky_bucket") else 0.0
 
     @cached_property
     def method(self) -> str:
@@ -84,7 +93,7 @@ Limits = str | AnyLimit | Sequence[str | AnyLimit]
 Call = tuple[Hashable, int, int, list[bytes]]
 
 #: How many keys a demand has.
-KEYS = 2
+KEYS = 4
 #: How many arguments a demand adds to a script's call.
 _ARGUMENTS = 6
 
@@ -107,6 +116,10 @@ class Asking:
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
     """
 
+    #: In tests: every limiter of this process lets all pass (0), or none, saying that it is to wait for so many
+    #: microseconds, and does not ask the store. Set by :mod:`celery_ratelimit.testing`.
+    pretended_wait: ClassVar[int | None] = None
+
     def __init__(
         self, quotas: Mapping[str, AnyLimit] | None, prefix: str, replace_includes: Mapping[str, str] | None
     ) -> None:
@@ -120,6 +133,12 @@ class Asking:
         self._forget = Script("forget", replace_includes)
         self._release = Script("release", replace_includes)
         self._renew = Script("renew", replace_includes)
+        self._set_rate = Script("set_rate", replace_includes)
+        self._expire_rate = Script("expire_rate", replace_includes)
+        self._pause = Script("pause", replace_includes)
+        self._config = Script("config", replace_includes)
+        self._join = Script("join", replace_includes)
+        self._probe = Script("probe", replace_includes)
         self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
         self._packed = lru_cache(maxsize=1024)(self._pack)
         self._new_id = _Ids()
@@ -132,6 +151,11 @@ class Asking:
         if not isinstance(limits, (Limit, Concurrency)):
             limits = tuple([self._quota(each) if isinstance(each, str) else each for each in limits])
         return self._known(limits, key, cost)
+
+    def _several(self, limits: Limits) -> tuple[AnyLimit, ...]:
+        """The limits themselves, of a function's whose calls differ in key and cost."""
+        several = (limits,) if isinstance(limits, (str, Limit, Concurrency)) else limits
+        return tuple([self._quota(each) if isinstance(each, str) else each for each in several])
 
     @staticmethod
     def _read_limits(limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None) -> tuple[Demand, ...]:
@@ -152,11 +176,15 @@ class Asking:
 
     def _pack(self, demands: tuple[Demand, ...]) -> Packed:
         """Most of a request never changes, so that a call only puts pieces together."""
-        buckets = [bucket_keys(self.prefix, demand.name, demand.key, demand.method) for demand in demands]
+        states, slots = [], []
+        for demand in demands:
+            state, of_slots = bucket_keys(self.prefix, demand.name, demand.key, demand.method)
+            states += [state, *config_keys(self.prefix, demand.name, demand.key)]
+            slots.append(of_slots)
         return Packed(
             len(demands),
             demands[0].method if len(demands) == 1 else frozenset([demand.method for demand in demands]),
-            bulk(*[key for keys in buckets for key in keys]),
+            bulk(*states, *slots),
             b"".join([demand.wire for demand in demands]),
         )
 
@@ -182,6 +210,10 @@ class Asking:
             pieces.append(bulk(*last))
         return methods, keys, keys + len(first) + _ARGUMENTS * number + len(last), pieces
 
+    def _keys(self, demands: Sequence[Demand]) -> list[str]:
+        """What is forgotten when these buckets are reset."""
+        return [k for each in demands for k in bucket_keys(self.prefix, each.name, each.key, each.method)]
+
     def _leases(self, demand: Demand) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
@@ -195,17 +227,59 @@ class Asking:
         times = [demand.limit.wire(1)[2] for demand, _ in leases]
         return (), len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
 
+    # -- Pretending ------------------------------------------------------------------------------------------------
+
+    def _pretended(self, script: Script, demands: Sequence[Demand], first: Sequence[str | int]) -> list[int]:
+        """What a script would reply, if all buckets were full, or closed for ``pretended_wait``."""
+        if script not in (self._acquire, self._peek, self._reserve):
+            return [0]  # nothing was taken: there is nothing to give back
+        wait = self.pretended_wait or 0
+        slot_only = script is self._acquire and int(first[1]) < 0
+        reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
+        for demand in demands:
+            reply += [0, wait] if wait else [demand.size, 0]
+        return reply
+
+    # -- What people store -----------------------------------------------------------------------------------------
+
+    def _code(self, name: str | AnyLimit) -> tuple[str, AnyLimit | None]:
+        """The name of a limit, and the limit as the code here has it."""
+        if isinstance(name, str):
+            return name, self.quotas.get(name)
+        if name.name is None:
+            raise ConfigurationError(f"{name!r} has no name, so nothing can be stored for it: give it name='…'")
+        return name.name, name
+
+    def _change_keys(self, name: str, key: str | None) -> tuple[str, str]:
+        """What is changed, and where that is told."""
+        return config_keys(self.prefix, name, key or "")[1], changes_key(self.prefix, name)
+
+    def _config_call(self, name: str, key: str | None) -> Call:
+        return (), 2, 2, [bulk(*config_keys(self.prefix, name, key or ""))]
+
+    def _timed_call(self, name: str, key: str | None, us: int) -> Call:
+        return (), 2, 3, [bulk(*self._change_keys(name, key), us)]
+
     # -- Replies into decisions ------------------------------------------------------------------------------------
 
     @staticmethod
     def _decision(demands: Sequence[Demand], reply: Sequence[int], id: str = "") -> Decision:
         allowed, wait, binding, at = reply[:4]
+        told = 4 + 2 * len(demands)
         states = tuple(
             [
-                LimitState(demand.name, demand.key, demand.size, remaining, reset / 1e6)
-                for demand, remaining, reset in zip(demands, reply[4::2], reply[5::2], strict=True)
+                LimitState(demand.name, demand.key, demand.size, remaining, reset / 1e6, demand.pace)
+                for demand, remaining, reset in zip(demands, reply[4:told:2], reply[5:told:2], strict=True)
             ]
         )
+        if len(reply) > told:  # some are stored, and have other numbers than in the code
+            numbers = [reply[told + i :: 4] for i in range(4)]
+            states = tuple(
+                [
+                    state._replace(limit=size, interval=period / count / 1e6 if count else 0.0, version=version)
+                    for state, size, count, period, version in zip(states, *numbers, strict=True)
+                ]
+            )
         if binding or len(states) == 1:
             tightest = states[binding - 1]
         else:
@@ -221,7 +295,7 @@ class Asking:
             allowed < 0,
             id,
             at,
-            tuple(demands),
+            tuple(demands) if at else (),
         )
 
 
@@ -235,9 +309,32 @@ def whole_numbers(reply: Any) -> list[int]:
     return [reply] if isinstance(reply, int) else [int(each) for each in reply.split()]
 
 
+def impossible(demands: Sequence[Demand], error: RateLimitError) -> RateLimitError:
+    """What the store's error means, if it says that a stored limit is smaller than what is asked of it."""
+    verb, _, rest = str(error.__cause__).partition(" ")
+    if verb != "IMPOSSIBLE":
+        return error
+    which, size = map(int, rest.split())
+    return ImpossibleRequest(demands[which - 1].name, demands[which - 1].cost, size)
+
+
 def leased(demands: Sequence[Demand]) -> list[Demand]:
     """Those that hold a place until it is given back."""
     return [demand for demand in demands if isinstance(demand.limit, Concurrency)]
+
+
+def nap(decision: Decision) -> float:
+    """Seconds until a call that waits for its turn wakes up.
+
+    When a place will be free is an estimate, and nobody is told that one is: a call looks after a quarter of the wait.
+    """
+    wait = decision.retry_after
+    return wait if decision.allowed or not leased(decision.demands) else min(wait, max(_SHORTEST_NAP, wait / 4))
+
+
+def throttled(decision: Decision) -> Throttled:
+    """A refusal for a caller who cannot be told by a value."""
+    return Throttled(decision.binding or "", decision.retry_after)
 
 
 def check_reservable(demands: Sequence[Demand], id: str) -> None:
@@ -260,6 +357,11 @@ def check_settled(decision: Decision) -> None:
         raise ConfigurationError("a call that was refused was charged nothing: there is nothing to settle")
 
 
+def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
+    """The bucket's key: with ``per_worker`` each node has one of its own; default: each machine."""
+    return f"{key}@{node or socket.gethostname()}" if limit.per_worker else key
+
+
 def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> Demand:
     name = limit.name
     if name is None:
@@ -269,12 +371,12 @@ def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> Demand:
     if key is not None and not isinstance(key, str):
         raise ConfigurationError(f"limit {name!r}: key={key!r} must be a text")
     if isinstance(limit, Concurrency):
-        return Demand(limit, name, key or "", 1)
+        return Demand(limit, name, own_key(limit, key or ""), 1)
     if cost is None:
         if not isinstance(limit.cost, int):
             raise ConfigurationError(f"limit {name!r} takes its cost from a task's arguments: pass cost=…")
-        return Demand(limit, name, key or "", limit.cost)
-    return Demand(limit, name, key or "", check_cost(name, cost, limit.most))
+        return Demand(limit, name, own_key(limit, key or ""), limit.cost)
+    return Demand(limit, name, own_key(limit, key or ""), check_cost(name, cost, limit.most))
 
 
 def actual_costs(demands: Sequence[Demand], actual_cost: int, name: str | None) -> list[int]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from .arguments import check_arguments, demands_of, signature_of
 from .config import Settings, kept, limits_of, named, settings_of
 from .errors import ConfigurationError
-from .limiter import Demand, each_bucket_once
-from .limits import AnyLimit, Concurrency, check_cost, template_fields
+from .limiter import Demand
+from .limits import AnyLimit, Concurrency
 
-__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "make_plan", "plan_of"]
+__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "make_plan", "node_of", "plan_of"]
 
 THROTTLES = ("retry", "wait", "drop", "fail")
 OVERFLOWS = ("fail", "drop")
@@ -61,6 +63,7 @@ class Plan:
     policy: Policy
     signature: inspect.Signature | None
     fixed: tuple[Demand, ...] | None
+    node: str
 
     @cached_property
     def leased(self) -> bool:
@@ -84,18 +87,13 @@ class Plan:
         """What a call with these arguments asks. Whatever a user's callable raises is raised here."""
         if self.fixed is not None:
             return self.fixed
-        arguments = _arguments(self.signature, args, kwargs)
-        return each_bucket_once(
-            [
-                Demand(
-                    limit,
-                    limit.name or "",
-                    _key(limit, arguments, args, kwargs),
-                    _cost(limit, arguments, args, kwargs),
-                )
-                for limit in self.limits
-            ]
-        )
+        return demands_of(self.limits, self.signature, args, kwargs, self.node)
+
+
+def node_of(app: Any, hostname: str | None = None) -> str:
+    """What counts for itself under ``per_worker``: the worker, once it is known, else this machine."""
+    node: str = kept(app, "node", lambda: hostname or socket.gethostname())
+    return node
 
 
 def plan_of(task: Any, queue: str) -> Plan | None:
@@ -124,14 +122,15 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     limits = [*named(limits, task.name), *settings.queues.get(queue, ())]
     if not limits:
         return None
-    signature = _signature(task)
+    signature = signature_of(task.run)
     for limit in limits:
-        _check_arguments(limit, signature, where)
+        check_arguments(limit, signature, where)
     policy = _policy(task, limits, where)
     fixed = None
+    node = node_of(task.app)
     if all(limit.key is None and isinstance(limit.cost, int) for limit in limits):
-        fixed = Plan(tuple(limits), policy, None, None).demands((), {})
-    return Plan(tuple(limits), policy, signature, fixed)
+        fixed = Plan(tuple(limits), policy, None, None, node).demands((), {})
+    return Plan(tuple(limits), policy, signature, fixed, node)
 
 
 def _policy(task: Any, limits: Sequence[AnyLimit], where: str) -> Policy:
@@ -152,71 +151,3 @@ def _policy(task: Any, limits: Sequence[AnyLimit], where: str) -> Policy:
         ):
             raise ConfigurationError(f"{where}: {name}={seconds!r} must be a number of seconds, 0 or more")
     return Policy(throttle, float(inline_wait), None if max_wait is None else float(max_wait), overflow)
-
-
-def _signature(task: Any) -> inspect.Signature | None:
-    try:
-        return inspect.signature(task.run)
-    except (TypeError, ValueError):  # a callable that does not tell
-        return None
-
-
-def _check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where: str) -> None:
-    """Every argument that a key or cost names must be one that the task takes."""
-    if signature is None:
-        return
-    parameters = signature.parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    wanted = template_fields(limit.key) if isinstance(limit.key, str) else []
-    what = dict.fromkeys(wanted, f"key={limit.key!r}")
-    if isinstance(limit.cost, str):
-        what[limit.cost] = f"cost={limit.cost!r}"
-    for name, setting in what.items():
-        if name not in parameters:
-            takes = ", ".join(parameters) or "none"
-            raise ConfigurationError(
-                f"{where}: {setting} of limit {limit.name!r} names the argument {name!r}, "
-                f"which the task does not take (arguments: {takes})"
-            )
-
-
-def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    if signature is None:
-        return dict(kwargs)
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments.update(arguments.pop(name))
-    return arguments
-
-
-def _key(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    if limit.key is None:
-        return ""
-    if isinstance(limit.key, str):
-        try:
-            return limit.key.format_map(arguments)
-        except (KeyError, AttributeError, IndexError, TypeError) as error:
-            raise ConfigurationError(
-                f"limit {limit.name!r}: key={limit.key!r} cannot be filled from the arguments "
-                f"{', '.join(arguments) or '(none)'}: {error!r}"
-            ) from error
-    return str(limit.key(*args, **kwargs))
-
-
-def _cost(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    assert limit.name is not None
-    cost: Any = limit.cost
-    if callable(cost):
-        cost = cost(*args, **kwargs)
-    elif isinstance(cost, str):
-        try:
-            cost = arguments[cost]
-        except KeyError:
-            raise ConfigurationError(
-                f"limit {limit.name!r}: cost={cost!r} is not among the arguments {', '.join(arguments) or '(none)'}"
-            ) from None
-    return check_cost(limit.name, cost, limit.most)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from billiard.process import current_process
 from celery import Celery
 
 from .errors import ConfigurationError, StoreUnavailable
@@ -14,8 +16,21 @@ from .keys import DEFAULT_PREFIX
 from .leases import Leases
 from .limiter import Limiter, without_password
 from .limits import AnyLimit, Concurrency, Limit
+from .stores import SCHEMES, is_sentinel
 
-__all__ = ["Settings", "check_store", "kept", "leases_of", "limiter_of", "limits_of", "named", "settings_of"]
+__all__ = [
+    "Settings",
+    "check_store",
+    "forks_apart",
+    "kept",
+    "leases_of",
+    "limiter_of",
+    "limits_of",
+    "named",
+    "settings_of",
+]
+
+logger = logging.getLogger("celery_ratelimit")
 
 ON_STORE_ERROR = ("defer", "allow", "local", "raise")
 
@@ -30,7 +45,8 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_return_queue": "{queue}.throttled",
 }
 
-_STORE_SCHEMES = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")
+#: Of Celery's transport options, those that say where Sentinels' master is.
+_SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,11 @@ class Settings:
     prefix: str
     return_queue: str
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the store counts within one process only."""
+        return self.url.startswith("memory:")
+
     def return_queue_for(self, queue: str) -> str:
         return self.return_queue.replace("{queue}", queue)
 
@@ -74,7 +95,10 @@ def limiter_of(app: Celery) -> Limiter:
 
     def make() -> Limiter:
         settings = settings_of(app)
-        return Limiter.from_url(_redis_url(settings.url), quotas=settings.quotas, prefix=settings.prefix)
+        if settings.in_memory and current_process().name != "MainProcess":
+            raise forks_apart(settings.url)
+        options = _store_options(app, settings.url)
+        return Limiter.from_url(settings.url, quotas=settings.quotas, prefix=settings.prefix, **options)
 
     limiter: Limiter = kept(app, "limiter", make)
     return limiter
@@ -87,15 +111,29 @@ def leases_of(app: Celery) -> Leases:
 
 
 def check_store(app: Celery) -> None:
-    """Raises :class:`ConfigurationError` unless a Redis-protocol store answers at the configured URL."""
+    """Raises :class:`ConfigurationError` unless a store that can keep limits answers at the configured URL.
+
+    What may go wrong with it is logged.
+    """
     shown = without_password(settings_of(app).url)
     try:
-        limiter_of(app).ping()
+        for warning in limiter_of(app).check_store():
+            logger.warning("ratelimit_url=%r: %s", shown, warning)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"ratelimit_url={shown!r}: {error}") from error
     except StoreUnavailable as error:
         raise ConfigurationError(
             f"ratelimit_url={shown!r}: no Redis or Valkey answers there ({error.__cause__}). "
             "Start the store, or set ratelimit_url to where it is"
         ) from error
+
+
+def forks_apart(url: str) -> ConfigurationError:
+    """The error of a store in memory under a pool whose processes would each count for themselves."""
+    return ConfigurationError(
+        f"ratelimit_url={url!r} counts within one process, but the prefork pool runs tasks in others: start the worker "
+        "with --pool=solo or --pool=threads, or set ratelimit_url to a Redis or Valkey ('redis://localhost:6379/0')"
+    )
 
 
 def limits_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> tuple[AnyLimit, ...]:
@@ -210,16 +248,20 @@ def _refuse_unknown(app: Celery) -> None:
 
 def _url(app: Celery, configured: Any) -> str:
     if configured is not None:
-        if not isinstance(configured, str) or not _is_store(configured):
+        if not isinstance(configured, str) or not (_is_store(configured) or configured.startswith("memory://")):
             raise ConfigurationError(
                 f"ratelimit_url={without_password(repr(configured))} is not the URL of a Redis or Valkey store: "
-                "it must look like 'redis://host:6379/0' (or rediss://, unix://, valkey://)"
+                "it must look like 'redis://host:6379/0' (or rediss://, unix://, sentinel://, redis+cluster://, "
+                "valkey://, memory:// in tests)"
             )
         return configured
     for candidate in (app.conf.broker_url, app.conf.result_backend):
-        first = candidate[0] if isinstance(candidate, (list, tuple)) and candidate else candidate
-        if isinstance(first, str) and _is_store(first.split(";")[0]):
-            return first.split(";")[0]
+        several = ";".join(map(str, candidate)) if isinstance(candidate, (list, tuple)) else str(candidate or "")
+        if is_sentinel(several):
+            if "master_name" in _store_options(app, several) or "service_name=" in several:
+                return several
+        elif _is_store(several):
+            return several.split(";")[0]
     raise ConfigurationError(
         "neither the broker nor the result backend is a Redis, so the limits need a store of their own: "
         "set ratelimit_url, for example to 'redis://localhost:6379/0'"
@@ -228,20 +270,19 @@ def _url(app: Celery, configured: Any) -> str:
 
 def _is_store(url: str) -> bool:
     scheme, separator, _ = url.partition("://")
-    return bool(separator) and scheme in _STORE_SCHEMES
+    return bool(separator) and scheme in SCHEMES
 
 
-def _redis_url(url: str) -> str:
-    """Celery's spellings of a Redis URL in redis-py's."""
-    for celery, redis_py in (
-        ("redis+socket://", "unix://"),
-        ("virtual_host=", "db="),
-        ("CERT_REQUIRED", "required"),
-        ("CERT_OPTIONAL", "optional"),
-        ("CERT_NONE", "none"),
-    ):
-        url = url.replace(celery, redis_py)
-    return url
+def _store_options(app: Celery, url: str) -> dict[str, Any]:
+    """What Celery keeps beside a URL of Sentinels: for the broker, and where it says nothing for the result backend."""
+    if not is_sentinel(url):
+        return {}
+    options: dict[str, Any] = {}
+    for transport in (app.conf.broker_transport_options, app.conf.result_backend_transport_options):
+        for name in _SENTINEL_OPTIONS:
+            if transport and name in transport:
+                options.setdefault(name, transport[name])
+    return options
 
 
 def kept(app: Celery, name: str, make: Callable[[], Any]) -> Any:

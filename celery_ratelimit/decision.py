@@ -17,6 +17,8 @@ class LimitState(NamedTuple):
         limit: the most permits the bucket holds (its burst).
         remaining: whole permits that were left at that moment.
         reset_after: seconds until the bucket is full again, if nobody takes anything.
+        interval: seconds in which one permit comes back; 0.0 where they do not come back one by one.
+        version: of the stored limit that is in force; 0: it has none, or it is the code's limit.
     """
 
     name: str
@@ -24,6 +26,8 @@ class LimitState(NamedTuple):
     limit: int
     remaining: int
     reset_after: float
+    interval: float = 0.0
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,10 @@ class Decision:
         full: refused, and there is no room to wait either: a leaky bucket's ``capacity``. ``retry_after`` then is when
             there will be room.
         id: names the request, for :meth:`~celery_ratelimit.Limiter.settle` and leases.
-        granted_at: when the permits are good, in microseconds since 1970 by the store's clock.
-        demands: what was asked of which limit; see :class:`~celery_ratelimit.limiter.Demand`.
+        granted_at: when the permits are good, in microseconds since 1970 by the store's clock. 0 where a test has
+            switched the store off (:mod:`celery_ratelimit.testing`).
+        demands: what was asked of which limit; see :class:`~celery_ratelimit.limiter.Demand`. Empty where the store
+            was not asked: there is nothing to settle or to give back.
     """
 
     allowed: bool

@@ -6,7 +6,15 @@ a request that no waiting could satisfy, and a store that does not answer.
 
 from __future__ import annotations
 
-__all__ = ["ConfigurationError", "ImpossibleRequest", "RateLimitError", "StoreUnavailable", "Throttled"]
+__all__ = [
+    "STORE_TROUBLES",
+    "ConfigurationError",
+    "ImpossibleRequest",
+    "RateLimitError",
+    "StoreMisconfigured",
+    "StoreUnavailable",
+    "Throttled",
+]
 
 
 class RateLimitError(Exception):
@@ -40,11 +48,12 @@ class ImpossibleRequest(RateLimitError, ValueError):
 
 
 class Throttled(RateLimitError):
-    """The outcome of a task with ``throttle="fail"`` whose limit was closed. Never raised on its own.
+    """The outcome of a task with ``throttle="fail"`` whose limit was closed, or of a ``with`` block, a decorated
+    function or an HTTP call whose turn is further away than its ``max_wait``.
 
     Attributes:
         limit: the name of the limit that said no.
-        retry_after: seconds until the task could have started.
+        retry_after: seconds until it could have started.
     """
 
     def __init__(self, limit: str, retry_after: float) -> None:
@@ -58,3 +67,13 @@ class Throttled(RateLimitError):
 
 class StoreUnavailable(RateLimitError):
     """The limiter's store did not answer, or answered that it cannot serve; the cause is chained."""
+
+
+class StoreMisconfigured(ConfigurationError):
+    """The limiter's store answered that it will not serve as it is set up: a password, a right, a cluster taken for one
+    server. Says what to do; the cause is chained. A worker that is running handles it as an outage, and loses nothing.
+    """
+
+
+#: What asking the store may raise: handled alike by a worker, which has tasks to look after.
+STORE_TROUBLES = (StoreUnavailable, StoreMisconfigured)

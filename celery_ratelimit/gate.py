@@ -11,15 +11,16 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 from ._celery import RETURN_HEADER, Worker
 from .binding import Buckets, Plan, plan_of
+from .changes import Changes
 from .config import Settings
 from .decision import Decision
-from .errors import StoreUnavailable, Throttled
+from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, Throttled
 from .leases import Leases
 from .limiter import Demand, Limiter
 from .line import Held, Line
@@ -55,14 +56,18 @@ class Gate:
         limiter: whom to ask.
         leases: keeps the places of running tasks.
         settings: the app's settings.
+        names: of the limits that tasks of this worker may have.
     """
 
-    def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings) -> None:
+    def __init__(
+        self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, names: Iterable[str] = ()
+    ) -> None:
         self.worker = worker
         self.limiter = limiter
         self.leases = leases
         self.settings = settings
         self.outage = Outage(worker, limiter)
+        self.changes = Changes(worker, limiter, sorted(names), self.outage, self._changed)
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._lines: dict[Buckets, Line] = {}
         self._numbers = itertools.count()
@@ -149,6 +154,7 @@ class Gate:
         self._held = 0
         self._grants.clear()
         self.outage.close()
+        self.changes.close()
 
     # -- Moving on -------------------------------------------------------------------------------------------------
 
@@ -239,8 +245,16 @@ class Gate:
                 horizon=self._horizon(held) if free else SLOT_ONLY,
                 claim=policy.claim,
             )
-        except StoreUnavailable as error:
+        except STORE_TROUBLES as error:
             return self._without_store(line, waiting, held, error)
+        except ImpossibleRequest as error:
+            # A stored limit is smaller than what this task costs.
+            logger.error("Task %s[%s] can never start: %s", held.request.name, held.request.id, error)
+            waiting.popleft()
+            self._leave(held)
+            self._forget_slot(held)
+            self.worker.fail(held.request, error)
+            return True
         line.open = decision.retry_after <= 0
         if decision.allowed:
             waiting.popleft()
@@ -263,7 +277,7 @@ class Gate:
         # The next one of this line can have its turn no earlier than its buckets say: asking sooner is of no use, and
         # would keep a pool process for it that other lines could use.
         line.next_ask = now - PACE + _next_turn(held.demands, decision)
-        self.leases.begin(held.id, held.demands, decision.granted_at)
+        self.leases.begin(held.id, decision.demands, decision.granted_at)
         if at <= now:
             self._start(held, decision.granted_at)
             return
@@ -323,7 +337,7 @@ class Gate:
         """Seconds that a message may be held, or be away on a countdown."""
         return self.worker.redelivery * REDELIVERY_SHARE
 
-    def _without_store(self, line: Line, waiting: deque[Held], held: Held, error: StoreUnavailable) -> bool:
+    def _without_store(self, line: Line, waiting: deque[Held], held: Held, error: RateLimitError) -> bool:
         """The store does not answer: what ``ratelimit_on_store_error`` says."""
         self.outage.begin(error, self._store_is_back)
         choice = self.settings.on_store_error
@@ -357,6 +371,25 @@ class Gate:
         for line in self._lines.values():
             line.next_ask = 0.0
         self._run(*self._lines)
+
+    def _changed(self, names: set[str]) -> None:
+        """Rates of these limits are others now: whoever waits asks again."""
+        for line_key, line in list(self._lines.items()):
+            if any(name in names for name, _ in line_key):
+                line.next_ask = 0.0
+                line.due, early = (
+                    [each for each in line.due if each[2].paid is not None],
+                    sorted(each for each in line.due if each[2].paid is None),
+                )
+                heapq.heapify(line.due)
+                for _, _, held in reversed(early):
+                    line.waiting(held).appendleft(held)
+        self._run(*list(self._lines))
+        self.worker.recall(lambda request: self._limited_by(request, names))
+
+    def _limited_by(self, request: Any, names: set[str]) -> bool:
+        plan = self._plan(request.task, self.worker.queue_of(request))
+        return plan is not None and any(limit.name in names for limit in plan.limits)
 
     # -- Going out -------------------------------------------------------------------------------------------------
 
@@ -398,7 +431,7 @@ class Gate:
     def _end_lease(self, held: Held) -> None:
         try:
             self.leases.end(held.id, later=bool(self.outage))
-        except StoreUnavailable as error:
+        except STORE_TROUBLES as error:
             self.outage.begin(error, self._store_is_back)
 
     def _forget_slot(self, held: Held) -> None:
@@ -406,7 +439,7 @@ class Gate:
             return  # it lapses by itself
         try:
             self.limiter.forget(held.demands, id=held.id)
-        except StoreUnavailable as error:
+        except STORE_TROUBLES as error:
             logger.debug("slot of %s not given back: %r", held.request.id, error)
 
     def _announce(self, held: Held, wait: float, name: str | None) -> None:
@@ -450,8 +483,8 @@ def _next_turn(demands: Sequence[Demand], decision: Decision) -> float:
     """Seconds until the same demands can have their turn again, at the earliest."""
     return max(
         [
-            state.reset_after - (demand.size - demand.cost) * demand.interval
-            if demand.method in ("token_bucket", "leaky_bucket")
+            state.reset_after - (state.limit - demand.cost) * state.interval
+            if state.interval
             else 0.0  # it tells when it is asked
             for demand, state in zip(demands, decision.states, strict=True)
         ]

@@ -1,15 +1,17 @@
 """The names of our keys in the store, all made here: ``<prefix>:v1:{<name>}:<key>:<kind>``.
 
-The limit's name is the hash tag, so that the keys of one limit live on one node of a cluster. What comes from
-users is escaped, and hashed where it is long: a key is never ambiguous and never without bounds.
+The limit's name is the hash tag, so that the keys of one limit live in one slot of a cluster. A name that has a hash
+tag in it, as in ``{stripe}.daily``, keeps it: such limits share a slot with each other and with the limit ``stripe``.
+What comes from users is escaped, and hashed where it is long: a key is never ambiguous and never without bounds.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from urllib.parse import quote
 
-__all__ = ["DEFAULT_PREFIX", "SCHEMA", "bucket_key", "bucket_keys", "escape"]
+__all__ = ["DEFAULT_PREFIX", "SCHEMA", "bucket_key", "bucket_keys", "changes_key", "config_keys", "escape", "hash_tag"]
 
 DEFAULT_PREFIX = "ratelimit"
 
@@ -28,25 +30,49 @@ def escape(text: str) -> str:
     return f"{safe[:40]}#{digest}"
 
 
-#: What the key of a bucket's state is called, by the file in ``lua/include/`` that reads it. Algorithms that keep their
-#: state differently have keys of their own, so that a limit may change its algorithm.
-_STATE = {
-    "token_bucket": "tat",
-    "leaky_bucket": "tat",
-    "stepped_bucket": "tokens",
-    "warm_up": "warmth",
-    "fixed_window": "window",
-    "sliding_window": "counters",
-    "sliding_log": "log",
-    "concurrency": "leases",
-}
-
-
 def bucket_keys(prefix: str, name: str, key: str, method: str = "token_bucket") -> tuple[str, str]:
-    """The two keys of a bucket: its state, and the slots that waiting tasks have reserved."""
-    return bucket_key(prefix, name, key, _STATE[method]), bucket_key(prefix, name, key, "slots")
+    """The two keys of a bucket: its state, and the slots that waiting tasks have reserved.
+
+    All algorithms have one key for their state, so that a limit may change its algorithm and keep its tokens.
+    """
+    state = "leases" if method == "concurrency" else "state"
+    return bucket_key(prefix, name, key, state), bucket_key(prefix, name, key, "slots")
+
+
+def changes_key(prefix: str, name: str) -> str:
+    """Where it is told that something stored has changed, for the whole limit or one of its keys."""
+    return bucket_key(prefix, name, "", "changes")
+
+
+def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
+    """Where a rate or a pause is stored: for the whole limit, and for one key of it; the same where there is none."""
+    return bucket_key(prefix, name, "", "config"), bucket_key(prefix, name, key, "config")
 
 
 def bucket_key(prefix: str, name: str, key: str, kind: str) -> str:
     """One key of a bucket."""
-    return f"{prefix}:{SCHEMA}:{{{escape(name)}}}:{escape(key)}:{kind}"
+    return f"{prefix}:{SCHEMA}:{_name(name)}:{escape(key)}:{kind}"
+
+
+#: A name with a hash tag, as Redis reads it: from the first brace to the next one that closes it, if it is not empty.
+_TAGGED = re.compile(r"([^{}]*)\{([^{}]+)\}(.*)", re.DOTALL)
+
+
+def hash_tag(name: str) -> str:
+    """What decides in which slot of a cluster a limit is: what stands between the braces of its keys."""
+    tagged = _TAGGED.fullmatch(name)
+    return escape(tagged[2] if tagged else name)
+
+
+def _name(name: str) -> str:
+    tagged = _TAGGED.fullmatch(name)
+    if tagged is None:
+        return f"{{{escape(name)}}}"
+    before, tag, after = [escape(part) for part in tagged.groups()]
+    if before or after:
+        written = f"{before}{{{tag}}}{after}"
+        if len(written) <= _LONGEST:
+            return written
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:32]
+        return f"{{{tag}}}#{digest}"
+    return f"{{{tag}}}!"  # the limit '{a}' is not the limit 'a'

@@ -1,4 +1,4 @@
-"""The leases of running tasks: renewed while they run, given back when they end. One an app and process."""
+"""The leases of running tasks and of ``with`` blocks: renewed while they run, given back when they end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from .errors import StoreUnavailable
-from .limiter import Demand, Limiter
+from .asking import Demand, leased
+from .errors import STORE_TROUBLES
 from .limits import Concurrency
 
-__all__ = ["Leases"]
+__all__ = ["RENEWALS", "Leases", "renewal_pause"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -20,6 +21,19 @@ logger = logging.getLogger("celery_ratelimit")
 RENEWALS = 3
 #: Seconds after which places that could not be given back are tried again, at the latest.
 LONGEST_PAUSE = 5.0
+
+
+def renewal_pause(demands: Sequence[Demand]) -> float:
+    """Seconds after which the leases of ``demands`` are to be renewed."""
+    return min(demand.limit.lease for demand in demands if isinstance(demand.limit, Concurrency)) / RENEWALS
+
+
+class _Limiter(Protocol):
+    """What is used of :class:`~celery_ratelimit.Limiter`, whose permits use this module."""
+
+    def release_demands(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> bool: ...
+
+    def renew_leases(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +52,7 @@ class Leases:
         limiter: whose places they are.
     """
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: _Limiter) -> None:
         self._limiter = limiter
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
@@ -48,10 +62,10 @@ class Leases:
 
     def begin(self, holder: str, demands: Sequence[Demand], granted_at: int) -> None:
         """``holder`` has got its places."""
-        leased = tuple(demand for demand in demands if isinstance(demand.limit, Concurrency))
-        if not leased:
+        places = tuple(leased(demands))
+        if not places:
             return
-        pause = min(demand.limit.lease for demand in leased if isinstance(demand.limit, Concurrency)) / RENEWALS
+        pause = renewal_pause(places)
         with self._lock:
             if self._pid != os.getpid():  # the first, here or after a fork, which carries no threads across
                 self._pid = os.getpid()
@@ -60,7 +74,7 @@ class Leases:
                 self._wake = threading.Event()
                 threading.Thread(target=self._look_after, name="celery_ratelimit-leases", daemon=True).start()
             self._ended.pop(holder, None)
-            self._held[holder] = _Held(leased, granted_at)
+            self._held[holder] = _Held(places, granted_at)
             if pause < self._pause:
                 self._pause = pause
                 self._wake.set()
@@ -69,7 +83,7 @@ class Leases:
         """``holder`` has ended, however it did: its places are free, now or when the thread comes to it (``later``).
 
         Raises:
-            StoreUnavailable: the store did not answer; it is done later.
+            StoreUnavailable, ConfigurationError: the store did not answer, or refused; it is done later.
         """
         with self._lock:
             held = self._held.pop(holder, None)
@@ -101,7 +115,7 @@ class Leases:
                     ended = list(self._ended.items())
                 for holder, held in ended:
                     self._release(holder, held)
-            except StoreUnavailable as error:
+            except STORE_TROUBLES as error:
                 logger.debug("leases not renewed or given back this time: %r", error)
 
     def _renew(self) -> None:

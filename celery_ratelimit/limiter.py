@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
+import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-from redis.retry import Retry
+from redis import Redis, RedisCluster
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ._scripts import Link, Script
+from ._scripts import ClusterLink, Script, bulk, link_to
+from .arguments import Cost, Key, reader_of, runs_later
 from .asking import (
     Asking,
+    Call,
     Demand,
     Limits,
     actual_costs,
@@ -23,28 +24,38 @@ from .asking import (
     check_reservable,
     check_settled,
     each_bucket_once,
+    impossible,
     leased,
     microseconds,
+    nap,
+    throttled,
     whole_numbers,
 )
 from .decision import Decision
-from .errors import ConfigurationError, StoreUnavailable
-from .keys import DEFAULT_PREFIX, bucket_keys
+from .errors import STORE_TROUBLES, ConfigurationError, RateLimitError
+from .health import STORE_ERRORS, check_fitness, trouble
+from .keys import DEFAULT_PREFIX, bucket_key, changes_key
+from .leases import Leases
 from .limits import AnyLimit
+from .spread import Spread, Step, Steps, parts_of
+from .stored import LimitConfig, change_of, length_of, limit_to_store, read_config
+from .stores import SOCKET_TIMEOUT, client_of, without_password
 
-__all__ = ["Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
-
-#: Seconds after which a store that does not answer counts as lost. A worker's event loop waits that long at most.
-SOCKET_TIMEOUT = 0.5
+__all__ = ["SOCKET_TIMEOUT", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
 
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
 TAKE_AHEAD = 1.0
 
 
-def without_password(url: str) -> str:
-    """A URL as it may be shown."""
-    return re.sub(r"//.*@", "//**@", url)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _memory_client(url: str) -> Redis:
+    from .memory import memory_client  # needs fakeredis
+
+    return memory_client(url)
 
 
 class Limiter(Asking):
@@ -54,7 +65,8 @@ class Limiter(Asking):
     its forks: connections are not carried across.
 
     Args:
-        client: a ``redis.Redis``; see :meth:`from_url` for one with fitting timeouts.
+        client: a ``redis.Redis`` (one that a ``Sentinel`` made too) or a ``redis.RedisCluster``; see :meth:`from_url`
+            for one with fitting timeouts.
         quotas: limits by name, so that calls can name them.
         prefix: what every key in the store begins with.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
@@ -62,7 +74,7 @@ class Limiter(Asking):
 
     def __init__(
         self,
-        client: Redis,
+        client: Redis | RedisCluster,
         *,
         quotas: Mapping[str, AnyLimit] | None = None,
         prefix: str = DEFAULT_PREFIX,
@@ -70,7 +82,11 @@ class Limiter(Asking):
     ) -> None:
         super().__init__(quotas, prefix, replace_includes)
         self.client = client
-        self._link = Link(client)
+        self._link = link_to(client)
+        self._is_cluster = isinstance(self._link, ClusterLink)
+        self._spread = Spread(self)
+        self._time: Any = getattr(client, "clock", time)  # a store in memory brings a clock that tests can stop
+        self._places = Leases(self)
 
     @classmethod
     def from_url(
@@ -81,26 +97,22 @@ class Limiter(Asking):
         prefix: str = DEFAULT_PREFIX,
         **options: Any,
     ) -> Limiter:
-        """A limiter on the store at ``url`` (``redis://``, ``rediss://``, ``unix://``; Valkey alike).
+        """A limiter on the store at ``url`` (``redis://``, ``rediss://``, ``unix://``, ``sentinel://``,
+        ``redis+cluster://``; Valkey alike; ``memory://``).
 
         Args:
-            url: where the store is; its query may set redis-py's connection options.
-            options: further options of ``redis.Redis.from_url``. The socket timeouts are 0.5 s unless set.
+            url: where the store is, see :func:`~celery_ratelimit.stores.client_of`; its query may set redis-py's
+                connection options.
+            options: further options of the client. The socket timeouts are 0.5 s unless set. They say nothing to
+                ``memory://``.
 
         Raises:
             ConfigurationError: the URL is not one of a Redis-protocol store.
+            StoreUnavailable: no node of a cluster answers: its client asks at once, the others when they are used.
         """
-        options.setdefault("socket_timeout", SOCKET_TIMEOUT)
-        options.setdefault("socket_connect_timeout", SOCKET_TIMEOUT)
-        # Once more on a connection that a restarted store has closed; never after a timeout, which would double it.
-        options.setdefault("retry", Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)))
-        try:
-            client = Redis.from_url(url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, **options)
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{without_password(url)!r} is not the URL of a Redis or Valkey store: {error}"
-            ) from None
-        return cls(client, quotas=quotas, prefix=prefix)
+        if url.startswith("memory:"):
+            return cls(_memory_client(url), quotas=quotas, prefix=prefix)
+        return cls(client_of(url, **options), quotas=quotas, prefix=prefix)
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 
@@ -138,10 +150,66 @@ class Limiter(Asking):
 
         The permit is spent when this returns. What the caller does afterwards, and when, is not seen.
         """
-        demands = self._demands(limits, key, cost)
-        if max_wait <= 0:
-            return self.ask(demands, id=self._new_id() if leased(demands) else "")
-        return self._wait_for(demands, self._new_id(), max_wait)
+        return self._take(self._demands(limits, key, cost), max_wait)
+
+    def permit(
+        self, limits: Limits, *, key: str | None = None, cost: int | None = None, max_wait: float | None = None
+    ) -> AbstractContextManager[Decision]:
+        """A ``with`` block that runs when it has its permits.
+
+        >>> with limiter.permit("stripe") as decision:
+        ...     call()
+
+        Places under :class:`Concurrency` are held for as long as the block runs, and given back at its end; a thread
+        renews them. Other permits are spent, whatever becomes of the block.
+
+        Args:
+            limits: as in :meth:`acquire`; so are ``key`` and ``cost``.
+            max_wait: seconds that the block may wait for its turn. Default: as long as it takes.
+
+        Raises:
+            Throttled: its turn is further away than ``max_wait``, or there is no room to wait (a leaky bucket's
+                ``capacity``): a ``with`` block cannot be skipped. :meth:`acquire` answers without raising.
+        """
+        return self._permit(self._demands(limits, key, cost), max_wait)
+
+    def limited(
+        self, limits: Limits, *, key: Key | None = None, cost: Cost | None = None, max_wait: float | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """A decorator: every call of the function takes a permit first, as :meth:`permit` does.
+
+        >>> @limiter.limited("stripe", key="tenant:{tenant_id}")
+        ... def charge(tenant_id, amount): ...
+
+        Args:
+            limits: as in :meth:`acquire`; limits that are given as such need a name.
+            key: the bucket: a template over the function's arguments, or a callable that gets them. Default: what
+                each limit says.
+            cost: permits a call takes: a number, the name of an argument, or a callable that gets the arguments.
+                Default: what each limit says.
+            max_wait: as in :meth:`permit`.
+
+        Raises:
+            ConfigurationError: at once, for what no call can be asked by: an unknown quota, an argument that the
+                function does not take, a coroutine function or a generator, whose body does not run when it is called.
+        """
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            if runs_later(function):
+                raise ConfigurationError(
+                    f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
+                    "and permit() inside of a generator"
+                )
+            demands = reader_of(function, self._several(limits), key, cost)
+
+            @wraps(function)
+            def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+                with self._permit(demands(args, kwargs), max_wait):
+                    return function(*args, **kwargs)
+
+            return limited
+
+        return decorate
 
     def peek(self, limits: Limits, *, key: str | None = None, cost: int | None = None) -> Decision:
         """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
@@ -150,11 +218,9 @@ class Limiter(Asking):
 
     def reset(self, limits: Limits, *, key: str | None = None) -> None:
         """Forget what was taken: the buckets are full again and the slots of those who wait are gone."""
-        demands = self._demands(limits, key, None)
-        self._store(
-            self.client.delete,
-            *(k for each in demands for k in bucket_keys(self.prefix, each.name, each.key, each.method)),
-        )
+        keys = self._keys(self._demands(limits, key, 1))
+        if self.pretended_wait is None:
+            self._store(self.client.delete, *keys)
 
     def reserve(
         self, limits: Limits, *, id: str, horizon: float, key: str | None = None, cost: int | None = None
@@ -204,6 +270,8 @@ class Limiter(Asking):
             Whether this call corrected it; False if an earlier one had.
         """
         check_settled(decision)
+        if not decision.demands:
+            return False
         return self.settle_demands(
             decision.demands,
             actual_costs(decision.demands, actual_cost, limit),
@@ -218,6 +286,106 @@ class Limiter(Asking):
     def renew(self, decision: Decision) -> bool:
         """Keep the places that a call holds for another ``lease`` seconds from now. False: one had expired."""
         return all(self.renew_leases([(demand, decision.id) for demand in leased(decision.demands)]))
+
+    # -- What people store -----------------------------------------------------------------------------------------
+
+    def set_rate(
+        self,
+        name: str | AnyLimit,
+        rate: str | AnyLimit,
+        *,
+        key: str | None = None,
+        version: int | None = None,
+        for_: float | None = None,
+        by: str | None = None,
+    ) -> bool:
+        """Put a rate in the place of the code's, for every process and from its next decision on.
+
+        Tokens are kept, not time: what was used stays used, and comes back at the new rate, also when the algorithm
+        becomes another. Those who wait come earlier or later accordingly.
+
+        Args:
+            name: the limit's name, or the limit.
+            rate: a rate (the other options stay those of the quota of that name here), a :class:`Limit` or, for places,
+                a :class:`Concurrency`. Its name, key and cost do not count: they are the code's.
+            key: for one bucket of a limit that is kept by key; goes before what is stored for the whole limit.
+            version: a number that grows with each deploy. Nothing is changed if this or a higher version was set
+                before, so that an old process, or a deploy that is rolled back, cannot undo a newer change. Without
+                one (a change by hand) it is changed in any case, and the version stays.
+            for_: seconds after which the code's rate holds again. Default: it stays until somebody changes it.
+            by: who it was; default: user and host.
+
+        Returns:
+            Whether it is in force now; False if a newer version stays.
+
+        Raises:
+            ConfigurationError: a rate that cannot be read, or a rate for places.
+
+        *Warning*: a stored burst below what a call costs makes that call impossible (:class:`ImpossibleRequest`). A
+        change of algorithm clears the line: who waits comes at the time that was told, and then joins it again.
+        """
+        limit_name, code = self._code(name)
+        limit = limit_to_store(limit_name, rate, code)
+        call = change_of(self._change_keys(limit_name, key), limit, version=version, for_=for_, by=by)
+        return bool(self._reply(self._set_rate, call) == 1)
+
+    def try_set_rate(
+        self,
+        name: str | AnyLimit,
+        rate: str | AnyLimit,
+        *,
+        key: str | None = None,
+        for_: float | None = None,
+        by: str | None = None,
+    ) -> bool:
+        """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
+        limit_name, code = self._code(name)
+        limit = limit_to_store(limit_name, rate, code)
+        call = change_of(self._change_keys(limit_name, key), limit, only_if_none=True, for_=for_, by=by)
+        return bool(self._reply(self._set_rate, call) == 1)
+
+    def expire(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> bool:
+        """The stored rate ends in so many seconds; then the code's holds again. False: none is stored."""
+        call = self._timed_call(self._code(name)[0], key, length_of(seconds, "seconds"))
+        return bool(self._reply(self._expire_rate, call) == 1)
+
+    def delete(self, name: str | AnyLimit, *, key: str | None = None) -> bool:
+        """Take the stored rate away; the code's holds again from the next decision on. False: none is stored.
+
+        What was used stays used: :meth:`reset` forgets that.
+        """
+        return bool(self._reply(self._expire_rate, self._timed_call(self._code(name)[0], key, 0)) == 1)
+
+    def config(self, name: str | AnyLimit, *, key: str | None = None) -> LimitConfig:
+        """What is in force for a limit, since when and by whom: code and store side by side."""
+        limit_name, code = self._code(name)
+        return read_config(limit_name, key or "", code, self._reply(self._config, self._config_call(limit_name, key)))
+
+    def available(self, limits: Limits, *, key: str | None = None) -> int:
+        """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
+        return min(state.remaining for state in self.peek(limits, key=key, cost=1).states)
+
+    def pause(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> float:
+        """Let nothing through for so many seconds, in the whole fleet, from the next decision on.
+
+        For an upstream that says ``Retry-After``. A shorter pause never shortens one that is there.
+
+        Args:
+            name: the limit's name, or the limit.
+            seconds: how long from now.
+            key: only this bucket of a limit that is kept by key.
+
+        Returns:
+            Seconds that it is paused for, from now.
+
+        *Warning*: permits that were taken ahead for tasks in a worker (a tenth of a second at most) are used still.
+        """
+        call = self._timed_call(self._code(name)[0], key, length_of(seconds, "seconds"))
+        return int(self._reply(self._pause, call)) / 1e6
+
+    def resume(self, name: str | AnyLimit, *, key: str | None = None) -> bool:
+        """End a pause. False: there was none."""
+        return bool(self._reply(self._pause, self._timed_call(self._code(name)[0], key, 0)) == 1)
 
     # -- The same for demands: what the worker uses ----------------------------------------------------------------
 
@@ -253,30 +421,85 @@ class Limiter(Asking):
         places = leased(demands)
         if not places or not id:
             return False
-        return int(self._store(self._release, self._link, *self._release_pieces(places, id, granted_at))) > 0
+        released = 0
+        for part in self._by_slot(places):
+            pieces = self._release_pieces([places[i] for i in part], id, granted_at)
+            released += int(self._store(self._release, self._link, *pieces))
+        return released > 0
 
     def renew_leases(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]:
         """One round trip for the leases of many holders. False for each that has expired."""
         if not leases:
             return []
-        reply = self._store(self._renew, self._link, *self._renew_pieces(leases))
-        return [each in (49, "1") for each in reply]
+        kept: dict[int, bool] = {}
+        for part in self._by_slot([demand for demand, _ in leases]):
+            reply = self._store(self._renew, self._link, *self._renew_pieces([leases[i] for i in part]))
+            kept.update(zip(part, [each in (49, "1") for each in reply], strict=True))
+        return [kept[i] for i in range(len(leases))]
+
+    def changes(self, names: Sequence[str]) -> list[bytes | str | None]:
+        """For each limit, a text that is another one when a stored rate was changed or a pause was ended."""
+        keys = [changes_key(self.prefix, name) for name in names]
+        if isinstance(self._link, ClusterLink):
+            return [self._store(self.client.get, key) for key in keys]
+        return list(self._store(self.client.mget, keys))
 
     def ping(self) -> None:
         """Raises :class:`StoreUnavailable` unless the store answers."""
-        self._store(self.client.ping)
+        if self.pretended_wait is not None:
+            return
+        if self._is_cluster:
+            self._store(self._ping_all)  # which also finds out who has taken a lost node's place
+        else:
+            self._store(self.client.ping)
+
+    def check_store(self) -> list[str]:
+        """Ask whether the store can keep limits, and whether its user may do all that it takes.
+
+        Returns:
+            What may go wrong, a sentence each.
+
+        Raises:
+            ConfigurationError: the store is too old, a read-only replica, or refuses what is needed; says what to do.
+            StoreUnavailable: the store did not answer.
+        """
+        self.ping()
+        if self.pretended_wait is not None:
+            return []
+        node = {"target_nodes": self.client.get_default_node()} if self._is_cluster else {}
+        warnings = check_fitness(lambda section: self._store_says(section, node))
+        key = bucket_key(self.prefix, "start-up", "", "probe")
+        self._store(self._probe, self._link, (), 1, 1, [bulk(key)])
+        return warnings
 
     # -- How it is done --------------------------------------------------------------------------------------------
 
+    def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+        if max_wait <= 0:
+            return self.ask(demands, id=self._new_id() if leased(demands) else "")
+        return self._wait_for(demands, self._new_id(), max_wait)
+
+    @contextmanager
+    def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> Iterator[Decision]:
+        decision = self._take(demands, math.inf if max_wait is None else max_wait)
+        if not decision.allowed:
+            raise throttled(decision)
+        self._places.begin(decision.id, decision.demands, decision.granted_at)
+        try:
+            yield decision
+        finally:
+            with suppress(*STORE_TROUBLES):  # the thread tries again
+                self._places.end(decision.id)
+
     def _wait_for(self, demands: Sequence[Demand], id: str, max_wait: float) -> Decision:
-        deadline = time.monotonic() + max_wait
+        deadline = self._time.monotonic() + max_wait
         while True:
-            left = max(0.0, deadline - time.monotonic())
+            left = max(0.0, deadline - self._time.monotonic())
             decision = self.ask(demands, id=id, horizon=min(left, TAKE_AHEAD), claim=left)
-            if not decision.allowed and (decision.full or decision.retry_after > left):
+            if not decision.allowed and (decision.full or decision.retry_after > left or self.pretended_wait):
                 self.forget(demands, id=id)
                 return decision
-            time.sleep(decision.retry_after)
+            self._time.sleep(nap(decision))
             if decision.allowed:
                 return decision
 
@@ -288,10 +511,69 @@ class Limiter(Asking):
         kind: str | None = None,
         last: Sequence[int] = (),
     ) -> list[int]:
-        return whole_numbers(self._store(script, self._link, *self._pieces(tuple(demands), first, kind, last)))
+        if self.pretended_wait is not None:
+            return self._pretended(script, demands, first)
+        if self._is_cluster and (parts := self._spread.parts(tuple(demands))):
+            return self._in_turn(self._spread.steps(script, parts, first, kind, last))
+        try:
+            return whole_numbers(self._store(script, self._link, *self._pieces(tuple(demands), first, kind, last)))
+        except RateLimitError as error:
+            raise impossible(demands, error) from error.__cause__
+
+    def _in_turn(self, asks: Steps) -> list[int]:
+        """One decision by several scripts, see :mod:`~celery_ratelimit.spread`."""
+        try:
+            steps = next(asks)
+            while True:
+                steps = asks.send(self._run_each(steps))
+        except StopIteration as end:
+            result: list[int] = end.value
+            return result
+
+    def _run_each(self, steps: Sequence[Step]) -> list[list[int] | RateLimitError]:
+        """Several scripts at once, each on a node of its own."""
+        link = self._link
+        if len(steps) < 2 or not isinstance(link, ClusterLink):
+            return [self._run_one(step) for step in steps]
+        calls = [(step.script, self._pieces(step.demands, step.first, step.kind, step.last)) for step in steps]
+        said = link.exchange_all([script.command(*call) for script, call in calls])
+        # What has not been run by a node, for whatever reason, is run in the usual way, which sees to it.
+        return [
+            self._run_one(step)
+            if isinstance(reply, Exception) and not isinstance(reply, RedisTimeoutError)
+            else trouble(reply)
+            if isinstance(reply, Exception)
+            else whole_numbers(reply)
+            for step, reply in zip(steps, said, strict=True)
+        ]
+
+    def _run_one(self, step: Step) -> list[int] | RateLimitError:
+        try:
+            if step.script is self._release:
+                id, granted_at = step.first
+                return [int(self.release_demands(step.demands, id=str(id), granted_at=int(granted_at)))]
+            return self._run(step.script, step.demands, *step.first, kind=step.kind, last=step.last)
+        except RateLimitError as error:
+            return error
+
+    def _by_slot(self, demands: Sequence[Demand]) -> list[Sequence[int]]:
+        """The demands by their places, those together that one script can see."""
+        parts = parts_of(demands) if self._is_cluster else ()
+        return [part.places for part in parts] or [range(len(demands))]
+
+    def _ping_all(self) -> None:
+        self.client.ping(target_nodes=RedisCluster.PRIMARIES)
+
+    def _store_says(self, section: str, node: Mapping[str, Any]) -> Any:
+        """A section of ``INFO``; a cluster's client may put the node's name to it."""
+        said = self.client.info(section, **node)
+        return next(iter(said.values())) if node and len(said) == 1 else said
+
+    def _reply(self, script: Script, call: Call) -> Any:
+        return self._store(script, self._link, *call)
 
     def _store(self, call: Any, *args: Any) -> Any:
         try:
             return call(*args)
-        except RedisError as error:
-            raise StoreUnavailable(f"the limiter's store did not serve a request: {error}") from error
+        except STORE_ERRORS as error:
+            raise trouble(error) from error

@@ -13,10 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import ConfigurationError, ImpossibleRequest
 
-__all__ = ["ALGORITHMS", "AnyLimit", "Concurrency", "Limit", "Rate", "check_cost", "parse_rate", "parse_window"]
+__all__ = [
+    "ALGORITHMS",
+    "METHODS",
+    "AnyLimit",
+    "Concurrency",
+    "Limit",
+    "Rate",
+    "check_cost",
+    "parse_rate",
+    "parse_window",
+]
 
 #: What ``Limit(algorithm=...)`` takes.
 ALGORITHMS = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log")
+#: The files of the algorithms in ``lua/include/``: what ``Limit.method`` can be.
+METHODS = (*ALGORITHMS, "stepped_bucket", "warm_up", "concurrency")
 _WINDOWS = ("fixed_window", "sliding_window", "sliding_log")
 
 #: Whole numbers below this stay exact in Lua, whose numbers are doubles.
@@ -174,6 +186,8 @@ class Limit:
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are those of UTC), or ``"first"``: a window
             begins with the first call after the last window.
         precision: sliding window: how many sub-windows a period is cut into.
+        per_worker: counted for each worker node by itself, rather than for the fleet; outside of a worker, for each
+            machine.
         headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
             call that it is for: an upstream that counts strict windows sees calls closer together than permits. A
             window becomes longer by it, or its count smaller where it is aligned to the clock.
@@ -203,6 +217,7 @@ class Limit:
     align: str = "clock"
     precision: int = 10
     headroom: float = 0.0
+    per_worker: bool = False
 
     def __init__(
         self,
@@ -220,6 +235,7 @@ class Limit:
         align: str = "clock",
         precision: int = 10,
         headroom: float = 0.0,
+        per_worker: bool = False,
     ) -> None:
         given = {each: value for each, value in locals().items() if each != "self"}
         # A frozen dataclass has no other way to set what its own __init__ was given.
@@ -360,6 +376,7 @@ class Concurrency:
         key: see :class:`Limit`.
         lease: seconds after which the lease of a holder that was killed is free for others. Renewed every third of
             that, so that a task may run for much longer.
+        per_worker: see :class:`Limit`.
 
     Raises:
         ConfigurationError: an impossible value.
@@ -376,6 +393,7 @@ class Concurrency:
     name: str | None = None
     key: str | Callable[..., str] | None = None
     lease: float = 60.0
+    per_worker: bool = False
 
     cost: ClassVar[int] = 1
     method: ClassVar[str] = "concurrency"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ._celery import Worker
-from .errors import StoreUnavailable
+from .errors import STORE_TROUBLES, RateLimitError, StoreUnavailable
 from .leases import Leases
 from .limiter import Demand, Limiter
 from .limits import Concurrency
@@ -29,7 +29,8 @@ SHORTEST, LONGEST = 1.0, 30.0
 class Outage:
     """Remembers that the store is lost, so that a hung store holds up the worker's event loop once, not per task.
 
-    A thread looks for the store; until it answers nobody else asks it. True while the store is lost.
+    A thread looks for the store; until it answers nobody else asks it. True while the store is lost. A store that
+    refuses to serve, as it is set up, counts as lost too: what a worker holds is not to be lost over a password.
     """
 
     def __init__(self, worker: Worker, limiter: Limiter) -> None:
@@ -37,18 +38,20 @@ class Outage:
         self._limiter = limiter
         self._since = 0.0
         self._reminded = float("-inf")
+        self._said = False
         self._over: threading.Event | None = None
         self._tats: dict[tuple[str, str], float] = {}
-        self.error = StoreUnavailable("the limiter's store is not lost")
+        self.error: RateLimitError = StoreUnavailable("the limiter's store is not lost")
 
     def __bool__(self) -> bool:
         return self._over is not None
 
-    def begin(self, error: StoreUnavailable, on_end: Callable[[], None]) -> None:
+    def begin(self, error: RateLimitError, on_end: Callable[[], None]) -> None:
         """The store did not answer. ``on_end`` is called in the worker's event loop when it does again."""
         now = time.monotonic()
         if now - self._reminded >= REMINDER:
             self._reminded = now
+            self._said = True
             logger.warning("%s. Limited tasks are handled as ratelimit_on_store_error says until it is back", error)
         if self._over is None:
             self.error = error
@@ -90,7 +93,7 @@ class Outage:
         while not over.wait(PROBE):
             try:
                 self._limiter.ping()
-            except StoreUnavailable:
+            except STORE_TROUBLES:
                 continue
             self._worker.call_soon(lambda: self._end(over, on_end))
             return
@@ -98,7 +101,9 @@ class Outage:
     def _end(self, over: threading.Event, on_end: Callable[[], None]) -> None:
         if over is not self._over:
             return
-        logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._since)
+        if self._said:  # an error that comes back whenever it is asked fills no log
+            logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._since)
+        self._said = False
         self._over = None
         self._tats.clear()
         on_end()

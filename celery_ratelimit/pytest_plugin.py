@@ -1,26 +1,41 @@
-"""A pytest fixture for users' quick tests: ``pytest_plugins = ["celery_ratelimit.pytest_plugin"]``.
+"""Pytest fixtures for users' tests: ``pytest_plugins = ["celery_ratelimit.pytest_plugin"]``.
 
-Needs ``celery-ratelimit[testing]``. A convenience, not a proof: fakeredis is not Redis. Where it matters, take a real
-server from :func:`celery_ratelimit.testing.embedded_server`.
+They are about ``memory://`` stores and need ``celery-ratelimit[testing]``. A convenience, not a proof: fakeredis is not
+Redis. Where it matters, take a real server from :func:`celery_ratelimit.testing.embedded_server`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import fakeredis
 import pytest
 
 from .limiter import Limiter
+from .testing import clear_memory, frozen_clock
 
-__all__ = ["fake_limiter"]
+if TYPE_CHECKING:
+    from .memory import Clock
+
+__all__ = ["ratelimit_clock", "ratelimit_memory"]
 
 
 @pytest.fixture
-def fake_limiter() -> Iterator[Limiter]:
-    """A :class:`~celery_ratelimit.Limiter` in this process, on an empty fakeredis and the real clock.
+def ratelimit_memory() -> Iterator[Limiter]:
+    """Empty ``memory://`` stores, before and after the test; and a :class:`~celery_ratelimit.Limiter` on ``memory://``.
 
-    Add quotas with ``fake_limiter.quotas["stripe"] = Limit("100/s", name="stripe")``.
+    Add quotas with ``ratelimit_memory.quotas["stripe"] = Limit("100/s", name="stripe")``.
     """
-    with fakeredis.FakeRedis() as client:
-        yield Limiter(client)
+    clear_memory()
+    yield Limiter.from_url("memory://")
+    clear_memory()
+
+
+@pytest.fixture
+def ratelimit_clock() -> Iterator[Clock]:
+    """The clock of all ``memory://`` stores, stopped: ``ratelimit_clock.advance(seconds)``, ``ratelimit_clock.now``.
+
+    See :func:`celery_ratelimit.testing.frozen_clock`.
+    """
+    with frozen_clock() as clock:
+        yield clock

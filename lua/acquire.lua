@@ -1,7 +1,7 @@
 -- acquire: take the permits of one request from all of its limits in one atomic step, or from none.
 --
 -- Source: generic cell rate algorithm (ITU-T I.371) and its peers, see include/<algorithm>.lua.
--- KEYS   two per limit, see include/request.lua
+-- KEYS   four per limit, see include/request.lua
 -- ARGV   1  id        text; names the request, so that it finds its slot again; '' for none
 --        2  horizon   us >= 0; a permit may be taken that far ahead: the caller then waits for its time
 --        3  claim     us >= 0; a refused request with an id keeps a slot that lies no further ahead than that
@@ -10,7 +10,7 @@
 -- Writes allowed: each limit's state, TTL until it is full again.
 --        refused: the slots of the limit that said no, TTL until a second after the last slot.
 local id = ARGV[1]
-local NUMBER = #KEYS / 2 -- of limits
+local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 4
 --!include prelude.lua
 --!include now.lua

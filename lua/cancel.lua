@@ -1,14 +1,14 @@
 -- cancel: give back the permits of a reservation, as far as that lets nobody exceed the limit. Once for each id.
 --
--- KEYS   two per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
+-- KEYS   four per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
 -- ARGV   1  id        text: names the reservation
 --        2+ six per limit, see include/request.lua
 -- Reply  1 if there was such a reservation, else 0
 -- Writes each limit's state, and its ids.
 local id = ARGV[1]
-local NUMBER = #KEYS / 3 -- of limits
+local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 2
-local IDS = 2 * NUMBER
+local IDS = 4 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -1,12 +1,12 @@
 -- forget: give back the slots that a request holds; it will not come. Idempotent.
 --
--- KEYS   two per limit, see include/request.lua
+-- KEYS   four per limit, see include/request.lua
 -- ARGV   1  id        text: names the request
 --        2+ six per limit, see include/request.lua
 -- Reply  how many slots there were
 -- Writes the slots, and the state of a limit whose line has become shorter.
 local id = ARGV[1]
-local NUMBER = #KEYS / 2 -- of limits
+local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 2
 --!include prelude.lua
 --!include now.lua

@@ -1,11 +1,11 @@
 -- peek: what would `acquire` answer at this moment? Takes nothing, reserves nothing, writes nothing.
 --
--- KEYS   two per limit, see include/request.lua
+-- KEYS   four per limit, see include/request.lua
 -- ARGV   1  id        text; asks on behalf of that waiting request; '' for a newcomer
 --        2+ six per limit, see include/request.lua
 -- Reply  see include/reply.lua
 local id = ARGV[1]
-local NUMBER = #KEYS / 2 -- of limits
+local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 2
 --!include prelude.lua
 --!include now.lua

@@ -1,7 +1,7 @@
 -- reserve: take the permits of one request ahead of time, once for each id.
 --
 -- The permits are spent at once and are good at the time in the reply; cancel.lua gives them back.
--- KEYS   two per limit, see include/request.lua; then one per limit: its ids
+-- KEYS   four per limit, see include/request.lua; then one per limit: its ids
 -- ARGV   1  id        text, not empty: names the reservation
 --        2  horizon   us >= 0; how far ahead the permits may lie
 --        3+ six per limit, see include/request.lua
@@ -9,9 +9,9 @@
 -- Writes each limit's state; ids: sorted set, id -> us at which its permits are good; TTL an hour after the last, which
 --        is how long an id is known.
 local id = ARGV[1]
-local NUMBER = #KEYS / 3 -- of limits
+local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 3
-local IDS = 2 * NUMBER
+local IDS = 4 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

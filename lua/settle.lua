@@ -1,6 +1,6 @@
 -- settle: correct what a granted request was charged to what it really cost, either way. Once for each id.
 --
--- KEYS   two per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
+-- KEYS   four per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
 -- ARGV   1  id        text, not empty: names the request
 --        2  at        us: when its permits were good, from the reply that granted them
 --        3+ six per limit, see include/request.lua; cost is what was charged
@@ -9,9 +9,9 @@
 -- Writes each limit's state; ids: 'settled <id>' -> us; TTL an hour after the last, which is how long an id is known.
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
-local NUMBER = #KEYS / 3 -- of limits
+local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 3
-local IDS = 2 * NUMBER
+local IDS = 4 * NUMBER
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from celery import _state
 
+from benchmarks.servers import Cluster, Sentinels, cluster, sentinels
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
@@ -17,6 +19,14 @@ FROZEN_NOW = "local now = tonumber(redis.call('GET', 'test:clock'))\n"
 START = 1_767_225_600_000_000
 
 
+@pytest.fixture(autouse=True)
+def _tasks_of_its_own() -> Iterator[None]:
+    """A task is put into every app that is finalized later (``shared``): not into those of other tests."""
+    before = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.intersection_update(before)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
     """The real store that most tests share; which one is ``$RATELIMIT_TEST_SERVER``'s choice."""
@@ -24,13 +34,44 @@ def server() -> Iterator[EmbeddedServer]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def running_cluster() -> Iterator[Cluster]:
+    with cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster_store(running_cluster: Cluster) -> Cluster:
+    """Three masters that know of no keys."""
+    running_cluster.flush()
+    return running_cluster
+
+
+@pytest.fixture(scope="session")
+def running_sentinels() -> Iterator[Sentinels]:
+    with sentinels() as running:
+        yield running
+
+
+@pytest.fixture
+def sentinel_store(running_sentinels: Sentinels) -> Sentinels:
+    """A master and a replica that are both alive, and empty, whatever the test before has done to them."""
+    running_sentinels.mend()
+    with redis.Redis.from_url(running_sentinels.master.url) as client:
+        client.flushall()
+    return running_sentinels
+
+
 @pytest.fixture
 def store(server: EmbeddedServer) -> Iterator[redis.Redis]:
-    """A client of the store, which is empty; after the test every key of ours must expire by itself (law 9)."""
+    """A client of the store, which is empty. After the test every key of ours must expire by itself (law 9), except
+    for what people stored.
+    """
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         client.flushall()
         yield client
-        eternal = [key for key in client.scan_iter("ratelimit:*") if client.pttl(key) == -1]
+        keys = [key for key in client.scan_iter("ratelimit:*") if not key.endswith(":config")]
+        eternal = [key for key in keys if client.pttl(key) == -1]
         assert not eternal, f"keys without a time to live: {eternal}"
 
 

@@ -1,11 +1,16 @@
 -- Pass one: every limit's earliest time, and nothing written.
 --
 -- Leaves the joint earliest time `joint`, `binding` (the limit that decides it, 0 if none does) and `behind` (in some
--- limit others wait ahead of this request).
+-- limit others wait ahead of this request). May end the script with the error "IMPOSSIBLE <limit> <size>".
 local joint, binding, behind = now, 0, false
 for i = 1, #limits do
     local limit = limits[i]
+    if limit.stored then -- the caller knows the code's numbers only
+        local most = limit.burst + (limit.method == 'token_bucket' and limit.extra or 0)
+        if limit.cost > most then return redis.error_reply(format('IMPOSSIBLE %d %d', i, most)) end
+    end
     limit.algorithm.check(limit, now, id)
+    if limit.paused and limit.paused > limit.grant then limit.grant = limit.paused end
     if limit.grant > joint then joint, binding = limit.grant, i end
     if limit.behind then
         behind = true

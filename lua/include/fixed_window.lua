@@ -4,7 +4,8 @@
 -- Law: at most `count` in each window of `period` us; up to twice that in an interval as long that lies across two.
 --
 -- extra      0: windows are aligned to the clock, counted from 1970; 1: a window is opened by the first use after the last
--- state key: string "<start us> <used> <us of the last write> <waiting>"; expires with the window, or with the line.
+-- state key: string "f<start us> <used> <us of the last write> <waiting> <period us>"; expires with the window, or with the
+--            line. When another period is in force, the window that is open becomes as long.
 local fixed_window = {}
 
 -- The window that is open at `at`. What was overdrawn (settle) is taken from the windows in between.
@@ -21,18 +22,24 @@ end
 
 function fixed_window.read(limit, now)
     limit.start, limit.used = limit.extra == 1 and now or now - now % limit.period, 0
-    local raw = call('GET', limit.state_key)
-    if not raw then return end
-    local start, used, written, waiting = match(raw, '(%d+) (%d+) (%d+) (%d+)')
+    if not limit.raw then return end
+    local start, used, written, waiting, period = match(limit.raw, '(%d+) (%d+) (%d+) (%d+) (%d+)')
     limit.used, limit.written, limit.waiting = tonumber(used), tonumber(written), tonumber(waiting)
     limit.start = start - max(0, limit.written - now) -- no time has passed while the clock stepped back
+    local in_force = limit.period
+    limit.period = tonumber(period)
     roll(limit, now)
+    if limit.period ~= in_force then
+        limit.period = in_force
+        if limit.extra == 0 then limit.start = now - now % in_force end
+        roll(limit, now)
+    end
     if limit.extra == 1 and limit.used == 0 then limit.start = max(limit.start, now) end
 end
 
 function fixed_window.write(limit, now, ttl)
     local windows = ceil(max(1, limit.used) / limit.count)
-    call('SET', limit.state_key, format('%d %d %d %d', limit.start, limit.used, now, limit.waiting),
+    call('SET', limit.state_key, format('f%d %d %d %d %d', limit.start, limit.used, now, limit.waiting, limit.period),
         'PX', ttl(limit.start + windows * limit.period))
 end
 

@@ -26,8 +26,9 @@ end
 
 function leaky_bucket.reserve(limit, now, id, joint, latest)
     if limit.owner then return gcra.reserve(limit, now, id, joint, latest) end
-    local slot = gcra.reserve(limit, now, id, joint, min(latest, now + limit.room))
-    if slot <= now + limit.room then return slot end
+    local last = max(now, limit.paused or now) + limit.room -- a pause fills no queue
+    local slot = gcra.reserve(limit, now, id, joint, min(latest, last))
+    if slot <= last then return slot end
     return max(now + 1, slot - limit.room), true -- when there will be room
 end
 

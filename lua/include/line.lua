@@ -51,7 +51,8 @@ local function counted(algorithm)
     function algorithm.check(limit, now, id)
         limit.waiting, limit.written = 0, now
         algorithm.read(limit, now)
-        if limit.written > now then limit.waiting, limit.stepped_back = 0, true end
+        if limit.in_use and limit.in_use > 0 then algorithm.take(limit, now, limit.in_use) end
+        if limit.written > now then limit.waiting, limit.changed = 0, true end
         local ahead = limit.waiting > 0 and read_line(limit, now, id) or 0
         limit.grant = max(now, earliest(limit, now, ahead, limit.cost))
         limit.behind = ahead > 0 and limit.grant > now
@@ -83,7 +84,7 @@ local function counted(algorithm)
     end
 
     function algorithm.refuse(limit, now)
-        if limit.stepped_back then write(limit, now) end
+        if limit.changed then write(limit, now) end
     end
 
     function algorithm.leave(limit, now, id)

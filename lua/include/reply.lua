@@ -5,11 +5,20 @@
 --   binding   which limit said no, counted from 1; 0 when allowed
 --   at        us of this clock: when the permit is good (allowed), or now
 --   then for each limit: permits left, us until it is full again
+--   then, if one of them is stored, for each limit as it is in force: size; count and period, of buckets that leave evenly
+--   (0 for others); version
 local function reply(allowed, at, wait, binding)
     local first = limits[1]
     local answer = format('%d %d %d %d %d %d', allowed, wait, binding, at, first.algorithm.state(first, now))
+    local stored = first.stored
     for i = 2, #limits do
         answer = answer .. format(' %d %d', limits[i].algorithm.state(limits[i], now))
+        stored = stored or limits[i].stored
+    end
+    for i = 1, stored and #limits or 0 do
+        local limit = limits[i]
+        local count = limit.tolerance and limit.count or 0
+        answer = answer .. format(' %d %d %d %d', limit.burst, count, limit.period, limit.version or 0)
     end
     return answer
 end

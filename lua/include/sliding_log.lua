@@ -28,6 +28,8 @@ end
 
 function sliding_log.read(limit, now)
     limit.total, limit.newest, limit.offset, limit.gone, limit.chunk, limit.fresh = 0, 0, 0, 0, {}, true
+    limit.entries = {}
+    if limit.in_use then return end
     local head = call('LRANGE', limit.state_key, 0, CHUNK)
     if #head == 0 then return end
     limit.fresh = false
@@ -45,6 +47,7 @@ function sliding_log.read(limit, now)
 end
 
 function sliding_log.write(limit, now, ttl)
+    if limit.in_use then call('DEL', limit.state_key) end
     if limit.gone > 0 then call('LTRIM', limit.state_key, int(1 + 2 * limit.gone), -1) end
     local header = format('%d %d %d %d %d', limit.total, limit.newest, limit.offset, now, limit.waiting)
     if limit.fresh or limit.gone > 0 then
@@ -52,7 +55,7 @@ function sliding_log.write(limit, now, ttl)
     else
         call('LSET', limit.state_key, 0, header)
     end
-    if limit.entry then call('RPUSH', limit.state_key, int(limit.newest), int(limit.entry)) end
+    if #limit.entries > 0 then call('RPUSH', limit.state_key, unpack(limit.entries)) end
     call('PEXPIRE', limit.state_key, ttl(limit.newest - limit.offset + limit.period))
 end
 
@@ -79,7 +82,9 @@ end
 
 function sliding_log.take(limit, joint, permits)
     limit.newest = max(joint + limit.offset, limit.newest)
-    limit.total, limit.entry = limit.total + permits, permits
+    limit.total = limit.total + permits
+    table.insert(limit.entries, int(limit.newest))
+    table.insert(limit.entries, int(permits))
 end
 
 function sliding_log.charge(limit, now, permits)

@@ -6,9 +6,10 @@
 --      of a sub-window's calls came at its end. For a limit that must never be exceeded: sliding_log.
 --
 -- extra      precision: how many sub-windows, >= 1
--- state key: string "<us of the last write> <waiting> <offset us> <index of the newest sub-window> <its counter> <the one
---            before> ...", as far back as they are not zero; expires when all have left, or with the line. Sub-windows
---            are counted in this clock plus the offset, by which it has stepped back since: time stands still meanwhile.
+-- state key: string "w<us of the last write> <waiting> <offset us> <width us> <index of the newest sub-window> <its counter>
+--            <the one before> ...", as far back as they are not zero; expires when all have left, or with the line.
+--            Sub-windows are counted in this clock plus the offset, by which it has stepped back since: time stands still
+--            meanwhile. When sub-windows of another width are in force, what they held counts as taken now.
 local sliding_window = {}
 
 -- counters[0] is the newest, counters[precision] the one that is leaving.
@@ -26,16 +27,21 @@ function sliding_window.read(limit, now)
     limit.precision, limit.width, limit.offset = limit.extra, ceil(limit.period / limit.extra), 0
     limit.index, limit.counters = floor(now / limit.width), {}
     for i = 0, limit.precision do limit.counters[i] = 0 end
-    local raw = call('GET', limit.state_key)
-    if not raw then return end
+    if not limit.raw then return end
     local at, numbers = 0, {}
-    for number in string.gmatch(raw, '%d+') do
+    for number in string.gmatch(limit.raw, '%d+') do
         at = at + 1
         numbers[at] = tonumber(number)
     end
     limit.written, limit.waiting = numbers[1], numbers[2]
-    limit.offset, limit.index = numbers[3] + max(0, limit.written - now), numbers[4]
-    for i = 5, min(at, limit.precision + 5) do limit.counters[i - 5] = numbers[i] end
+    limit.offset = numbers[3] + max(0, limit.written - now)
+    if numbers[4] ~= limit.width then
+        limit.index = floor((now + limit.offset) / limit.width)
+        for i = 6, at do limit.counters[0] = limit.counters[0] + numbers[i] end
+        return
+    end
+    limit.index = numbers[5]
+    for i = 6, min(at, limit.precision + 6) do limit.counters[i - 6] = numbers[i] end
     shift(limit, floor((now + limit.offset) / limit.width))
 end
 
@@ -52,7 +58,7 @@ end
 
 function sliding_window.write(limit, now, ttl)
     local newest, oldest = newest_used(limit), limit.precision
-    local text = format('%d %d %d %d', now, limit.waiting, limit.offset, limit.index)
+    local text = format('w%d %d %d %d %d', now, limit.waiting, limit.offset, limit.width, limit.index)
     if newest then
         while limit.counters[oldest] == 0 do oldest = oldest - 1 end
         for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i]) end

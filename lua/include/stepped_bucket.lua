@@ -5,7 +5,7 @@
 -- Law: at most  burst + count * (floor(T/period) + 1)  permits in any interval of length T.
 --
 -- extra      0
--- state key: string "<tokens> <us of the last refill> <us of the last write> <waiting>"; expires when the bucket is
+-- state key: string "s<tokens> <us of the last refill> <us of the last write> <waiting>"; expires when the bucket is
 --            full and the line is empty. Tokens are below zero after an overdraft (settle).
 local stepped_bucket = {}
 
@@ -18,10 +18,9 @@ end
 
 function stepped_bucket.read(limit, now)
     limit.tokens, limit.tick = limit.burst, now
-    local raw = call('GET', limit.state_key)
-    if not raw then return end
-    local tokens, tick, written, waiting = match(raw, '(%-?%d+) (%d+) (%d+) (%d+)')
-    limit.tokens, limit.written, limit.waiting = tonumber(tokens), tonumber(written), tonumber(waiting)
+    if not limit.raw then return end
+    local tokens, tick, written, waiting = match(limit.raw, '(%-?%d+) (%d+) (%d+) (%d+)')
+    limit.tokens, limit.written, limit.waiting = min(limit.burst, tonumber(tokens)), tonumber(written), tonumber(waiting)
     limit.tick = tick - max(0, limit.written - now) -- no time has passed while the clock stepped back
     refill(limit, now)
     if limit.tokens == limit.burst then limit.tick = max(now, limit.tick) end -- a full bucket counts from its next use
@@ -32,7 +31,7 @@ local function full_at(limit)
 end
 
 function stepped_bucket.write(limit, now, ttl)
-    call('SET', limit.state_key, format('%d %d %d %d', limit.tokens, limit.tick, now, limit.waiting),
+    call('SET', limit.state_key, format('s%d %d %d %d', limit.tokens, limit.tick, now, limit.waiting),
         'PX', ttl(full_at(limit)))
 end
 

@@ -10,9 +10,10 @@
 -- Who is refused may keep a slot: a proposal of when to come back, never a permit. Only `tat` decides.
 --
 -- extra      permits   debt: a call goes through when one permit is there, and may overdraw the bucket by so many
--- state key: string "<tat us> <remainder> <us of the last write> <cursor us> <us of the newest permit>"; expires when
---            the bucket is full and the line is empty. `cursor` is the highest score in slots: while it is past, there is
---            no line. The newest permit may lie ahead of now; see give_back.
+-- state key: string "b<tat us> <remainder> <us of the last write> <cursor us> <us of the newest permit> <count> <period>";
+--            expires when the bucket is full and the line is empty. `cursor` is the highest score in slots: while it is past,
+--            there is no line. The newest permit may lie ahead of now; see give_back. The rate is the one it was written
+--            under: when another is in force, the permits that are missing are kept, and not the time they took to come back.
 -- slots key: sorted set, member = id of a waiting request, score = the tat that its turn would leave behind.
 local token_bucket = {}
 
@@ -31,8 +32,9 @@ end
 
 local function write_state(limit, now)
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    call('SET', limit.state_key, format('%d %d %d %d %d', limit.tat, limit.rem, now, limit.cursor, limit.newest),
-        'PX', int(max(1, ceil((full - now) / 1000))))
+    local state = format('b%d %d %d %d %d %d %d',
+        limit.tat, limit.rem, now, limit.cursor, limit.newest, limit.count, limit.period)
+    call('SET', limit.state_key, state, 'PX', int(max(1, ceil((full - now) / 1000))))
 end
 
 -- Where does request `id` stand in the line? Sets `owner` (the score of the slot it has), or else `first` (the
@@ -55,31 +57,52 @@ local function line_end(limit)
     return limit.tat, limit.rem
 end
 
+-- The rate has changed since the last write: the permits that are missing stay missing, the times at which they come back
+-- and at which those who wait are due move with the rate; from the newest permit on, if that lies ahead: what was granted
+-- stays. Once a change, so it is written at once; nothing is taken.
+local function rescale(limit, now, factor)
+    local from = max(now, min(limit.newest, limit.tat))
+    limit.tat, limit.rem = from + ceil((limit.tat - from) * factor), 0
+    if limit.cursor > now then
+        limit.cursor = from + ceil((limit.cursor - from) * factor)
+        local slots = call('ZRANGE', limit.slots_key, 0, -1, 'WITHSCORES')
+        for i = 1, #slots, 2 do
+            call('ZADD', limit.slots_key, int(from + ceil((slots[i + 1] - from) * factor)), slots[i])
+        end
+        call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
+    end
+    write_state(limit, now)
+end
+
 -- Pass one: sets limit.grant, the earliest time for this request, and limit.behind, whether others come first.
 function token_bucket.check(limit, now, id)
     local count, period = limit.count, limit.period
     limit.whole, limit.part = floor(period / count), period % count
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
     limit.need = max(1, limit.cost - limit.extra) -- permits that have to be there
+    limit.lead = advance(limit, 0, 0, limit.cost - limit.need) -- how much of its price is paid by those after it
     limit.tat, limit.rem, limit.cursor, limit.newest = now, 0, 0, 0
+    if limit.in_use then limit.tat, limit.rem = advance(limit, now, 0, limit.in_use) end
 
-    local raw = call('GET', limit.state_key)
-    if raw then
-        local tat, rem, written, cursor, newest = match(raw, '(%d+) (%d+) (%d+) (%d+) (%d+)')
+    if limit.raw then
+        local tat, rem, written, cursor, newest, of, each =
+            match(limit.raw, '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)')
         tat, cursor, limit.newest = tonumber(tat), tonumber(cursor), tonumber(newest)
         local back = written - now
         if back > 0 then
             -- The clock stepped back (failover). No time has passed since the write; the slots mean nothing now.
-            tat, cursor, limit.newest, limit.stepped_back = tat - back, 0, limit.newest - back, true
+            tat, cursor, limit.newest, limit.changed = tat - back, 0, max(0, limit.newest - back), true
         end
         if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end
-        if cursor > now then read_line(limit, now, id) else limit.cursor = cursor end
+        limit.cursor = cursor
+        if of + 0 ~= count or each + 0 ~= period then rescale(limit, now, of * period / (each * count)) end
+        if limit.cursor > now then read_line(limit, now, id) end
     end
 
     local grant = admission(limit, advance(limit, limit.tat, limit.rem, limit.need))
     -- A newcomer may go ahead of a line if that makes nobody in it wait: it fills a gap that was given back.
     if limit.first and not limit.overdue then
-        local slot = limit.first - limit.tolerance
+        local slot = limit.first - limit.tolerance - advance(limit, 0, 0, limit.extra) -- at the earliest: it may use debt
         local tat, rem = advance(limit, limit.tat, limit.rem, limit.cost)
         limit.behind = tat > slot or tat == slot and rem > 0
         if limit.behind then
@@ -108,9 +131,8 @@ end
 
 -- Pass two, refused by this limit: proposes a slot, and keeps it for `id` if it lies no later than `latest`.
 function token_bucket.reserve(limit, now, id, joint, latest)
-    if limit.owner and limit.owner - limit.tolerance > now then
-        return max(limit.owner - limit.tolerance, joint) -- came early: its slot stands
-    end
+    local mine = limit.owner and limit.owner - limit.tolerance - limit.lead
+    if mine and mine > now then return max(mine, joint) end -- came early: its slot stands
     local tat, rem = line_end(limit)
     local slot = max(joint, admission(limit, advance(limit, tat, rem, limit.need)))
     if slot > tat then tat, rem = slot, 0 end -- it starts at a whole microsecond
@@ -131,7 +153,7 @@ end
 
 -- Pass two, refused: a step back of the clock has to be noted, or the bucket would be locked until it catches up.
 function token_bucket.refuse(limit, now)
-    if limit.stepped_back then write_state(limit, now) end
+    if limit.changed then write_state(limit, now) end
 end
 
 -- A waiting request that will not come. The end of the line is read from the slots, so nothing else changes.

@@ -6,14 +6,14 @@
 -- Law: at most  burst + count/period * T  permits in any interval of length T; `burst` is the dearest single call.
 --
 -- extra      us      time to warm up, >= 1
--- state key: string "<us of the next permit> <stored permits> <us of the last write> <waiting>"; expires when it is cold
+-- state key: string "u<us of the next permit> <stored permits> <us of the last write> <waiting>"; expires when it is cold
 --            again and the line is empty. `stored` grows while nobody asks; the more, the colder, the dearer a permit.
 local COLD = 3 -- times the stable interval
 local warm_up = {}
 
 local function rest(limit, at)
     if at <= limit.next then return end
-    limit.stored = min(limit.most, limit.stored + (at - limit.next) / limit.cool)
+    limit.saved = min(limit.most, limit.saved + (at - limit.next) / limit.cool)
     limit.next = at
 end
 
@@ -30,8 +30,8 @@ local function price(limit, stored, permits)
 end
 
 local function spend(limit, permits)
-    limit.next = limit.next + ceil(price(limit, limit.stored, permits)) -- a sum of both would lose the fraction
-    limit.stored = limit.stored - min(limit.stored, permits)
+    limit.next = limit.next + ceil(price(limit, limit.saved, permits)) -- a sum of both would lose the fraction
+    limit.saved = limit.saved - min(limit.saved, permits)
 end
 
 function warm_up.read(limit, now)
@@ -40,26 +40,25 @@ function warm_up.read(limit, now)
     limit.most = limit.threshold + 2 * limit.extra / ((1 + COLD) * limit.stable)
     limit.slope = (COLD - 1) * limit.stable / (limit.most - limit.threshold)
     limit.cool = limit.extra / limit.most
-    limit.next, limit.stored = now, limit.most
-    local raw = call('GET', limit.state_key)
-    if not raw then return end
-    local next, stored, written, waiting = match(raw, '(%d+) (%S+) (%d+) (%d+)')
-    limit.stored, limit.written, limit.waiting = tonumber(stored), tonumber(written), tonumber(waiting)
+    limit.next, limit.saved = now, limit.most
+    if not limit.raw then return end
+    local next, stored, written, waiting = match(limit.raw, '(%d+) (%S+) (%d+) (%d+)')
+    limit.saved, limit.written, limit.waiting = min(limit.most, tonumber(stored)), tonumber(written), tonumber(waiting)
     limit.next = next - max(0, limit.written - now) -- no time has passed while the clock stepped back
     rest(limit, now)
 end
 
 local function cold_at(limit)
-    return limit.next + ceil((limit.most - limit.stored) * limit.cool)
+    return limit.next + ceil((limit.most - limit.saved) * limit.cool)
 end
 
 function warm_up.write(limit, now, ttl)
-    call('SET', limit.state_key, format('%d %.17g %d %d', limit.next, limit.stored, now, limit.waiting),
+    call('SET', limit.state_key, format('u%d %.17g %d %d', limit.next, limit.saved, now, limit.waiting),
         'PX', ttl(cold_at(limit)))
 end
 
 function warm_up.earliest(limit, now, ahead)
-    return max(now, limit.next + ceil(price(limit, limit.stored, ahead)))
+    return max(now, limit.next + ceil(price(limit, limit.saved, ahead)))
 end
 
 function warm_up.take(limit, joint, permits)

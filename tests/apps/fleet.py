@@ -20,7 +20,7 @@ def note(index: int) -> None:
     """The start of a task body, and when its permit was good by the store's clock, in two files of this process."""
     at = time.time()
     recorder("").note(index, at, 0)
-    permit = current_task.request.delivery_info.get("ratelimit_permit")
+    permit = (current_task.request.delivery_info or {}).get("ratelimit_permit")
     if permit is not None and permit["granted_at"] > 0:
         recorder("permits").note(index, permit["granted_at"] / 1e6, 0)
 
@@ -91,6 +91,12 @@ def tenant(index: int, tenant: str) -> int:
 
 @app.task(base=RateLimitedTask, limits=Limit("100/s", burst=10, cost=lambda index, weight: weight))
 def weighed(index: int, weight: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit("10/s", per_worker=True), throttle="wait")
+def own(index: int) -> int:
     note(index)
     return index
 

@@ -37,7 +37,7 @@ def test_tasks_are_limited_by_name_pattern_and_queue(
         assert plain[-1].at - plain[0].at >= 38 / 20 - 0.05
         assert len(emails) == 20
         assert 1.85 <= emails[-1].at - emails[0].at <= 2.5
-        assert set(store.keys("ratelimit:*:tat")) <= {"ratelimit:v1:{shared}::tat", "ratelimit:v1:{emails}::tat"}
+        assert set(store.keys("ratelimit:*:state")) <= {"ratelimit:v1:{shared}::state", "ratelimit:v1:{emails}::state"}
 
 
 def test_a_task_under_both_hook_and_base_class_pays_once(
@@ -81,6 +81,6 @@ def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.
             fleet.send("plain", index)
         starts = fleet.wait_for(15, 20)
         assert 1.39 <= starts[-1].at - starts[0].at <= 1.8  # 10/s is the one that binds
-        names = {key.split("{")[1].split("}")[0] for key in store.keys("ratelimit:*:tat")}
+        names = {key.split("{")[1].split("}")[0] for key in store.keys("ratelimit:*:state")}
         # The bucket of 10/s is full 100 ms after the last start, and its key gone; those of the hours stay.
         assert names - {"tests.apps.fleet.plain"} == {f"tests.apps.fleet.plain{suffix}" for suffix in ("%232", "%233")}

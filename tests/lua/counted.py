@@ -105,6 +105,15 @@ class Counter:
         """From when on a new bucket is as good."""
         return self.now + self.state()[1]
 
+    def in_use(self, burst: int, now: int) -> int:
+        """Permits that count as taken when another algorithm goes on: as they were written down last."""
+        raise NotImplementedError
+
+    def follow(self, numbers: Numbers, now: int, back: int) -> int:
+        """Other numbers are in force. Returns by how much the clock is still to be stepped back."""
+        self.n, self.w, self.b, self.x = numbers.count, numbers.period, numbers.burst, numbers.extra
+        return back
+
 
 class FixedWindow(Counter):
     """At most n in ``[start, start + w)``. x = 0: windows begin at multiples of w; x = 1: at the first use."""
@@ -142,6 +151,18 @@ class FixedWindow(Counter):
     def give_back(self, at: int, less: int, back: int | None) -> None:
         if self.start <= at < self.start + self.w:
             self.used = max(0, self.used - less)
+
+    def in_use(self, burst: int, now: int) -> int:
+        return self.used
+
+    def follow(self, numbers: Numbers, now: int, back: int) -> int:
+        if numbers.period == self.w:
+            return super().follow(numbers, now, back)
+        self.n, self.x, self.start = numbers.count, numbers.extra, self.start - back
+        self._move(now)
+        if not numbers.extra:
+            self.start = now - now % numbers.period
+        return super().follow(numbers, now, 0)
 
     def state(self) -> tuple[int, int]:
         return max(0, self.n - self.used), self.start + self.w - self.now if self.used else 0
@@ -200,6 +221,18 @@ class SlidingWindow(Counter):
         if 0 <= j <= self.x:
             self.c[j] = max(0, self.c[j] - less)
 
+    def in_use(self, burst: int, now: int) -> int:
+        return sum(self.c)
+
+    def follow(self, numbers: Numbers, now: int, back: int) -> int:
+        super().follow(numbers, now, back)
+        sub = -(-self.w // self.x)
+        if sub == self.sub:
+            self.c = ([0] * (self.x + 1) + self.c)[-self.x - 1 :]
+        else:
+            self.index, self.c, self.sub = (now + self.lag + back) // sub, [0] * self.x + [sum(self.c)], sub
+        return back
+
     def state(self) -> tuple[int, int]:
         inside = self.sub - max(0, self.now - self._starts(0))
         left = floor(self.n - sum(self.c[1:]) - Fraction(self.c[0] * inside, self.sub))
@@ -256,6 +289,9 @@ class SlidingLog(Counter):
                 self.entries[i] = time, max(0, weight - less)
                 return
 
+    def in_use(self, burst: int, now: int) -> int:
+        return self.total
+
     def state(self) -> tuple[int, int]:
         return max(0, self.n - self.total), self.last + self.w - self.now if self.total else 0
 
@@ -294,6 +330,13 @@ class Stepped(Counter):
         refills = max(0, -((at - self.tick) // self.w))
         self.tokens = min(self.b, self.tokens + max(0, less - self.n * refills))
 
+    def in_use(self, burst: int, now: int) -> int:
+        return burst - self.tokens
+
+    def follow(self, numbers: Numbers, now: int, back: int) -> int:
+        self.tokens = min(self.tokens, numbers.burst)
+        return super().follow(numbers, now, back)
+
     def state(self) -> tuple[int, int]:
         return max(0, self.tokens), self.expires() - self.now if self.tokens < self.b else 0
 
@@ -306,13 +349,25 @@ class WarmUp(Counter):
 
     def __init__(self, numbers: Numbers, now: int) -> None:
         super().__init__(numbers, now)
+        self._reckon()
+        self.stored, self.next = self.most, now
+        self.taken: Taken = ()
+
+    def _reckon(self) -> None:
         self.stable = self.w / self.n
         self.threshold = 0.5 * self.x / self.stable
         self.most = self.threshold + 2 * self.x / (4 * self.stable)
         self.slope = 2 * self.stable / (self.most - self.threshold)
         self.cool = self.x / self.most
-        self.stored, self.next = self.most, now
-        self.taken: Taken = ()
+
+    def in_use(self, burst: int, now: int) -> int:
+        return burst if self.next > now else 0
+
+    def follow(self, numbers: Numbers, now: int, back: int) -> int:
+        super().follow(numbers, now, back)
+        self._reckon()
+        self.stored, self.taken = min(self.stored, self.most), ()
+        return back
 
     def _rest(self, until: int) -> None:
         if until > self.next:
@@ -401,6 +456,7 @@ class CountedView:
     """
 
     full = False
+    paused = 0
 
     def __init__(self, demand: Demand, kept: Counted | None, now: int, id: str) -> None:
         numbers = Numbers.of(demand)
@@ -410,7 +466,12 @@ class CountedView:
         if bucket.counter is None:
             bucket.counter, bucket.written, bucket.waiting = COUNTERS[numbers.algorithm](numbers, now), now, 0
         self.counter = bucket.counter
-        self.counter.read(now, max(0, bucket.written - now))
+        back = max(0, bucket.written - now)
+        if (self.counter.n, self.counter.w, self.counter.b, self.counter.x) != (
+            *(numbers.count, numbers.period, numbers.burst, numbers.extra),
+        ):
+            back = self.counter.follow(numbers, now, back)
+        self.counter.read(now, back)
         if self.stepped_back or max(bucket.slots.values(), default=-GRACE - 1) + GRACE < now:
             bucket.waiting = 0
         self.slot: int | None = None
@@ -418,6 +479,13 @@ class CountedView:
         self.ahead = self._ahead() if bucket.waiting else 0
         self.earliest = max(now, self.counter.earliest(self.ahead, self.cost))
         self.behind = self.ahead > 0 and self.earliest > now
+
+    def begin_with(self, used: int) -> None:
+        """Another algorithm has lent so many."""
+        if used:
+            self.counter.take(self.now, used)
+        self.earliest = max(self.now, self.counter.earliest(0, self.cost))
+        self.stepped_back = True
 
     def _ahead(self) -> int:
         slots, waiting = self.bucket.slots, self.bucket.waiting

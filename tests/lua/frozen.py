@@ -29,12 +29,16 @@ local function keep(key, ms)
     server.call('PEXPIRE', key, 3600000)
     server.call('HSET', 'test:expires', key, string.format('%.0f', now + tonumber(ms) * 1000))
 end
-local redis = {}
+local redis = {error_reply = server.error_reply}
 function redis.call(verb, key, ...)
     local rest = {...}
     local reply = server.call(verb, key, ...)
+    if verb == 'SET' then server.call('HDEL', 'test:expires', key) end
     if verb == 'SET' and rest[2] == 'PX' then keep(key, rest[3]) end
     if verb == 'PEXPIRE' then keep(key, rest[1]) end
+    if verb == 'PTTL' and reply > 0 then
+        reply = math.floor((tonumber(server.call('HGET', 'test:expires', key)) - now) / 1000)
+    end
     return reply
 end
 local call = redis.call

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.asking import Demand, microseconds
 from celery_ratelimit.limits import parse_window
 from tests.conftest import START
 
@@ -50,6 +50,24 @@ class Asked(Protocol):
 
 class MixedWorld(World):
     """The store and the model."""
+
+    def store_limit(self, limit: Limit | None, name: str) -> None:
+        """Put a limit in the place of the code's; None: take it away."""
+        if limit is None:
+            self.limiters[0].delete(name)
+            self.model.stored.pop(name, None)
+        else:
+            assert self.limiters[0].set_rate(name, limit)
+            self.model.stored[name] = limit
+
+    def pause(self, name: str, us: int) -> None:
+        """For so many microseconds; 0: go on."""
+        if us:
+            self.limiters[0].pause(name, us / 1e6)
+            self.model.paused[name] = max(self.model.paused.get(name, 0), self.model.now + microseconds(us / 1e6))
+        else:
+            self.limiters[0].resume(name)
+            self.model.paused.pop(name, None)
 
     def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> tuple[Answer, Answer]:
         decision = self.limiters[0].reserve_demands(demands, id=id, horizon=horizon / 1e6)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from celery_ratelimit import Decision
 from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limits import AnyLimit
 
 from .counted import COUNTERS, GRACE, Counted, CountedView, Numbers, Taken, came_back, lawful, up, without
 from .frozen import us
@@ -53,23 +54,40 @@ class Bucket:
     end: int = 0
     expires: int = 0
     line: dict[str, int] = field(default_factory=dict)
+    rate: tuple[int, int] = (1, 1)
+    newest: int = 0
 
     def expire(self, now: int) -> bool:
         """Whether nothing is left."""
         return self.expires <= now
 
+    def rescale(self, now: int, rate: tuple[int, int]) -> None:
+        """Another rate is in force: permits that are missing stay missing. As the store reckons, in doubles."""
+        factor = float(self.rate[0]) * rate[1] / (float(self.rate[1]) * rate[0])
+        back = max(0, self.seen - now)
+        whole = max(now, floor(self.full_at) - back)
+        self.newest = max(0, self.newest - back)
+        start = max(now, min(self.newest, whole))  # what was granted for later stays
+        self.line = {} if back else {id: start + ceil((score - start) * factor) for id, score in self.line.items()}
+        self.full_at = Fraction(start + ceil((whole - start) * factor))
+        self.end = max(self.line.values(), default=0)
+        self.seen, self.rate, self.taken = now, rate, ()
+        self.expires = now + up(max(floor(self.full_at) + 1, self.end + GRACE if self.end > now else 0) - now)
+
     def at(self, now: int) -> Bucket:
         """This bucket as it stands at ``now``."""
         if self.expires <= now:
-            return Bucket(Fraction(now), now)
+            return Bucket(Fraction(now), now, rate=self.rate)
         back = max(0, self.seen - now)
         if back:  # the clock stepped back: no time has passed since, and the slots mean nothing any more
-            return Bucket(self.full_at - back, now, tuple((at - back, price) for at, price in self.taken))
+            taken = tuple((at - back, price) for at, price in self.taken)
+            newest = max(0, self.newest - back)
+            return Bucket(self.full_at - back, now, taken, rate=self.rate, newest=newest)
         full_at, end = max(self.full_at, Fraction(now)), max(self.line.values(), default=0)
         taken = self.taken if full_at > now else ()
         if end <= now:  # every slot has passed, or everyone has left
-            return Bucket(full_at, self.seen, taken)
-        return Bucket(full_at, self.seen, taken, end, self.expires, dict(self.line))
+            return Bucket(full_at, self.seen, taken, rate=self.rate, newest=self.newest)
+        return Bucket(full_at, self.seen, taken, end, self.expires, dict(self.line), self.rate, self.newest)
 
 
 class View:
@@ -80,9 +98,11 @@ class View:
     """
 
     full = False
+    paused = 0
 
     def __init__(self, demand: Demand, kept: Bucket | None, now: int, id: str) -> None:
         numbers = Numbers.of(demand)
+        self.rate = numbers.count, numbers.period
         self.demand, self.bucket, self.now, self.id = demand, (kept or Bucket()).at(now), now, id
         self.stepped_back = kept is not None and now < kept.seen
         leaky = numbers.algorithm == "leaky_bucket"
@@ -90,10 +110,13 @@ class View:
         self.queue = floor(numbers.extra * self.interval) if leaky and numbers.extra >= 0 else None
         self.price = numbers.cost * self.interval
         # One permit must be there, and the overdraft must stay within the debt.
-        self.needed = max(1, numbers.cost - (0 if leaky else numbers.extra)) * self.interval
+        debt = 0 if leaky else numbers.extra
+        self.needed = max(1, numbers.cost - debt) * self.interval
         self.depth = numbers.burst * self.interval
         slots = {member: score - floor(self.depth) for member, score in self.bucket.line.items()}
         self.slot = slots.get(id) if id else None
+        if self.slot is not None:  # those after it pay for what it overdraws
+            self.slot -= floor(self.price - self.needed)
         self.first = min(slots.values(), default=0)
         self.overdue: str | None = None
         self.behind = False
@@ -101,13 +124,13 @@ class View:
             if self.first + GRACE < now:
                 self.overdue = min(slots, key=lambda member: slots[member])
             else:  # it may fill a gap before the first slot, and must not make the line wait
-                self.behind = self.bucket.full_at + self.price > self.first
+                self.behind = self.bucket.full_at + self.price > self.first - floor(debt * self.interval)
         self.earliest = self.last_in_line if self.behind else self.admission(self.bucket.full_at)
         # A queue with an end: nobody goes ahead beyond it either. Who has a slot is in the queue already.
         self.behind = self.behind or (self.slot is None and self._beyond(self.earliest))
 
     def _beyond(self, at: int) -> bool:
-        return self.queue is not None and at > self.now + self.queue
+        return self.queue is not None and at > max(self.now, self.paused) + self.queue
 
     def admission(self, full_at: Fraction) -> int:
         return max(self.now, ceil(full_at + self.needed - self.depth))
@@ -122,6 +145,7 @@ class View:
 
     def commit(self, joint: int) -> None:
         self.take(joint, self.price)
+        self.bucket.newest = max(self.bucket.newest, joint)
         self.bucket.line.pop(self.id if self.slot is not None else self.overdue or "", None)
 
     def reserve(self, joint: int, latest: int) -> tuple[int, bool]:
@@ -161,12 +185,21 @@ class View:
     def written(self) -> Bucket:
         """The bucket as it is kept from now on."""
         bucket = self.bucket
-        bucket.seen = self.now
+        bucket.seen, bucket.rate = self.now, self.rate
         bucket.expires = self.now + up(max(floor(bucket.full_at) + 1, bucket.end + GRACE) - self.now)
         return bucket
 
 
 AnyView = View | CountedView
+
+
+def in_use(kept: Bucket | Counted, burst: int, now: int) -> int:
+    """Permits that another algorithm has lent: how a new one begins."""
+    if isinstance(kept, Bucket):
+        missing = max(0, floor(kept.full_at) - max(now, kept.seen))
+        return ceil(float(missing) * kept.rate[0] / kept.rate[1])
+    assert kept.counter is not None
+    return max(0, kept.counter.in_use(burst, now))
 
 
 @dataclass
@@ -201,6 +234,8 @@ class Model:
         self.now = now
         self.buckets: dict[tuple[str, str], Bucket | Counted] = {}
         self.ids: dict[tuple[str, str], Ids] = {}
+        self.stored: dict[str, AnyLimit] = {}
+        self.paused: dict[str, int] = {}
 
     def acquire(self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0) -> Answer:
         views = self._views(demands, id)
@@ -303,11 +338,34 @@ class Model:
         return [self._view(demand, self.buckets.get(self._name(demand)), id) for demand in demands]
 
     def _view(self, demand: Demand, kept: Bucket | Counted | None, id: str) -> AnyView:
-        if Numbers.of(demand).algorithm in COUNTERS:
-            assert not isinstance(kept, Bucket)
-            return CountedView(demand, kept, self.now, id)
-        assert not isinstance(kept, Counted)
-        return View(demand, kept, self.now, id)
+        asked = demand
+        demand = Demand(self.stored.get(demand.name, demand.limit), demand.name, demand.key, demand.cost)
+        numbers = Numbers.of(demand)
+        rate = numbers.count, numbers.period
+        view: AnyView
+        if numbers.algorithm in COUNTERS:
+            of_another = kept is not None and not (
+                isinstance(kept, Counted) and type(kept.counter) in (COUNTERS[numbers.algorithm], type(None))
+            )
+            view = CountedView(demand, None if isinstance(kept, Bucket) or of_another else kept, self.now, id)
+            if of_another:
+                assert kept is not None
+                view.begin_with(min(numbers.burst, in_use(kept, numbers.burst, self.now)))
+        else:
+            if isinstance(kept, Bucket) and kept.expires > self.now and kept.rate != rate:
+                kept.rescale(self.now, rate)
+            of_another = isinstance(kept, Counted) and kept.counter is not None
+            view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id)
+            if of_another:
+                assert kept is not None
+                used = min(numbers.burst, in_use(kept, numbers.burst, self.now))
+                begun = Bucket(self.now + used * numbers.interval, self.now, expires=self.now + HOUR * 10**6, rate=rate)
+                view = View(demand, begun, self.now, id)
+                view.stepped_back = True
+        view.paused = self.paused.get(demand.name, 0)
+        view.earliest = max(view.earliest, view.paused)
+        view.demand = asked
+        return view
 
     def _joint(self, views: Sequence[AnyView]) -> tuple[int, int | None, bool]:
         """The earliest time for all, which limit decides it, and whether a line comes first."""

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from celery_ratelimit import Limit, Limiter, StoreUnavailable
+from celery_ratelimit import ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
 LIMIT = Limit("1/m", name="api")
@@ -90,8 +90,8 @@ def test_a_store_that_hangs_before_the_first_call_costs_no_more(own_server: Embe
 
 def test_an_error_of_the_store_leaves_the_connection_in_order(limiter: Limiter) -> None:
     limiter.client.set("ratelimit:v1:{api}::slots", "not a sorted set", ex=60)
-    limiter.client.set("ratelimit:v1:{api}::tat", "9999999999999999 0 0 9999999999999999 0", ex=60)
-    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+    limiter.client.set("ratelimit:v1:{api}::state", "b9999999999999999 0 0 9999999999999999 0 1 1", ex=60)
+    with pytest.raises(ConfigurationError, match=r"WRONGTYPE.*ratelimit_prefix"):
         limiter.acquire(LIMIT)
     assert connection_id(limiter) == connection_id(limiter)
     assert limiter.acquire(OTHERS).allowed

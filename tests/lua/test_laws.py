@@ -165,12 +165,12 @@ def test_law_9_every_key_expires_and_a_bucket_has_two_at_most(world: World, trac
         lua, _ = world.acquire(step.demands, step.id, step.horizon, step.claim, step.process)
         keys = set(world.store.scan_iter("ratelimit:*"))
         stems = [f"ratelimit:v1:{{{name}}}:" for name in "xyz"]
-        assert keys <= {f"{stem}:{kind}" for stem in stems for kind in ("tat", "slots")}
+        assert keys <= {f"{stem}:{kind}" for stem in stems for kind in ("state", "slots")}
         assert all(world.store.pttl(key) > 0 for key in keys)
         dues = expiries(world.store)
         assert dues.keys() == keys
         for each, (_, full) in zip(step.demands, lua.states, strict=True):
-            state, slots = f"ratelimit:v1:{{{each.name}}}::tat", f"ratelimit:v1:{{{each.name}}}::slots"
+            state, slots = f"ratelimit:v1:{{{each.name}}}::state", f"ratelimit:v1:{{{each.name}}}::slots"
             if full:
                 assert dues[state] >= world.model.now + full, "forgotten before it is full"
             if slots in keys and state in keys:
@@ -183,6 +183,6 @@ def test_law_9_every_key_expires_and_a_bucket_has_two_at_most(world: World, trac
 def test_law_9_on_the_real_clock_the_time_to_live_is_until_full(limiter: Limiter, store: redis.Redis) -> None:
     for rate, burst, milliseconds in (("100000/s", 1, 1), ("100/s", 1, 11), ("1/d", 1, 86_400_001), ("10/s", 50, 101)):
         limiter.acquire(demand(rate, burst=burst, name=rate).limit)
-        left = store.pttl(f"ratelimit:v1:{{{rate}}}::tat")
+        left = store.pttl(f"ratelimit:v1:{{{rate}}}::state")
         assert left == -2 or milliseconds - 1000 < left <= milliseconds
         assert left != -1

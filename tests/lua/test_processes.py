@@ -143,7 +143,7 @@ def test_blocking_calls_come_in_the_order_in_which_they_asked(server: EmbeddedSe
 
 
 def states(store: redis.Redis) -> tuple[Any, ...]:
-    return store.get("ratelimit:v1:{api}::tat"), tuple(store.zrange("ratelimit:v1:{api}::slots", 0, -1))
+    return store.get("ratelimit:v1:{api}::state"), tuple(store.zrange("ratelimit:v1:{api}::slots", 0, -1))
 
 
 def test_a_blocking_call_that_could_not_be_served_in_time_is_refused_at_once(limiter: Limiter) -> None:

@@ -246,7 +246,7 @@ def test_reset_fills_the_bucket_and_ends_the_line(frozen: Limiter, store: redis.
     other = [demand("1/m", name="other")]
     frozen.ask(other)
     frozen.reset(wanted[0].limit)
-    assert not store.exists("ratelimit:v1:{api}::tat", "ratelimit:v1:{api}::slots")
+    assert not store.exists("ratelimit:v1:{api}::state", "ratelimit:v1:{api}::slots")
     assert frozen.ask(wanted).allowed
     assert not frozen.ask(other).allowed
 

@@ -17,7 +17,7 @@ def test_a_decision_is_frozen_and_equal_by_value() -> None:
     assert hash(decision) == hash(dataclasses.replace(decision))
     for value in (decision, state):
         assert not hasattr(value, "__dict__")
-        with pytest.raises(dataclasses.FrozenInstanceError):
+        with pytest.raises(AttributeError):
             value.remaining = 0  # type: ignore[misc]
 
 

@@ -1,0 +1,116 @@
+"""Rates and pauses that are stored while a fleet works: obeyed at once, and by who waits within a second."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit import ImpossibleRequest, Limit, Limiter
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+
+NAME = "tests.apps.fleet."
+
+#: Seconds within which those who wait have to obey.
+SOON = 1.0
+
+
+@pytest.mark.parametrize(("task", "pool"), [("retry", "prefork"), ("wait", "prefork"), ("retry", "threads")])
+def test_a_raised_rate_is_obeyed_by_those_who_wait_within_a_second(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="2/s") as fleet:
+        fleet.start("-P", pool, number=2)
+        for index in range(200):
+            fleet.send(task, index)
+        fleet.wait_for(4, 20)
+        until(lambda: task == "wait" or not store.exists("celery", "celery.throttled"), 20, "an empty queue")
+        assert fleet.started() < 60, "the backlog was to wait"
+        assert limiter.set_rate(NAME + task, "100/s")
+        changed = time.time()
+        starts = fleet.wait_for(200, 15)
+        assert sorted(start.index for start in starts) == list(range(200))
+        later = [permit for permit in fleet.permits() if permit.at > changed]
+        assert later[9].at - changed <= SOON, "at the old rate ten would have taken five seconds"
+        assert_never_over(fleet.permits(), 100)
+        assert_never_over([permit for permit in fleet.permits() if permit.at < changed], 2)
+        assert later[-1].at - changed <= SOON + len(later) / 100 * 1.5
+        assert "Traceback" not in fleet.log(0) + fleet.log(1)
+        limiter.delete(NAME + task)
+
+
+@pytest.mark.parametrize("task", ["retry", "wait"])
+def test_a_lowered_rate_and_a_pause_are_obeyed_by_the_next_decision(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="100/s") as fleet:
+        fleet.start(number=2)
+        for index in range(400):
+            fleet.send(task, index)
+        fleet.wait_for(50, 20)
+        asked = time.time()
+        limiter.pause(NAME + task, 2)
+        paused = time.time()
+        until(lambda: time.time() > paused + 2, 5)
+        during = [permit for permit in fleet.permits() if paused + 0.1 < permit.at < asked + 2]
+        assert during == []  # a permit may have been taken a tenth of a second ahead
+        assert fleet.started() < 300
+        asked = time.time()
+        limiter.set_rate(NAME + task, "20/s", for_=2)
+        lowered = time.time()
+        until(lambda: time.time() > lowered + 2, 5)
+        slow = [permit for permit in fleet.permits() if lowered + 0.1 < permit.at < asked + 2]
+        assert len(slow) >= 20
+        assert_never_over(slow, 20)
+        starts = fleet.wait_for(400, 20)  # the code's rate again
+        assert sorted(start.index for start in starts) == list(range(400))
+        assert_never_over(fleet.permits(), 100)
+
+
+def test_a_pause_that_is_ended_is_over_for_those_who_wait(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="50/s") as fleet:
+        fleet.start(number=2)
+        limiter.pause(NAME + "retry", 600)
+        for index in range(50):
+            fleet.send("retry", index)
+        until(lambda: store.zcard(f"ratelimit:v1:{{{NAME}retry}}::slots") == 50, 20, "fifty slots")
+        assert fleet.started() == 0
+        assert limiter.resume(NAME + "retry")
+        ended = time.time()
+        starts = fleet.wait_for(50, 10)
+        assert starts[0].at - ended <= SOON
+        assert_never_over(fleet.permits(), 50)
+
+
+def test_a_task_that_a_stored_limit_can_never_grant_fails_with_words(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start()
+        assert fleet.send("weighed", 0, 10).get(timeout=10) == 0
+        limiter.set_rate(NAME + "weighed", Limit("100/s", burst=5))
+        with pytest.raises(ImpossibleRequest, match="holds 5 at most"):
+            fleet.send("weighed", 1, 10).get(timeout=10)
+        assert fleet.send("weighed", 2, 5).get(timeout=10) == 2
+        limiter.delete(NAME + "weighed")
+
+
+def test_per_worker_counts_for_each_node(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start(number=2)
+        for index in range(60):
+            fleet.send("own", index)
+        starts = fleet.wait_for(60, 20)
+        # Ten a second and node: three seconds for two of them, six for the fleet.
+        assert 2.5 <= starts[-1].at - starts[0].at <= 4.5
+        nodes = {key.split(":")[3] for key in store.scan_iter("ratelimit:v1:*own*:slots")}
+        assert nodes <= {"@w0@test", "@w1@test"}

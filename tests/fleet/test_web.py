@@ -1,0 +1,96 @@
+"""A web process and a fleet on one quota: the limit holds over both, and both get on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import redis
+
+from benchmarks import processes
+from celery_ratelimit.testing import EmbeddedServer, free_port
+from tests.fleet_of import Fleet, assert_never_over, until
+
+RATE, WAVES, EACH = 100, 16, 25
+ALL = WAVES * EACH
+CONF = {"ratelimit_quotas": {"shared": f"{RATE}/s"}, "ratelimit_tasks": {"*.plain": ["shared"]}}
+
+
+@contextlib.contextmanager
+def web_process(fleet: Fleet) -> Iterator[str]:
+    """``tests.apps.web`` on a port of its own; its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.apps.web"]
+    web = processes.spawn(command, fleet.directory / "web.log", {**fleet.env, "TEST_PORT": str(port)})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client() as client:
+
+            def answers() -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    return client.get(f"{url}/ready").status_code == 200
+                return False
+
+            until(answers, 20, "the web process being ready")
+        yield url
+    finally:
+        processes.stop([web])
+
+
+def client_of(url: str, **query: float) -> httpx.AsyncClient:
+    """One whose own pool holds nothing up."""
+    return httpx.AsyncClient(base_url=url, timeout=90, limits=httpx.Limits(max_connections=None), params=query)
+
+
+def test_a_web_process_and_a_fleet_share_a_quota(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Tasks and requests come together, in waves, half again as many as the quota lets through."""
+
+    async def requested(fleet: Fleet, url: str) -> list[int]:
+        async with client_of(url) as client:
+            requests = []
+            for wave in range(WAVES):
+                for index in range(wave * EACH, (wave + 1) * EACH):
+                    fleet.send("plain", index)
+                    requests.append(asyncio.create_task(client.get(f"/charge/{ALL + index}")))
+                await asyncio.sleep(2 * EACH / RATE / 1.5)
+            return [answer.status_code for answer in await asyncio.gather(*requests)]
+
+    with Fleet(server, tmp_path, rate=f"{RATE}/s", install=True, **CONF) as fleet, web_process(fleet) as url:
+        fleet.start(number=2)
+        assert asyncio.run(requested(fleet, url)) == [200] * ALL
+        fleet.wait_for(ALL, 60)
+        permits = fleet.permits()
+        assert sorted(permit.index for permit in permits) == list(range(2 * ALL))  # each paid, once
+        assert_never_over(permits, RATE)
+
+        tasks = [permit.at for permit in permits if permit.index < ALL]
+        requests = [permit.at for permit in permits if permit.index >= ALL]
+        begin, end = max(min(tasks), min(requests)), min(max(tasks), max(requests))
+        used = sum(begin <= permit.at <= end for permit in permits)
+        share = sum(begin <= at <= end for at in tasks) / used
+        print(f"{used} permits in the {end - begin:.2f} s in which both had work, {share:.0%} of them tasks'")
+        assert end - begin >= 0.5 * 2 * ALL / RATE, "both get on"
+        assert 0.2 <= share <= 0.8
+        assert used >= 0.9 * RATE * (end - begin), "and the rate is used"
+        assert "Traceback" not in fleet.log(0) + fleet.log(1) + (tmp_path / "web.log").read_text()
+
+
+def test_requests_that_cannot_wait_are_told_when_to_come_back(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="1/m") as fleet, web_process(fleet) as url:
+
+        async def requested() -> list[int]:
+            async with client_of(url, max_wait=0.5) as client:
+                answers = await asyncio.gather(*[client.get(f"/charge/{index}") for index in range(20)])
+                return [answer.status_code for answer in answers]
+
+        assert sorted(asyncio.run(requested())) == [200] + 19 * [429]
+        assert store.zcard("ratelimit:v1:{shared}::slots") == 0
+        answer = httpx.get(f"{url}/charge/99", params={"max_wait": 1})
+        assert (answer.status_code, answer.json()) == (429, {"limit": "shared"})
+        assert 1 <= int(answer.headers["Retry-After"]) <= 60

