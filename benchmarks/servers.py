@@ -98,10 +98,6 @@ class Cluster:
         for client in self.clients:
             client.flushall()
 
-    def keys(self) -> Iterator[str]:
-        for client in self.clients:
-            yield from client.keys("*")
-
     def close(self) -> None:
         for client in self.clients:
             client.close()

@@ -17,8 +17,9 @@ from .limits import AnyLimit, Concurrency, Limit
 
 __all__ = ["LimitConfig", "change_of", "length_of", "limit_to_store", "read_config"]
 
-#: What a stored limit does not say: whose it is, and what one call takes, is the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker"}
+#: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
+#: is the code's.
+_NOT_STORED = {"name", "key", "cost", "per_worker", "lease"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
     Raises:
         ConfigurationError: it cannot be read, or a number of places would become a rate or the other way round.
     """
+    if code is not None and code.name is None:
+        code = replace(code, name=name)
     if isinstance(rate, str):
         limit: AnyLimit = replace(code, rate=rate) if isinstance(code, Limit) else Limit(rate, name=name)
     elif isinstance(rate, (Limit, Concurrency)):
@@ -145,5 +148,12 @@ def _read(text: str, now: int) -> dict[str, Any]:
 
 
 def _limit(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
-    key = code.key if code is not None else None
-    return Limit(**said, name=name, key=key) if "rate" in said else Concurrency(**said, name=name, key=key)
+    ours: dict[str, Any] = {} if code is None else {"key": code.key, "per_worker": code.per_worker}
+    if isinstance(code, Concurrency):
+        ours["lease"] = code.lease
+    try:
+        return Limit(**said, **ours, name=name) if "rate" in said else Concurrency(**said, **ours, name=name)
+    except TypeError as error:  # an option that this version does not have
+        raise ConfigurationError(
+            f"limit {name!r} is stored as {dict(said)}, which this version of celery_ratelimit cannot read: {error}"
+        ) from None

@@ -41,10 +41,14 @@ def running_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster_store(running_cluster: Cluster) -> Cluster:
-    """Three masters that know of no keys."""
+def cluster_store(running_cluster: Cluster) -> Iterator[Cluster]:
+    """Three masters that know of no keys; after the test every key must expire by itself (law 9)."""
     running_cluster.flush()
-    return running_cluster
+    yield running_cluster
+    eternal = [
+        key for client in running_cluster.clients for key in client.keys("ratelimit:*") if client.pttl(key) == -1
+    ]
+    assert not eternal, f"keys without a time to live: {eternal}"
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ local function put_in_force(limit, now, text)
     if method == '-' or (expiry ~= '0' and expiry - now <= 0) then return true end
     if (method == 'concurrency') ~= (limit.method == 'concurrency') then return true end -- places are no rate
     limit.method, limit.algorithm = method, algorithms[method]
-    limit.count, limit.period, limit.burst = tonumber(count), tonumber(period), tonumber(size)
+    limit.count, limit.burst = tonumber(count), tonumber(size)
+    if method ~= 'concurrency' then limit.period = tonumber(period) end -- holders renew their leases by the code's length
     limit.extra, limit.version, limit.stored = tonumber(extra), tonumber(version), true
     return limit.algorithm ~= nil
 end
