@@ -288,7 +288,7 @@ class AsyncLimiter(Asking):
     async def available(self, limits: Limits, *, key: str | None = None) -> int:
         """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
         decision = await self.peek(limits, key=key, cost=1)
-        return min(state.remaining for state in decision.states)
+        return min(state.remaining for state in decision.states) if decision.allowed else 0
 
     async def pause(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> float:
         """As :meth:`Limiter.pause <celery_ratelimit.Limiter.pause>`."""

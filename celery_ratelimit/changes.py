@@ -83,5 +83,4 @@ def _text(value: bytes | str | None) -> str:
 
 def _is_new(text: str, before: str, since: float, now: float) -> bool:
     """Something was stored since the last look, or what is stored has ended (by this machine's clock: only a look)."""
-    ends = float(text.split()[1]) / 1e6 if text else 0.0
-    return text != before or since < ends <= now
+    return text != before or any(since < float(end) / 1e6 <= now for end in text.split()[1:])

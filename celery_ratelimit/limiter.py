@@ -307,7 +307,8 @@ class Limiter(Asking):
         Args:
             name: the limit's name, or the limit.
             rate: a rate (the other options stay those of the quota of that name here), a :class:`Limit` or, for places,
-                a :class:`Concurrency`. Its name, key and cost do not count: they are the code's.
+                a :class:`Concurrency`. Its name, key, cost, lease
+                and per_worker do not count: they are the code's.
             key: for one bucket of a limit that is kept by key; goes before what is stored for the whole limit.
             version: a number that grows with each deploy. Nothing is changed if this or a higher version was set
                 before, so that an old process, or a deploy that is rolled back, cannot undo a newer change. Without
@@ -363,7 +364,8 @@ class Limiter(Asking):
 
     def available(self, limits: Limits, *, key: str | None = None) -> int:
         """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
-        return min(state.remaining for state in self.peek(limits, key=key, cost=1).states)
+        decision = self.peek(limits, key=key, cost=1)
+        return min(state.remaining for state in decision.states) if decision.allowed else 0
 
     def pause(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> float:
         """Let nothing through for so many seconds, in the whole fleet, from the next decision on.
@@ -378,7 +380,8 @@ class Limiter(Asking):
         Returns:
             Seconds that it is paused for, from now.
 
-        *Warning*: permits that were taken ahead for tasks in a worker (a tenth of a second at most) are used still.
+        *Warning*: permits that were taken ahead are used still: a tenth of a second at most for tasks in a worker, a
+        second for calls that wait (``max_wait``).
         """
         call = self._timed_call(self._code(name)[0], key, length_of(seconds, "seconds"))
         return int(self._reply(self._pause, call)) / 1e6

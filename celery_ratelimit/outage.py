@@ -81,7 +81,10 @@ class Outage:
         places = [demand for demand in demands if isinstance(demand.limit, Concurrency)]
         if any(leases.here(demand) >= max(1, demand.size // workers) for demand in places):
             return PROBE
-        intervals = {(demand.name, demand.key): demand.interval * workers * demand.cost for demand in demands}
+        intervals = {
+            (demand.name, demand.key): demand.interval * demand.cost * (1 if demand.limit.per_worker else workers)
+            for demand in demands
+        }
         for bucket, interval in intervals.items():
             self._tats.setdefault(bucket, now + interval)
         wait = max(self._tats[bucket] for bucket in intervals) - now

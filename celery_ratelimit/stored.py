@@ -139,7 +139,7 @@ def _read(text: str, now: int) -> dict[str, Any]:
     if not text:
         return nothing
     numbers, _, note = text.partition("\n")
-    version, until, paused, method, *_, since = numbers.split()
+    version, until, paused, method, *_, since, _ = numbers.split()
     said = {**nothing, "version": int(version), "paused": max(0, int(paused) - now)}
     if method == "-" or 0 < int(until) <= now:
         return said

@@ -3,15 +3,20 @@
 -- KEYS   1  config, see include/stored.lua; 2  changes, see include/config.lua
 -- ARGV   1  lasts     us, >= 0; 0: go on (resume)
 -- Reply  us that it is paused for, from now; for a resume: 1 if it was paused
--- Writes config; time to live: as long as the pause, if nothing else is there
+-- Writes config; time to live: an hour longer than the pause, if nothing else is there
 local lasts = tonumber(ARGV[1])
 --!include prelude.lua
 --!include now.lua
 --!include config.lua
 
 local was_paused = config.paused > 0
-config.paused = lasts > 0 and max(config.paused, now + lasts) or 0
+if lasts > 0 then
+    config.paused = max(config.paused, now + lasts)
+    keep_config() -- and nobody is told: who comes is refused, and who waits need not come sooner
+    return config.paused - now
+end
+if not was_paused then return 0 end
+config.paused, config.resumed = 0, now
 keep_config()
-if lasts > 0 then return config.paused - now end -- who comes is told; who waits need not come sooner
 tell()
-return was_paused and 1 or 0
+return 1

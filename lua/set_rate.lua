@@ -7,7 +7,7 @@
 --        4  algorithm, 5 count, 6 period, 7 size, 8 extra: see include/request.lua
 --        9  note      text: what only clients read
 -- Reply  1 if it is in force now, 0 if another stays
--- Writes config; no time to live, unless it has an end
+-- Writes config; no time to live, unless it has an end and no version: then an hour longer
 local version, lasts = tonumber(ARGV[2]), tonumber(ARGV[3])
 --!include prelude.lua
 --!include now.lua

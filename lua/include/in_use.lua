@@ -1,10 +1,11 @@
 -- A limit may change its algorithm, in the code or in the store. Tokens are kept then, not time: what the other algorithm has
 -- left in the state is counted as permits that are in use, and the new one begins with so many taken.
 --
--- The first letter of a state says whose it is; a sliding log is a list. Places (concurrency) have a key of their own.
+-- The first letter of a state says whose it is; a bucket's begins with a figure, and a sliding log is a list. Places
+-- (concurrency) have a key of their own.
 local LETTERS = {
-    token_bucket = 'b',
-    leaky_bucket = 'b',
+    token_bucket = '',
+    leaky_bucket = '',
     fixed_window = 'f',
     sliding_window = 'w',
     stepped_bucket = 's',
@@ -13,10 +14,9 @@ local LETTERS = {
 
 local function in_use(limit, now)
     if not limit.raw then return tonumber(match(call('LINDEX', limit.state_key, 0), '%d+')) end
-    local letter, first, second, third = match(limit.raw, '^(%a)(%-?%d+) (%S+) (%S+)')
-    if letter == 'b' then
-        local count, period = match(limit.raw, '(%d+) (%d+)$')
-        return ceil(max(0, first - max(now, third)) * count / period)
+    local letter, first, second, third = match(limit.raw, '^(%a?)(%-?%d+) (%S+) (%S+)')
+    if letter == '' then -- tat, and how far it lay ahead when it was written
+        return ceil(max(0, min(first - now, tonumber(third))) / match(limit.raw, '%S+$'))
     end
     if letter == 'f' then return tonumber(second) end
     if letter == 's' then return limit.burst - first end
@@ -30,7 +30,7 @@ end
 local function read_other(limit, now)
     local letter = LETTERS[limit.method]
     if limit.raw then
-        if letter and string.sub(limit.raw, 1, 1) == letter then return end
+        if letter == match(limit.raw, '^%a?') then return end
     elseif not letter or call('EXISTS', limit.state_key) == 0 then
         return -- nothing, a log for a log, or places
     end

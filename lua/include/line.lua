@@ -52,7 +52,9 @@ local function counted(algorithm)
         limit.waiting, limit.written = 0, now
         algorithm.read(limit, now)
         if limit.in_use and limit.in_use > 0 then algorithm.take(limit, now, limit.in_use) end
-        if limit.written > now then limit.waiting, limit.changed = 0, true end
+        if limit.written > now or limit.written < max(limit.since, limit.resumed) then
+            limit.waiting, limit.changed = 0, true -- the slots mean nothing now: who comes gets another
+        end
         local ahead = limit.waiting > 0 and read_line(limit, now, id) or 0
         limit.grant = max(now, earliest(limit, now, ahead, limit.cost))
         limit.behind = ahead > 0 and limit.grant > now

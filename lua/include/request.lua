@@ -28,6 +28,8 @@ for i = 1, NUMBER do
         cost = tonumber(ARGV[at + 4]),
         extra = tonumber(ARGV[at + 5]),
         grant = now,
+        since = 0, -- a line from before that was made for another rate,
+        resumed = 0, -- or for a pause that was ended
     }
     local config, own = got[3 * i - 1], got[3 * i]
     if config and not put_in_force(limit, now, config) or own and own ~= config and not put_in_force(limit, now, own) then

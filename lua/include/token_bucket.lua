@@ -10,10 +10,11 @@
 -- Who is refused may keep a slot: a proposal of when to come back, never a permit. Only `tat` decides.
 --
 -- extra      permits   debt: a call goes through when one permit is there, and may overdraw the bucket by so many
--- state key: string "b<tat us> <remainder> <us of the last write> <cursor us> <us of the newest permit> <count> <period>";
---            expires when the bucket is full and the line is empty. `cursor` is the highest score in slots: while it is past,
---            there is no line. The newest permit may lie ahead of now; see give_back. The rate is the one it was written
---            under: when another is in force, the permits that are missing are kept, and not the time they took to come back.
+-- state key: string "<tat us> <remainder> <us from the last write to tat> <cursor us> <us by which the newest permit lay ahead
+--            then> <emission interval us>"; expires when the bucket is full and the line is empty. `cursor` is the highest
+--            score in slots: while it is past, there is no line. For the newest permit see give_back. The interval is the one
+--            it was written under: when another is in force, the permits that are missing are kept, and not the time that
+--            they took to come back.
 -- slots key: sorted set, member = id of a waiting request, score = the tat that its turn would leave behind.
 local token_bucket = {}
 
@@ -32,8 +33,8 @@ end
 
 local function write_state(limit, now)
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    local state = format('b%d %d %d %d %d %d %d',
-        limit.tat, limit.rem, now, limit.cursor, limit.newest, limit.count, limit.period)
+    local state = format('%d %d %d %d %d %s',
+        limit.tat, limit.rem, limit.tat - now, limit.cursor, max(0, limit.newest - now), limit.interval)
     call('SET', limit.state_key, state, 'PX', int(max(1, ceil((full - now) / 1000))))
 end
 
@@ -78,6 +79,7 @@ end
 function token_bucket.check(limit, now, id)
     local count, period = limit.count, limit.period
     limit.whole, limit.part = floor(period / count), period % count
+    limit.interval = limit.part == 0 and int(limit.whole) or format('%.17g', period / count)
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
     limit.need = max(1, limit.cost - limit.extra) -- permits that have to be there
     limit.lead = advance(limit, 0, 0, limit.cost - limit.need) -- how much of its price is paid by those after it
@@ -85,9 +87,10 @@ function token_bucket.check(limit, now, id)
     if limit.in_use then limit.tat, limit.rem = advance(limit, now, 0, limit.in_use) end
 
     if limit.raw then
-        local tat, rem, written, cursor, newest, of, each =
-            match(limit.raw, '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)')
-        tat, cursor, limit.newest = tonumber(tat), tonumber(cursor), tonumber(newest)
+        local tat, rem, ahead, cursor, newest, interval = match(limit.raw, '(%d+) (%d+) (%d+) (%d+) (%d+) (%S+)')
+        tat, cursor = tonumber(tat), tonumber(cursor)
+        local written = tat - ahead
+        limit.newest = written + newest
         local back = written - now
         if back > 0 then
             -- The clock stepped back (failover). No time has passed since the write; the slots mean nothing now.
@@ -95,7 +98,8 @@ function token_bucket.check(limit, now, id)
         end
         if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end
         limit.cursor = cursor
-        if of + 0 ~= count or each + 0 ~= period then rescale(limit, now, of * period / (each * count)) end
+        if written < limit.resumed then limit.cursor, limit.changed = 0, true end
+        if interval ~= limit.interval then rescale(limit, now, period / count / interval) end
         if limit.cursor > now then read_line(limit, now, id) end
     end
 

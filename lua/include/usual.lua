@@ -7,46 +7,51 @@ do
         local at = 6 * i - 2
         local method, count, period, burst, extra = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
         local raw, config, own = got[3 * i - 2], got[3 * i - 1], got[3 * i]
-        local version, expiry, paused = '0'
+        local version, expiry, paused
         if config and method ~= 'concurrency' and (not own or own == config) then -- places are no rate
-            version, expiry, paused, method, count, period, burst, extra =
+            local algorithm, n, each, size, more
+            version, expiry, paused, algorithm, n, each, size, more =
                 match(config, '^(%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%-?%d+)')
-            stored = true
+            if algorithm ~= '-' and (expiry == '0' or expiry - now > 0) then
+                method, count, period, burst, extra, stored = algorithm, n, each, size, more, true
+            else
+                version = nil
+            end
         elseif own then
             method = ''
         end
         local interval, cost = period / count, ARGV[at + 4]
         if method ~= 'token_bucket' or extra ~= '0' or interval % 1 ~= 0
-            or config and (expiry ~= '0' and expiry - now <= 0 or paused - now > 0 or cost - burst > 0) then
+            or paused and (paused - now > 0 or cost - burst > 0) then
             joint = nil
             break
         end
         local tat, last = now, 0
         if raw then
-            local full, written, newest, of, each = match(raw, '^b(%d+) 0 (%d+) 0 (%d+) (%d+) (%d+)$')
-            if of ~= count or each ~= period or written - now > 0 then
+            local full, ahead, newest, of = match(raw, '^(%d+) 0 (%d+) 0 (%d+) (%d+)$')
+            if not full or of - interval ~= 0 or full - ahead > now then
                 joint = nil
                 break
             end
-            tat, last = max(full, now), newest
+            tat, last = max(full, now), full - ahead + newest
         elseif call('EXISTS', KEYS[3 * i - 2]) == 1 then
             joint = nil
             break
         end
-        buckets[i] = {tat, last, count, period, burst, version, interval}
+        buckets[i] = {tat, last, burst, interval, count, period, version or '0'}
         joint = max(joint, tat + (cost - burst) * interval)
     end
     if joint and joint <= now + ARGV[2] then
         local answer = format('1 %d 0 %d', joint - now, joint)
         for i = 1, NUMBER do
-            local tat, last, count, period, burst, _, interval = unpack(buckets[i])
+            local tat, last, burst, interval = unpack(buckets[i])
             local new = max(tat, joint) + ARGV[6 * i + 2] * interval
-            call('SET', KEYS[3 * i - 2], format('b%d 0 %d 0 %d %s %s', new, now, max(last, joint), count, period),
+            call('SET', KEYS[3 * i - 2], format('%d 0 %d 0 %d %d', new, new - now, max(last, joint) - now, interval),
                 'PX', int(ceil((new + 1 - now) / 1000)))
             answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
         end
         for i = 1, stored and NUMBER or 0 do
-            local _, _, count, period, burst, version = unpack(buckets[i])
+            local _, _, burst, _, count, period, version = unpack(buckets[i])
             answer = answer .. format(' %s %s %s %s', burst, count, period, version)
         end
         return answer

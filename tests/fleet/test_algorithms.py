@@ -124,7 +124,6 @@ def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp
     with Fleet(server, tmp_path, rate="20/s") as fleet:
         for index in range(100):
             fleet.send(task, index)
-        store.config_resetstat()
         fleet.start(number=2)
         starts = fleet.wait_for(100, 20)
         assert sorted(start.index for start in starts) == list(range(100))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from benchmarks.measures import worst_second
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
@@ -72,22 +73,42 @@ def test_a_lowered_rate_and_a_pause_are_obeyed_by_the_next_decision(
         assert_never_over(fleet.permits(), 100)
 
 
+@pytest.mark.parametrize("task", ["retry", "sliding_log"])
 def test_a_pause_that_is_ended_is_over_for_those_who_wait(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="5/s") as fleet:
+        fleet.start(number=3)
+        limiter.pause(NAME + task, 600)
+        for index in range(20):
+            fleet.send(task, index)
+        until(lambda: store.zcard(f"ratelimit:v1:{{{NAME}{task}}}::slots") == 20, 20, "twenty slots")
+        assert fleet.started() == 0
+        assert limiter.resume(NAME + task)
+        ended = time.time()
+        starts = fleet.wait_for(20, 15)  # four seconds
+        assert starts[0].at - ended <= SOON
+        assert sorted(start.index for start in starts) == list(range(20))
+        assert worst_second(fleet.permits()) <= 6 if task == "retry" else 5
+
+
+def test_those_who_wait_for_a_window_obey_a_raised_rate_too(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="50/s") as fleet:
-        fleet.start(number=2)
-        limiter.pause(NAME + "retry", 600)
-        for index in range(50):
-            fleet.send("retry", index)
-        until(lambda: store.zcard(f"ratelimit:v1:{{{NAME}retry}}::slots") == 50, 20, "fifty slots")
-        assert fleet.started() == 0
-        assert limiter.resume(NAME + "retry")
-        ended = time.time()
-        starts = fleet.wait_for(50, 10)
-        assert starts[0].at - ended <= SOON
-        assert_never_over(fleet.permits(), 50)
+    with Fleet(server, tmp_path, rate="2/m") as fleet:
+        fleet.start(number=3)
+        for index in range(12):
+            fleet.send("sliding_log", index)
+        slots = f"ratelimit:v1:{{{NAME}sliding_log}}::slots"
+        until(lambda: fleet.started() == 2 and store.zcard(slots) == 10, 20, "ten slots")
+        assert limiter.set_rate(NAME + "sliding_log", Limit("4/s", algorithm="sliding_log"))
+        changed = time.time()
+        fleet.wait_for(12, 15)
+        later = [permit for permit in fleet.permits() if permit.at > changed]
+        assert later[0].at - changed <= SOON + 1, "two of four had been used a moment ago"
+        assert worst_second(later) <= 4
 
 
 def test_a_task_that_a_stored_limit_can_never_grant_fails_with_words(

@@ -458,11 +458,12 @@ class CountedView:
     full = False
     paused = 0
 
-    def __init__(self, demand: Demand, kept: Counted | None, now: int, id: str) -> None:
+    def __init__(self, demand: Demand, kept: Counted | None, now: int, id: str, void: int = 0) -> None:
         numbers = Numbers.of(demand)
         self.demand, self.cost, self.now, self.id = demand, numbers.cost, now, id
         self.bucket = bucket = deepcopy(kept or Counted())
-        self.stepped_back = bucket.counter is not None and now < bucket.written
+        # Slots that mean nothing any more: from before a step back of the clock, or before `void`.
+        self.stepped_back = bucket.counter is not None and (now < bucket.written or bucket.written < void)
         if bucket.counter is None:
             bucket.counter, bucket.written, bucket.waiting = COUNTERS[numbers.algorithm](numbers, now), now, 0
         self.counter = bucket.counter

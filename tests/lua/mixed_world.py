@@ -54,11 +54,13 @@ class MixedWorld(World):
     def store_limit(self, limit: Limit | None, name: str) -> None:
         """Put a limit in the place of the code's; None: take it away."""
         if limit is None:
-            self.limiters[0].delete(name)
+            if self.limiters[0].delete(name):
+                self.model.since[name] = self.model.now
             self.model.stored.pop(name, None)
         else:
             assert self.limiters[0].set_rate(name, limit)
             self.model.stored[name] = limit
+            self.model.since[name] = self.model.now
 
     def pause(self, name: str, us: int) -> None:
         """For so many microseconds; 0: go on."""
@@ -66,7 +68,8 @@ class MixedWorld(World):
             self.limiters[0].pause(name, us / 1e6)
             self.model.paused[name] = max(self.model.paused.get(name, 0), self.model.now + microseconds(us / 1e6))
         else:
-            self.limiters[0].resume(name)
+            if self.limiters[0].resume(name):
+                self.model.resumed[name] = self.model.now
             self.model.paused.pop(name, None)
 
     def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> tuple[Answer, Answer]:

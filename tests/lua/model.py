@@ -63,7 +63,7 @@ class Bucket:
 
     def rescale(self, now: int, rate: tuple[int, int]) -> None:
         """Another rate is in force: permits that are missing stay missing. As the store reckons, in doubles."""
-        factor = float(self.rate[0]) * rate[1] / (float(self.rate[1]) * rate[0])
+        factor = rate[1] / rate[0] / (self.rate[1] / self.rate[0])
         back = max(0, self.seen - now)
         whole = max(now, floor(self.full_at) - back)
         self.newest = max(0, self.newest - back)
@@ -197,7 +197,7 @@ def in_use(kept: Bucket | Counted, burst: int, now: int) -> int:
     """Permits that another algorithm has lent: how a new one begins."""
     if isinstance(kept, Bucket):
         missing = max(0, floor(kept.full_at) - max(now, kept.seen))
-        return ceil(float(missing) * kept.rate[0] / kept.rate[1])
+        return ceil(missing / (kept.rate[1] / kept.rate[0]))
     assert kept.counter is not None
     return max(0, kept.counter.in_use(burst, now))
 
@@ -236,6 +236,8 @@ class Model:
         self.ids: dict[tuple[str, str], Ids] = {}
         self.stored: dict[str, AnyLimit] = {}
         self.paused: dict[str, int] = {}
+        self.since: dict[str, int] = {}
+        self.resumed: dict[str, int] = {}
 
     def acquire(self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0) -> Answer:
         views = self._views(demands, id)
@@ -347,11 +349,16 @@ class Model:
             of_another = kept is not None and not (
                 isinstance(kept, Counted) and type(kept.counter) in (COUNTERS[numbers.algorithm], type(None))
             )
-            view = CountedView(demand, None if isinstance(kept, Bucket) or of_another else kept, self.now, id)
+            void = max(self.since.get(demand.name, 0), self.resumed.get(demand.name, 0))
+            view = CountedView(demand, None if isinstance(kept, Bucket) or of_another else kept, self.now, id, void)
             if of_another:
                 assert kept is not None
                 view.begin_with(min(numbers.burst, in_use(kept, numbers.burst, self.now)))
         else:
+            void = isinstance(kept, Bucket) and kept.seen < self.resumed.get(demand.name, 0)
+            if void:
+                assert isinstance(kept, Bucket)
+                kept.line = {}
             if isinstance(kept, Bucket) and kept.expires > self.now and kept.rate != rate:
                 kept.rescale(self.now, rate)
             of_another = isinstance(kept, Counted) and kept.counter is not None
@@ -362,6 +369,7 @@ class Model:
                 begun = Bucket(self.now + used * numbers.interval, self.now, expires=self.now + HOUR * 10**6, rate=rate)
                 view = View(demand, begun, self.now, id)
                 view.stepped_back = True
+            view.stepped_back = view.stepped_back or void
         view.paused = self.paused.get(demand.name, 0)
         view.earliest = max(view.earliest, view.paused)
         view.demand = asked

@@ -90,7 +90,7 @@ def test_a_store_that_hangs_before_the_first_call_costs_no_more(own_server: Embe
 
 def test_an_error_of_the_store_leaves_the_connection_in_order(limiter: Limiter) -> None:
     limiter.client.set("ratelimit:v1:{api}::slots", "not a sorted set", ex=60)
-    limiter.client.set("ratelimit:v1:{api}::state", "b9999999999999999 0 0 9999999999999999 0 1 1", ex=60)
+    limiter.client.set("ratelimit:v1:{api}::state", "9999999999999999 0 9999999999999999 9999999999999999 0 1", ex=60)
     with pytest.raises(ConfigurationError, match=r"WRONGTYPE.*ratelimit_prefix"):
         limiter.acquire(LIMIT)
     assert connection_id(limiter) == connection_id(limiter)

@@ -1,0 +1,769 @@
+"""Rates and pauses that people store, through both limiters: in force at once, and for as long as was said."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from celery_ratelimit import (
+    AsyncLimiter,
+    Concurrency,
+    ConfigurationError,
+    ImpossibleRequest,
+    Limit,
+    Limiter,
+    RateLimitError,
+)
+from celery_ratelimit.limits import AnyLimit
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START, Clock
+
+from .frozen import FROZEN_STORE, expiries
+
+API = Limit("10/s", burst=4, debt=2, headroom=0.5)
+TENANTS = Limit("10/s", burst=4, name="tenants", key="tenant:{tenant}")
+PLACES = Concurrency(2, name="places", lease=60)
+QUOTAS = {"api": API, "tenants": TENANTS, "places": PLACES, "other": Limit("10/s", burst=9)}
+CONFIG = "ratelimit:v1:{api}::config"
+CHANGES = "ratelimit:v1:{api}::changes"
+HOUR = 3600
+
+#: Ten at most, of every algorithm but those whose size is their own affair.
+EACH = {
+    "token_bucket": Limit("10/s", burst=10),
+    "leaky_bucket": Limit("10/s", algorithm="leaky_bucket", capacity=20),
+    "fixed_window": Limit("10/s", algorithm="fixed_window"),
+    "sliding_window": Limit("10/s", algorithm="sliding_window", precision=5),
+    "sliding_log": Limit("10/s", algorithm="sliding_log"),
+    "stepped_bucket": Limit("10/s", burst=10, refill="interval"),
+    "warm_up": Limit("10/s", burst=10, warmup=2.0),
+}
+
+
+class Same:
+    """A limiter of either kind, called in one way."""
+
+    def __init__(self, limiter: Limiter | AsyncLimiter, run: Callable[[Any], Any]) -> None:
+        self.limiter, self._run = limiter, run
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.limiter, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answer = method(*args, **kwargs)
+            return self._run(answer) if inspect.isawaitable(answer) else answer
+
+        return call
+
+
+class FrozenTime:
+    """Who sleeps moves the store's clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def monotonic(self) -> float:
+        return self._clock.us / 1e6
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    async def sleep_async(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+
+Make = Callable[..., Same]
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter])
+def make(request: pytest.FixtureRequest, server: EmbeddedServer, clock: Clock) -> Iterator[Make]:
+    """Makes limiters of one kind on the frozen clock, each as another process would have it."""
+    loop = asyncio.new_event_loop()
+    clients: list[Any] = []
+
+    def limiter(quotas: dict[str, AnyLimit] = QUOTAS, replace_includes: Any = None) -> Same:
+        of = redis if request.param is Limiter else redis.asyncio
+        clients.append(of.Redis.from_url(server.url))
+        made = request.param(clients[-1], quotas=quotas, replace_includes=replace_includes or {"now": FROZEN_STORE})
+        made._time = FrozenTime(clock)
+        made._sleep = made._time.sleep_async
+        return Same(made, loop.run_until_complete)
+
+    yield limiter
+    for client in clients:
+        if request.param is Limiter:
+            client.close()
+        else:
+            loop.run_until_complete(client.aclose())
+    loop.close()
+
+
+@pytest.fixture
+def limiter(make: Make) -> Same:
+    return make()
+
+
+def granted(limiter: Same, limits: Any = "api", **options: Any) -> int:
+    """How many calls are let in at this moment."""
+    count = 0
+    while limiter.acquire(limits, **options).allowed:
+        count += 1
+    return count
+
+
+# -- Rates -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_rate_is_in_force_at_the_next_decision_of_any_limiter(make: Make, clock: Clock) -> None:
+    asking, changing = make({"api": Limit("10/s")}), make({})
+    assert granted(asking) == 1
+    assert changing.set_rate("api", "1/s")
+    assert asking.acquire("api").retry_after == 1.0, "the permit that is missing comes back at the new rate"
+    clock.advance(1)
+    assert asking.acquire("api").allowed
+    assert changing.set_rate("api", "100/s")
+    assert asking.acquire("api").retry_after == 0.01
+    clock.advance(0.01)
+    assert granted(asking) == 1
+    assert granted(make({"api": Limit("10/s")})) == 0, "for who comes new too"
+
+
+def test_a_text_changes_the_rate_and_keeps_the_options_of_the_quota(limiter: Same) -> None:
+    assert limiter.set_rate("api", "40/s")
+    in_force = replace(API, rate="40/s", name="api")
+    assert limiter.config("api").stored == limiter.config("api").in_force == in_force
+    state = limiter.peek("api").states[0]
+    assert (state.limit, state.interval) == (4, 0.05), "burst and headroom"
+    assert limiter.acquire("api", cost=6).allowed, "and debt"
+
+
+def test_a_text_for_a_limit_that_is_not_known_here_is_a_plain_rate(make: Make) -> None:
+    assert make({}).set_rate("api", "40/s")
+    assert make({}).config("api").in_force == Limit("40/s", name="api")
+    assert make().peek("api").states[0].limit == 1
+
+
+def test_the_limit_itself_may_be_named(limiter: Same) -> None:
+    assert limiter.set_rate(TENANTS, "40/s")
+    assert limiter.config(TENANTS).in_force == replace(TENANTS, rate="40/s")
+
+
+@pytest.mark.parametrize("method", EACH)
+def test_a_stored_limit_may_be_of_any_algorithm(make: Make, method: str) -> None:
+    stored = replace(EACH[method], cost=1)
+    assert make().set_rate("api", stored)
+    assert make().config("api").in_force == replace(stored, name="api")
+    state = make().peek("api").states[0]
+    assert (state.limit, state.remaining) == (stored.size, stored.size)
+    assert granted(make()) == (1 if method == "warm_up" else stored.size)
+
+
+def test_places(make: Make) -> None:
+    one, other = make(), make()
+    held = [one.acquire("places") for _ in range(2)]
+    assert not one.acquire("places").allowed
+    assert other.set_rate("places", Concurrency(3))
+    assert (granted(one, "places"), one.peek("places").limit) == (1, 3)
+    assert other.set_rate("places", Concurrency(1))
+    assert one.release(held[0])
+    assert not one.acquire("places").allowed, "two are held, and one may be"
+    assert other.delete("places")
+    assert not one.acquire("places").allowed
+    assert one.release(held[1])
+    assert granted(one, "places") == 1
+
+
+def test_how_long_a_place_is_held_without_renewal_is_the_codes(limiter: Same, store: redis.Redis, clock: Clock) -> None:
+    """Holders renew every third of the code's ``lease``: a shorter one would run out under them."""
+    limiter.set_rate("places", Concurrency(1, lease=1.0))
+    assert limiter.config("places").in_force == replace(PLACES, limit=1)
+    held = limiter.acquire("places")
+    clock.advance(59)
+    assert not limiter.acquire("places").allowed
+    assert limiter.renew(held)
+
+
+@pytest.mark.parametrize("stored", [Limit("1/d", name="places"), Limit("1/d", name="places", algorithm="sliding_log")])
+def test_a_rate_that_was_stored_for_places_by_who_does_not_know_better_is_none(make: Make, stored: Limit) -> None:
+    assert make({}).set_rate("places", stored)
+    assert granted(make(), "places") == 2
+    assert make({}).set_rate("api", Concurrency(1))
+    assert granted(make()) == 4
+
+
+def test_a_rate_is_stored_only_if_there_is_none(limiter: Same, clock: Clock) -> None:
+    assert limiter.try_set_rate("api", "20/s", for_=5)
+    assert not limiter.try_set_rate("api", "30/s")
+    assert limiter.config("api").in_force.rate == "20/s"
+    clock.advance(5)
+    assert limiter.try_set_rate("api", "30/s")
+    limiter.delete("api")
+    limiter.pause("api", 1)
+    assert limiter.try_set_rate("api", "40/s"), "a pause is no rate"
+    assert limiter.config("api").paused == 1.0
+
+
+# -- Versions ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_older_version_never_undoes_a_newer_one(limiter: Same) -> None:
+    rates = []
+    for version, rate in [(3, "3/s"), (2, "2/s"), (3, "33/s"), (4, "4/s"), (1, "1/s")]:
+        rates.append((limiter.set_rate("api", rate, version=version), limiter.config("api").in_force.rate))
+    assert rates == [(True, "3/s"), (False, "3/s"), (False, "3/s"), (True, "4/s"), (False, "4/s")]
+    assert limiter.config("api").version == limiter.peek("api").states[0].version == 4
+
+
+@pytest.mark.parametrize("ends", ["delete", "expire", "for_", "by hand"])
+def test_a_version_is_known_when_the_rate_that_it_came_with_is_gone(
+    limiter: Same, store: redis.Redis, clock: Clock, ends: str
+) -> None:
+    assert limiter.set_rate("api", "3/s", version=3, for_=10 if ends == "for_" else None)
+    if ends == "delete":
+        assert limiter.delete("api")
+    elif ends == "expire":
+        assert limiter.expire("api", 10)
+    elif ends == "by hand":
+        assert limiter.set_rate("api", "5/s")
+        assert limiter.peek("api").states[0].version == 3
+    clock.advance(86_400 * 365)
+    assert limiter.config("api").version == 3
+    before = limiter.config("api").in_force
+    assert not limiter.set_rate("api", "30/s", version=3)
+    assert not limiter.set_rate("api", "30/s", version=2)
+    assert limiter.config("api").in_force == before
+    assert limiter.set_rate("api", "30/s", version=4)
+    assert store.pttl(CONFIG) == -1
+
+
+def test_each_key_has_a_version_of_its_own(limiter: Same) -> None:
+    assert limiter.set_rate("tenants", "3/s", version=3)
+    assert limiter.set_rate("tenants", "1/s", key="a", version=1)
+    assert not limiter.set_rate("tenants", "1/s", key="a", version=1)
+    assert [limiter.peek("tenants", key=key).states[0].version for key in "ab"] == [1, 3]
+    assert [limiter.config("tenants", key=key).version for key in "ab"] == [1, 3]
+
+
+# -- Ends --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [None, 1], ids=["", "version"])
+@pytest.mark.parametrize("how", ["for_", "expire", "shorter", "longer"])
+def test_a_rate_ends_to_the_microsecond(limiter: Same, clock: Clock, how: str, version: int | None) -> None:
+    """With a version what is stored outlives its end."""
+    for name in ("api", "other"):
+        lasts = {"for_": 10, "shorter": 100, "longer": 1}.get(how)
+        assert limiter.set_rate(name, "1/s", for_=lasts, version=version)
+        assert how == "for_" or limiter.expire(name, 10)
+    assert limiter.config("api").until == START / 1e6 + 10
+    clock.advance(9.999999)
+    assert limiter.config("api").in_force.rate == "1/s"
+    assert [limiter.acquire(name).states[0].interval for name in ("api", "other")] == [2.0, 1.0]
+    clock.advance(0.000001)
+    config = limiter.config("api")
+    assert (config.in_force, config.stored, config.since, config.until, config.by) == (API, None, 0.0, None, "")
+    assert [limiter.acquire(name).states[0].interval for name in ("api", "other")] == [0.2, 0.1]
+    assert not limiter.expire("api", 5)
+    assert not limiter.delete("api")
+
+
+def test_a_rate_with_an_end_decides_as_one_without(limiter: Same) -> None:
+    limiter.set_rate("api", Limit("1/s", burst=3), for_=10)
+    assert granted(limiter) == 3
+    limiter.set_rate("other", Limit("1/s", burst=3))
+    assert granted(limiter, "other") == 3
+
+
+def test_a_change_takes_the_end_of_the_one_before_away(limiter: Same, clock: Clock) -> None:
+    limiter.set_rate("api", "1/s", for_=10)
+    limiter.set_rate("api", "2/s")
+    clock.advance(11)
+    assert limiter.config("api").in_force.rate == "2/s"
+
+
+def test_a_rate_that_is_deleted_gives_no_token_back(limiter: Same) -> None:
+    limiter.set_rate("api", Limit("10/s", burst=10))
+    for _ in range(3):
+        limiter.acquire("api")
+    assert limiter.delete("api")
+    assert limiter.available("api") == 1
+    assert not limiter.delete("api")
+    limiter.reset("api")
+    assert limiter.available("api") == 4
+
+
+# -- What is in force --------------------------------------------------------------------------------------------------
+
+
+def test_config_shows_code_and_store_side_by_side(limiter: Same, clock: Clock) -> None:
+    config = limiter.config("api")
+    assert (config.name, config.key, config.code, config.stored, config.in_force) == ("api", "", API, None, API)
+    assert (config.since, config.until, config.by, config.version, config.paused) == (0.0, None, "", 0, 0.0)
+    clock.advance(5)
+    stored = Limit("30/s", algorithm="sliding_window", precision=3, name="api")
+    limiter.set_rate("api", stored, version=7, for_=60, by="ann")
+    clock.advance(1)
+    limiter.pause("api", 4)
+    clock.advance(1)
+    config = limiter.config("api")
+    assert (config.code, config.stored, config.in_force) == (API, stored, stored)
+    at = START / 1e6 + 5
+    assert (config.since, config.until, config.by, config.version, config.paused) == (at, at + 60, "ann", 7, 3.0)
+    assert limiter.config("unheard of").in_force is None
+
+
+def test_config_says_who_it_was(limiter: Same) -> None:
+    limiter.set_rate("api", "1/s")
+    assert "@" in limiter.config("api").by
+    limiter.set_rate("api", "1/s", by="Zoë\nand\t{friends}")
+    assert limiter.config("api").by == "Zoë\nand\t{friends}"
+
+
+def test_what_is_stored_for_a_key_goes_before_what_is_stored_for_all(limiter: Same, clock: Clock) -> None:
+    assert limiter.set_rate("tenants", Limit("1/s", burst=2), by="all")
+    assert limiter.set_rate("tenants", Limit("1/s", algorithm="sliding_log"), key="a", by="one")
+    assert [limiter.peek("tenants", key=key).limit for key in "ab"] == [1, 2]
+    assert [granted(limiter, "tenants", key=key) for key in "ab"] == [1, 2]
+    assert [limiter.config("tenants", key=key).by for key in "ab"] == ["one", "all"]
+    own = limiter.config("tenants", key="a")
+    assert (own.key, own.code, own.in_force) == (
+        "a",
+        TENANTS,
+        Limit("1/s", algorithm="sliding_log", name="tenants", key=TENANTS.key),
+    )
+    assert limiter.config("tenants").by == "all"
+    assert limiter.delete("tenants", key="a")
+    assert [limiter.config("tenants", key=key).by for key in "ab"] == ["all", "all"]
+    assert limiter.delete("tenants")
+    assert limiter.config("tenants", key="a").in_force == TENANTS
+
+
+def test_a_decision_shows_what_is_in_force_for_each_of_its_limits(limiter: Same) -> None:
+    code = limiter.peek(["api", "other", "places"])
+    assert [(state.limit, state.interval, state.version) for state in code.states] == [
+        (4, 0.2, 0),
+        (9, 0.1, 0),
+        (2, 0.0, 0),
+    ]
+    limiter.set_rate("other", Limit("4/s", burst=7), version=5)
+    limiter.set_rate("places", Concurrency(8), version=6)
+    shown = [(4, 0.2, 0), (7, 0.25, 5), (8, 0.0, 6)]
+    for ask in (limiter.peek, limiter.acquire):
+        states = ask(["api", "other", "places"]).states
+        assert [(state.limit, state.interval, state.version) for state in states] == shown
+    limiter.set_rate("other", Limit("4/s", algorithm="fixed_window"))
+    assert limiter.peek(["other"]).states[0][2::3] == (4, 0.0), "a window's permits do not come back one by one"
+
+
+def test_available_is_what_the_tightest_limit_has(limiter: Same, clock: Clock) -> None:
+    assert limiter.available("api") == 4
+    assert limiter.available(["api", "places"]) == 2
+    limiter.set_rate("api", Limit("10/s", algorithm="fixed_window"))
+    assert limiter.available("api") == 10
+    limiter.acquire("api", cost=3)
+    assert limiter.available("api") == limiter.available("api") == 7
+    limiter.set_rate("tenants", Limit("10/s", burst=6), key="a")
+    assert [limiter.available("tenants", key=key) for key in "ab"] == [6, 4]
+
+
+# -- Pauses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", EACH)
+@pytest.mark.parametrize("where", ["code", "store"])
+def test_a_paused_limit_lets_nothing_through_until_its_time(make: Make, clock: Clock, method: str, where: str) -> None:
+    limiter = make({"api": EACH[method] if where == "code" else API})
+    if where == "store":
+        limiter.set_rate("api", EACH[method])
+    assert limiter.acquire("api").allowed
+    clock.advance(5)
+    assert limiter.pause("api", 3) == 3.0
+    for _ in range(2):
+        for refused in (limiter.acquire("api"), limiter.peek("api")):
+            assert (refused.allowed, refused.retry_after, refused.binding, refused.full) == (False, 3.0, "api", False)
+    clock.advance(2.999999)
+    assert limiter.acquire("api").retry_after == 0.000001
+    clock.advance(0.000001)
+    assert limiter.acquire("api").allowed
+    assert limiter.config("api").paused == 0.0
+
+
+def test_places_are_paused_too(limiter: Same, clock: Clock) -> None:
+    held = limiter.acquire("places")
+    limiter.pause("places", 3)
+    assert limiter.acquire("places").retry_after == 3.0
+    assert limiter.renew(held), "who holds one keeps it"
+    assert limiter.release(held)
+    clock.advance(3)
+    assert granted(limiter, "places") == 2
+
+
+def test_a_shorter_pause_never_shortens_one_that_is_there(limiter: Same, clock: Clock) -> None:
+    assert limiter.pause("api", 10) == 10.0
+    clock.advance(4)
+    assert limiter.pause("api", 1) == 6.0
+    assert limiter.acquire("api").retry_after == 6.0
+    assert limiter.pause("api", 8) == 8.0
+    assert limiter.acquire("api").retry_after == 8.0
+    assert limiter.resume("api")
+    assert not limiter.resume("api")
+    assert limiter.acquire("api").allowed
+    assert limiter.pause("api", 1) == 1.0, "what was ended is forgotten"
+
+
+def test_one_key_is_paused_and_resumed_by_itself(limiter: Same, clock: Clock) -> None:
+    assert limiter.pause("tenants", 10, key="a") == 10.0
+    assert [limiter.acquire("tenants", key=key).retry_after for key in "ab"] == [10.0, 0.0]
+    assert limiter.pause("tenants", 5) == 5.0
+    assert [limiter.acquire("tenants", key=key).retry_after for key in "ab"] == [10.0, 5.0]
+    assert [limiter.config("tenants", key=key).paused for key in ("a", "b", None)] == [10.0, 5.0, 5.0]
+    assert limiter.resume("tenants", key="a")
+    assert [limiter.acquire("tenants", key=key).retry_after for key in "ab"] == [5.0, 5.0], "all are paused still"
+    assert limiter.resume("tenants")
+    assert all(limiter.acquire("tenants", key=key).allowed for key in "ab")
+    limiter.pause("tenants", 20)
+    limiter.pause("tenants", 3, key="a")
+    assert [limiter.acquire("tenants", key=key).retry_after for key in "ab"] == [20.0, 20.0], "whichever is longer"
+
+
+def test_a_pause_and_a_rate_do_not_touch_one_another(limiter: Same, clock: Clock) -> None:
+    limiter.set_rate("api", "30/s", version=2, by="ann")
+    limiter.pause("api", 10)
+    config = limiter.config("api")
+    assert (config.in_force.rate, config.version, config.by, config.paused) == ("30/s", 2, "ann", 10.0)
+    limiter.set_rate("api", "40/s")
+    assert limiter.acquire("api").retry_after == 10.0
+    limiter.delete("api")
+    assert limiter.acquire("api").retry_after == 10.0
+    limiter.set_rate("api", "50/s", for_=20)
+    clock.advance(10)
+    assert limiter.acquire("api").allowed
+    assert limiter.config("api").in_force.rate == "50/s"
+
+
+@pytest.mark.parametrize("capacity", [0, 2])
+def test_a_pause_fills_no_queue(make: Make, clock: Clock, capacity: int) -> None:
+    limiter = make({"api": Limit("10/s", algorithm="leaky_bucket", capacity=capacity)})
+    limiter.pause("api", 30)
+    asked = [limiter.acquire("api") for _ in range(5)]
+    assert [(each.full, each.retry_after) for each in asked] == [(False, 30.0)] * 5
+    demands = asked[0].demands
+    slots = [limiter.ask(demands, id=f"r{n}", claim=100) for n in range(capacity + 2)]
+    assert [each.full for each in slots] == [False] * (capacity + 1) + [True], "the queue behind it has its own size"
+    assert [each.retry_after for each in slots[: capacity + 1]] == [30 + n / 10 for n in range(capacity + 1)]
+
+
+def test_a_pause_keeps_the_tokens_that_come_back_meanwhile(limiter: Same, clock: Clock) -> None:
+    limiter.acquire("api", cost=4)
+    limiter.pause("api", 0.4)
+    clock.advance(0.4)
+    assert granted(limiter) == 2
+
+
+def test_a_reservation_during_a_pause_is_for_its_end(limiter: Same, clock: Clock) -> None:
+    limiter.pause("other", 2)
+    refused = limiter.reserve("other", id="r", horizon=1.5)
+    assert (refused.allowed, refused.retry_after, refused.binding) == (False, 2.0, "other")
+    ahead = limiter.reserve("other", id="r", horizon=2)
+    assert (ahead.allowed, ahead.retry_after) == (True, 2.0)
+    assert ahead.granted_at == clock.us + 2_000_000
+    assert limiter.reserve("other", id="r", horizon=2).granted_at == ahead.granted_at
+    clock.advance(2)
+    assert granted(limiter, "other") == 8
+
+
+def test_a_call_that_waits_sleeps_through_the_pause(limiter: Same, clock: Clock) -> None:
+    limiter.pause("api", 20)
+    refused = limiter.acquire("api", max_wait=19)
+    assert (refused.allowed, refused.retry_after, clock.us) == (False, 20.0, START)
+    assert limiter.acquire("api", max_wait=21).allowed
+    assert clock.us == START + 20_000_000
+
+
+def test_a_paused_limit_is_the_one_that_says_no_among_several(limiter: Same, store: redis.Redis, clock: Clock) -> None:
+    limiter.acquire("other", cost=9)
+    limiter.pause("tenants", 7, key="a")
+    before = {key: store.get(key) for key in store.scan_iter("ratelimit:*:state")}
+    refused = limiter.acquire(["other", "tenants", "api"], key="a")
+    assert (refused.allowed, refused.binding, refused.retry_after) == (False, "tenants", 7.0)
+    assert {key: store.get(key) for key in store.scan_iter("ratelimit:*:state")} == before, "nothing is taken of any"
+    clock.advance(7)
+    assert limiter.acquire(["other", "tenants", "api"], key="a").allowed
+
+
+# -- Changes keep what was used ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", EACH)
+@pytest.mark.parametrize("before", EACH)
+def test_a_change_of_algorithm_keeps_what_was_used(make: Make, clock: Clock, before: str, after: str) -> None:
+    """Four of ten; one of one under a leaky bucket. A warm-up knows only whether the last call is paid for, and a
+    bucket that is refilled in steps what is left."""
+    clock.advance(0.123456)
+    limiter = make({"api": EACH[before]})
+    size = EACH[before].size
+    assert limiter.acquire("api", cost=min(4, size)).allowed
+    used = {"leaky_bucket": 1, "warm_up": 10, "stepped_bucket": max(0, EACH[after].size - 6)}.get(before, 4)
+    assert limiter.set_rate("api", EACH[after])
+    left = EACH[after].size - min(used, EACH[after].size)
+    if after == "warm_up" and used:
+        left = 0
+    assert limiter.peek("api").remaining == limiter.available("api") == left
+    probe = limiter.acquire("api")
+    assert probe.allowed == (left > 0)
+    assert probe.remaining == max(0, left - 1)
+    clock.advance(20)
+    assert limiter.available("api") == EACH[after].size, "and it comes back"
+
+
+@pytest.mark.parametrize("method", EACH)
+def test_a_change_of_the_rate_alone_keeps_what_was_used(make: Make, clock: Clock, method: str) -> None:
+    clock.advance(0.123456)
+    code = EACH[method]
+    limiter = make({"api": code})
+    used = min(4, code.size)
+    assert limiter.acquire("api", cost=used).allowed
+    limiter.set_rate("api", replace(code, rate="20/2s"))
+    if method == "warm_up":
+        assert limiter.available("api") == 0
+        return
+    size = 20 if method in ("fixed_window", "sliding_window", "sliding_log") else code.size
+    assert limiter.available("api") == size - used
+
+
+def test_a_smaller_size_caps_what_was_used(limiter: Same, clock: Clock) -> None:
+    limiter.acquire("other", cost=9)
+    limiter.set_rate("other", Limit("10/s", burst=2))
+    assert limiter.available("other") == 0
+    clock.advance(0.8)
+    assert limiter.available("other") == 1, "nine are missing of two: the first comes when eight are back"
+    limiter.reset("other")
+    limiter.acquire("api", cost=4)
+    limiter.set_rate("api", Limit("2/s", algorithm="fixed_window"))
+    assert not limiter.acquire("api").allowed
+    clock.advance(1)
+    assert limiter.available("api") == 2
+
+
+# -- Mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        (Limit("10/s", burst=2), 2),
+        (Limit("10/s", burst=1, debt=1), 2),
+        (Limit("2/s", algorithm="fixed_window"), 2),
+        (Limit("2/s", algorithm="sliding_log"), 2),
+        (Limit("2/s", algorithm="sliding_window"), 2),
+        (Limit("10/s", algorithm="leaky_bucket"), 1),
+        (Limit("10/s", burst=2, refill="interval"), 2),
+        (Limit("10/s", burst=2, warmup=1.0), 2),
+    ],
+    ids=lambda each: each.method if isinstance(each, Limit) else "",
+)
+def test_a_stored_size_below_the_cost_makes_the_call_impossible(limiter: Same, limit: Limit, most: int) -> None:
+    limiter.set_rate("api", limit)
+    for ask in (
+        limiter.acquire,
+        limiter.peek,
+        lambda *limits, **cost: limiter.acquire(*limits, **cost, max_wait=100),
+        lambda *limits, **cost: limiter.reserve(*limits, **cost, id="r", horizon=1e6),
+    ):
+        with pytest.raises(ImpossibleRequest, match=f"'api' can never grant 3 permits at once: it holds {most}") as it:
+            ask(["other", "api"], cost=3)
+        assert (it.value.limit, it.value.cost, it.value.capacity) == ("api", 3, most)
+    assert limiter.available("other") == 9, "nothing was taken"
+    assert limiter.acquire("api", cost=most).allowed
+    limiter.delete("api")
+    limiter.reset("api")
+    assert limiter.acquire("api", cost=3).allowed
+
+
+@pytest.mark.parametrize(
+    ("said", "call"),
+    [
+        ("cannot read the rate '5 per fortnight'", lambda it: it.set_rate("api", "5 per fortnight")),
+        ("cannot read the rate ''", lambda it: it.try_set_rate("api", "")),
+        ("limit 'api': 5 is neither a rate, such as '100/s', nor a Limit", lambda it: it.set_rate("api", 5)),
+        ("limit 'api': None is neither a rate", lambda it: it.try_set_rate("api", None)),
+        ("'places' is places: 2 at once in the code: places cannot", lambda it: it.set_rate("places", "5/s")),
+        ("'places' is places: 2 at once in the code: places cannot", lambda it: it.try_set_rate(PLACES, Limit("5/s"))),
+        ("'api' is api: 10/s, burst 4 in the code: places cannot", lambda it: it.set_rate("api", Concurrency(5))),
+        *(
+            (
+                f"limit 'api': version={bad!r} must be a whole number",
+                lambda it, bad=bad: it.set_rate("api", "5/s", version=bad),
+            )
+            for bad in (0, -1, True, False, 1.5, "2", 2**53)
+        ),
+        *(
+            (f"{what}={bad!r} must be a number of seconds above 0", lambda it, bad=bad, call=call: call(it, bad))
+            for bad in (0, -1, 0.0, True, "5", None, float("nan"))
+            for what, call in (
+                ("for_", lambda it, bad: it.set_rate("api", "5/s", for_=bad)),
+                ("seconds", lambda it, bad: it.expire("api", bad)),
+                ("seconds", lambda it, bad: it.pause("api", bad)),
+            )
+            if what != "for_" or bad is not None
+        ),
+        *(
+            (r"Limit\('1/s'\) has no name, so nothing can be stored for it", call)
+            for call in (
+                lambda it: it.set_rate(Limit("1/s"), "5/s"),
+                lambda it: it.try_set_rate(Limit("1/s"), "5/s"),
+                lambda it: it.expire(Limit("1/s"), 5),
+                lambda it: it.delete(Limit("1/s")),
+                lambda it: it.config(Limit("1/s")),
+                lambda it: it.pause(Limit("1/s"), 5),
+                lambda it: it.resume(Limit("1/s")),
+            )
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_words_and_changes_nothing(
+    limiter: Same, store: redis.Redis, said: str, call: Callable[[Same], Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        call(limiter)
+    assert not list(store.scan_iter("ratelimit:*"))
+
+
+# -- In the store ------------------------------------------------------------------------------------------------------
+
+
+def test_what_people_put_there_stays_and_everything_else_expires(
+    limiter: Same, store: redis.Redis, clock: Clock
+) -> None:
+    def ttl(key: str) -> float | None:
+        """Seconds; None: it stays. Every key that has none by the frozen clock has none by the server's either."""
+        expires = expiries(store).get(key)
+        assert (expires is None) == (store.pttl(key) == -1)
+        return None if expires is None else (expires - clock.us) / 1e6
+
+    limiter.set_rate("api", "5/s")
+    assert (ttl(CONFIG), ttl(CHANGES)) == (None, HOUR)
+    limiter.expire("api", 10_000)
+    assert (ttl(CONFIG), ttl(CHANGES)) == (10_000 + HOUR, 10_000 + HOUR), "until those who wait have come"
+    limiter.pause("api", 20_000)
+    assert ttl(CONFIG) == 20_000 + HOUR
+    limiter.delete("api")
+    assert ttl(CONFIG) == 20_000 + HOUR
+    limiter.resume("api")
+    assert ttl(CONFIG) == HOUR
+    limiter.pause("api", 7)
+    assert ttl(CONFIG) == 7 + HOUR
+    limiter.set_rate("api", "5/s", for_=3)
+    assert ttl(CONFIG) == 7 + HOUR, "whichever ends last"
+    limiter.set_rate("api", "5/s", version=1, for_=3)
+    assert ttl(CONFIG) is None, "a version is never forgotten"
+    limiter.set_rate("tenants", "5/s", key="a")
+    limiter.resume("api")
+    limiter.acquire(["api", "places"])
+    limiter.acquire("tenants", key="a")
+    limiter.reserve("other", id="r", horizon=1)
+    eternal = {key for key in store.scan_iter("ratelimit:*") if store.pttl(key) == -1}
+    assert eternal == {CONFIG, "ratelimit:v1:{tenants}:a:config"}
+
+
+def test_what_ends_is_no_more_in_the_store(limiter: Same, store: redis.Redis, clock: Clock) -> None:
+    limiter.set_rate("api", "5/s", for_=3)
+    limiter.pause("api", 2)
+    clock.advance(3 + HOUR)
+    limiter.acquire("api")
+    assert not store.exists(CONFIG)
+
+
+def test_a_look_and_a_refused_change_write_nothing(limiter: Same, store: redis.Redis) -> None:
+    limiter.set_rate("api", "5/s", version=2)
+    before = store.mget(CONFIG, CHANGES)
+    limiter.config("api")
+    limiter.available("api")
+    limiter.set_rate("api", "6/s", version=1)
+    limiter.try_set_rate("api", "6/s")
+    limiter.expire("other", 5)
+    limiter.delete("other")
+    assert store.mget(CONFIG, CHANGES) == before
+    assert set(store.scan_iter("ratelimit:*")) == {CONFIG, CHANGES}
+
+
+# -- Scripts -----------------------------------------------------------------------------------------------------------
+
+
+def scripts_run(store: redis.Redis) -> tuple[int, int]:
+    stats = store.info("commandstats")
+    return tuple(stats.get(f"cmdstat_{verb}", {}).get("calls", 0) for verb in ("evalsha", "eval"))  # type: ignore[return-value]
+
+
+def test_an_algorithm_that_is_not_the_codes_costs_one_round_trip_for_each_process(
+    make: Make, store: redis.Redis, clock: Clock
+) -> None:
+    asking = make()
+    make().set_rate("api", Limit("100/s", algorithm="sliding_log"))
+    store.script_flush()
+    asking.acquire("api")
+    store.config_resetstat()
+    for _ in range(20):
+        asking.acquire("api")
+    asking.acquire("api", key="another")
+    assert scripts_run(store) == (21, 0), "one each, from the second decision on"
+    other = make()
+    store.config_resetstat()
+    for _ in range(20):
+        other.acquire("api")
+    assert scripts_run(store) == (21, 0), "the store has both scripts; each process learns once which"
+    make().delete("api")
+    store.config_resetstat()
+    for _ in range(20):
+        other.acquire("api")
+    assert scripts_run(store) == (20, 0), "and knows it still when the code's limit holds again"
+
+
+def test_a_script_flush_goes_unnoticed_by_who_has_learnt_of_a_stored_algorithm(
+    make: Make, store: redis.Redis, clock: Clock
+) -> None:
+    asking, changing = make(), make()
+    for rate in [Limit("30/s", algorithm="fixed_window"), Limit("30/s", algorithm="sliding_window"), PLACES]:
+        name = "places" if rate is PLACES else "api"
+        store.script_flush()
+        assert changing.set_rate(name, rate)
+        for _ in range(2):
+            store.script_flush()
+            assert asking.acquire(["api", name] if name == "places" else [name]).allowed
+            store.script_flush()
+            assert changing.config(name).in_force == replace(rate, name=name)
+    store.script_flush()
+    assert changing.pause("api", 5) == 5.0
+    store.script_flush()
+    assert asking.acquire("api").retry_after == 5.0
+
+
+def test_an_algorithm_of_a_newer_version_is_an_error_and_no_wrong_decision(
+    make: Make, store: redis.Redis, clock: Clock
+) -> None:
+    limiter = make()
+    limiter.set_rate("api", Limit("1/s", algorithm="sliding_log"), version=7)
+    numbers, _, note = store.get(CONFIG).partition("\n")
+    said = {**json.loads(note), "limit": {"rate": "1/s", "algorithm": "quantum_bucket", "spin": 3}}
+    store.set(CONFIG, f"{numbers.replace('sliding_log', 'quantum_bucket')}\n{json.dumps(said)}")
+    for ask in (limiter.acquire, limiter.peek, limiter.available):
+        with pytest.raises(RateLimitError, match="algorithm 'quantum_bucket', which this version of celery_ratelimit"):
+            ask("api")
+        with pytest.raises(RateLimitError, match="quantum_bucket"):
+            ask(["other", "api"])
+    with pytest.raises(ConfigurationError, match=r"limit 'api' is stored as .*quantum_bucket.* cannot read"):
+        limiter.config("api")
+    assert not list(store.scan_iter("ratelimit:*:state")), "nothing was taken"
+    assert limiter.acquire("other").allowed
+    assert not limiter.set_rate("api", "5/s", version=7)
+    assert limiter.set_rate("api", "5/s"), "a change by hand mends it"
+    assert limiter.acquire("api").allowed
+    assert limiter.config("api").version == 7
