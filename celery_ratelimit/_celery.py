@@ -13,6 +13,8 @@ What is relied on:
   the strategies are built; one of the two callbacks ends every task.
 * ``Hub.fire_timers(max_timers=10)`` (kombu/asynchronous/hub.py): after ten timers in one turn the hub sleeps
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
+* ``Consumer.timer.queue`` and its entries' ``fun``, ``args`` and ``canceled`` (kombu/asynchronous/timer.py,
+  celery/utils/timer2.py): requests that wait here for the end of their countdown, for ``Consumer.apply_eta_task``.
 * ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): the one place that knows which queue a message comes
   from on every transport.
 """

@@ -151,6 +151,18 @@ def sliding_log(index: int) -> int:
     return index
 
 
+@app.task(base=RateLimitedTask, limits=Limit(RATE, algorithm="sliding_window"))
+def sliding_window(index: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=Limit(RATE, warmup=2))
+def warming(index: int) -> int:
+    note(index)
+    return index
+
+
 @app.task(base=RateLimitedTask, limits=[Limit("50/s", burst=50), Limit(RATE, algorithm="sliding_log"), PLACES])
 def mixed(index: int) -> int:
     note(index)

@@ -119,7 +119,7 @@ def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
         assert_never_over(fleet.permits(), 10)
 
 
-@pytest.mark.parametrize("task", ["fixed_window", "sliding_log"])
+@pytest.mark.parametrize("task", ["fixed_window", "sliding_log", "sliding_window", "warming"])
 def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
     with Fleet(server, tmp_path, rate="20/s") as fleet:
         for index in range(100):
@@ -127,8 +127,8 @@ def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp
         fleet.start(number=2)
         starts = fleet.wait_for(100, 20)
         assert sorted(start.index for start in starts) == list(range(100))
-        assert starts[-1].at - starts[0].at <= 6.0  # five windows
-        assert worst_second(fleet.permits()) <= (20 if task == "sliding_log" else 40)
+        assert starts[-1].at - starts[0].at <= 7.0  # five windows; warming up takes a second more
+        assert worst_second(fleet.permits()) <= {"sliding_log": 20, "warming": 21}.get(task, 40)
         assert fleet.sent_back() / 100 <= 1.25
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 
+from celery.utils.timer2 import Timer as Timer2
 from celery.worker import request, state, strategy
 from celery.worker.consumer import consumer
 from kombu import Consumer as KombuConsumer
 from kombu.asynchronous import hub
+from kombu.asynchronous.timer import Timer as KombuTimer
 from kombu.common import QoS
 
 
@@ -50,6 +52,17 @@ def test_reserved_requests_are_those_that_have_not_ended() -> None:
 def test_the_hub_fires_a_bounded_number_of_timers_a_turn() -> None:
     assert "max_timers" in inspect.signature(hub.Hub.fire_timers).parameters
     assert "fire_timers = self.fire_timers" in source(hub.Hub.create_loop)
+
+
+def test_a_timer_shows_who_waits_for_a_countdown() -> None:
+    assert "apply_eta_task, (req,), priority=6)" in source(strategy.default)
+    for timer in (KombuTimer(), Timer2()):
+        entry = timer.call_after(60, print, ("arg",))
+        assert [waiting[2] for waiting in timer.queue] == [entry]
+        assert (entry.fun, entry.args[0], entry.canceled) == (print, "arg", False)
+        entry.cancel()
+        assert entry.canceled
+        timer.stop()
 
 
 def test_basic_consume_passes_a_callback_to_the_queue() -> None:
