@@ -15,8 +15,8 @@ from tests.fleet_of import Fleet, assert_never_over, until
 
 NAME = "tests.apps.fleet."
 
-#: Seconds within which those who wait have to obey.
-SOON = 1.0
+#: Seconds within which those who wait have to obey: one, and room for a busy machine.
+SOON = 2.0
 
 
 @pytest.mark.parametrize(("task", "pool"), [("retry", "prefork"), ("wait", "prefork"), ("retry", "threads")])
@@ -132,6 +132,6 @@ def test_per_worker_counts_for_each_node(server: EmbeddedServer, store: redis.Re
             fleet.send("own", index)
         starts = fleet.wait_for(60, 20)
         # Ten a second and node: three seconds for two of them, six for the fleet.
-        assert 2.5 <= starts[-1].at - starts[0].at <= 4.5
+        assert 2.5 <= starts[-1].at - starts[0].at <= 5.2
         nodes = {key.split(":")[3] for key in store.scan_iter("ratelimit:v1:*own*:slots")}
         assert nodes <= {"@w0@test", "@w1@test"}
