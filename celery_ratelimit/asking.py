@@ -149,7 +149,7 @@ class Asking:
         if isinstance(limits, str):
             return self._known(self._quota(limits), key, cost)
         if not isinstance(limits, (Limit, Concurrency)):
-            limits = tuple([self._quota(each) if isinstance(each, str) else each for each in limits])
+            limits = self._several(limits)
         return self._known(limits, key, cost)
 
     def _several(self, limits: Limits) -> tuple[AnyLimit, ...]:

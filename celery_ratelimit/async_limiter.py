@@ -40,7 +40,7 @@ from .leases import RENEWALS, renewal_pause
 from .limiter import TAKE_AHEAD
 from .limits import AnyLimit, Concurrency
 from .spread import Spread, Step, Steps, parts_of
-from .stored import LimitConfig, change_of, length_of, limit_to_store, read_config
+from .stored import LimitConfig, change_of, length_of, read_config
 from .stores import SOCKET_TIMEOUT, async_client_of
 
 __all__ = ["AsyncLimiter"]
@@ -250,9 +250,7 @@ class AsyncLimiter(Asking):
         by: str | None = None,
     ) -> bool:
         """As :meth:`Limiter.set_rate <celery_ratelimit.Limiter.set_rate>`."""
-        limit_name, code = self._code(name)
-        limit = limit_to_store(limit_name, rate, code)
-        call = change_of(self._change_keys(limit_name, key), limit, version=version, for_=for_, by=by)
+        call = change_of(self, name, rate, key=key, version=version, for_=for_, by=by)
         return bool(await self._reply(self._set_rate, call) == 1)
 
     async def try_set_rate(
@@ -265,9 +263,7 @@ class AsyncLimiter(Asking):
         by: str | None = None,
     ) -> bool:
         """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
-        limit_name, code = self._code(name)
-        limit = limit_to_store(limit_name, rate, code)
-        call = change_of(self._change_keys(limit_name, key), limit, only_if_none=True, for_=for_, by=by)
+        call = change_of(self, name, rate, key=key, only_if_none=True, for_=for_, by=by)
         return bool(await self._reply(self._set_rate, call) == 1)
 
     async def expire(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> bool:

@@ -38,7 +38,7 @@ from .keys import DEFAULT_PREFIX, bucket_key, changes_key
 from .leases import Leases
 from .limits import AnyLimit
 from .spread import Spread, Step, Steps, parts_of
-from .stored import LimitConfig, change_of, length_of, limit_to_store, read_config
+from .stored import LimitConfig, change_of, length_of, read_config
 from .stores import SOCKET_TIMEOUT, client_of, without_password
 
 __all__ = ["SOCKET_TIMEOUT", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
@@ -325,9 +325,7 @@ class Limiter(Asking):
         *Warning*: a stored burst below what a call costs makes that call impossible (:class:`ImpossibleRequest`). A
         change of algorithm clears the line: who waits comes at the time that was told, and then joins it again.
         """
-        limit_name, code = self._code(name)
-        limit = limit_to_store(limit_name, rate, code)
-        call = change_of(self._change_keys(limit_name, key), limit, version=version, for_=for_, by=by)
+        call = change_of(self, name, rate, key=key, version=version, for_=for_, by=by)
         return bool(self._reply(self._set_rate, call) == 1)
 
     def try_set_rate(
@@ -340,9 +338,7 @@ class Limiter(Asking):
         by: str | None = None,
     ) -> bool:
         """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
-        limit_name, code = self._code(name)
-        limit = limit_to_store(limit_name, rate, code)
-        call = change_of(self._change_keys(limit_name, key), limit, only_if_none=True, for_=for_, by=by)
+        call = change_of(self, name, rate, key=key, only_if_none=True, for_=for_, by=by)
         return bool(self._reply(self._set_rate, call) == 1)
 
     def expire(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> bool:

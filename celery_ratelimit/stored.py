@@ -11,11 +11,11 @@ from functools import cache
 from typing import Any
 
 from ._scripts import bulk
-from .asking import Call, microseconds
+from .asking import Asking, Call, microseconds
 from .errors import ConfigurationError
 from .limits import AnyLimit, Concurrency, Limit
 
-__all__ = ["LimitConfig", "change_of", "length_of", "limit_to_store", "read_config"]
+__all__ = ["LimitConfig", "change_of", "length_of", "read_config"]
 
 #: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
 #: is the code's.
@@ -90,15 +90,20 @@ def length_of(seconds: float, what: str) -> int:
 
 
 def change_of(
-    keys: Sequence[str],
-    limit: AnyLimit,
+    asking: Asking,
+    name: str | AnyLimit,
+    rate: str | AnyLimit,
     *,
+    key: str | None,
     only_if_none: bool = False,
     version: int | None = None,
     for_: float | None = None,
     by: str | None = None,
 ) -> Call:
     """What ``lua/set_rate.lua`` is called with."""
+    limit_name, code = asking._code(name)
+    limit = limit_to_store(limit_name, rate, code)
+    keys = asking._change_keys(limit_name, key)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 2**53):
         raise ConfigurationError(f"limit {limit.name!r}: version={version!r} must be a whole number of at least 1")
     lasts = 0 if for_ is None else length_of(for_, "for_")

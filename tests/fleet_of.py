@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -10,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import redis
 from celery import Celery
 
 from benchmarks import processes, records
@@ -149,11 +147,6 @@ class Fleet:
     def signals(self) -> list[str]:
         path = self.directory / "signals"
         return path.read_text().splitlines() if path.exists() else []
-
-    @contextlib.contextmanager
-    def redis(self) -> Iterator[redis.Redis]:
-        with redis.Redis.from_url(self.server.url, decode_responses=True) as client:
-            yield client
 
     def sent_back(self) -> int:
         """How often a task came to a worker once more, by what the workers have logged."""
