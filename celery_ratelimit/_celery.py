@@ -15,6 +15,7 @@ What is relied on:
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
 * ``Consumer.timer.queue`` and its entries' ``fun``, ``args`` and ``canceled`` (kombu/asynchronous/timer.py,
   celery/utils/timer2.py): requests that wait here for the end of their countdown, for ``Consumer.apply_eta_task``.
+* ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message.
 * ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): the one place that knows which queue a message comes
   from on every transport.
 """
@@ -22,9 +23,13 @@ What is relied on:
 from __future__ import annotations
 
 import functools
+import hashlib
+import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -34,8 +39,19 @@ from celery.concurrency import prefork
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from kombu import Exchange, Producer, Queue
+from kombu.transport import virtual
 
-__all__ = ["Worker"]
+try:
+    from kombu.transport.redis import QoS as RedisQoS
+except ImportError:  # no redis-py that kombu would take
+
+    class RedisQoS:  # type: ignore[no-redef]
+        """No message has one."""
+
+
+__all__ = ["MOST_RETURNED", "Parcel", "Worker", "expires_at", "fleet_of", "parcel_of", "publish_all", "redelivery_of"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 #: The header that a message carries while it is sent back: what to restore when its task starts.
 RETURN_HEADER = "ratelimit"
@@ -43,6 +59,13 @@ RETURN_HEADER = "ratelimit"
 #: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
 #: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked).
 PERMIT = "ratelimit_permit"
+
+#: Messages that have come back and wait in a worker for their turn, without counting against its prefetch.
+MOST_RETURNED = 500
+
+#: Messages that are acknowledged at once, and seconds after which they are, be they fewer. Until then a worker that
+#: is killed leaves them at the broker, too.
+MOST_LET_GO, LET_GO = 20, 0.02
 
 #: Properties that the transport writes anew at every publish.
 _TRANSPORT_PROPERTIES = (
@@ -67,17 +90,29 @@ class Worker:
         self._consumer = consumer
         self._start = consumer.on_task_request
         self._task_seconds = float("inf")
+        self._revoked: set[str] = set(state.revoked._data)
+        self._return_queues: set[str] = set()
+        self._let_go: list[Any] = []
+        self._acknowledge_later: Callable[[], None] | None = None
 
     # -- Taking the consumer's place -------------------------------------------------------------------------------
 
-    def intercept(self, on_request: Callable[[Any], None], on_end: Callable[[str], None]) -> None:
-        """From now on every request goes to ``on_request``, and ``on_end`` gets the id of each task that has ended."""
+    def intercept(
+        self,
+        on_request: Callable[[Any], None],
+        on_end: Callable[[str], None],
+        on_message: Callable[[Any], None],
+    ) -> None:
+        """From now on every request goes to ``on_request``, and ``on_end`` gets the id of each task that has ended.
+
+        ``on_message`` sees each message when it comes in, before its countdown.
+        """
         self._consumer.on_task_request = on_request
         self._watch_pool(on_end)
         hub = self._consumer.hub
         if hub is not None:
             hub.fire_timers = functools.partial(hub.fire_timers, max_timers=1000)
-        self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer)
+        self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, on_message, self._window)
 
     def _watch_pool(self, on_end: Callable[[str], None]) -> None:
         pool, consumer = self._consumer.pool, self._consumer
@@ -124,17 +159,32 @@ class Worker:
 
         pool.apply_async = watched
 
+    def _window(self, queue: str) -> tuple[int, int] | None:
+        """How many messages of a queue, and of others, the broker may hand out, where it counts for each by itself.
+
+        With quorum queues (celery/worker/consumer/tasks.py 115) RabbitMQ does, and the number stands: tasks that have
+        come back and wait for their slots must not keep those behind them from coming.
+        """
+        consumer = self._consumer
+        counts_each = consumer.connection.transport.driver_type == "amqp" and not getattr(consumer, "qos_global", True)
+        return (
+            (MOST_RETURNED, consumer.initial_prefetch_count) if counts_each and queue in self._return_queues else None
+        )
+
     def consume_return_queues(self, name_for: Callable[[str], str]) -> None:
         """Consume, beside each queue of this worker, the queue that its throttled tasks are sent back to."""
         queues = self.app.amqp.queues
         for name, queue in list(queues.consume_from.items()):
             back = name_for(name)
+            self._return_queues.add(back)
+            # Native delayed delivery, which comes with quorum queues, wants topic exchanges.
+            kind = "topic" if (queue.queue_arguments or {}).get("x-queue-type") == "quorum" else "direct"
             # A queue that is itself a return queue (a worker started for it alone) has none of its own.
             if back not in queues.consume_from and not any(name_for(other) == name for other in queues):
                 queues.select_add(
                     Queue(
                         back,
-                        Exchange(back, "direct"),
+                        Exchange(back, kind),
                         back,
                         durable=queue.durable,
                         queue_arguments=queue.queue_arguments,
@@ -172,13 +222,10 @@ class Worker:
         gossip = getattr(self._consumer, "gossip", None)
         return bool(gossip is not None and gossip.enabled)
 
-    @property
+    @functools.cached_property
     def redelivery(self) -> float:
         """Seconds after which the broker takes an unacknowledged message for lost."""
-        connection = self._consumer.connection or self.app.connection_for_read()
-        options = self.app.conf.broker_transport_options or {}
-        default = _REDELIVERY.get(connection.transport.driver_type, 1800.0)
-        return float(options.get("visibility_timeout") or default)
+        return redelivery_of(self.app)
 
     def widen_prefetch(self) -> None:
         """Let one more message come in, as Celery does for each task that waits for its ETA."""
@@ -187,6 +234,28 @@ class Worker:
     def narrow_prefetch(self) -> None:
         """Undo :meth:`widen_prefetch`."""
         self._consumer.qos.decrement_eventually()
+
+    def stop_consuming(self, queue: str) -> None:
+        """Leave the messages of a queue in the broker from now on.
+
+        To be called while a message of it is handled: then nothing is being asked of the broker, and kombu delays it to
+        the end of that (transport/redis.py 1325), so that none comes in that nobody would take; or when it
+        :attr:`is_full`.
+        """
+        self._consumer.task_consumer.cancel_by_queue(queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is asked of the broker, as all has come in that may (redis.py 741); AMQP's never is asked."""
+        qos = getattr(self._consumer.task_consumer.channel, "qos", None)
+        return not isinstance(qos, virtual.QoS) or not qos.can_consume()
+
+    def go_on_consuming(self, queue: str) -> None:
+        """Undo :meth:`stop_consuming`, unless somebody has cancelled the queue meanwhile."""
+        consumer, queues = self._consumer.task_consumer, self.app.amqp.queues
+        if queue in queues.consume_from and not consumer.consuming_from(queue):
+            consumer.add_queue(queues[queue])
+            consumer.consume()
 
     def call_after(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` on the worker's timer; returns what cancels it."""
@@ -216,7 +285,9 @@ class Worker:
         marker = request.message.headers.get(RETURN_HEADER)
         if isinstance(marker, dict):
             return str(marker.get("queue"))
-        return getattr(request.message, "ratelimit_queue", None) or request.delivery_info.get("routing_key") or ""
+        message = request.message
+        stamp = getattr(message, "ratelimit_queue", None) or (message.delivery_info or {}).get("ratelimit_queue")
+        return stamp or request.delivery_info.get("routing_key") or ""
 
     @staticmethod
     def came_back(request: Any) -> bool:
@@ -238,41 +309,104 @@ class Worker:
             request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
         self._start(request)
 
+    def redirect(self, request: Any, queue: str) -> None:
+        """Publish the message as the user has sent it to another queue, and acknowledge this copy."""
+        self.make_sure_of(queue)
+        publish(Producer(request.message.channel, auto_declare=False), parcel_of(request, queue, ""))
+        self.let_go(request)
+
     def send_back(self, request: Any, queue: str, return_queue: str, delay: float) -> None:
         """Publish the message again as it is, to come back after ``delay`` seconds, and acknowledge this copy.
 
         In that order, and on the channel that it came by: a crash between the two leaves a duplicate with the same
         id, never a gap. Raises what the publish raises; the message then is unacknowledged still.
         """
+        self.make_sure_of(return_queue)
+        producer = Producer(request.message.channel, auto_declare=False)
+        publish(producer, parcel_of(request, queue, return_queue), delay, {"again": True})
+        self.let_go(request)
+
+    def let_go(self, request: Any) -> None:
+        """Acknowledge a message that waits elsewhere from now on; the broker hears of it in a moment.
+
+        On Redis together with others: there an acknowledgement costs a quarter of what it takes to park a message.
+        """
         message = request.message
-        headers = dict(message.headers)
-        marker = headers.get(RETURN_HEADER)
-        if not isinstance(marker, dict):
-            headers[RETURN_HEADER] = {
-                "queue": queue,
-                "eta": headers.get("eta"),
-                "exchange": request.delivery_info.get("exchange"),
-                "routing_key": request.delivery_info.get("routing_key"),
-            }
-        headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
-        properties = dict(message.properties or {})
-        options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
-        body = message.body
-        Producer(message.channel, auto_declare=False).publish(
-            body if isinstance(body, str) else bytes(body),
-            exchange="",
-            routing_key=return_queue,
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            headers=headers,
-            compression=headers.pop("compression", None),  # the body was decompressed when it arrived
-            priority=options["priority"],
-            delivery_mode=options["delivery_mode"],
-            expiration=_seconds_left(request) if options["expiration"] is not None else None,
-            **properties,
-        )
-        request.acknowledge()
+        if type(getattr(message.channel, "qos", None)) is not RedisQoS:
+            request.acknowledge()
+        elif not request.acknowledged:
+            request.acknowledged = True
+            virtual.QoS.ack(message.channel.qos, message.delivery_tag)  # kombu: another may come in now
+            self._let_go.append(message)
+            if len(self._let_go) >= MOST_LET_GO:
+                self._acknowledge()
+            elif self._acknowledge_later is None:
+                self._acknowledge_later = self.call_after(LET_GO, self._acknowledge)
         state.task_ready(request)
+
+    def _acknowledge(self) -> None:
+        """What kombu's QoS.ack does for Redis (transport/redis.py 499 and 518), for many messages at once."""
+        if self._acknowledge_later is not None:
+            self._acknowledge_later()
+            self._acknowledge_later = None
+        messages, self._let_go = self._let_go, []
+        if not messages:
+            return
+        qos = messages[0].channel.qos
+        tags = [message.delivery_tag for message in messages]
+        with qos.pipe_or_acquire() as pipe:
+            pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags).execute()
+        for message in messages:
+            message._state = "ACK"
+
+    def close(self) -> None:
+        """Tell the broker what it has not been told yet; if that fails it hands out once more what is parked."""
+        try:
+            self._acknowledge()
+        except Exception as error:
+            logger.debug("not acknowledged: %r", error)
+
+    def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
+        """Publish messages that were parked, with their delays and markers; see :func:`publish`."""
+        for queue in dict.fromkeys(parcel["to"] for parcel, _, _ in parcels):
+            self.make_sure_of(queue)
+        few = self._few_countdowns
+        publish_all(
+            self._consumer.task_consumer.channel,
+            [(parcel, 0.0 if few else delay, marker) for parcel, delay, marker in parcels],
+        )
+
+    def make_sure_of(self, queue: str) -> None:
+        """Declare a queue, where a message to one that somebody has removed would be dropped without a word."""
+        if self._consumer.connection.transport.driver_type == "amqp":
+            self.app.amqp.queues[queue].bind(self._consumer.task_consumer.channel).queue_declare()
+
+    @property
+    def connection_errors(self) -> tuple[type[BaseException], ...]:
+        """What Celery has to see, or it will not connect anew: who waits for an answer may get the broker's farewell.
+
+        Other transports see it themselves, when they read.
+        """
+        on_amqp = self._consumer.connection.transport.driver_type == "amqp"
+        return tuple(self._consumer.connection_errors) if on_amqp else ()
+
+    @property
+    def _few_countdowns(self) -> bool:
+        """Whether a worker takes nothing more when so many messages wait in it for their countdown."""
+        return bool(self.app.conf.get("worker_eta_task_limit", None))
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that this worker consumes."""
+        return list(self.app.amqp.queues.consume_from)
+
+    def newly_revoked(self) -> set[str]:
+        """The ids of tasks that were revoked since this was asked last."""
+        known = state.revoked._data.keys()  # in a LimitedSet, celery/utils/collections.py
+        if len(known) == len(self._revoked) and known == self._revoked:
+            return set()
+        before, self._revoked = self._revoked, set(known)
+        return self._revoked - before
 
     def announce(self, request: Any, retry_after: float, limit: str | None) -> None:
         """The event for monitors. ``task-throttled`` shows as state THROTTLED there."""
@@ -315,40 +449,133 @@ class Worker:
         request._announce_revoked(reason, False, None, False)
 
 
-def _seconds_left(request: Any) -> float | None:
-    """A message's own time to live is counted from its publishing: what is left of it now."""
-    if request.expires is None:
+#: A message as it is kept while it is not at the broker: plain data.
+Parcel = dict[str, Any]
+
+
+def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
+    """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was."""
+    message = request.message
+    headers = dict(message.headers)
+    properties = dict(message.properties or {})
+    options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
+    if not return_queue:
+        marker = headers.pop(RETURN_HEADER, None)
+        if isinstance(marker, dict):
+            headers["eta"] = marker.get("eta")
+    elif not isinstance(headers.get(RETURN_HEADER), dict):
+        headers[RETURN_HEADER] = {
+            "queue": queue,
+            "eta": headers.get("eta"),
+            "exchange": request.delivery_info.get("exchange"),
+            "routing_key": request.delivery_info.get("routing_key"),
+        }
+    return {
+        "to": return_queue or queue,
+        "body": message.body if isinstance(message.body, str) else bytes(message.body),
+        "content_type": message.content_type,
+        "content_encoding": message.content_encoding,
+        "compression": headers.pop("compression", None),  # the body was decompressed when it arrived
+        "headers": headers,
+        "priority": options["priority"],
+        "delivery_mode": options["delivery_mode"],
+        "expires": expires_at(request) if options["expiration"] is not None else None,
+        "properties": properties,
+    }
+
+
+def publish_all(channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
+    """Publish messages in one go, where kombu can (5.7, on Redis). If that fails, any number of them was published."""
+    producer = Producer(channel, auto_declare=False)
+    with producer.batch() if hasattr(producer, "batch") else nullcontext():
+        for parcel, delay, marker in parcels:
+            publish(producer, parcel, delay, marker)
+
+
+def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[str, Any] | None = None) -> None:
+    """Publish a message to where it goes, to be taken up after ``delay`` seconds.
+
+    ``marker`` is added to what its :data:`RETURN_HEADER` says. Its own time to live is counted from its publishing.
+    """
+    headers = dict(parcel["headers"])
+    if RETURN_HEADER in headers:
+        headers[RETURN_HEADER] = {**headers[RETURN_HEADER], **(marker or {})}
+        headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
+    expires = parcel["expires"]
+    producer.publish(
+        parcel["body"],
+        exchange="",
+        routing_key=parcel["to"],
+        content_type=parcel["content_type"],
+        content_encoding=parcel["content_encoding"],
+        compression=parcel["compression"],
+        headers=headers,
+        priority=parcel["priority"],
+        delivery_mode=parcel["delivery_mode"],
+        expiration=None if expires is None else max(0.001, expires - time.time()),
+        **parcel["properties"],
+    )
+
+
+def expires_at(request: Any) -> float | None:
+    """When a task expires, in seconds since 1970; None: never."""
+    at = request.expires
+    if at is None:
         return None
-    now = datetime.now(timezone.utc if request.expires.tzinfo else None)
-    left: float = (request.expires - now).total_seconds()
-    return max(0.001, left)
+    return float((at if at.tzinfo else at.replace(tzinfo=request.tzlocal)).timestamp())
 
 
-def _stamping(base: type) -> type:
-    """A kombu consumer that notes on each message the queue that it was taken from.
+def redelivery_of(app: Any) -> float:
+    """Seconds after which an app's broker takes an unacknowledged message for lost."""
+    with app.connection_for_read() as connection:
+        default = _REDELIVERY.get(connection.transport.driver_type, 1800.0)
+    options = app.conf.broker_transport_options or {}
+    return float(options.get("visibility_timeout") or default)
+
+
+def fleet_of(app: Any) -> str:
+    """A short name for the broker that an app's messages go to: what its workers have in common."""
+    with app.connection_for_write() as connection:
+        urls = [re.sub("//[^@/]*@", "//", url) for url in connection.alt or [connection.as_uri()]]
+    options = app.conf.broker_transport_options or {}
+    said = [*sorted(urls), *(str(options.get(name, "")) for name in ("global_keyprefix", "master_name"))]
+    return hashlib.sha1("\n".join(said).encode(), usedforsecurity=False).hexdigest()[:10]
+
+
+def _stamping(base: type, on_message: Callable[[Any], None], window: Callable[[str], tuple[int, int] | None]) -> type:
+    """A kombu consumer that notes on each message the queue that it was taken from, and shows it to ``on_message``.
 
     A routing key is not that: a topic exchange has many queues for one. AMQP gives a consumer tag, Redis nothing.
     """
-    if getattr(base, "stamps_queue", False):
-        return base
+    base = getattr(base, "ratelimit_base", base)
 
     class Consumer(base):
-        stamps_queue = True
+        ratelimit_base = base
 
         def _basic_consume(self, queue: Any, *args: Any, **kwargs: Any) -> Any:
             consume = queue.consume
 
             def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
                 def stamped(message: Any) -> Any:
-                    message.ratelimit_queue = queue.name
+                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 92)
+                        message.delivery_info["ratelimit_queue"] = queue.name
+                    else:
+                        message.ratelimit_queue = queue.name
+                    on_message(message)
                     return callback(message)
 
                 return consume(tag, stamped, **options)
 
+            on_amqp = self.channel.connection.client.transport.driver_type == "amqp"
+            numbers = window(queue.name)
             queue.consume = consume_stamped
             try:
+                if numbers is not None:
+                    self.channel.basic_qos(0, numbers[0], False)  # for whatever is consumed from now on
                 return super()._basic_consume(queue, *args, **kwargs)
             finally:
                 del queue.consume
+                if numbers is not None:
+                    self.channel.basic_qos(0, numbers[1], False)
 
     return Consumer

@@ -95,7 +95,7 @@ Call = tuple[Hashable, int, int, list[bytes]]
 #: How many keys a demand has.
 KEYS = 4
 #: How many arguments a demand adds to a script's call.
-_ARGUMENTS = 6
+ARGUMENTS = 6
 
 
 class Packed(NamedTuple):
@@ -124,6 +124,7 @@ class Asking:
         self, quotas: Mapping[str, AnyLimit] | None, prefix: str, replace_includes: Mapping[str, str] | None
     ) -> None:
         self.prefix = prefix
+        self.replace_includes = replace_includes
         self.quotas = dict(quotas or {})
         self._acquire = Script("acquire", replace_includes)
         self._peek = Script("peek", replace_includes)
@@ -140,7 +141,7 @@ class Asking:
         self._join = Script("join", replace_includes)
         self._probe = Script("probe", replace_includes)
         self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
-        self._packed = lru_cache(maxsize=1024)(self._pack)
+        self.packed = lru_cache(maxsize=1024)(self._pack)
         self._new_id = _Ids()
 
     # -- Limits into demands ---------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class Asking:
             kind: one more key for each of them, of that kind.
             last: one more argument for each of them.
         """
-        number, methods, packed_keys, arguments = self._packed(demands)
+        number, methods, packed_keys, arguments = self.packed(demands)
         pieces = [packed_keys]
         keys = KEYS * number
         if kind is not None:
@@ -208,7 +209,7 @@ class Asking:
         pieces += (bulk(*first), arguments)
         if last:
             pieces.append(bulk(*last))
-        return methods, keys, keys + len(first) + _ARGUMENTS * number + len(last), pieces
+        return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def _keys(self, demands: Sequence[Demand]) -> list[str]:
         """What is forgotten when these buckets are reset."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from .errors import ConfigurationError
 from .limiter import Demand
 from .limits import AnyLimit, Concurrency
 
-__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "make_plan", "node_of", "plan_of"]
+__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "limits_of_app", "make_plan", "node_of", "plan_of"]
 
 THROTTLES = ("retry", "wait", "drop", "fail")
 OVERFLOWS = ("fail", "drop")
@@ -30,7 +31,7 @@ class Policy:
         throttle: ``"retry"``, ``"wait"``, ``"drop"`` or ``"fail"``.
         inline_wait: seconds that any task may be held in the worker.
         max_wait: seconds; a task whose turn is further away is given up; ``None``: never.
-        overflow: what becomes of one that is given up: ``"fail"`` or ``"drop"``.
+        overflow: what becomes of one that is given up: ``"fail"``, ``"drop"``, or the queue that it goes to.
     """
 
     throttle: str
@@ -69,6 +70,13 @@ class Plan:
     def leased(self) -> bool:
         """Whether a task holds a place while it runs."""
         return any(isinstance(limit, Concurrency) for limit in self.limits)
+
+    @cached_property
+    def parks(self) -> bool:
+        """Whether a throttled task may be parked. A leaky bucket of some capacity is a queue by itself."""
+        return self.policy.throttle == "retry" and not any(
+            limit.method == "leaky_bucket" and getattr(limit, "capacity", None) is not None for limit in self.limits
+        )
 
     @property
     def longest_pause(self) -> float:
@@ -126,11 +134,47 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     for limit in limits:
         check_arguments(limit, signature, where)
     policy = _policy(task, limits, where)
+    if queue == policy.overflow:
+        policy = replace(policy, max_wait=None)  # where it goes when its turn is far away, it waits
     fixed = None
     node = node_of(task.app)
     if all(limit.key is None and isinstance(limit.cost, int) for limit in limits):
         fixed = Plan(tuple(limits), policy, None, None, node).demands((), {})
     return Plan(tuple(limits), policy, signature, fixed, node)
+
+
+def limits_of_app(app: Any) -> dict[str, AnyLimit]:
+    """All limits of an app's tasks and queues, by name. Makes every task's plan, so that what cannot be is said now.
+
+    Raises:
+        ConfigurationError: names the task, or two limits of one name.
+    """
+    settings = settings_of(app)
+    limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
+    for name, task in app.tasks.items():
+        plan = None if name.startswith("celery.") else make_plan(task, "", settings)
+        limits += plan.limits if plan is not None else ()
+    _refuse_two_of_a_name([*settings.quotas.values(), *limits])
+    return {limit.name: limit for limit in limits if limit.name is not None}
+
+
+def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
+    """One name is one bucket: two limits of the same name must mean the same."""
+    known: dict[str | None, AnyLimit] = {}
+    for limit in limits:
+        other = known.setdefault(limit.name, limit)
+        if other.wire(1) != limit.wire(1):
+            raise ConfigurationError(
+                f"two different limits are called {limit.name!r} ({other} and {limit}), "
+                f"but a name is one bucket: give one of them another name="
+            )
+
+
+def _is_misspelt(overflow: str, app: Any) -> bool:
+    """Any text may be a queue's name; "wait", or nearly "fail", and no queue that the app knows of, hardly is."""
+    if overflow in OVERFLOWS or overflow in app.amqp.queues:
+        return False
+    return overflow in THROTTLES or bool(difflib.get_close_matches(overflow.lower(), OVERFLOWS, n=1, cutoff=0.7))
 
 
 def _policy(task: Any, limits: Sequence[AnyLimit], where: str) -> Policy:
@@ -142,8 +186,8 @@ def _policy(task: Any, limits: Sequence[AnyLimit], where: str) -> Policy:
         # Two intervals bridge a timer's jitter; beyond 20 ms a task had better not occupy the worker.
         inline_wait = min(0.020, 2 * max(limit.interval for limit in limits))
     overflow = getattr(task, "overflow", "fail")
-    if overflow not in OVERFLOWS:
-        raise ConfigurationError(f"{where}: overflow={overflow!r} is not one of {', '.join(map(repr, OVERFLOWS))}")
+    if not isinstance(overflow, str) or not overflow or _is_misspelt(overflow, task.app):
+        raise ConfigurationError(f"{where}: overflow={overflow!r} is neither 'fail' nor 'drop' nor the name of a queue")
     max_wait = getattr(task, "max_wait", None)
     for name, seconds in (("inline_wait", inline_wait), ("max_wait", max_wait)):
         if seconds is not None and (

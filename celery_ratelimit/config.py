@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,7 +44,10 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_on_store_error": "defer",
     "ratelimit_prefix": DEFAULT_PREFIX,
     "ratelimit_return_queue": "{queue}.throttled",
+    "ratelimit_fleet": None,
 }
+
+_HARMLESS = set(string.ascii_letters + string.digits + ".-_")
 
 #: Of Celery's transport options, those that say where Sentinels' master is.
 _SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
@@ -61,6 +65,7 @@ class Settings:
         on_store_error: what becomes of a task when the store does not answer.
         prefix: what every key in the store begins with.
         return_queue: where tasks that are sent back wait, a template over ``queue``.
+        fleet: names the broker, so that parked tasks come back to it; ``""``: after its URL.
     """
 
     url: str
@@ -70,6 +75,7 @@ class Settings:
     on_store_error: str
     prefix: str
     return_queue: str
+    fleet: str
 
     @property
     def in_memory(self) -> bool:
@@ -213,7 +219,11 @@ def _read(app: Celery) -> Settings:
             f"ratelimit_return_queue={return_queue!r} must be a text with {{queue}} in it, "
             f"as in {DEFAULTS['ratelimit_return_queue']!r}"
         )
+    fleet = value["ratelimit_fleet"]
+    if fleet is not None and (not isinstance(fleet, str) or not fleet or not set(fleet) <= _HARMLESS):
+        raise ConfigurationError(f"ratelimit_fleet={fleet!r} must be a name of letters, digits, '.', '-' and '_'")
     return Settings(
+        fleet=fleet or "",
         url=_url(app, value["ratelimit_url"]),
         quotas=quotas,
         tasks=tasks,

@@ -2,6 +2,7 @@
 
 There a message is raw and unacknowledged: holding it, or sending it back as it is, loses and changes nothing.
 Tasks that ask the same limits share a line. One timer a line, no thread, one script for a task that may start.
+Who has to wait for longer than a moment is parked in the store, see :mod:`~celery_ratelimit.attendant`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ._celery import RETURN_HEADER, Worker
+from ._celery import MOST_RETURNED, RETURN_HEADER, Worker
+from .attendant import LEAD, Attendant
 from .binding import Buckets, Plan, plan_of
 from .changes import Changes
 from .config import Settings
@@ -23,16 +25,17 @@ from .decision import Decision
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, Throttled
 from .leases import Leases
 from .limiter import Demand, Limiter
-from .line import Held, Line
+from .limits import AnyLimit
+from .line import Held, Line, stored_id
+from .lots import parking_of
 from .outage import Outage
+from .parking import FULL, HORIZON, NOBODY
 from .signals import task_throttled
 
 __all__ = ["Gate"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds before its slot at which a returning task should be back: what brokers and timers are usually late.
-LEAD = 0.05
 #: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
 RETURN_HOLD = 1.0
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
@@ -42,6 +45,9 @@ AHEAD = 0.1
 PACE = 0.02
 #: Seconds after which a permit that could not be used is stale: used late and together, permits would bunch.
 STALE = 0.1
+#: Seconds; a queue whose messages would wait for longer under ``throttle="wait"`` is left alone for a while. Some times
+#: what it takes to go on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
+LONG = 3.0
 #: The share of the broker's redelivery time that a task may be held or be away on a countdown.
 REDELIVERY_SHARE = 0.5
 #: A horizon that grants nothing: asks only for a slot.
@@ -56,24 +62,34 @@ class Gate:
         limiter: whom to ask.
         leases: keeps the places of running tasks.
         settings: the app's settings.
-        names: of the limits that tasks of this worker may have.
+        limits: that tasks of this worker may have, by name.
     """
 
     def __init__(
-        self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, names: Iterable[str] = ()
+        self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: Mapping[str, AnyLimit]
     ) -> None:
         self.worker = worker
         self.limiter = limiter
         self.leases = leases
         self.settings = settings
         self.outage = Outage(worker, limiter)
-        self.changes = Changes(worker, limiter, sorted(names), self.outage, self._changed)
+        self.changes = Changes(worker, limiter, sorted(limits), self.outage, self._changed)
+        self.attendant = Attendant(
+            worker,
+            parking_of(worker.app),
+            limits,
+            settings.return_queue_for,
+            self.outage,
+            lambda error: self.outage.begin(error, self._store_is_back),
+        )
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._lines: dict[Buckets, Line] = {}
         self._numbers = itertools.count()
         self._held = 0
         self._grants: list[float] = []
         self._running: dict[str, Held] = {}
+        self._left: dict[str, tuple[set[Held], Line]] = {}
+        self._widened = 0
         self._pumping = False
         self._again = False
 
@@ -96,6 +112,8 @@ class Gate:
             return
         returned = self.worker.came_back(request)
         held = Held(request, queue, plan, demands, time.monotonic(), slotted=returned, returned=returned)
+        if self._is_another_copy(held):
+            return
         line_key = plan.buckets(demands)
         line = self._lines.get(line_key)
         if line is None:
@@ -104,9 +122,25 @@ class Gate:
         waiting.append(held)
         self._held += 1
         if returned:
-            self.worker.widen_prefetch()
+            self._widen(held)
         if len(waiting) == 1:  # else whatever those ahead of it wait for moves the line on
             self._run(line_key)
+        if plan.policy.throttle == "wait" and held in waiting:
+            self._leave_in_broker(held, line)
+
+    def _is_another_copy(self, held: Held) -> bool:
+        """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
+        if self.outage or not self._parks(held.plan):
+            return False
+        try:
+            if self.attendant.may_run(held):
+                return False
+        except STORE_TROUBLES as error:
+            self.outage.begin(error, self._store_is_back)
+            return False
+        logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
+        self.worker.let_go(held.request)
+        return True
 
     def on_end(self, id: str) -> None:
         """A task has ended: whoever waits for a pool process may ask, and each time another line asks first."""
@@ -130,7 +164,7 @@ class Gate:
         try:
             plan = self._plan(task, str(marker.get("queue")))
             if plan is not None:
-                id = f"{context.id}.{context.retries}" if context.retries else context.id
+                id = stored_id(context.id, context.retries, str(marker.get("queue")))
                 self.limiter.forget(plan.demands(context.args, context.kwargs), id=id)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
@@ -151,10 +185,13 @@ class Gate:
             for _, _, held in line.due:
                 self._end_lease(held)
         self._lines.clear()
-        self._held = 0
+        self._held = self._widened = 0
+        self._left.clear()
         self._grants.clear()
         self.outage.close()
         self.changes.close()
+        self.attendant.close()
+        self.worker.close()
 
     # -- Moving on -------------------------------------------------------------------------------------------------
 
@@ -223,6 +260,16 @@ class Gate:
                 if not self._send_back(line, waiting, held, 0.0, held.demands[0].name):
                     return
                 continue
+            if not held.slotted and held.plan.policy.max_wait is None and self._parks(held.plan) and not self.outage:
+                demand = self.attendant.lot_of(held.demands)
+                if demand is not None:
+                    try:
+                        if self._park(line, waiting, held, demand, HORIZON, only_behind=True):
+                            continue
+                    except STORE_TROUBLES as error:
+                        if not self._perhaps_parked(line, waiting, held, error):
+                            return
+                        continue
             may_start = self._free() > 0 and (waiting is line.slotted or not line.slotted)
             # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not
             # wait for one: it asks for its slot alone, and makes room for what is behind it.
@@ -243,7 +290,7 @@ class Gate:
                 held.demands,
                 id=held.id if policy.waits or held.plan.leased else "",
                 horizon=self._horizon(held) if free else SLOT_ONLY,
-                claim=policy.claim,
+                claim=self._claim(held),
             )
         except STORE_TROUBLES as error:
             return self._without_store(line, waiting, held, error)
@@ -256,11 +303,23 @@ class Gate:
             self.worker.fail(held.request, error)
             return True
         line.open = decision.retry_after <= 0
+        line.interval = _interval(held.demands, decision)
         if decision.allowed:
             waiting.popleft()
             self._granted(line, held, decision)
             return True
         return self._refused(line, waiting, held, decision, free)
+
+    def _claim(self, held: Held) -> float:
+        """Seconds within which it keeps a slot if it is refused. Who is parked gets one when it leaves."""
+        policy = held.plan.policy
+        if not self._parks(held.plan):
+            return policy.claim
+        return min(policy.claim, RETURN_HOLD if held.slotted else policy.inline_wait)
+
+    def _parks(self, plan: Plan) -> bool:
+        """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
+        return plan.parks and not self.settings.in_memory
 
     def _horizon(self, held: Held) -> float:
         policy = held.plan.policy
@@ -276,7 +335,8 @@ class Gate:
         at = now + decision.retry_after
         # The next one of this line can have its turn no earlier than its buckets say: asking sooner is of no use, and
         # would keep a pool process for it that other lines could use.
-        line.next_ask = now - PACE + _next_turn(held.demands, decision)
+        line.closed_until = now + _next_turn(held.demands, decision)
+        line.next_ask = line.closed_until - PACE
         self.leases.begin(held.id, decision.demands, decision.granted_at)
         if at <= now:
             self._start(held, decision.granted_at)
@@ -290,9 +350,11 @@ class Gate:
     def _refused(self, line: Line, waiting: deque[Held], held: Held, decision: Decision, free: bool) -> bool:
         policy, wait = held.plan.policy, decision.retry_after
         name = decision.binding or held.demands[0].name
+        line.closed_until = time.monotonic() + wait
         held_for = time.monotonic() - held.since
-        if policy.waits and (decision.full or wait + held_for > policy.claim):
-            self._give_up(waiting, held, policy.overflow, name, wait)
+        given_up = (decision.full and policy.overflow != held.queue) or wait + held_for > policy.claim
+        if policy.waits and given_up:
+            self._give_up(line, waiting, held, policy.overflow, name, wait)
         elif wait <= policy.inline_wait or (held.slotted and wait <= RETURN_HOLD):
             # A little too early, or the pool is busy: asks again at its time, or when a process is free.
             if line.open:
@@ -304,33 +366,82 @@ class Gate:
             else:
                 line.slotted.append(held)
         elif not policy.waits:
-            self._give_up(waiting, held, policy.throttle, name, wait)
+            self._give_up(line, waiting, held, policy.throttle, name, wait)
         elif policy.throttle == "wait" and wait <= self._longest:
             line.next_ask = time.monotonic() + max(0.001, min(wait - PACE, held.plan.longest_pause))
             self._announce(held, wait, name)
+            if self.worker.is_full:
+                self._leave_in_broker(held, line)
             return False
+        elif self._parks(held.plan):
+            demand = next((demand for demand in held.demands if demand.name == name), held.demands[0])
+            try:
+                self._park(line, waiting, held, demand, wait, since=decision.granted_at)
+            except STORE_TROUBLES as error:
+                return self._perhaps_parked(line, waiting, held, error)
         else:
             return self._send_back(line, waiting, held, wait, name)
         return True
+
+    def _park(
+        self,
+        line: Line,
+        waiting: deque[Held],
+        held: Held,
+        demand: Demand,
+        wait: float,
+        *,
+        only_behind: bool = False,
+        since: int = 0,
+    ) -> bool:
+        """Park it where ``demand`` is asked, ``wait`` seconds and those before it from its turn. False: nobody is."""
+        interval, most = demand.interval * demand.cost, None
+        max_wait = held.plan.policy.max_wait
+        if max_wait is not None and interval > 0 and not held.returned:
+            most = 1 + int((max_wait - wait) / interval)
+        ahead = self.attendant.park(held, demand, only_behind=only_behind, most=most, since=since)
+        if ahead == NOBODY:
+            return False
+        wait += max(0, ahead) * interval
+        if ahead == FULL:
+            self._give_up(line, waiting, held, held.plan.policy.overflow, demand.name, wait)
+            return True
+        waiting.popleft()
+        self._leave(held)
+        self._announce(held, wait, demand.name)
+        return True
+
+    def _perhaps_parked(self, line: Line, waiting: deque[Held], held: Held, error: RateLimitError) -> bool:
+        """The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now."""
+        self.outage.begin(error, self._store_is_back)
+        return self._send_back(line, waiting, held, self.outage.pause() + LEAD, None)
 
     def _send_back(self, line: Line, waiting: deque[Held], held: Held, wait: float, name: str | None) -> bool:
         delay = min(wait, self._longest) - LEAD
         try:
             self.worker.send_back(held.request, held.queue, self.settings.return_queue_for(held.queue), delay)
         except Exception as error:
-            # Nothing is lost: the message is unacknowledged, here and at the broker. Tried again in a moment.
-            logger.warning(
-                "Task %s[%s] could not be sent back (%r): held, and tried again",
-                *(held.request.name, held.request.id, error),
-            )
-            line.next_ask = time.monotonic() + 1.0
-            waiting.popleft()
-            heapq.heappush(line.due, (line.next_ask, next(self._numbers), held))
+            self._hold_on(line, waiting, held, error)
             return True
         waiting.popleft()
         self._leave(held)
         self._announce(held, wait, name)
         return True
+
+    def _hold_on(self, line: Line, waiting: deque[Held], held: Held, error: Exception) -> None:
+        """Nothing is lost: the message is unacknowledged, here and at the broker. Tried again in a moment.
+
+        But for a lost connection, which Celery has to see: the broker hands out everything anew then.
+        """
+        if isinstance(error, self.worker.connection_errors):
+            raise error
+        logger.warning(
+            "Task %s[%s] could not be sent back (%r): held, and tried again",
+            *(held.request.name, held.request.id, error),
+        )
+        line.next_ask = time.monotonic() + 1.0
+        waiting.popleft()
+        heapq.heappush(line.due, (line.next_ask, next(self._numbers), held))
 
     @cached_property
     def _longest(self) -> float:
@@ -401,10 +512,20 @@ class Gate:
             free -= len([at for at in self._grants if at <= soon])
         return free
 
+    def _widen(self, held: Held) -> None:
+        """What waits here for its turn is not to keep others out, unless there are very many."""
+        if self._widened < MOST_RETURNED:
+            self._widened += 1
+            held.widened = True
+            self.worker.widen_prefetch()
+
     def _leave(self, held: Held, *, starts: bool = False) -> None:
         self._held -= 1
-        if held.returned:
+        if held.widened:
+            self._widened -= 1
             self.worker.narrow_prefetch()
+        if held.queue in self._left:
+            self._take_up_again(held)
         if held.plan.leased and not starts:
             self._end_lease(held)
 
@@ -418,14 +539,20 @@ class Gate:
         self.worker.restore(held.request)
         self.worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": granted_at})
 
-    def _give_up(self, waiting: deque[Held], held: Held, how: str, name: str, wait: float) -> None:
+    def _give_up(self, line: Line, waiting: deque[Held], held: Held, how: str, name: str, wait: float) -> None:
+        if how not in ("drop", "fail"):
+            try:
+                self.worker.redirect(held.request, how)
+            except Exception as error:
+                self._hold_on(line, waiting, held, error)
+                return
         waiting.popleft()
         self._leave(held)
         self._announce(held, wait, name)
         self._forget_slot(held)
         if how == "drop":
             self.worker.drop(held.request, f"throttled by limit {name!r}")
-        else:
+        elif how == "fail":
             self.worker.fail(held.request, Throttled(name, wait))
 
     def _end_lease(self, held: Held) -> None:
@@ -453,6 +580,35 @@ class Gate:
         self.worker.announce(request, wait, name)
         task_throttled.send(sender=request.task, request=request, retry_after=wait, limit=name)
 
+    # -- Queues that are left alone ----------------------------------------------------------------------------------
+
+    def _leave_in_broker(self, held: Held, line: Line) -> None:
+        """Consume a queue no longer whose messages would only wait here, in the way of other queues' messages."""
+        queue = held.queue
+        if queue not in self._left:
+            waiting = [each for each in (*line.slotted, *line.new) if each.queue == queue]
+            wait = max(0.0, line.closed_until - time.monotonic()) + (len(waiting) - 1) * line.interval
+            if wait < LONG:
+                return
+            self.worker.stop_consuming(queue)
+            self._left[queue] = (set(), line)
+            for each in waiting:
+                self._leave_aside(each)
+        else:  # it was on its way
+            self._leave_aside(held)
+
+    def _leave_aside(self, held: Held) -> None:
+        self._left[held.queue][0].add(held)
+        if not held.widened:
+            self._widen(held)
+
+    def _take_up_again(self, held: Held) -> None:
+        waiting, line = self._left[held.queue]
+        waiting.discard(held)
+        if len(waiting) * line.interval <= LONG / 2:
+            del self._left[held.queue]
+            self.worker.go_on_consuming(held.queue)
+
     # -- The timer -------------------------------------------------------------------------------------------------
 
     def _set_timer(self, line_key: Buckets, line: Line) -> None:
@@ -477,6 +633,12 @@ class Gate:
     def _ring(self, line_key: Buckets, line: Line) -> None:
         line.cancel = None
         self._run(line_key)
+
+
+def _interval(demands: Sequence[Demand], decision: Decision) -> float:
+    """Seconds from one of a line to the next, at the rates that are in force."""
+    states = zip(demands, decision.states, strict=True)
+    return max([(state.interval or demand.interval) * demand.cost for demand, state in states])
 
 
 def _next_turn(demands: Sequence[Demand], decision: Decision) -> float:

@@ -133,9 +133,11 @@ def check_fitness(info: Callable[[str], Any]) -> list[str]:
     policy = str(_ask(info, "memory").get("maxmemory_policy", "noeviction"))
     if policy == "noeviction":
         return []
+    lost = ", and parked tasks that are evicted are lost" if policy.startswith("allkeys") else ""
     return [
         f"the limiter's store may evict keys when it is full (maxmemory-policy {policy}): an evicted bucket is full "
-        "again, and lets a burst through. Set it to noeviction, or give the limits a store of their own (ratelimit_url)"
+        f"again, and lets a burst through{lost}. Set it to noeviction, or give the limits a store of their own "
+        "(ratelimit_url)"
     ]
 
 

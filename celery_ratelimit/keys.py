@@ -11,7 +11,18 @@ import hashlib
 import re
 from urllib.parse import quote
 
-__all__ = ["DEFAULT_PREFIX", "SCHEMA", "bucket_key", "bucket_keys", "changes_key", "config_keys", "escape", "hash_tag"]
+__all__ = [
+    "DEFAULT_PREFIX",
+    "SCHEMA",
+    "bucket_key",
+    "bucket_keys",
+    "changes_key",
+    "config_keys",
+    "escape",
+    "hash_tag",
+    "lot_keys",
+    "lots_key",
+]
 
 DEFAULT_PREFIX = "ratelimit"
 
@@ -47,6 +58,21 @@ def changes_key(prefix: str, name: str) -> str:
 def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
     """Where a rate or a pause is stored: for the whole limit, and for one key of it; the same where there is none."""
     return bucket_key(prefix, name, "", "config"), bucket_key(prefix, name, key, "config")
+
+
+#: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
+_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring")
+
+
+def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
+    """The keys of one bucket's parking lot; the last one is shared by all lots of the limit."""
+    own = [bucket_key(prefix, name, key, f"{kind}@{fleet}") for kind in _LOT]
+    return *own, lots_key(prefix, name, fleet)
+
+
+def lots_key(prefix: str, name: str, fleet: str) -> str:
+    """Which buckets of a limit have tasks in their parking lots."""
+    return bucket_key(prefix, name, "", f"lots@{fleet}")
 
 
 def bucket_key(prefix: str, name: str, key: str, kind: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -83,7 +83,7 @@ class Limiter(Asking):
         super().__init__(quotas, prefix, replace_includes)
         self.client = client
         self._link = link_to(client)
-        self._is_cluster = isinstance(self._link, ClusterLink)
+        self.is_cluster = isinstance(self._link, ClusterLink)
         self._spread = Spread(self)
         self._time: Any = getattr(client, "clock", time)  # a store in memory brings a clock that tests can stop
         self._places = Leases(self)
@@ -447,7 +447,7 @@ class Limiter(Asking):
         """Raises :class:`StoreUnavailable` unless the store answers."""
         if self.pretended_wait is not None:
             return
-        if self._is_cluster:
+        if self.is_cluster:
             self._store(self._ping_all)  # which also finds out who has taken a lost node's place
         else:
             self._store(self.client.ping)
@@ -465,7 +465,7 @@ class Limiter(Asking):
         self.ping()
         if self.pretended_wait is not None:
             return []
-        node = {"target_nodes": self.client.get_default_node()} if self._is_cluster else {}
+        node = {"target_nodes": self.client.get_default_node()} if self.is_cluster else {}
         warnings = check_fitness(lambda section: self._store_says(section, node))
         key = bucket_key(self.prefix, "start-up", "", "probe")
         self._store(self._probe, self._link, (), 1, 1, [bulk(key)])
@@ -512,7 +512,7 @@ class Limiter(Asking):
     ) -> list[int]:
         if self.pretended_wait is not None:
             return self._pretended(script, demands, first)
-        if self._is_cluster and (parts := self._spread.parts(tuple(demands))):
+        if self.is_cluster and (parts := self._spread.parts(tuple(demands))):
             return self._in_turn(self._spread.steps(script, parts, first, kind, last))
         try:
             return whole_numbers(self._store(script, self._link, *self._pieces(tuple(demands), first, kind, last)))
@@ -557,7 +557,7 @@ class Limiter(Asking):
 
     def _by_slot(self, demands: Sequence[Demand]) -> list[Sequence[int]]:
         """The demands by their places, those together that one script can see."""
-        parts = parts_of(demands) if self._is_cluster else ()
+        parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]
 
     def _ping_all(self) -> None:
@@ -570,6 +570,10 @@ class Limiter(Asking):
 
     def _reply(self, script: Script, call: Call) -> Any:
         return self._store(script, self._link, *call)
+
+    def run_script(self, script: Script, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        """Run a script on the limiter's store, see :class:`~celery_ratelimit._scripts.Script`."""
+        return self._store(script, self._link, methods, keys, values, pieces)
 
     def _store(self, call: Any, *args: Any) -> Any:
         try:

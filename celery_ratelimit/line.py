@@ -10,7 +10,16 @@ from typing import Any
 from .binding import Plan
 from .limiter import Demand
 
-__all__ = ["Held", "Line"]
+__all__ = ["Held", "Line", "stored_id"]
+
+
+def stored_id(id: str, retries: int | None, queue: str) -> str:
+    """What the store knows a message by.
+
+    Each attempt of a task that is tried again is a message of its own; so is each copy that an exchange has made of one
+    for several queues.
+    """
+    return f"{id}.{retries}@{queue}" if retries else f"{id}@{queue}"
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +27,8 @@ class Held:
     """A request in the gate.
 
     ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
-    countdown; it does not count against the prefetch, or those that wait for their turn would keep newcomers out.
+    countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
+    out.
     ``paid``: it has a permit, good at that time (microseconds, the store's clock).
     """
 
@@ -29,14 +39,14 @@ class Held:
     since: float
     slotted: bool
     returned: bool
+    widened: bool = False
     paid: int | None = None
     announced: bool = False
 
     @property
     def id(self) -> str:
-        """What the store knows it by. Each attempt of a task that is tried again is a request of its own."""
-        retries = self.request.request_dict.get("retries")
-        return f"{self.request.id}.{retries}" if retries else self.request.id
+        """What the store knows it by."""
+        return stored_id(self.request.id, self.request.request_dict.get("retries"), self.queue)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +57,8 @@ class Line:
         slotted: those that have a slot (they came back, or the pool was busy) and have to ask; they go first.
         new: newcomers that have to ask.
         due: (time, number, held): holds a permit that is good at that time, or asks again then.
+        closed_until: when the head was told to have its turn.
+        interval: seconds from one turn to the next, as it was in force when somebody asked last.
         next_ask: when the head may ask; earlier it would be told to wait.
         open: the last one that asked could have started at once: a newcomer need not ask for a slot.
         cancel: cancels the line's timer, which goes off at ``alarm``.
@@ -55,6 +67,8 @@ class Line:
     slotted: deque[Held] = field(default_factory=deque)
     new: deque[Held] = field(default_factory=deque)
     due: list[tuple[float, int, Held]] = field(default_factory=list)
+    closed_until: float = 0.0
+    interval: float = 0.0
     next_ask: float = 0.0
     open: bool = True
     cancel: Callable[[], None] | None = None

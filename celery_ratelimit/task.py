@@ -12,7 +12,7 @@ from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
 from ._celery import PERMIT
-from .binding import plan_of
+from .binding import THROTTLES, plan_of
 from .config import leases_of, limiter_of
 from .errors import STORE_TROUBLES, Throttled
 from .limiter import actual_costs
@@ -72,15 +72,15 @@ class RateLimitedTask(RateLimitedMixin, Task):
     Args (options of ``@app.task``):
         limits: a rate, a quota's name, a :class:`~celery_ratelimit.Limit`, a :class:`~celery_ratelimit.Concurrency`, or
             a list of those.
-        throttle: what becomes of a throttled task. ``"retry"``: its message is sent back once, with a countdown to
-            its slot, and unlimited tasks behind it go on. ``"wait"``: it is held in the worker, the backlog stays
-            in the broker and nothing is sent again; best on a queue of its own. ``"drop"``: it ends as REVOKED.
+        throttle: what becomes of a throttled task. ``"retry"``: its message is parked in the store and sent back
+            shortly before its slot; unlimited tasks behind it go on. ``"wait"``: it is held in the worker, the backlog
+            stays in the broker and nothing is sent again; best on a queue of its own. ``"drop"``: it ends as REVOKED.
             ``"fail"``: it fails with :class:`~celery_ratelimit.Throttled`.
         inline_wait: seconds that a task which is a little too early may be held in the worker, in every mode.
             Default: two intervals of the rate, at most 0.02.
         max_wait: seconds; a task whose slot is further away is given up. Default: never.
-        overflow: what then becomes of it, and of one that finds a leaky bucket full: ``"fail"`` (the default) or
-            ``"drop"``.
+        overflow: what then becomes of it, and of one that finds a leaky bucket full: ``"fail"`` (the default),
+            ``"drop"``, or the name of a queue that it is sent to as it is; there it waits, however long.
 
     *Warning*: ``before_start`` is where a worker without the gate asks. Who overrides it calls ``super()``.
     """
@@ -114,15 +114,16 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     if outcome == "fail":
         raise Throttled(decision.binding or "", decision.retry_after)
     if outcome != "drop":
+        elsewhere = {"countdown": decision.retry_after} if outcome in THROTTLES else {"queue": outcome}
         task.signature_from_request(
             request,
             request.args,
             request.kwargs,
-            countdown=decision.retry_after,
             retries=request.retries,
             argsrepr=getattr(request, "argsrepr", None),
             kwargsrepr=getattr(request, "kwargsrepr", None),
             add_to_parent=False,
+            **elsewhere,
         ).apply_async()
     raise Ignore
 

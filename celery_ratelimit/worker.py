@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import click
 from celery import Celery, bootsteps, signals
 
 from ._celery import Worker
-from .binding import make_plan, node_of
+from .binding import limits_of_app, node_of
 from .config import Settings, check_store, forks_apart, leases_of, limiter_of, settings_of
 from .errors import ConfigurationError
 from .gate import Gate
-from .limits import AnyLimit
 
 __all__ = ["GateStep", "install"]
 
@@ -50,7 +48,7 @@ class GateStep(bootsteps.StartStopStep):
         try:
             settings = settings_of(app)
             node_of(app, consumer.hostname)
-            limited = _check_tasks(app)
+            limited = limits_of_app(app)
             if not limited:
                 return
             worker = Worker(consumer)
@@ -65,7 +63,7 @@ class GateStep(bootsteps.StartStopStep):
         except ConfigurationError as error:
             _refuse_to_start(error)
         self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited)
-        worker.intercept(gate.on_request, gate.on_end)
+        worker.intercept(gate.on_request, gate.on_end, gate.attendant.on_message)
         worker.consume_return_queues(settings.return_queue_for)
 
         def revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
@@ -76,6 +74,7 @@ class GateStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
             self.gate.changes.watch()
+            self.gate.attendant.watch()
 
     def stop(self, consumer: Any) -> None:
         if self.gate is not None:
@@ -93,29 +92,6 @@ def _check_memory(worker: Worker, settings: Settings) -> None:
         "has buckets of its own",
         settings.url,
     )
-
-
-def _check_tasks(app: Celery) -> set[str]:
-    """Make every task's plan once, so that what cannot be is said at start-up. The names of all limits."""
-    settings = settings_of(app)
-    limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
-    for name, task in app.tasks.items():
-        plan = None if name.startswith("celery.") else make_plan(task, "", settings)
-        limits += plan.limits if plan is not None else ()
-    _refuse_two_of_a_name([*settings.quotas.values(), *limits])
-    return {limit.name for limit in limits if limit.name is not None}
-
-
-def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
-    """One name is one bucket: two limits of the same name must mean the same."""
-    known: dict[str | None, AnyLimit] = {}
-    for limit in limits:
-        other = known.setdefault(limit.name, limit)
-        if other.wire(1) != limit.wire(1):
-            raise ConfigurationError(
-                f"two different limits are called {limit.name!r} ({other} and {limit}), "
-                f"but a name is one bucket: give one of them another name="
-            )
 
 
 def _refuse_to_start(error: ConfigurationError) -> NoReturn:

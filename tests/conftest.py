@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -12,8 +14,14 @@ from benchmarks.servers import Cluster, Sentinels, cluster, sentinels
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
+if TYPE_CHECKING:
+    from tests.rabbitmq import Broker, RabbitMQ
+
 #: In place of ``lua/include/now.lua``: a clock that stands still until a test moves it.
 FROZEN_NOW = "local now = tonumber(redis.call('GET', 'test:clock'))\n"
+
+#: Keys of what people put there: stored limits and pauses, parked tasks.
+STAYS = re.compile(r".*:(config|(parked|messages|leaving|unacked|expiring|lots)@\w+)")
 
 #: 2026-01-01, in microseconds.
 START = 1_767_225_600_000_000
@@ -46,7 +54,10 @@ def cluster_store(running_cluster: Cluster) -> Iterator[Cluster]:
     running_cluster.flush()
     yield running_cluster
     eternal = [
-        key for client in running_cluster.clients for key in client.keys("ratelimit:*") if client.pttl(key) == -1
+        key
+        for client in running_cluster.clients
+        for key in client.keys("ratelimit:*")
+        if client.pttl(key) == -1 and not STAYS.fullmatch(key)
     ]
     assert not eternal, f"keys without a time to live: {eternal}"
 
@@ -66,6 +77,23 @@ def sentinel_store(running_sentinels: Sentinels) -> Sentinels:
     return running_sentinels
 
 
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A RabbitMQ node; without Debian's package (``apt-get install rabbitmq-server``) its tests are skipped."""
+    from tests.rabbitmq import find_server, running_node
+
+    if find_server() is None:
+        pytest.skip("there is no rabbitmq-server on this machine: apt-get install rabbitmq-server")
+    with running_node() as running:
+        yield running
+
+
+@pytest.fixture
+def broker(rabbitmq: RabbitMQ) -> Broker:
+    """A virtual host of RabbitMQ that no other test has touched."""
+    return rabbitmq.broker()
+
+
 @pytest.fixture
 def store(server: EmbeddedServer) -> Iterator[redis.Redis]:
     """A client of the store, which is empty. After the test every key of ours must expire by itself (law 9), except
@@ -74,7 +102,7 @@ def store(server: EmbeddedServer) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         client.flushall()
         yield client
-        keys = [key for key in client.scan_iter("ratelimit:*") if not key.endswith(":config")]
+        keys = [key for key in client.scan_iter("ratelimit:*") if not STAYS.fullmatch(key)]
         eternal = [key for key in keys if client.pttl(key) == -1]
         assert not eternal, f"keys without a time to live: {eternal}"
 

@@ -16,6 +16,7 @@ from typing import Any
 from celery import Celery
 
 from benchmarks import processes, records
+from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 
 __all__ = ["Fleet", "assert_never_over", "until"]
@@ -54,7 +55,8 @@ class Fleet:
         server: broker, result backend, and limiter's store unless ``conf`` names another.
         directory: for logs and records.
         rate: the limit of the app's tasks.
-        conf: settings of the app.
+        broker: the address of another broker than ``server``.
+        conf: settings of the app, and of who sends to it.
         install: whether the app calls ``install(app)``.
     """
 
@@ -66,26 +68,29 @@ class Fleet:
         rate: str = "100/s",
         install: bool = False,
         app: str = "tests.apps.fleet",
+        broker: str | None = None,
         **conf: Any,
     ) -> None:
         self.server, self.directory, self.app = server, directory, app
         self.env = {
-            "TEST_BROKER": server.url,
+            "TEST_BROKER": broker or server.url,
             "TEST_BACKEND": server.url,
             "TEST_RECORDS": str(directory),
             "TEST_RATE": rate,
             "TEST_CONF": json.dumps(conf),
             "TEST_INSTALL": "1" if install else "",
         }
+        #: Options of every worker. Mingle waits a second for what the others know, which nothing here depends on.
+        self.options: tuple[str, ...] = ("--without-mingle",)
         self.workers: list[subprocess.Popen[bytes]] = []
-        self.sender = Celery("sender", broker=server.url, backend=server.url, set_as_current=False)
-        self.sender.conf.broker_transport_options = conf.get("broker_transport_options", {})
+        self.sender = Celery("sender", broker=broker or server.url, backend=server.url, set_as_current=False)
+        self.sender.conf.update(conf)
 
     def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        processes.stop(self.workers)
+        processes.stop(self.workers, grace=0)  # what it was about has been judged; a warm shutdown takes seconds
         self.sender.close()
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
@@ -103,7 +108,7 @@ class Fleet:
         index = len(self.workers)
         command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-l", "INFO", "-n", f"w{index}@test"]
         defaults = [] if any(o.startswith("-c") for o in options) else ["-c", "2"]
-        worker = processes.spawn([*command, *defaults, *options], self._log(index), self.env)
+        worker = processes.spawn([*command, *defaults, *self.options, *options], self._log(index), self.env)
         self.workers.append(worker)
         return worker
 
@@ -143,6 +148,10 @@ class Fleet:
         """Wait until ``count`` bodies have started."""
         until(lambda: self.started() >= count, timeout, f"the start of {count} bodies ({self.started()} did)")
         return self.starts()
+
+    def parking_lots(self) -> ParkingLots:
+        """As somebody sees them who knows the names of the limits."""
+        return ParkingLots(self.sender)
 
     def signals(self) -> list[str]:
         path = self.directory / "signals"

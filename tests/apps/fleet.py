@@ -83,6 +83,12 @@ def late(index: int) -> int:
     return index
 
 
+@app.task(base=RateLimitedTask, limits=RATE, max_wait=1, overflow="later")
+def overflowing(index: int) -> int:
+    note(index)
+    return index
+
+
 @app.task(base=RateLimitedTask, limits=Limit(RATE, key="tenant:{tenant}"))
 def tenant(index: int, tenant: str) -> int:
     note(index)
@@ -198,8 +204,10 @@ def whole(self: Any, *args: Any, **kwargs: Any) -> None:
     """Leaves everything that its request says in a file."""
     note(0)
     fields = {name: value for name, value in vars(self.request).items() if not name.startswith("_")}
-    with open(os.path.join(os.environ["TEST_RECORDS"], f"{self.request.id}.request"), "w") as file:
+    path = os.path.join(os.environ["TEST_RECORDS"], f"{self.request.id}.request")
+    with open(f"{path}.part", "w") as file:
         json.dump(fields, file, default=repr)
+    os.rename(f"{path}.part", path)
 
 
 @app.task

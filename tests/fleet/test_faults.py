@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,11 +134,18 @@ def test_a_killed_worker_loses_nothing_under_acks_late(
     }
     with Fleet(server, tmp_path, rate="50/s", broker_transport_options=options) as fleet:
         fleet.start(number=2)
-        for index in range(300):
-            fleet.send("late", index)
-        # A message that is on its way from the broker (BRPOP) is in no list: kombu loses it with a killed worker, be it
-        # throttled or not. So the worker is killed when all are noted as unacknowledged.
-        until(lambda: fleet.started() >= 60 and not store.exists("celery", "celery.throttled"), 20, "an empty queue")
+        index_of = {fleet.send("late", index).id: index for index in range(300)}
+
+        def all_are_noted() -> bool:
+            """A message that is on its way from the broker (BRPOP) is in no list: kombu loses it with a killed worker,
+            be it throttled or not. So every task has to be noted as unacknowledged, or to have started.
+            """
+            if fleet.started() < 60 or store.exists("celery", "celery.throttled"):
+                return False
+            noted = {index_of[json.loads(message)[0]["headers"]["id"]] for message in store.hvals("unacked")}
+            return len(noted | {start.index for start in fleet.starts()}) == 300
+
+        until(all_are_noted, 20, "an empty queue")
         fleet.kill(0)
         until(lambda: len({start.index for start in fleet.starts()}) == 300, 40, "every task")
         starts = fleet.starts()
@@ -184,7 +192,8 @@ def test_a_worker_that_is_stopped_gives_everything_back(
         fleet.stop()
         done = fleet.started()
         left = sum(store.llen(queue) for queue in ("celery", "celery.throttled"))
-        assert done + left == 100
+        parked = sum(lot.parked for lot in fleet.parking_lots().lots("tests.apps.fleet.retry"))
+        assert done + left + parked == 100
         assert store.hlen("unacked") == 0
         fleet.start()
         starts = fleet.wait_for(100, 20)

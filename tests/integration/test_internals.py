@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
 from celery.worker import request, state, strategy
 from celery.worker.consumer import consumer
@@ -11,6 +12,10 @@ from kombu import Consumer as KombuConsumer
 from kombu.asynchronous import hub
 from kombu.asynchronous.timer import Timer as KombuTimer
 from kombu.common import QoS
+from kombu.message import Message
+from kombu.transport import pyamqp, virtual
+from kombu.transport.redis import Channel as RedisChannel
+from kombu.transport.redis import QoS as RedisQoS
 
 
 def source(thing: object) -> str:
@@ -79,3 +84,47 @@ def test_the_prefetch_is_widened_for_what_waits() -> None:
 def test_a_revoked_request_can_be_announced_with_a_reason() -> None:
     parameters = inspect.signature(request.Request._announce_revoked).parameters
     assert list(parameters) == ["self", "reason", "terminated", "signum", "expired"]
+
+
+def test_a_message_on_redis_is_acknowledged_by_two_removals() -> None:
+    """``Worker._acknowledge`` does for many messages what this does for one."""
+    assert source(RedisQoS.ack).count("\n") == 3
+    assert "self._remove_from_indices(delivery_tag).execute()" in source(RedisQoS.ack)
+    assert "super().ack(delivery_tag)" in source(RedisQoS.ack)
+    removal = source(RedisQoS._remove_from_indices)
+    assert "pipe.zrem(self.unacked_index_key, delivery_tag)" in removal
+    assert ".hdel(self.unacked_key, delivery_tag)" in removal
+    assert "self._quick_ack(delivery_tag)" in source(virtual.QoS.ack)
+    assert "self._quick_ack = self._dirty.add" in source(virtual.QoS.__init__)
+
+
+def test_an_acknowledged_message_says_so() -> None:
+    message = Message(channel=None)
+    assert not message.acknowledged
+    message._state = "ACK"
+    assert message.acknowledged
+
+
+def test_an_amqp_message_keeps_the_dict_that_the_queue_is_noted_in() -> None:
+    assert "delivery_info=msg.delivery_info" in source(pyamqp.Message.__init__)
+
+
+def test_a_consumer_stops_and_goes_on_with_one_queue() -> None:
+    assert {"cancel_by_queue", "add_queue", "consume", "consuming_from"} <= set(dir(KombuConsumer))
+    assert "in_protected_read" in source(RedisChannel.basic_cancel)
+
+
+def test_revoked_ids_are_the_keys_of_a_dict() -> None:
+    known = LimitedSet(maxlen=10)
+    known.add("one")
+    known.add("two")
+    assert list(known._data) == ["one", "two"]
+    assert isinstance(state.revoked, LimitedSet)
+
+
+def test_quorum_queues_are_known_by_the_consumers_qos() -> None:
+    from celery.worker.consumer.tasks import Tasks
+
+    start = source(Tasks.start)
+    if "qos_global" in start:  # Celery 5.5
+        assert start.index("c.qos_global = qos_global") < start.index("c.task_consumer = ")

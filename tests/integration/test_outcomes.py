@@ -109,16 +109,16 @@ def test_a_callable_that_raises_fails_its_own_task_and_takes_nothing(
 
 
 def test_a_revoked_task_gives_its_slot_back(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    with Fleet(server, tmp_path, rate="1/2s") as fleet:
+    with Fleet(server, tmp_path, rate="2/s") as fleet:
         fleet.start()
         results = [fleet.send("retry", index) for index in range(3)]
         slots = "ratelimit:v1:{tests.apps.fleet.retry}::slots"
-        until(lambda: store.zcard(slots) == 2, 10)
-        results[1].revoke()
+        until(lambda: store.zcard(slots) == 2, 10)  # at 0.5 and 1.0 s
+        results[2].revoke()
         with pytest.raises(TaskRevokedError):
-            results[1].get(timeout=15)
-        until(lambda: results[1].id not in store.zrange(slots, 0, -1), 5, "the slot being given back")
-        assert results[2].get(timeout=15) == 2
+            results[2].get(timeout=15)
+        until(lambda: f"{results[2].id}@celery" not in store.zrange(slots, 0, -1), 5, "the slot being given back")
+        assert results[1].get(timeout=15) == 1
 
 
 def test_direct_calls_and_eager_mode_are_not_throttled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -279,7 +279,9 @@ def test_the_policy_as_the_task_says() -> None:
     [
         ("throttle", "park", "'retry', 'wait', 'drop', 'fail'"),
         ("throttle", None, "'retry', 'wait', 'drop', 'fail'"),
-        ("overflow", "retry", "'fail', 'drop'"),
+        ("overflow", "retry", "'fail' nor 'drop' nor the name of a queue"),
+        ("overflow", "fial", "'fail' nor 'drop' nor the name of a queue"),
+        ("overflow", "", "'fail' nor 'drop' nor the name of a queue"),
         ("inline_wait", -1, "a number of seconds"),
         ("inline_wait", "1", "a number of seconds"),
         ("inline_wait", True, "a number of seconds"),

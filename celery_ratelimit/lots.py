@@ -1,0 +1,160 @@
+"""The parking lots of an app, for people: what waits where, since when, and how to let it out or throw it away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from kombu.utils.json import loads
+
+from ._celery import RETURN_HEADER, fleet_of, publish_all, redelivery_of
+from .binding import limits_of_app
+from .config import limiter_of, settings_of
+from .parking import Bucket, Lot, Parked, Parking, marker_of
+
+__all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]
+
+#: Tasks that are read or taken out at once.
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ParkingLot:
+    """What is parked for one bucket.
+
+    Attributes:
+        name: of the limit.
+        key: of the bucket; ``""``: the limit has only one.
+        parked: how many tasks wait here.
+        oldest: when the first of them was throttled, in seconds since 1970.
+        drains_in: seconds until all have had their turn, at the rate that is in force; ``None``: that is not known, as
+            under :class:`~celery_ratelimit.Concurrency`. The dearer tasks are, the longer it takes.
+    """
+
+    name: str
+    key: str
+    parked: int
+    oldest: float
+    drains_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedTask:
+    """A task that waits in a parking lot.
+
+    Attributes:
+        id: the task's id.
+        task: its name.
+        args, kwargs: as they are shown in logs.
+        queue: where it was sent to.
+        since: when it was throttled first, in seconds since 1970.
+    """
+
+    id: str
+    task: str
+    args: str
+    kwargs: str
+    queue: str
+    since: float
+
+
+class ParkingLots:
+    """The parking lots of an app's limits.
+
+    >>> lots = ParkingLots(app)
+    >>> for lot in lots.lots():
+    ...     print(lot.name, lot.key, lot.parked, lot.drains_in)
+
+    Args:
+        app: the app; its broker is where tasks that are let out are published to.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._limiter = limiter_of(app)
+        self._parking = parking_of(app)
+        self._limits = limits_of_app(app)
+
+    def lots(self, *names: str) -> list[ParkingLot]:
+        """The lots of these limits in which tasks are parked. Default: of all limits of the app's tasks and queues."""
+        return [self._lot(lot) for lot in self._parking.lots(names or sorted(self._limits)) if lot.parked]
+
+    def tasks(self, name: str, key: str = "", *, first: int = 0, number: int = 100) -> list[ParkedTask]:
+        """Tasks that are parked for one bucket, in the order of their turns.
+
+        Args:
+            name: of the limit.
+            key: of the bucket.
+            first: how many to leave out.
+            number: how many at most.
+        """
+        return [_task(parked) for parked in self._list((name, key), first, number)]
+
+    def release(self, name: str, key: str = "", ids: Sequence[str] | None = None) -> int:
+        """Send parked tasks back to the broker now. They still have to ask their limits, behind those who wait there.
+
+        Args:
+            name: of the limit.
+            key: of the bucket.
+            ids: of the tasks; default: all that are parked now.
+
+        Returns:
+            How many were sent.
+        """
+        with self._app.connection_for_write() as connection, connection.channel() as channel:
+            released = 0
+            for page in self._pages((name, key), ids):
+                leaving = self._parking.pick((name, key), page, purge=False)
+                publish_all(channel, [(loads(each.message), 0.0, marker_of((name, key), each)) for each in leaving])
+                self._parking.published((name, key), leaving)
+                released += len(leaving)
+            return released
+
+    def purge(self, name: str, key: str = "", ids: Sequence[str] | None = None) -> int:
+        """Throw parked tasks away, as ``celery purge`` does with those in a queue: nobody hears of it.
+
+        Args:
+            name: of the limit.
+            key: of the bucket.
+            ids: of the tasks; default: all that are parked now.
+
+        Returns:
+            How many there were.
+        """
+        return sum(len(self._parking.pick((name, key), page, purge=True)) for page in self._pages((name, key), ids))
+
+    def _list(self, bucket: Bucket, first: int, number: int) -> Sequence[Parked]:
+        lot = self._parking.lot(bucket, first, first + number - 1)
+        return lot.tasks if number > 0 else ()
+
+    def _pages(self, bucket: Bucket, ids: Sequence[str] | None) -> Iterator[list[str]]:
+        """The ids by which the store knows tasks: of an attempt that is tried again it has another one."""
+        everybody = self._parking.lot(bucket, 0, -1).tasks
+        chosen = [each.id for each in everybody if ids is None or _task(each).id in ids]
+        for first in range(0, len(chosen), _PAGE):
+            yield chosen[first : first + _PAGE]
+
+    def _lot(self, lot: Lot) -> ParkingLot:
+        config = self._limiter.config(self._limits.get(lot.name, lot.name), key=lot.key or None)
+        interval = config.in_force.interval if config.in_force is not None else 0.0
+        drains_in = config.paused + lot.parked * interval if interval else None
+        return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in)
+
+
+def parking_of(app: Celery) -> Parking:
+    """The parking lots of ``app``: of all whose tasks go to the same broker."""
+    return Parking(limiter_of(app), settings_of(app).fleet or fleet_of(app), redelivery_of(app))
+
+
+def _task(parked: Parked) -> ParkedTask:
+    headers: dict[str, Any] = loads(parked.message)["headers"]
+    return ParkedTask(
+        str(headers.get("id")),
+        str(headers.get("task")),
+        str(headers.get("argsrepr", "")),
+        str(headers.get("kwargsrepr", "")),
+        str(headers[RETURN_HEADER]["queue"]),
+        parked.since / 1e6,
+    )

@@ -1,0 +1,247 @@
+"""The parking lot in the store: where the messages of throttled tasks wait until their turn is near.
+
+At least once at every step: a message is parked before its broker forgets it, and it leaves the store when it is known
+to be at the broker again. A step that is repeated after a crash changes nothing, for a message is known by its task's
+id; where two copies of one may be about, the store says which of them may run. See ``lua/include/lot.lua``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ._scripts import Script, bulk
+from .asking import ARGUMENTS, KEYS, Demand, microseconds
+from .keys import lot_keys, lots_key
+from .limiter import Limiter
+
+__all__ = ["FULL", "HORIZON", "NOBODY", "Bucket", "Lot", "Parked", "Parking", "marker_of"]
+
+#: A limit's name, and the key of one of its buckets.
+Bucket = tuple[str, str]
+
+#: What :meth:`Parking.park` answers when it did not park.
+NOBODY, FULL = -1, -2
+
+#: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
+HORIZON = 1.0
+#: Tasks of one bucket that have left it and have not started, and that leave it at once.
+MOST = 1000
+#: Seconds between two looks at a lot, at the least: those whose turn has come meanwhile leave it together.
+PACE = 0.2
+#: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
+AGAIN = 10.0
+#: How many keys a lot has.
+_KEYS = 7
+#: Lots of one limit that a worker looks after in one go.
+LOTS = 50
+
+
+class Parked(NamedTuple):
+    """One message in the lot, or on its way out.
+
+    Attributes:
+        id: what the store knows the task by.
+        copy: which copy of the message it is, counted from the user's own, which is 0.
+        since: microseconds since 1970, the store's clock: when it was throttled first.
+        wait: seconds until its turn; 0.0 if that is not known.
+        message: as it was parked.
+    """
+
+    id: str
+    copy: int
+    since: int
+    wait: float
+    message: str
+
+
+def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:
+    """What a message says of itself when it comes back: where it was parked, which copy it is, since when it waits."""
+    return {"lot": bucket, "id": parked.id, "copy": parked.copy, "since": parked.since}
+
+
+class Lot(NamedTuple):
+    """The parking lot of one bucket.
+
+    Attributes:
+        name: of the limit.
+        key: of the bucket.
+        parked: tasks in it.
+        leaving: tasks that were let out, but are not known to be at the broker yet.
+        oldest: seconds since 1970 at which the first of them was throttled; 0.0: nobody is there.
+        tasks: those that were asked for, in their order.
+    """
+
+    name: str
+    key: str
+    parked: int
+    leaving: int
+    oldest: float
+    tasks: tuple[Parked, ...]
+
+
+class Parking:
+    """The lots of one fleet: apps whose workers publish to the same broker.
+
+    Args:
+        limiter: the way to the store.
+        fleet: names the broker, so that no worker publishes to its own what came from another.
+        redelivery: seconds after which the broker may hand out a message again that was not acknowledged.
+    """
+
+    def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
+        self._limiter = limiter
+        self._fleet = fleet
+        self._memory = microseconds(2 * redelivery)
+        self._keys = lru_cache(maxsize=1024)(self._make_keys)
+        self._acknowledged: dict[Bucket, list[str]] = {}
+        names = ("park", "unpark", "published", "arrive", "due", "parked", "pick")
+        self.scripts = {name: Script(name, limiter.replace_includes) for name in names}
+
+    def _make_keys(self, bucket: Bucket) -> bytes:
+        return bulk(*lot_keys(self._limiter.prefix, *bucket, self._fleet))
+
+    def _run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
+        return self._call(name, (), _KEYS, _KEYS + len(arguments), [self._keys(bucket), bulk(*arguments)])
+
+    def _call(self, name: str, *call: Any) -> Any:
+        return self._limiter.run_script(self.scripts[name], *call)
+
+    # -- In --------------------------------------------------------------------------------------------------------
+
+    def park(
+        self,
+        demand: Demand,
+        id: str,
+        message: str,
+        *,
+        copy: int,
+        since: int,
+        expires: float,
+        only_behind: bool,
+        most: int | None,
+    ) -> int:
+        """Park a message in the lot of ``demand``'s bucket. Idempotent by ``id``.
+
+        Args:
+            demand: of the limit that said no.
+            id: what the store knows the task by.
+            message: the message.
+            copy: which copy of it this will be, when it leaves.
+            since: microseconds since 1970, the store's clock: its place in the order; 0: behind all others.
+            expires: seconds since 1970 at which the task expires; 0.0: never.
+            only_behind: only if others are parked there.
+            most: only if fewer are parked there.
+
+        Returns:
+            How many are ahead of it; :data:`NOBODY`: nobody is there; :data:`FULL`: as many as there may be.
+        """
+        bucket = demand.name, demand.key
+        return int(
+            self._run(
+                "park",
+                bucket,
+                int(only_behind),
+                -1 if most is None else max(0, most),
+                since,
+                int(expires * 1e6),
+                demand.key,
+                id,
+                demand.cost,
+                copy,
+                message,
+                *self._acknowledged.pop(bucket, ()),
+            )
+        )
+
+    def acknowledged(self, bucket: Bucket, id: str) -> None:
+        """The message that was parked is not at the broker any more. Told to the store with what is sent next."""
+        self._acknowledged.setdefault(bucket, []).append(id)
+
+    def flush(self) -> None:
+        """Tell the store now."""
+        for bucket in list(self._acknowledged):
+            self.published(bucket, ())
+
+    # -- Out -------------------------------------------------------------------------------------------------------
+
+    def due(self, names: Sequence[str]) -> list[Bucket]:
+        """The lots of these limits that somebody has to look after now."""
+        keys = [lots_key(self._limiter.prefix, name, self._fleet) for name in names]
+        found: list[Bucket] = []
+        for part in [range(len(names))] if not self._limiter.is_cluster else [[i] for i in range(len(names))]:
+            reply = self._call("due", (), len(part), len(part) + 1, [bulk(*[keys[i] for i in part], LOTS)])
+            found += [(names[i], _text(key)) for i, due in zip(part, reply, strict=True) for key in due]
+        return found
+
+    def unpark(self, demand: Demand, horizon: float = HORIZON) -> list[Parked]:
+        """Let those out whose turn is no further away than ``horizon`` seconds. Whoever calls publishes them.
+
+        Args:
+            demand: one of the bucket; its cost is that of each message.
+            horizon: seconds.
+        """
+        bucket = demand.name, demand.key
+        _, methods, keys, arguments = self._limiter.packed((demand,))
+        numbers = (microseconds(horizon), MOST, microseconds(PACE), microseconds(AGAIN), self._memory, demand.key)
+        pieces = [keys, self._keys(bucket), bulk(*numbers), arguments]
+        reply = self._call("unpark", methods, KEYS + _KEYS, KEYS + _KEYS + len(numbers) + ARGUMENTS, pieces)
+        return _several(reply[1:])
+
+    def published(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
+        """These have left the lot: they are at the broker."""
+        acknowledged = self._acknowledged.pop(bucket, [])
+        pairs = [value for each in leaving for value in (each.id, each.copy)]
+        self._run("published", bucket, len(leaving), *pairs, *acknowledged)
+
+    def arrive(self, bucket: Bucket, copies: Mapping[str, int]) -> set[str]:
+        """These copies have come from the broker. Which of them must not run, because another does?"""
+        pairs = [value for pair in copies.items() for value in pair]
+        reply = self._run("arrive", bucket, *pairs)
+        return {id for id, may in zip(copies, reply, strict=True) if int(may) != 1}
+
+    # -- For people ------------------------------------------------------------------------------------------------
+
+    def lots(self, names: Iterable[str]) -> list[Lot]:
+        """The lots of these limits that are not empty, without their tasks."""
+        found = []
+        for name in names:
+            of_all = lots_key(self._limiter.prefix, name, self._fleet)
+            keys = [_text(key) for key in self._limiter._store(self._limiter.client.zrange, of_all, 0, -1)]
+            if keys:
+                found += self._lots(name, keys, None)
+        return found
+
+    def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
+        """The lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one."""
+        return self._lots(bucket[0], [bucket[1]], (first, last))[0]
+
+    def _lots(self, name: str, keys: Sequence[str], which: tuple[int, int] | None) -> list[Lot]:
+        asked = [lots_key(self._limiter.prefix, name, self._fleet)]
+        for key in keys:
+            parked, messages, leaving, *_ = lot_keys(self._limiter.prefix, name, key, self._fleet)
+            asked += [parked, leaving, messages]
+        _, *found = self._call("parked", (), len(asked), len(asked) + 2, [bulk(*asked, *(which or ("", "")))])
+        return [
+            Lot(name, key, int(parked), int(leaving), int(float(oldest)) / 1e6, tuple(_several(tasks)))
+            for key, (parked, leaving, oldest, *tasks) in zip(keys, found, strict=True)
+        ]
+
+    def pick(self, bucket: Bucket, ids: Sequence[str], *, purge: bool) -> list[Parked]:
+        """Take tasks out before their turn: to be published by whoever calls, or (``purge``) never."""
+        reply = self._run("pick", bucket, int(purge), microseconds(AGAIN), self._memory, bucket[1], *ids)
+        return _several(reply)
+
+
+def _read(id: Any, wait: Any, message: Any) -> Parked:
+    _, copy, since, text = _text(message).split(" ", 3)
+    return Parked(_text(id), int(copy), int(since), int(wait) / 1e6, text)
+
+
+def _several(reply: Sequence[Any]) -> list[Parked]:
+    return [_read(*each) for each in zip(reply[::3], reply[1::3], reply[2::3], strict=True)]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,21 @@
+-- Lets parked tasks out. They are taken for published only when that is said (published.lua), or when one arrives.
+--
+-- Uses AGAIN_US, after which one is published once more; MEMORY_US, for which it is remembered that there may be two.
+-- Leaves `out`: for each its id, us until its turn, its message.
+local out = {}
+
+local function leave(id, wait)
+    local message = call('HGET', MESSAGES, id)
+    call('ZREM', PARKED, id)
+    if not message then return end
+    call('ZADD', LEAVING, int(now + AGAIN_US), id)
+    if call('SREM', UNACKED, id) == 1 then
+        local copy = match(message, '^%d+ (%d+)')
+        local _, newest, several = copies(id)
+        note_copies(id, copy, max(copy, newest or 0), several or '0')
+        call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+    end
+    out[#out + 1] = id
+    out[#out + 1] = int(wait)
+    out[#out + 1] = message
+end

@@ -1,0 +1,41 @@
+-- The parking lot of one bucket: the messages of throttled tasks, until their turn is near.
+--
+-- KEYS from LOT + 1 on
+--   1  parked     sorted set, id -> us: its place in the order
+--   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of those that are parked or leaving
+--   3  leaving    sorted set, id -> us at which it is published once more, unless it is known by then that it was published
+--   4  unacked    set: ids whose message may still be at the broker
+--   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which there may be more than one
+--                 message. The first is '-' if whichever comes first may run; the last is 1 if they are not only an older
+--                 one, which is no more once it is acknowledged
+--   6  expiring   sorted set, id -> us at which the task expires
+--   7  lots       sorted set, key of a bucket -> us at which somebody has to look after its lot; one for each limit
+-- Copies of a message are numbered: 0 is the user's own, each that leaves the lot has one more than the one before.
+local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS = unpack(KEYS, LOT + 1, LOT + 7)
+
+-- Which copy may run, the newest one, and whether there are several; nothing where there is only one message.
+local function copies(id)
+    return match(call('HGET', TWICE, id) or '', '^(%S+) (%d+) (%d)$')
+end
+
+local function note_copies(id, chosen, newest, several)
+    call('HSET', TWICE, id, format('%s %d %s', chosen, newest, several))
+end
+
+-- This copy is at the broker. What has come back and is parked again meanwhile is another copy.
+local function at_broker(id, copy)
+    if match(call('HGET', MESSAGES, id) or '', '^%d+ (%d+)') == copy then
+        call('HDEL', MESSAGES, id)
+        call('ZREM', LEAVING, id)
+    end
+end
+
+-- The older copy of each is acknowledged.
+local function acknowledged(first)
+    for i = first, #ARGV do
+        if call('SREM', UNACKED, ARGV[i]) == 0 then
+            local _, _, several = copies(ARGV[i])
+            if several == '0' then call('HDEL', TWICE, ARGV[i]) end
+        end
+    end
+end

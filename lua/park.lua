@@ -1,0 +1,43 @@
+-- park: put the message of a throttled task into the parking lot of the limit that said no. Idempotent by id.
+--
+-- KEYS   see include/lot.lua
+-- ARGV   1  behind    1: only behind others; 0: also if nobody is there
+--        2  most      >= 0: only if fewer are there; -1: however many
+--        3  since     us: its place in the order, for one that was throttled before; 0: behind all others
+--        4  expires   us; 0: never
+--        5  key       text: of the bucket
+--        6  id        text
+--        7  cost      permits
+--        8  copy      which copy of the message leaves here, at least
+--        9  message   text
+--        10+          ids that were parked before, and whose older copies are acknowledged by now
+-- Reply  how many are ahead; -1: nobody is there; -2: there are as many as there may be
+-- Writes the lot; no time to live: it is work
+local LOT = 0
+local id, since = ARGV[6], tonumber(ARGV[3])
+--!include prelude.lua
+--!include now.lua
+--!include lot.lua
+
+acknowledged(10)
+local ahead = call('ZCARD', PARKED)
+if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
+if ARGV[1] == '1' and ahead == 0 then return -1 end
+if ARGV[2] ~= '-1' and ahead >= tonumber(ARGV[2]) then return -2 end
+
+if since == 0 then
+    local last = ahead > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
+    since = max(now, last + 1)
+end
+local copy = tonumber(ARGV[8])
+local chosen, newest, several = copies(id)
+if chosen then -- this is the one that may run, under a number that no other has
+    copy = max(copy, newest + 1)
+    note_copies(id, copy, copy, several)
+end
+call('HSET', MESSAGES, id, format('%s %d %d ', ARGV[7], copy, since) .. ARGV[9])
+call('ZADD', PARKED, int(since), id)
+call('SADD', UNACKED, id)
+if ARGV[4] ~= '0' then call('ZADD', EXPIRING, ARGV[4], id) end
+if ahead == 0 then call('ZADD', LOTS, 0, ARGV[5]) end -- somebody has to look at once
+return ahead

@@ -1,0 +1,29 @@
+-- pick: take certain tasks out of the lot before their turn, to be published at once or never.
+--
+-- KEYS   see include/lot.lua
+-- ARGV   1  purge     1: they are thrown away; 0: whoever calls publishes them
+--        2  again, 3 memory: us, see unpark.lua
+--        4  key       text: of the bucket
+--        5+           ids
+-- Reply  for each that was parked: its id, 0, its message
+-- Writes the lot
+local LOT = 0
+local AGAIN_US, MEMORY_US = tonumber(ARGV[2]), tonumber(ARGV[3])
+--!include prelude.lua
+--!include now.lua
+--!include lot.lua
+--!include leave.lua
+
+for i = 5, #ARGV do
+    local id = ARGV[i]
+    if call('ZSCORE', PARKED, id) then
+        leave(id, 0)
+        call('ZREM', EXPIRING, id)
+        if ARGV[1] == '1' then
+            call('ZREM', LEAVING, id)
+            call('HDEL', MESSAGES, id)
+        end
+    end
+end
+if call('ZCARD', PARKED) + call('ZCARD', LEAVING) == 0 then call('ZREM', LOTS, ARGV[4]) end
+return out

@@ -1,0 +1,209 @@
+"""The parking lot under real workers: deep backlogs, changes while tasks are parked, fleets that go and come back."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import redis
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from benchmarks.measures import displacement
+from celery_ratelimit import Limiter, Throttled
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+
+NAME = "tests.apps.fleet.retry"
+
+
+def parked(fleet: Fleet, name: str = NAME) -> int:
+    return sum(lot.parked for lot in fleet.parking_lots().lots(name))
+
+
+def test_an_unlimited_task_passes_a_throttled_backlog(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
+        for index in range(400):
+            fleet.send("retry", index)
+        fleet.send("plain", 1000)
+        fleet.start(number=2)
+        until(lambda: 1000 in {start.index for start in fleet.starts()}, 15, "the unlimited task")
+        assert len(fleet.permits()) < 350, "the backlog takes 20 s"
+        assert store.hlen("unacked") < 100, "nor does the worker hold it"
+        (lot,) = fleet.parking_lots().lots(NAME)
+        assert lot.drains_in is None, "who asks does not know the limit, which is in the workers' code"
+        assert lot.parked > 20
+        fleet.wait_for(401, 60)
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys([*range(400), 1000], 1)
+        assert_never_over(fleet.permits(), 20)
+        limited = [start for start in fleet.starts() if start.index < 1000]
+        assert displacement(limited)[0] <= 10
+        assert fleet.sent_back() <= 400 * 1.05
+        until(lambda: not store.hlen("unacked"), 5)
+
+
+def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
+        for index in range(60):
+            fleet.send("retry", index)
+        fleet.start()
+        until(lambda: parked(fleet) > 20, 20, "tasks being parked")
+        fleet.stop()
+        before = parked(fleet)
+        assert before > 0
+        time.sleep(1.5)  # those that had a slot have missed it
+        fleet.launch()
+        fleet.wait_for(60, 30)
+        assert sorted(start.index for start in fleet.starts()) == list(range(60))
+        assert_never_over(fleet.permits(), 20)
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_parked_task_that_will_not_run_leaves_at_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str
+) -> None:
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        expires = datetime.now(timezone.utc) + timedelta(seconds=3) if how == "expired" else None
+        fleet.send("retry", 0)
+        result = fleet.send("retry", 1, expires=expires)
+        fleet.send("retry", 2)
+        until(lambda: parked(fleet) == 2, 10)
+        if how == "revoked":
+            result.revoke()
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+        until(lambda: parked(fleet) == 1, 10)
+        (left,) = fleet.parking_lots().tasks(NAME)
+        assert left.args == "(2,)"
+        assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
+
+
+def test_people_let_parked_tasks_out_and_throw_them_away(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="1/h", ratelimit_quotas={NAME: "1/h"}) as fleet:
+        fleet.start()
+        results = [fleet.send("retry", index) for index in range(6)]
+        lots = fleet.parking_lots()
+        until(lambda: parked(fleet) == 5, 10)
+        (lot,) = lots.lots(NAME)
+        assert lot.drains_in == pytest.approx(5 * 3600)
+        assert lot.oldest == pytest.approx(time.time(), abs=30)
+        assert [task.args for task in lots.tasks(NAME, first=1, number=2)] == ["(2,)", "(3,)"]
+        assert lots.purge(NAME, ids=[results[1].id, results[2].id]) == 2
+        assert lots.release(NAME, ids=[results[4].id]) == 1
+        until(lambda: fleet.log().count(f"[{results[4].id}] received") == 2, 10, "it being delivered")
+        until(lambda: parked(fleet) == 3, 10, "it being parked again: its limit is closed")
+        assert [task.id for task in lots.tasks(NAME)] == [result.id for result in results[3:]], "where it was"
+        store.delete(f"ratelimit:v1:{{{NAME}}}::state")
+        fleet.wait_for(2, 10)
+        assert [start.index for start in fleet.starts()] == [0, 3], "the limit is open: the first one may go"
+        assert lots.purge(NAME) == 2
+        assert not lots.lots(NAME)
+
+
+def test_a_new_rate_and_a_pause_are_for_the_parked_too(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="10/s") as fleet:
+        for index in range(200):
+            fleet.send("retry", index)
+        fleet.start()
+        until(lambda: parked(fleet) > 100, 20)
+        limiter.pause(NAME, 60)
+        paused = _now(store)
+        time.sleep(2)
+        count = len(fleet.permits())
+        time.sleep(1)
+        assert max(permit.at for permit in fleet.permits()) <= paused + 0.2, "a permit that was taken ahead is used"
+        assert len(fleet.permits()) == count
+        limiter.resume(NAME)
+        limiter.set_rate(NAME, "40/s")
+        changed = _now(store)
+        fleet.wait_for(200, 30)
+        after = sorted(permit.at - changed for permit in fleet.permits() if permit.at > changed)
+        assert after[0] <= 1.0
+        assert after[40] - after[0] <= 2.0, "40 a second"
+        assert_never_over(fleet.permits(), 40)
+
+
+def test_what_overflows_goes_to_another_queue_as_it_was_sent(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="4/s") as fleet:
+        fleet.start("-Q", "celery")
+        results = [fleet.send("overflowing", index) for index in range(10)]
+        until(lambda: store.llen("later") >= 5, 10, "tasks going to the other queue")
+        until(lambda: fleet.started() >= 4, 10)
+        until(lambda: store.llen("later") + fleet.started() == 10, 10, "all having gone somewhere")
+        assert b"ratelimit" not in str(store.lindex("later", 0)).encode().replace(b"celery_ratelimit", b"")
+        # There they wait for their turn, however long.
+        fleet.launch("-Q", "later")
+        assert sorted(result.get(timeout=20) for result in results) == list(range(10))
+        assert_never_over(fleet.permits(), 4)
+
+
+def test_max_wait_counts_those_who_are_parked(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="10/s") as fleet:
+        fleet.start()
+        results = [fleet.send("impatient", index) for index in range(40)]
+        states = Counter(map(_outcome, results))
+        assert 5 <= states["done"] <= 12
+        assert states["throttled"] == 40 - states["done"]
+
+
+def test_a_short_visibility_timeout_makes_nothing_run_twice(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="40/s", broker_transport_options={"visibility_timeout": 3}) as fleet:
+        for index in range(400):
+            fleet.send("late", index)
+        fleet.start(number=2)
+        fleet.wait_for(400, 60)
+        until(lambda: not store.hlen("unacked"), 10)
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(400), 1)
+
+
+def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """One process and a prefetch of four: without it, the queue that has to wait fills it."""
+    with Fleet(server, tmp_path, rate="1/5s") as fleet:
+        for index in range(20):
+            fleet.send("wait", index, queue="slow")
+        fleet.start("-Q", "slow,celery", "-c", "1")
+        fleet.wait_for(1, 20)
+        until(lambda: store.hlen("unacked") >= 1, 5)
+        for number in range(20):
+            sent = time.time()
+            fleet.send("plain", 100 + number).get(timeout=10)
+            assert time.time() - sent <= 1.0 + 0.5, "BRPOP, and a busy machine"
+        assert store.hlen("unacked") <= 5, "what had come in before the limit was known to be closed"
+        fleet.wait_for(23, 20)
+        assert_never_over(fleet.permits(), 0.2)
+        starts = [start for start in fleet.starts() if start.index < 100]
+        assert [start.index for start in starts][:3] == [0, 1, 2]
+        assert starts[2].at - starts[0].at <= 10 + 2, "nor is a turn missed"
+        assert "Requeuing" not in fleet.log()
+
+
+def _now(store: redis.Redis) -> float:
+    seconds, microseconds = store.time()
+    return float(seconds) + microseconds / 1e6
+
+
+def _outcome(result: AsyncResult) -> str:
+    try:
+        result.get(timeout=20)
+    except Throttled:
+        return "throttled"
+    return "done"

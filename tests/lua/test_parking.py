@@ -1,0 +1,309 @@
+"""The parking lot: in order, at most once at a time in each place, and harmless wherever a worker dies."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.parking import FULL, NOBODY, Parked, Parking
+from tests.conftest import START, Clock
+
+from .frozen import demand, expiries, us
+
+BUCKET = ("api", "")
+API = demand("10/s")
+
+
+@pytest.fixture
+def parking(frozen: Limiter, clock: Clock) -> Parking:
+    return Parking(frozen, "fleet", redelivery=3600)
+
+
+def park(
+    parking: Parking,
+    *ids: str,
+    asked: Demand = API,
+    copy: int = 1,
+    since: int = 0,
+    expires: float = 0.0,
+    only_behind: bool = False,
+    most: int | None = None,
+) -> int:
+    """Parks them, and returns the last answer."""
+    answer = 0
+    for id in ids:
+        answer = parking.park(
+            asked,
+            id,
+            f"message of {id}",
+            copy=copy,
+            since=since,
+            expires=expires,
+            only_behind=only_behind,
+            most=most,
+        )
+    return answer
+
+
+def unpark(parking: Parking, asked: Demand = API) -> list[tuple[str, int]]:
+    """Who leaves, and in how many microseconds they have their turn."""
+    return [(each.id, us(each.wait)) for each in parking.unpark(asked)]
+
+
+def publish(parking: Parking, *copies: tuple[str, int]) -> None:
+    parking.published(BUCKET, [Parked(id, copy, 0, 0.0, "") for id, copy in copies])
+
+
+def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    assert frozen.ask((API,)).allowed
+    assert [park(parking, f"t{number}") for number in range(25)] == list(range(25))
+    assert parking.due(["api", "other"]) == [BUCKET]
+    assert unpark(parking) == [(f"t{number}", (number + 1) * 100_000) for number in range(10)]
+    assert parking.due(["api"]) == [], "the next one has its turn in 1.1 s"
+    assert unpark(parking) == []
+    clock.set(START + 200_000)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking) == [("t10", 900_000), ("t11", 1_000_000)]
+    # Each finds its slot again, and has its permit there.
+    clock.set(START + 300_000)
+    assert frozen.ask((API,), id="t2").allowed
+    assert not frozen.ask((API,), id="t3").allowed
+    assert not frozen.ask((API,), id="newcomer").allowed
+
+
+def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Parking, clock: Clock) -> None:
+    park(parking, "a", "b")
+    assert [id for id, _ in unpark(parking)] == ["a", "b"]
+    for id in ("a", "b"):
+        parking.acknowledged(BUCKET, id)
+    publish(parking, ("a", 1), ("b", 1))
+    clock.set(START + 1_000_000)
+    assert unpark(parking) == []
+    assert not store.keys("ratelimit:*@fleet"), "not even the memory of who might have come twice"
+
+
+def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: Parking) -> None:
+    assert park(parking, "a", only_behind=True) == NOBODY
+    assert park(parking, "a") == 0
+    assert park(parking, "a") == 1, "as often as it likes"
+    assert park(parking, "b", only_behind=True) == 1
+    assert park(parking, "c", most=2) == FULL
+    assert park(parking, "c", most=3) == 2
+    lot = parking.lot(BUCKET, 0, -1)
+    assert [(each.id, each.message) for each in lot.tasks] == [(id, f"message of {id}") for id in "abc"]
+
+
+def test_who_was_throttled_before_keeps_its_place(parking: Parking, clock: Clock) -> None:
+    clock.set(START + 5_000_000)
+    park(parking, "late")
+    park(parking, "early", copy=2, since=START)
+    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("early", 2), ("late", 1)]
+
+
+def test_each_pays_what_it_costs(frozen: Limiter, parking: Parking) -> None:
+    limit = Limit("10/s", burst=10, name="api")
+    assert frozen.ask((Demand(limit, "api", "", 10),)).allowed
+    for id, cost in (("a", 3), ("b", 5), ("c", 1), ("d", 2)):
+        park(parking, id, asked=Demand(limit, "api", "", cost))
+    assert unpark(parking, Demand(limit, "api")) == [("a", 300_000), ("b", 800_000), ("c", 900_000)]
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "sliding_window"])
+def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Parking, clock: Clock, algorithm: str) -> None:
+    asked = Demand(Limit("10/s", name="api", algorithm=algorithm), "api")
+    for _ in range(10):
+        assert frozen.ask((asked,)).allowed
+    park(parking, *[f"t{number}" for number in range(25)], asked=asked)
+    started: list[str] = []
+    waiting: dict[str, int] = {}
+    for step in range(40):
+        now = step * 100_000
+        clock.set(START + now)
+        waiting |= {id: now + wait for id, wait in unpark(parking, asked)}
+        for id in [id for id, at in waiting.items() if at <= now]:
+            if frozen.ask((asked,), id=id, claim=1.0).allowed:
+                started.append(id)
+                del waiting[id]
+    assert started == [f"t{number}" for number in range(25)]
+
+
+def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    assert frozen.ask((API,)).allowed
+    park(parking, *[f"t{number}" for number in range(100)])
+    frozen.pause("api", 60)
+    assert unpark(parking) == []
+    clock.set(START + 500_000)
+    assert parking.due(["api"]) == [BUCKET], "somebody looks twice a second"
+    assert unpark(parking) == []
+    frozen.resume("api")
+    frozen.set_rate("api", "50/s")
+    assert len(unpark(parking)) == 51, "one now, and those of the next second"
+
+
+def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Parking) -> None:
+    quick = demand("100000/s")
+    frozen.ask((quick,))
+    park(parking, *[f"t{number}" for number in range(1500)])
+    assert len(parking.unpark(quick)) == 1000
+    assert parking.unpark(quick) == []
+
+
+def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    """A worker was killed with ten countdowns in its memory."""
+    asked = Demand(Limit("10/s", name="api", algorithm="sliding_log"), "api")
+    for _ in range(10):
+        frozen.ask((asked,))
+    park(parking, *[f"t{number}" for number in range(40)], asked=asked)
+    assert len(unpark(parking, asked)) == 10
+    clock.set(START + 4_000_000)
+    assert [id for id, _ in unpark(parking, asked)] == [f"t{number}" for number in range(10, 30)]
+    assert frozen.ask((asked,), id="t10").allowed
+
+
+def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    assert frozen.ask((API,)).allowed
+    park(parking, *[f"t{number}" for number in range(30)])
+    park(parking, "short", expires=START / 1e6 + 2)
+    assert len(unpark(parking)) == 10
+    clock.set(START + 2_000_000)
+    first, *others = unpark(parking)
+    assert first == ("short", 0)
+    assert [id for id, _ in others] == [f"t{number}" for number in range(10, 20 + 1)]
+
+
+def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: redis.Redis) -> None:
+    park(parking, "a", "b", "c")
+    assert [each.id for each in parking.pick(BUCKET, ["b", "nobody"], purge=False)] == ["b"]
+    assert [each.id for each in parking.pick(BUCKET, ["a", "c"], purge=True)] == ["a", "c"]
+    publish(parking, ("b", 1))
+    assert parking.lots(["api"]) == [] or parking.lots(["api"])[0].parked == 0
+
+
+# -- A worker dies between two steps -------------------------------------------------------------------------------
+
+
+def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Parking) -> None:
+    park(parking, "a")
+    # Still parked: the message that comes once more is of no use.
+    assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
+    assert [each.id for each in parking.unpark(API)] == ["a"]
+    publish(parking, ("a", 1))
+    # It has left meanwhile: only what came from the lot may run.
+    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
+    assert parking.arrive(BUCKET, {"a": 1}) == set(), "and it may run once more if it is delivered once more"
+
+
+def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, store: redis.Redis) -> None:
+    park(parking, "a")
+    parking.acknowledged(BUCKET, "a")
+    parking.flush()
+    parking.unpark(API)
+    publish(parking, ("a", 1))
+    assert parking.arrive(BUCKET, {"a": 1, "b": 0}) == set()
+    assert not store.keys("ratelimit:*:twice@fleet")
+
+
+def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Parking, store: redis.Redis) -> None:
+    park(parking, "a")
+    parking.unpark(API)
+    assert store.keys("ratelimit:*:twice@fleet")
+    parking.acknowledged(BUCKET, "a")
+    publish(parking, ("a", 1))
+    assert not store.keys("ratelimit:*:twice@fleet")
+
+
+@pytest.mark.parametrize("was_published", [False, True], ids=["not published", "published, and not reported"])
+def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
+    parking: Parking, clock: Clock, was_published: bool
+) -> None:
+    park(parking, "a")
+    parking.acknowledged(BUCKET, "a")
+    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 1)]
+    # Here the worker dies. Another looks after the lot.
+    clock.set(START + 9_000_000)
+    assert parking.unpark(API) == []
+    clock.set(START + 10_000_000)
+    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    publish(parking, ("a", 2))
+    if was_published:
+        assert parking.arrive(BUCKET, {"a": 1}) == set()
+        assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
+        assert parking.arrive(BUCKET, {"a": 1}) == set()
+    else:
+        assert parking.arrive(BUCKET, {"a": 2}) == set()
+
+
+def test_one_that_arrives_was_published(parking: Parking, clock: Clock) -> None:
+    park(parking, "a")
+    parking.acknowledged(BUCKET, "a")
+    parking.unpark(API)  # published, and the worker dies before it says so
+    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    clock.set(START + 60_000_000)
+    assert parking.unpark(API) == []
+
+
+def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
+    """It came back, its limit was paused, it is parked again as copy 2; copy 1 is delivered once more."""
+    park(parking, "a")
+    parking.acknowledged(BUCKET, "a")
+    parking.unpark(API)
+    publish(parking, ("a", 1))
+    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    park(parking, "a", copy=2, since=START)
+    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
+    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    publish(parking, ("a", 2))
+    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
+    assert parking.arrive(BUCKET, {"a": 2}) == set()
+
+
+def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Parking, clock: Clock) -> None:
+    """Let out and not reported, so there are two; the first to come finds its limit closed and is parked once more."""
+    park(parking, "a")
+    parking.unpark(API)
+    clock.set(START + 10_000_000)
+    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    publish(parking, ("a", 2))
+    assert parking.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
+    park(parking, "a", copy=1)
+    parking.acknowledged(BUCKET, "a")
+    parking.flush()
+    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
+    assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
+    clock.set(START + 11_000_000)
+    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 3)]
+    publish(parking, ("a", 3))
+    assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
+    assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
+    assert parking.arrive(BUCKET, {"a": 3}) == set()
+
+
+def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Parking, clock: Clock) -> None:
+    """It comes back, and is parked once more, before the worker that published it has said so."""
+    park(parking, "a")
+    parking.acknowledged(BUCKET, "a")
+    parking.unpark(API)
+    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    park(parking, "a", copy=2, since=START)
+    publish(parking, ("a", 1))
+    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
+    clock.set(START + 1_000_000)
+    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+
+
+def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, store: redis.Redis) -> None:
+    park(parking, "a", "b", expires=START / 1e6 + 3600)
+    unpark(parking)
+    assert {key.rpartition(":")[2] for key in store.keys("ratelimit:*@fleet")} == {
+        f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots")
+    }
+    (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
+    assert expiries(store).get(remembered) == START + 7_200_000_000
+    publish(parking, ("a", 1), ("b", 1))
