@@ -1,0 +1,56 @@
+"""The fleet's app in a worker that kills itself, with SIGKILL, at one step of the throttle path, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery_ratelimit import _celery, attendant, parking
+from tests.apps.fleet import app
+
+__all__ = ["STEPS", "app"]
+
+#: Where a worker can die: what it is about to do, or has just done.
+STEPS: dict[str, tuple[Any, str, str]] = {
+    "before it parks": (parking.Parking, "park", "before"),
+    "parked, not acknowledged": (parking.Parking, "park", "after"),
+    "acknowledged, not told": (parking.Parking, "flush", "before"),
+    "before it lets out": (parking.Parking, "unpark", "before"),
+    "let out, not published": (_celery, "publish", "before"),
+    "the first of several published": (_celery, "publish", "after"),
+    "published, not reported": (parking.Parking, "published", "before"),
+    "reported": (parking.Parking, "published", "after"),
+    "back, not told": (parking.Parking, "arrive", "before"),
+    "back, and told": (parking.Parking, "arrive", "after"),
+    "before it starts": (_celery.Worker, "start", "before"),
+}
+
+
+def _die_once(function: Callable[..., Any], when: str, mark: Path) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            _die(mark)
+        result = function(*args, **kwargs)
+        if when == "after":
+            _die(mark)
+        return result
+
+    return run
+
+
+def _die(mark: Path) -> None:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+if step := os.environ.get("TEST_DIES"):
+    parking.AGAIN = 1.0
+    owner, name, when = STEPS[step]
+    setattr(owner, name, _die_once(getattr(owner, name), when, Path(os.environ["TEST_RECORDS"], "died")))
+    assert attendant.Parking is parking.Parking

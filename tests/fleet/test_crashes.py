@@ -1,0 +1,44 @@
+"""A worker is killed at every step of the throttle path: nothing is lost, nothing runs twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.apps.crashing import STEPS
+from tests.fleet_of import Fleet, assert_never_over, until
+from tests.rabbitmq import Broker
+
+#: There is nobody whose revoked tasks a worker could ask for.
+QUICK = "--without-mingle"
+
+TASKS = 20
+RATE = 10
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, step: str
+) -> None:
+    """With ``acks_late``, on RabbitMQ, which loses nothing by itself: kombu does, on Redis, see docs/operations.md."""
+    with Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:
+        fleet.env["TEST_DIES"] = step
+        for index in range(TASKS):
+            fleet.send("late", index)
+        doomed = fleet.launch(QUICK)
+        until(lambda: doomed.poll() is not None, 40, f"its death {step}")
+        before = {start.index for start in fleet.starts()}
+        fleet.launch(QUICK)
+        until(lambda: {start.index for start in fleet.starts()} == set(range(TASKS)), 40, "every task being run")
+        fleet.stop()
+        assert broker.ready("celery", "celery.throttled") == 0
+        ran = Counter(start.index for start in fleet.starts())
+        # What ran when the worker was killed may run again: that is what acks_late is for.
+        assert {index for index, times in ran.items() if times > 1} <= before
+        assert all(times <= 2 for times in ran.values())
+        assert_never_over(fleet.permits(), RATE)
+        assert not fleet.parking_lots().lots("tests.apps.fleet.late")

@@ -1,0 +1,199 @@
+"""The laws on RabbitMQ, with classic and with quorum queues: real workers, a node of the suite's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from benchmarks.measures import displacement, share_of_rate
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+from tests.rabbitmq import Broker
+
+TASKS, RATE = 200, 100
+
+#: Celery turns its native delayed delivery on for these, and its prefetch no longer grows for what waits for its ETA.
+QUORUM: dict[str, Any] = {
+    "task_default_queue_type": "quorum",
+    "task_default_exchange_type": "topic",
+    "broker_native_delayed_delivery_queue_type": "quorum",
+}
+#: A second less for each worker: there is nobody whose revoked tasks it could ask for.
+QUICK = "--without-mingle"
+
+KINDS = pytest.mark.parametrize("conf", [{}, QUORUM], ids=["classic", "quorum"])
+
+
+def indexes(fleet: Fleet) -> list[int]:
+    return sorted(start.index for start in fleet.starts())
+
+
+def assert_all_acknowledged(fleet: Fleet, broker: Broker, *queues: str) -> None:
+    """When its workers are gone, the broker has nothing left to deliver."""
+    fleet.stop()
+    assert broker.ready(*queues) == 0
+
+
+@KINDS
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_a_backlog_leaves_at_the_rate(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, throttle: str, conf: dict[str, Any]
+) -> None:
+    with Fleet(server, tmp_path, rate=f"{RATE}/s", broker=broker.url, **conf) as fleet:
+        fleet.start(QUICK, number=2)
+        for index in range(TASKS):
+            fleet.send(throttle, index)
+        starts = fleet.wait_for(TASKS, 40)
+
+        assert sorted(start.index for start in starts) == list(range(TASKS))  # each once: nothing lost
+        permits = fleet.permits()
+        assert sorted(permit.index for permit in permits) == list(range(TASKS))
+        assert_never_over(permits, RATE)
+        assert share_of_rate(permits, RATE) >= 0.4  # 1 on a quiet machine
+        median, last_percent = displacement(starts)
+        if throttle == "retry":
+            assert fleet.sent_back() <= TASKS * 1.1
+            assert median <= 30
+        else:
+            assert fleet.sent_back() == 0
+            assert median <= 4
+            assert last_percent <= 16  # what two workers have prefetched
+        logs = fleet.log(0) + fleet.log(1)
+        assert "Traceback" not in logs
+        assert "ERROR" not in logs
+        assert_all_acknowledged(fleet, broker, "celery", "celery.throttled")
+        assert indexes(fleet) == list(range(TASKS))
+
+
+def test_waits_of_fractions_of_a_second_lose_nothing_with_confirmed_publishes(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Native delayed delivery knows whole seconds only, from one on. With ``confirm_publish`` whoever publishes waits
+    for the broker's answer, and other messages come in meanwhile.
+    """
+    conf = {**QUORUM, "broker_transport_options": {"confirm_publish": True}}
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf) as fleet:
+        for index in range(50):
+            fleet.send("retry", index)
+        fleet.start(QUICK)
+        fleet.wait_for(50, 30)
+        assert_never_over(fleet.permits(), 20)
+        assert "Traceback" not in fleet.log()
+        assert_all_acknowledged(fleet, broker, "celery", "celery.throttled")
+        assert indexes(fleet) == list(range(50))
+
+
+def test_a_countdown_of_the_users_own_changes_no_limit_and_no_field(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """What comes late through ``celery_delayed_27`` has a routing key of 28 bits before the queue's own."""
+    queues = {"ratelimit_queues": {"celery": "2/s"}}
+    with Fleet(server, tmp_path, rate="100/s", broker=broker.url, install=True, **queues, **QUORUM) as fleet:
+        fleet.start(QUICK)
+        ids = [str(uuid.uuid4()) for _ in range(4)]
+        for task_id in ids:
+            fleet.send("whole", task_id=task_id, countdown=1)
+        fleet.wait_for(4, 20)
+        assert_never_over(fleet.permits(), 2)
+        assert list(store.scan_iter("ratelimit:*{celery}*")), "the limit of the queue"
+        assert not list(store.scan_iter("ratelimit:*delayed*")), "a limit of the queue that it came through"
+        paths = [tmp_path / f"{task_id}.request" for task_id in ids]
+        until(lambda: all(path.exists() for path in paths), 10, "every task's request")
+        throttled = {task_id for task_id in ids if f"[{task_id}] throttled" in fleet.log()}
+        assert 0 < len(throttled) < 4
+        found = [json.loads(path.read_text()) for path in paths]
+        fields = ("exchange", "routing_key", "priority", "redelivered")
+        routing = [tuple(request["delivery_info"].get(name) for name in fields) for request in found]
+        assert len(set(routing)) == 1, "throttled and not throttled: the same"
+        assert routing[0][1].endswith("celery")
+        assert not any("ratelimit" in request or "ratelimit" in (request["headers"] or {}) for request in found)
+        assert_all_acknowledged(fleet, broker, "celery", "celery.throttled")
+
+
+def test_a_throttled_task_comes_back_to_the_queue_that_it_came_from(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """A topic exchange makes two copies for two queues. Sent back through it, each would be two once more."""
+    events = {"exchange": "events", "exchange_type": "topic"}
+    queues = {"bills": {**events, "routing_key": "order.#"}, "mails": {**events, "routing_key": "*.new"}}
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, task_queues=queues) as fleet:
+        fleet.launch(QUICK, "-Q", "bills")
+        fleet.launch(QUICK, "-Q", "mails")
+        fleet.start(number=0)
+        results = [fleet.send("retry", n, exchange="events", routing_key="order.new") for n in range(20)]
+        fleet.wait_for(40, 30)
+        assert_never_over(fleet.permits(), 20)
+        fleet.stop()
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(20), 2)
+        for index in range(2):
+            log = (tmp_path / f"worker{index}.log").read_text()
+            done = re.findall(r"\[([0-9a-f-]{36})\] succeeded", log)
+            assert sorted(done) == sorted(result.id for result in results)
+            assert "throttled by" in log
+        assert broker.ready("bills", "mails", "bills.throttled", "mails.throttled") == 0
+
+
+@KINDS
+def test_a_killed_worker_loses_nothing_under_acks_late(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, conf: dict[str, Any]
+) -> None:
+    """RabbitMQ hands out at once what a lost connection had: held, on countdown or running."""
+    with Fleet(server, tmp_path, rate="50/s", broker=broker.url, **conf) as fleet:
+        fleet.start(QUICK, number=2)
+        for index in range(150):
+            fleet.send("late", index)
+        until(lambda: fleet.started() >= 30 and "throttled by" in fleet.log(0), 20, "tasks that wait")
+        fleet.kill(0)
+        assert fleet.started() < 140, "there was nothing left to lose"
+        until(lambda: set(indexes(fleet)) == set(range(150)), 40, "every task")
+        assert_never_over(fleet.permits(), 50)
+        assert len(fleet.starts()) - 150 <= 4  # what the two killed processes were at, and had just done
+
+
+def test_a_key_with_a_long_line_does_not_hold_up_another(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """The prefetch, 8 here, does not grow with the tasks that wait for their time; those of the first key fill it."""
+    with Fleet(server, tmp_path, rate="1/s", broker=broker.url, **QUORUM) as fleet:
+        fleet.start(QUICK)
+        for index in range(40):
+            fleet.send("tenant", index, "busy")
+        until(lambda: fleet.log().count("throttled by") >= 20, 20, "a line")
+        for index in (100, 101):
+            fleet.send("tenant", index, "idle")
+        until(lambda: {100, 101} <= set(indexes(fleet)), 15, "the start of the other key's tasks")
+        permits = fleet.permits()
+        idle = [permit for permit in permits if permit.index >= 100]
+        assert_never_over(idle, 1)
+        assert_never_over([permit for permit in permits if permit.index < 100], 1)
+        assert idle[1].at - idle[0].at <= 5, "its turn was after a second"
+
+
+def test_a_return_queue_that_was_removed_loses_nothing(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """A message to a queue that is not there is dropped without a word, unless somebody asks for one."""
+    with Fleet(server, tmp_path, rate="2/s", broker=broker.url) as fleet:
+        fleet.start(QUICK)
+        worker = fleet.workers[0].pid
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            for index in range(6):
+                fleet.send("retry", index)
+            # Delivered to the worker, which reads them before it reads that the queue is gone.
+            until(lambda: broker.consumers("celery") == 1 and broker.ready("celery") == 0, 10, "the delivery")
+            broker.delete("celery.throttled")
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        until(lambda: set(indexes(fleet)) == set(range(6)), 15, "every task")
+        assert_never_over(fleet.permits(), 2)
+        until(lambda: broker.consumers("celery.throttled") == 1, 10, "a return queue, and somebody who listens")
