@@ -27,8 +27,10 @@ LABELS = {
     "plain": "plain task",
     "passing": "limited, not throttled",
     "wait": "throttled by wait",
+    "retry": "throttled by retry",
     "paced": "plain task, arriving at the same rate",
 }
+PACED = ("wait", "retry", "paced")
 ASIDE = "bench:aside"
 WARM_UP = 200
 IDLE = 1.5  # seconds over which an idle worker is watched
@@ -49,13 +51,13 @@ def run(*, tasks: int, rate: int, rounds: int, say: Callable[[str], None]) -> li
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             say(f"cpu: {LABELS[name]}, round {number + 1} of {rounds}")
-            few = name in ("wait", "paced")
+            few = name in PACED
             figures[name].append(_measure(name, tasks=tasks // 2 if few else tasks, rate=rate))
     return [
         {
             "variant": name,
             "label": LABELS[name],
-            "rate": rate if name in ("wait", "paced") else None,
+            "rate": rate if name in PACED else None,
             **{field: median(getattr(f, field) for f in done) for field in Figure.__slots__},
             "ratio": _ratio(done, figures["plain"], "raw_ms"),
             "ratio_corrected": _ratio(done, figures["plain"], "corrected_ms"),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,6 +37,7 @@ class Fleet:
     def __init__(self, variant: str, *, rate: int, workers: int = 2, processes: int = 2, upstream: str = "") -> None:
         self.variant, self.rate, self.size, self.processes = variant, rate, workers, processes
         self.upstream = upstream
+        self.queues: Sequence[str] = ()  # by default the workers get no -Q
         self.workers: list[subprocess.Popen[bytes]] = []
         self._exit = contextlib.ExitStack()
 
@@ -76,6 +77,8 @@ class Fleet:
         for number in range(self.size):
             command = [sys.executable, "-m", "celery", "-A", f"benchmarks.apps.{self.variant}", "worker"]
             command += ["-c", str(self.processes), "-n", f"bench{number}@%h"]
+            if self.queues:
+                command += ["-Q", ",".join(self.queues)]
             self.workers.append(processes.spawn(command, self.log(number), env))
 
     def log(self, number: int) -> Path:
