@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test celery-suite bench lint clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -17,7 +17,11 @@ demo: $(STAMP)
 	@$(BIN)/python -m example_project.demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
+
+celery-suite: $(STAMP)
+	$(BIN)/python -m tests.outside $(SUITE)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

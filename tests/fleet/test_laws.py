@@ -11,6 +11,8 @@ from benchmarks.measures import displacement, share_of_rate
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over
 
+pytestmark = pytest.mark.alone
+
 TASKS = {"prefork": 2_000, "threads": 1_000, "solo": 1_000}
 RATE = 100
 
@@ -25,6 +27,7 @@ def test_a_backlog_leaves_at_the_rate(
         for index in range(tasks):
             fleet.send(throttle, index)
         store.config_resetstat()
+        fleet.options = ()  # the plain command, as everybody starts it
         for _ in range(2):
             fleet.launch("-P", pool)
         starts = fleet.wait_for(tasks, 60)

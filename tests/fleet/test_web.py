@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 import redis
 
 from benchmarks import processes
@@ -46,6 +47,7 @@ def client_of(url: str, **query: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=90, limits=httpx.Limits(max_connections=None), params=query)
 
 
+@pytest.mark.alone
 def test_a_web_process_and_a_fleet_share_a_quota(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Tasks and requests come together, in waves, half again as many as the quota lets through."""
 

@@ -200,6 +200,7 @@ def test_it_is_loaded_when_it_is_asked_for() -> None:
 # -- Many callers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_a_thousand_callers_share_ten_connections(run: Run, store: redis.Redis) -> None:
     limit = Limit("400/s", burst=5, name="shared")
 
@@ -360,20 +361,21 @@ def test_calls_that_are_cancelled_at_any_moment_leave_nothing(run: Run, store: r
     """In mid-request, in line, with a permit ahead, with a place. A cancel scope cancels every await, cleanup too."""
     chance = random.Random(1)
     limits = [Limit("200/s", name="fast"), Concurrency(3, name="places", lease=600)]
+    # Nobody is told that it would take too long: on a busy machine places are held for long, and waits are estimates.
 
     async def one(limiter: AsyncLimiter, number: int) -> Decision | None:
         seconds = chance.choice([0, chance.uniform(0, 0.02), chance.uniform(0, 0.5)]) if number % 10 else 60
         decision = None
         if how == "scope":
             with anyio.move_on_after(seconds):
-                decision = await limiter.acquire(limits, max_wait=60)
+                decision = await limiter.acquire(limits, max_wait=1e6)
         elif how == "timeout":
             try:
-                decision = await asyncio.wait_for(limiter.acquire(limits, max_wait=60), seconds)
+                decision = await asyncio.wait_for(limiter.acquire(limits, max_wait=1e6), seconds)
             except asyncio.TimeoutError:
                 pass
         else:
-            task = asyncio.create_task(limiter.acquire(limits, max_wait=60))
+            task = asyncio.create_task(limiter.acquire(limits, max_wait=1e6))
             await asyncio.wait([task], timeout=seconds)
             if not task.cancel():
                 decision = task.result()
@@ -400,6 +402,7 @@ def test_calls_that_are_cancelled_at_any_moment_leave_nothing(run: Run, store: r
     run(test)
 
 
+@pytest.mark.alone
 def test_a_call_that_waits_for_a_place_notices_that_the_line_has_gone(run: Run, store: redis.Redis) -> None:
     """Behind sixty others it is told six seconds, at a first guess; then they go, and the place is free."""
     limit = Concurrency(1, name="one", lease=600)
@@ -456,6 +459,7 @@ def test_the_end_of_the_loop_leaves_nothing(server: EmbeddedServer, store: redis
     assert len(holders(store)) == sum(not task.cancelled() for task in tasks) * isinstance(limit, Concurrency)
 
 
+@pytest.mark.alone
 def test_ceiling_and_floor_hold_while_callers_are_cancelled(run: Run) -> None:
     """Every other caller gives up. Nobody gets more for it, and those who stay are served in their turn."""
 
@@ -493,6 +497,7 @@ def with_limiter_on(server: EmbeddedServer, test: Callable[[AsyncLimiter], Corou
     asyncio.run(main())
 
 
+@pytest.mark.alone
 def test_a_dead_store_is_an_error_at_once_and_nothing_after_it_is_back(own_server: EmbeddedServer) -> None:
     async def test(limiter: AsyncLimiter) -> None:
         await limiter.ping()
@@ -556,6 +561,7 @@ def test_a_client_that_is_not_ours_is_left_open(server: EmbeddedServer, store: r
     asyncio.run(main())
 
 
+@pytest.mark.alone
 def test_threads_and_loops_share_a_limit(server: EmbeddedServer, store: redis.Redis) -> None:
     """A plain limiter in threads, and an asyncio one: one bucket, one line."""
     limit, limiter = Limit("100/s", name="shared"), Limiter.from_url(server.url)

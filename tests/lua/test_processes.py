@@ -22,6 +22,8 @@ from .hammer import Asked, Call, ask_for, limiter_on, log_of
 from .model import Model
 from .windows import Start, check_every_window
 
+pytestmark = pytest.mark.alone
+
 WANTED = [demand("200/s", burst=5, name="fast"), demand("150/s", burst=20, cost=1, name="wide")]
 SECONDS = 1.5
 

@@ -50,6 +50,8 @@ from .hammer import (
 from .model import Model
 from .windows import Start, check_every_window, most
 
+pytestmark = pytest.mark.alone
+
 SECONDS = 1.5
 
 

@@ -19,6 +19,8 @@ from .frozen import us
 from .hammer import Crowd, crowd, store_time
 from .windows import Start, check_every_window
 
+pytestmark = pytest.mark.alone
+
 CODE = Limit("50/s", burst=4, name="api")
 #: Seconds that each rate is in force.
 EACH = 0.3
