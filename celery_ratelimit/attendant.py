@@ -149,7 +149,7 @@ class Attendant:
 
     def _tell(self) -> None:
         self._cancel_telling = None
-        if self._outage:
+        if self._outage or not self._parking.in_use:
             return  # who starts will ask
         try:
             self._tell_all()
@@ -187,7 +187,7 @@ class Attendant:
 
     def _look(self) -> None:
         self._cancel, self._soon = self._worker.call_after(LOOK, self._look), False
-        if self._outage:
+        if self._outage or not self._parking.in_use:
             return
         try:
             self._let_revoked_out()

@@ -319,7 +319,7 @@ class Gate:
 
     def _parks(self, plan: Plan) -> bool:
         """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
-        return plan.parks and not self.settings.in_memory
+        return plan.parks and not self.settings.in_memory and self.limiter.pretended_wait is None
 
     def _horizon(self, held: Held) -> float:
         policy = held.plan.policy

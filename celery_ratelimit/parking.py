@@ -108,6 +108,11 @@ class Parking:
     def _call(self, name: str, *call: Any) -> Any:
         return self._limiter.run_script(self.scripts[name], *call)
 
+    @property
+    def in_use(self) -> bool:
+        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`)."""
+        return self._limiter.pretended_wait is None
+
     # -- In --------------------------------------------------------------------------------------------------------
 
     def park(

@@ -46,8 +46,9 @@ class RateLimitedMixin:
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Gives back what was taken here."""
+        permit = _permit(self.request)  # type: ignore[attr-defined]
         with contextlib.suppress(*STORE_TROUBLES):  # it is tried again
-            leases_of(self.app).end(task_id)  # type: ignore[attr-defined]
+            leases_of(self.app).end(task_id if permit is None else permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
     def settle(self, actual_cost: int, *, limit: str | None = None) -> bool:

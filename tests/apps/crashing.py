@@ -8,25 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from celery_ratelimit import _celery, attendant, parking
+from celery_ratelimit import attendant, parking
 from tests.apps.fleet import app
+from tests.apps.steps import STEPS
 
-__all__ = ["STEPS", "app"]
-
-#: Where a worker can die: what it is about to do, or has just done.
-STEPS: dict[str, tuple[Any, str, str]] = {
-    "before it parks": (parking.Parking, "park", "before"),
-    "parked, not acknowledged": (parking.Parking, "park", "after"),
-    "acknowledged, not told": (parking.Parking, "flush", "before"),
-    "before it lets out": (parking.Parking, "unpark", "before"),
-    "let out, not published": (_celery, "publish", "before"),
-    "the first of several published": (_celery, "publish", "after"),
-    "published, not reported": (parking.Parking, "published", "before"),
-    "reported": (parking.Parking, "published", "after"),
-    "back, not told": (parking.Parking, "arrive", "before"),
-    "back, and told": (parking.Parking, "arrive", "after"),
-    "before it starts": (_celery.Worker, "start", "before"),
-}
+__all__ = ["app"]
 
 
 def _die_once(function: Callable[..., Any], when: str, mark: Path) -> Callable[..., Any]:

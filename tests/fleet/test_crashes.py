@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.apps.crashing import STEPS
+from tests.apps.steps import STEPS
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
