@@ -25,17 +25,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import operator
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.concurrency import prefork
+from celery.concurrency.gevent import Timer as GeventTimer
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from kombu import Exchange, Producer, Queue
@@ -115,7 +117,7 @@ class Worker:
         self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, on_message, self._window)
 
     def _watch_pool(self, on_end: Callable[[str], None]) -> None:
-        pool, consumer = self._consumer.pool, self._consumer
+        pool = self._consumer.pool
         apply_async = pool.apply_async
         main_thread = threading.get_ident()
 
@@ -127,7 +129,7 @@ class Worker:
             if threading.get_ident() == main_thread:
                 on_end(id)
             else:
-                consumer.call_soon(functools.partial(on_end, id))
+                self.call_soon(functools.partial(on_end, id))
 
         def then_ended(callback: Callable[..., Any] | None, began: float, of: Any) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -242,7 +244,10 @@ class Worker:
         the end of that (transport/redis.py 1325), so that none comes in that nobody would take; or when it
         :attr:`is_full`.
         """
-        self._consumer.task_consumer.cancel_by_queue(queue)
+        if self._green and self._on_amqp:  # a task whose own countdown has ended comes by another greenlet
+            self._consumer.call_soon(self._consumer.task_consumer.cancel_by_queue, queue)
+        else:
+            self._consumer.task_consumer.cancel_by_queue(queue)
 
     @property
     def is_full(self) -> bool:
@@ -252,30 +257,58 @@ class Worker:
 
     def go_on_consuming(self, queue: str) -> None:
         """Undo :meth:`stop_consuming`, unless somebody has cancelled the queue meanwhile."""
+        if self._green:  # the greenlet that reads from the broker has to do it
+            self._consumer.call_soon(self._go_on_consuming, queue)
+        else:
+            self._go_on_consuming(queue)
+
+    def _go_on_consuming(self, queue: str) -> None:
         consumer, queues = self._consumer.task_consumer, self.app.amqp.queues
         if queue in queues.consume_from and not consumer.consuming_from(queue):
             consumer.add_queue(queues[queue])
             consumer.consume()
 
     def call_after(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` on the worker's timer; returns what cancels it."""
-        entry = self._consumer.timer.call_after(seconds, callback)
-        return functools.partial(self._consumer.timer.cancel, entry)
+        """Call ``callback`` on the worker's timer; returns what cancels it, unless it is being called."""
+        timer, waiting = self._consumer.timer, [callback]
+
+        def ring() -> None:
+            if waiting:
+                waiting.pop()()
+
+        entry = timer.call_after(seconds, ring)
+
+        def cancel() -> None:
+            if waiting:
+                waiting.clear()
+                if self._green:
+                    entry.kill(block=False)  # timer.cancel() would let other greenlets go on in the middle of ours
+                else:
+                    timer.cancel(entry)
+
+        return cancel
 
     def recall(self, wanted: Callable[[Any], bool]) -> None:
         """Let those requests come now that were sent back and wait here for the end of their countdown."""
         # strategy.py 212: the timer's entries for them call Consumer.apply_eta_task (consumer.py 734).
-        for waiting in sorted(self._consumer.timer.queue):
-            entry = waiting[2]
-            if entry.canceled or getattr(entry.fun, "__name__", "") != "apply_eta_task":
+        timer = self._consumer.timer
+        if self._green:  # its queue is a set of greenlets, those included that are at work
+            waiting = [(g.eta, g.entry, functools.partial(g.kill, block=False)) for g in timer.queue]
+        else:
+            waiting = [(eta, entry, entry.cancel) for eta, _, entry in timer.queue if not entry.canceled]
+        for _, entry, cancel in sorted(waiting, key=_first):
+            if getattr(entry.fun, "__name__", "") != "apply_eta_task" or entry.args[0] in state.reserved_requests:
                 continue
             if self.came_back(entry.args[0]) and wanted(entry.args[0]):
-                entry.cancel()
+                cancel()
                 entry.fun(*entry.args)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the worker's event loop, from any thread."""
-        self._consumer.call_soon(callback)
+        if self._green:  # there call_soon waits for the next message, or two seconds
+            self._consumer.timer.call_after(0, callback)
+        else:
+            self._consumer.call_soon(callback)
 
     # -- What can be done with a request ---------------------------------------------------------------------------
 
@@ -311,8 +344,9 @@ class Worker:
 
     def redirect(self, request: Any, queue: str) -> None:
         """Publish the message as the user has sent it to another queue, and acknowledge this copy."""
-        self.make_sure_of(queue)
-        publish(Producer(request.message.channel, auto_declare=False), parcel_of(request, queue, ""))
+        with self._publishing(request.message.channel) as channel:
+            self.make_sure_of(queue, channel)
+            publish(Producer(channel, auto_declare=False), parcel_of(request, queue, ""))
         self.let_go(request)
 
     def send_back(self, request: Any, queue: str, return_queue: str, delay: float) -> None:
@@ -321,9 +355,10 @@ class Worker:
         In that order, and on the channel that it came by: a crash between the two leaves a duplicate with the same
         id, never a gap. Raises what the publish raises; the message then is unacknowledged still.
         """
-        self.make_sure_of(return_queue)
-        producer = Producer(request.message.channel, auto_declare=False)
-        publish(producer, parcel_of(request, queue, return_queue), delay, {"again": True})
+        with self._publishing(request.message.channel) as channel:
+            self.make_sure_of(return_queue, channel)
+            producer = Producer(channel, auto_declare=False)
+            publish(producer, parcel_of(request, queue, return_queue), delay, {"again": True})
         self.let_go(request)
 
     def let_go(self, request: Any) -> None:
@@ -368,18 +403,36 @@ class Worker:
 
     def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
         """Publish messages that were parked, with their delays and markers; see :func:`publish`."""
-        for queue in dict.fromkeys(parcel["to"] for parcel, _, _ in parcels):
-            self.make_sure_of(queue)
         few = self._few_countdowns
-        publish_all(
-            self._consumer.task_consumer.channel,
-            [(parcel, 0.0 if few else delay, marker) for parcel, delay, marker in parcels],
-        )
+        with self._publishing(self._consumer.task_consumer.channel) as channel:
+            for queue in dict.fromkeys(parcel["to"] for parcel, _, _ in parcels):
+                self.make_sure_of(queue, channel)
+            publish_all(channel, [(parcel, 0.0 if few else delay, marker) for parcel, delay, marker in parcels])
 
-    def make_sure_of(self, queue: str) -> None:
+    @contextmanager
+    def _publishing(self, channel: Any) -> Iterator[Any]:
+        """The channel to publish on: ``channel``, unless it is AMQP's and a greenlet reads from it all the time.
+
+        To publish is to read there, whether the broker has blocked the connection (amqp/channel.py, basic_publish).
+        """
+        if self._green and self._on_amqp:
+            with self.app.producer_pool.acquire(block=True) as producer:
+                yield producer.channel
+        else:
+            yield channel
+
+    @property
+    def _green(self) -> bool:
+        return isinstance(self._consumer.timer, GeventTimer)
+
+    @property
+    def _on_amqp(self) -> bool:
+        return bool(self._consumer.connection.transport.driver_type == "amqp")
+
+    def make_sure_of(self, queue: str, channel: Any) -> None:
         """Declare a queue, where a message to one that somebody has removed would be dropped without a word."""
-        if self._consumer.connection.transport.driver_type == "amqp":
-            self.app.amqp.queues[queue].bind(self._consumer.task_consumer.channel).queue_declare()
+        if self._on_amqp:
+            self.app.amqp.queues[queue].bind(channel).queue_declare()
 
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
@@ -387,8 +440,7 @@ class Worker:
 
         Other transports see it themselves, when they read.
         """
-        on_amqp = self._consumer.connection.transport.driver_type == "amqp"
-        return tuple(self._consumer.connection_errors) if on_amqp else ()
+        return tuple(self._consumer.connection_errors) if self._on_amqp and not self._green else ()
 
     @property
     def _few_countdowns(self) -> bool:
@@ -448,6 +500,8 @@ class Worker:
         self.restore(request)
         request._announce_revoked(reason, False, None, False)
 
+
+_first = operator.itemgetter(0)
 
 #: A message as it is kept while it is not at the broker: plain data.
 Parcel = dict[str, Any]

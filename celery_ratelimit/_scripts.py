@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -184,19 +183,21 @@ def _command(variant: _Variant, keys: int, values: int, pieces: Sequence[bytes])
 
 
 class Link:
-    """A connection to the store for each thread that asks, made anew after a fork.
+    """A connection to the store for each who asks at the same time, made anew after a fork.
 
     ``Redis.execute_command`` takes a connection from its pool and gives it back at every call, which is a
-    third of the cost of asking for a permit (``benchmarks/``, scenario ``acquire``). A connection that stays
-    with its thread saves that. One of Sentinel's asks where the master is whenever it connects. Clients with a pool of
-    another kind are used as they are.
+    third of the cost of asking for a permit (``benchmarks/``, scenario ``acquire``). A stack of idle ones saves that.
+    One for each thread would, too, but under gevent each timer is a greenlet, which is a thread for the ``threading``
+    module: it would connect whenever it asks. One of Sentinel's asks where the master is whenever it connects. Clients
+    with a pool of another kind are used as they are.
     """
 
     def __init__(self, client: Redis) -> None:
         self._client = client
         pool = getattr(client, "connection_pool", None)
         self._pool: ConnectionPool | None = pool if type(pool) in (ConnectionPool, SentinelConnectionPool) else None
-        self._local = threading.local()
+        self._idle: list[Any] = []
+        self._pid = 0
 
     @property
     def takes_bytes(self) -> bool:
@@ -219,32 +220,39 @@ class Link:
         return self._client.execute_command(*command)
 
     def _exchange(self, command: bytes) -> Any:
-        connection = self._connection()
+        connection = self._take()
         try:
             connection.send_packed_command([command], check_health=False)
-            return connection.read_response()
+            reply = connection.read_response()
         except ResponseError as error:
             if isinstance(error, ReadOnlyError) or ": -READONLY " in str(error):  # as Redis 6.2 wraps it
-                self._drop()
+                self._drop(connection)
                 raise ReadOnlyError(str(error)) from None
-            raise  # the reply, read to its end: the connection is in order
+            self._idle.append(connection)  # the reply, read to its end: the connection is in order
+            raise
         except BaseException:
             # Lost, timed out, interrupted: whatever reply may still come must not be read as another's.
-            self._drop()
+            self._drop(connection)
             raise
+        self._idle.append(connection)
+        return reply
 
-    def _connection(self) -> Any:
-        local = self._local
-        if getattr(local, "pid", None) != os.getpid():
+    def _take(self) -> Any:
+        if self._pid != os.getpid():
+            self._idle, self._pid = [], os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
             assert self._pool is not None
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
             connection.connect()  # left to the first command, one of Sentinel's would not ask where the master is
-            local.connection, local.pid = connection, os.getpid()
-        return local.connection
+            return connection
 
-    def _drop(self) -> None:
-        self._local.connection.disconnect()
-        self._local.pid = None
+    def _drop(self, connection: Any) -> None:
+        """The idle ones, too: they lead to where this one led."""
+        connection.disconnect()
+        while self._idle:
+            self._idle.pop().disconnect()
 
 
 class ClusterLink(Link):
@@ -278,6 +286,7 @@ class ClusterLink(Link):
 
         None is sent a second time.
         """
+        taken: dict[Link, Any] = {}
         sent: list[Link | None] = []
         results: list[Any] = []
         try:
@@ -285,7 +294,9 @@ class ClusterLink(Link):
                 link = None
                 try:
                     link = self._link_for(command)
-                    link._connection().send_packed_command([command], check_health=False)
+                    if link not in taken:
+                        taken[link] = link._take()
+                    taken[link].send_packed_command([command], check_health=False)
                     results.append(None)
                 except (RedisError, RedisClusterException) as error:
                     link = None
@@ -295,21 +306,21 @@ class ClusterLink(Link):
                 if link is None:
                     continue
                 try:
-                    results[i] = link._connection().read_response()
+                    results[i] = taken[link].read_response()
                 except ResponseError as error:
                     results[i] = error
                 except RedisError as error:
-                    link._drop()
+                    link._drop(taken.pop(link))
                     for later in range(i, len(sent)):
                         if sent[later] is link:  # its reply would have come on the same connection
                             sent[later], results[later] = None, error
-                sent[i] = None
         except BaseException:
             # Interrupted: whatever reply may still come must not be read as another's.
-            for link in sent:
-                if link is not None:
-                    link._drop()
+            for link, connection in taken.items():
+                link._drop(connection)
             raise
+        for link, connection in taken.items():
+            link._idle.append(connection)
         if any(isinstance(result, RedisTimeoutError) for result in results):
             self._look_anew()
         return results

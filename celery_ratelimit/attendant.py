@@ -6,6 +6,7 @@ No worker leads. The store says which lots are due; whoever asks first lets thos
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,8 +25,8 @@ __all__ = ["Attendant"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds between two looks for lots that are due.
-LOOK = 0.2
+#: Seconds between two looks for lots that are due; and where a worker has found and parked nothing for so many looks.
+LOOK, RARELY, QUIET = 0.2, 1.0, 10
 #: Seconds after which a lot is looked after that nobody was in before: those who come together leave together.
 SOON = 0.05
 #: Seconds after which it is told which messages have come: they wait for their slots meanwhile.
@@ -65,9 +66,11 @@ class Attendant:
         self._let_go: deque[tuple[Bucket, str, Any]] = deque()
         self._arriving: dict[Bucket, dict[str, int]] = {}
         self._barred: set[tuple[str, int]] = set()
+        self._telling = threading.Lock()
         self._cancel: Callable[[], None] | None = None
         self._cancel_telling: Callable[[], None] | None = None
         self._soon = False
+        self._quiet = QUIET  # looks in a row in which nothing was found
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -103,8 +106,9 @@ class Attendant:
                 self._known.discard(bucket)
             return ahead
         self._known.add(bucket)
-        if ahead == 0:
+        if ahead == 0 or self._quiet >= QUIET:
             self._look_soon()
+        self._quiet = 0
         self._worker.let_go(request)
         self._let_go.append((bucket, held.id, request.message))
         return ahead
@@ -140,7 +144,7 @@ class Attendant:
             # any of its limits.
             buckets = [(demand.name, demand.key) for demand in held.demands]
             return not any(self._parking.arrive(bucket, {held.id: copy}) for bucket in buckets)
-        if self._arriving and copy and any(held.id in copies for copies in self._arriving.values()):
+        if copy and (self._telling.locked() or any(held.id in copies for copies in self._arriving.values())):
             self._tell_all()
         if (held.id, copy) in self._barred:
             self._barred.discard((held.id, copy))
@@ -157,11 +161,15 @@ class Attendant:
             self._on_store_lost(error)
 
     def _tell_all(self) -> None:
-        while self._arriving:
-            bucket, copies = next(iter(self._arriving.items()))
-            barred = self._parking.arrive(bucket, copies)
-            self._barred.update((id, copies[id]) for id in barred)
-            self._arriving.pop(bucket, None)
+        with self._telling:  # where greenlets switch, others come in while the store is being told
+            while self._arriving:
+                bucket, copies = self._arriving.popitem()
+                try:
+                    barred = self._parking.arrive(bucket, copies)
+                except BaseException:
+                    self._arriving[bucket] = {**copies, **self._arriving.get(bucket, {})}
+                    raise
+                self._barred.update((id, copies[id]) for id in barred)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -186,7 +194,8 @@ class Attendant:
         self._let_go.clear()
 
     def _look(self) -> None:
-        self._cancel, self._soon = self._worker.call_after(LOOK, self._look), False
+        pause = RARELY if self._quiet >= QUIET else LOOK
+        self._cancel, self._soon = self._worker.call_after(pause, self._look), False
         if self._outage or not self._parking.in_use:
             return
         try:
@@ -199,7 +208,11 @@ class Attendant:
 
     def let_out(self) -> None:
         """Publish those whose turn is near, of all lots that are due."""
-        for name, key in self._parking.due(self._names):
+        due = self._parking.due(self._names)
+        self._quiet = 0 if due else self._quiet + 1
+        if self._quiet >= QUIET:
+            self._known.clear()  # who comes asks first, and is parked if it has to be
+        for name, key in due:
             self._publish((name, key), self._parking.unpark(Demand(self._limits[name], name, key)))
 
     def _let_revoked_out(self) -> None:

@@ -179,12 +179,13 @@ class Gate:
 
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
-        for line in self._lines.values():
+        lines = list(self._lines.values())
+        self._lines.clear()
+        for line in lines:
             if line.cancel is not None:
                 line.cancel()
             for _, _, held in line.due:
                 self._end_lease(held)
-        self._lines.clear()
         self._held = self._widened = 0
         self._left.clear()
         self._grants.clear()

@@ -1,0 +1,145 @@
+"""The laws on the gevent pool, where whoever waits for a reply lets others go on: also in the middle of the gate."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.fleet_of import Fleet, assert_never_over, until
+from tests.rabbitmq import Broker
+
+pytest.importorskip("gevent", reason="there is no gevent here: pip install gevent")
+
+GEVENT = ("-P", "gevent", "-c", "20")
+RATE = 50
+
+
+def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
+    """Every message is acknowledged, none is in a queue or in the store, and no greenlet has died of an error."""
+    until(lambda: not store.hlen("unacked"), 10, "every message being acknowledged")
+    assert not store.exists("celery", "celery.throttled")
+    assert not store.keys("ratelimit:*:messages@*")
+    for index in range(len(fleet.workers)):
+        assert "Traceback" not in fleet.log(index)
+
+
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_a_backlog_leaves_at_the_rate(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+) -> None:
+    with Fleet(server, tmp_path, rate=f"{RATE}/s", task_ignore_result=True) as fleet:
+        for index in range(150):
+            fleet.send(throttle, index)
+        fleet.start(*GEVENT)
+        store.config_resetstat()
+        fleet.wait_for(150, 30)
+        nothing_is_left(fleet, store)
+        starts = fleet.starts()
+        assert sorted(start.index for start in starts) == list(range(150))
+        permits = fleet.permits()
+        assert sorted(permit.index for permit in permits) == list(range(150))
+        assert_never_over(permits, RATE)
+        assert starts[-1].at - starts[0].at <= 3 + 2
+        assert fleet.sent_back() <= (150 * 1.05 if throttle == "retry" else 0)
+        # Each timer is a greenlet, to ``threading.local`` a thread: one that connected whenever it asks would take
+        # longer for that than for asking.
+        assert store.info("stats")["total_connections_received"] <= 100
+
+
+@pytest.mark.parametrize("task", ["place", "patient_place"])
+def test_places_hold_and_are_given_back_at_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start(*GEVENT)
+        for index in range(1, 31):
+            fleet.send(task, index, 0.1)
+        starts = fleet.wait_for(60, 60)
+        running = 0
+        for start in starts:
+            running += 1 if start.index > 0 else -1
+            assert 0 <= running <= 3
+        nothing_is_left(fleet, store)
+        assert sorted(start.index for start in fleet.starts() if start.index > 0) == list(range(1, 31))
+        if task == "patient_place":  # who is parked comes back at an estimate
+            assert starts[-1].at - starts[0].at <= 1.0 + 2, "a place is free when its task ends"
+
+
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_a_store_that_is_gone_for_two_seconds_loses_nothing(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+) -> None:
+    with (
+        embedded_server(persist=True) as limits_store,
+        Fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=limits_store.url) as fleet,
+    ):
+        fleet.start(*GEVENT)
+        for index in range(150):
+            fleet.send(throttle, index)
+        fleet.wait_for(30, 20)
+        limits_store.kill()
+        time.sleep(2)
+        limits_store.start()
+        fleet.wait_for(150, 40)
+        nothing_is_left(fleet, store)
+        assert sorted(start.index for start in fleet.starts()) == list(range(150))
+        assert_never_over(fleet.permits(), RATE)
+        assert fleet.log().count("WARNING/MainProcess] the limiter's store did not") == 1
+
+
+def test_a_new_rate_and_a_pause_reach_those_who_wait(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    name = "tests.apps.fleet.retry"
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="2/s") as fleet:
+        fleet.start(*GEVENT)
+        for index in range(60):
+            fleet.send("retry", index)
+        fleet.wait_for(2, 20)
+        limiter.pause(name, 60)
+        limiter.resume(name)
+        limiter.set_rate(name, f"{RATE}/s")
+        fleet.wait_for(60, 15)
+        nothing_is_left(fleet, store)
+        assert sorted(start.index for start in fleet.starts()) == list(range(60))
+        assert_never_over(fleet.permits(), RATE)
+
+
+def test_a_warm_shutdown_in_the_middle_gives_everything_back(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
+        for index in range(150):
+            fleet.send(("retry", "wait")[index % 2], index)
+        fleet.start(*GEVENT)
+        fleet.wait_for(30, 20)
+        fleet.stop()
+        assert "Traceback" not in fleet.log()
+        assert not store.hlen("unacked")
+        assert fleet.started() < 150
+        fleet.start(*GEVENT)
+        fleet.wait_for(150, 30)
+        nothing_is_left(fleet, store)
+        assert sorted(start.index for start in fleet.starts()) == list(range(150))
+
+
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_on_rabbitmq(server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, throttle: str) -> None:
+    """One greenlet reads from the broker's connection all the time; no other may read there meanwhile."""
+    with Fleet(server, tmp_path, rate="10/s", broker=broker.url, ratelimit_url=server.url) as fleet:
+        for index in range(60):  # with "wait", the queue is left alone for a while
+            fleet.send(throttle, index)
+        fleet.start(*GEVENT)
+        fleet.wait_for(60, 30)
+        assert "Traceback" not in fleet.log()
+        assert "could not be" not in fleet.log()
+        assert sorted(start.index for start in fleet.starts()) == list(range(60))
+        assert_never_over(fleet.permits(), 10)
+        fleet.stop()
+        assert broker.ready("celery", "celery.throttled") == 0
