@@ -389,8 +389,13 @@ class Worker:
             return
         qos = messages[0].channel.qos
         tags = [message.delivery_tag for message in messages]
-        with qos.pipe_or_acquire() as pipe:
-            pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags).execute()
+        try:
+            with qos.pipe_or_acquire() as pipe:
+                pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags).execute()
+        except Exception:
+            self._let_go[:0] = messages
+            self._acknowledge_later = self.call_after(1.0, self._acknowledge)
+            raise
         for message in messages:
             message._state = "ACK"
 
@@ -400,6 +405,9 @@ class Worker:
             self._acknowledge()
         except Exception as error:
             logger.debug("not acknowledged: %r", error)
+            if self._acknowledge_later is not None:
+                self._acknowledge_later()
+        self._let_go, self._acknowledge_later = [], None
 
     def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
         """Publish messages that were parked, with their delays and markers; see :func:`publish`."""
