@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +20,9 @@ QUICK = "--without-mingle"
 
 TASKS = 20
 RATE = 10
+
+#: How often workers are killed, every five seconds. ``TEST_KILLS=12``: for a minute.
+KILLS = int(os.environ.get("TEST_KILLS", "2"))
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -41,4 +46,25 @@ def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
         assert {index for index, times in ran.items() if times > 1} <= before
         assert all(times <= 2 for times in ran.values())
         assert_never_over(fleet.permits(), RATE)
+        assert not fleet.parking_lots().lots("tests.apps.fleet.late")
+
+
+def test_workers_that_are_killed_again_and_again(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Two workers under load; every five seconds the one that is at it for longer is killed, and another started."""
+    rate, tasks = 40, 40 * (5 * KILLS + 5)
+    with Fleet(server, tmp_path, rate=f"{rate}/s", broker=broker.url) as fleet:
+        for index in range(tasks):
+            fleet.send("late", index)
+        fleet.start(QUICK, number=2)
+        for victim in range(KILLS):
+            time.sleep(5)
+            fleet.kill(victim)
+            fleet.launch(QUICK)
+        until(lambda: {start.index for start in fleet.starts()} == set(range(tasks)), 120, "every task being run")
+        assert_never_over(fleet.permits(), rate)
+        ran = Counter(start.index for start in fleet.starts())
+        again = sum(times - 1 for times in ran.values())
+        assert again <= 2 * KILLS, "what the two processes of each were running"
         assert not fleet.parking_lots().lots("tests.apps.fleet.late")
