@@ -168,7 +168,8 @@ class Worker:
         come back and wait for their slots must not keep those behind them from coming.
         """
         consumer = self._consumer
-        counts_each = consumer.connection.transport.driver_type == "amqp" and not getattr(consumer, "qos_global", True)
+        counts_each = not getattr(consumer, "qos_global", not _has_quorum_queues(self.app))
+        counts_each = counts_each and self._on_amqp
         return (
             (MOST_RETURNED, consumer.initial_prefetch_count) if counts_each and queue in self._return_queues else None
         )
@@ -593,6 +594,13 @@ def redelivery_of(app: Any) -> float:
         default = _REDELIVERY.get(connection.transport.driver_type, 1800.0)
     options = app.conf.broker_transport_options or {}
     return float(options.get("visibility_timeout") or default)
+
+
+def _has_quorum_queues(app: Any) -> bool:
+    """What celery.utils.quorum_queues looks at, for versions of Celery that do not keep what follows from it."""
+    if not app.conf.get("worker_detect_quorum_queues", False):
+        return False
+    return any((queue.queue_arguments or {}).get("x-queue-type") == "quorum" for queue in app.amqp.queues.values())
 
 
 def fleet_of(app: Any) -> str:
