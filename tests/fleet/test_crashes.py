@@ -39,8 +39,13 @@ def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
         before = {start.index for start in fleet.starts()}
         fleet.launch(QUICK)
         until(lambda: {start.index for start in fleet.starts()} == set(range(TASKS)), 40, "every task being run")
+        # A second copy may still be on its way, and end where it arrives; one that comes as the worker stops goes back.
+        until(lambda: not broker.ready("celery", "celery.throttled"), 20, "every copy having come")
         fleet.stop()
-        assert broker.ready("celery", "celery.throttled") == 0
+        if broker.ready("celery", "celery.throttled"):
+            fleet.launch(QUICK)
+            until(lambda: not broker.ready("celery", "celery.throttled"), 40, "every copy having come")
+            fleet.stop()
         ran = Counter(start.index for start in fleet.starts())
         # What ran when the worker was killed may run again: that is what acks_late is for.
         assert {index for index, times in ran.items() if times > 1} <= before
