@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import operator
 import re
@@ -51,7 +52,17 @@ except ImportError:  # no redis-py that kombu would take
         """No message has one."""
 
 
-__all__ = ["MOST_RETURNED", "Parcel", "Worker", "expires_at", "fleet_of", "parcel_of", "publish_all", "redelivery_of"]
+__all__ = [
+    "MOST_RETURNED",
+    "Parcel",
+    "Worker",
+    "expires_at",
+    "fleet_of",
+    "marker_in",
+    "parcel_of",
+    "publish_all",
+    "redelivery_of",
+]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -92,7 +103,7 @@ class Worker:
         self._consumer = consumer
         self._start = consumer.on_task_request
         self._task_seconds = float("inf")
-        self._revoked: set[str] = set(state.revoked._data)
+        self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
         self._return_queues: set[str] = set()
         self._let_go: list[Any] = []
         self._acknowledge_later: Callable[[], None] | None = None
@@ -168,11 +179,10 @@ class Worker:
         come back and wait for their slots must not keep those behind them from coming.
         """
         consumer = self._consumer
-        counts_each = not getattr(consumer, "qos_global", not _has_quorum_queues(self.app))
-        counts_each = counts_each and self._on_amqp
-        return (
-            (MOST_RETURNED, consumer.initial_prefetch_count) if counts_each and queue in self._return_queues else None
-        )
+        counts_together = getattr(consumer, "qos_global", not _has_quorum_queues(self.app))
+        if counts_together or not self._on_amqp or queue not in self._return_queues:
+            return None
+        return MOST_RETURNED, consumer.initial_prefetch_count
 
     def consume_return_queues(self, name_for: Callable[[str], str]) -> None:
         """Consume, beside each queue of this worker, the queue that its throttled tasks are sent back to."""
@@ -316,16 +326,16 @@ class Worker:
     @staticmethod
     def queue_of(request: Any) -> str:
         """The queue that the task was sent to, also when it comes from that queue's return queue."""
-        marker = request.message.headers.get(RETURN_HEADER)
-        if isinstance(marker, dict):
-            return str(marker.get("queue"))
         message = request.message
+        marker = marker_in(message)
+        if marker:
+            return str(marker.get("queue"))
         stamp = getattr(message, "ratelimit_queue", None) or (message.delivery_info or {}).get("ratelimit_queue")
         return stamp or request.delivery_info.get("routing_key") or ""
 
     @staticmethod
     def came_back(request: Any) -> bool:
-        return isinstance(request.message.headers.get(RETURN_HEADER), dict)
+        return bool(marker_in(request.message))
 
     @staticmethod
     def restore(request: Any) -> None:
@@ -345,9 +355,7 @@ class Worker:
 
     def redirect(self, request: Any, queue: str) -> None:
         """Publish the message as the user has sent it to another queue, and acknowledge this copy."""
-        with self._publishing(request.message.channel) as channel:
-            self.make_sure_of(queue, channel)
-            publish(Producer(channel, auto_declare=False), parcel_of(request, queue, ""))
+        self._publish(request.message.channel, [(parcel_of(request, queue, ""), 0.0, {})])
         self.let_go(request)
 
     def send_back(self, request: Any, queue: str, return_queue: str, delay: float) -> None:
@@ -356,10 +364,7 @@ class Worker:
         In that order, and on the channel that it came by: a crash between the two leaves a duplicate with the same
         id, never a gap. Raises what the publish raises; the message then is unacknowledged still.
         """
-        with self._publishing(request.message.channel) as channel:
-            self.make_sure_of(return_queue, channel)
-            producer = Producer(channel, auto_declare=False)
-            publish(producer, parcel_of(request, queue, return_queue), delay, {"again": True})
+        self._publish(request.message.channel, [(parcel_of(request, queue, return_queue), delay, {"again": True})])
         self.let_go(request)
 
     def let_go(self, request: Any) -> None:
@@ -412,11 +417,15 @@ class Worker:
 
     def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
         """Publish messages that were parked, with their delays and markers; see :func:`publish`."""
-        few = self._few_countdowns
-        with self._publishing(self._consumer.task_consumer.channel) as channel:
+        if self._few_countdowns:
+            parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
+        self._publish(self._consumer.task_consumer.channel, parcels)
+
+    def _publish(self, channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
+        with self._publishing(channel) as usable:
             for queue in dict.fromkeys(parcel["to"] for parcel, _, _ in parcels):
-                self.make_sure_of(queue, channel)
-            publish_all(channel, [(parcel, 0.0 if few else delay, marker) for parcel, delay, marker in parcels])
+                self._make_sure_of(queue, usable)
+            publish_all(usable, parcels)
 
     @contextmanager
     def _publishing(self, channel: Any) -> Iterator[Any]:
@@ -438,7 +447,7 @@ class Worker:
     def _on_amqp(self) -> bool:
         return bool(self._consumer.connection.transport.driver_type == "amqp")
 
-    def make_sure_of(self, queue: str, channel: Any) -> None:
+    def _make_sure_of(self, queue: str, channel: Any) -> None:
         """Declare a queue, where a message to one that somebody has removed would be dropped without a word."""
         if self._on_amqp:
             self.app.amqp.queues[queue].bind(channel).queue_declare()
@@ -461,13 +470,13 @@ class Worker:
         """The queues that this worker consumes."""
         return list(self.app.amqp.queues.consume_from)
 
-    def newly_revoked(self) -> set[str]:
-        """The ids of tasks that were revoked since this was asked last."""
-        known = state.revoked._data.keys()  # in a LimitedSet, celery/utils/collections.py
-        if len(known) == len(self._revoked) and known == self._revoked:
-            return set()
-        before, self._revoked = self._revoked, set(known)
-        return self._revoked - before
+    def newly_revoked(self) -> list[str]:
+        """The ids of tasks that were revoked since this was asked last, the newest first."""
+        known = reversed(state.revoked._data)  # in a LimitedSet, celery/utils/collections.py: who comes, comes last
+        new = list(itertools.takewhile(lambda id: id != self._newest_revoked, known))
+        if new:
+            self._newest_revoked = new[0]
+        return new
 
     def announce(self, request: Any, retry_after: float, limit: str | None) -> None:
         """The event for monitors. ``task-throttled`` shows as state THROTTLED there."""
@@ -516,17 +525,24 @@ _first = operator.itemgetter(0)
 Parcel = dict[str, Any]
 
 
+def marker_in(message: Any) -> dict[str, Any]:
+    """What a message that has come back says of itself; nothing if it comes from its sender."""
+    marker = (message.headers or {}).get(RETURN_HEADER)
+    return marker if isinstance(marker, dict) else {}
+
+
 def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
     """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was."""
     message = request.message
     headers = dict(message.headers)
     properties = dict(message.properties or {})
     options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
+    marker = marker_in(message)
     if not return_queue:
-        marker = headers.pop(RETURN_HEADER, None)
-        if isinstance(marker, dict):
+        headers.pop(RETURN_HEADER, None)
+        if marker:
             headers["eta"] = marker.get("eta")
-    elif not isinstance(headers.get(RETURN_HEADER), dict):
+    elif not marker:
         headers[RETURN_HEADER] = {
             "queue": queue,
             "eta": headers.get("eta"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-from ._celery import RETURN_HEADER, Worker, expires_at, parcel_of
+from ._celery import Worker, expires_at, marker_in, parcel_of
 from .errors import STORE_TROUBLES
 from .limiter import Demand
 from .limits import AnyLimit
@@ -88,8 +88,7 @@ class Attendant:
         Raises what the store raises; nothing has changed then.
         """
         request, bucket = held.request, (demand.name, demand.key)
-        marker = request.message.headers.get(RETURN_HEADER)
-        marker = marker if isinstance(marker, dict) else {}
+        marker = marker_in(request.message)
         self._note_acknowledged()
         ahead = self._parking.park(
             demand,
@@ -123,8 +122,8 @@ class Attendant:
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it comes from a lot, the store is told, together with those that come now."""
-        marker = message.headers.get(RETURN_HEADER) if message.headers else None
-        if isinstance(marker, dict) and "lot" in marker:
+        marker = marker_in(message)
+        if "lot" in marker:
             name, key = marker["lot"]
             self._arriving.setdefault((name, key), {})[str(marker["id"])] = int(marker["copy"])
             if self._cancel_telling is None:
@@ -136,8 +135,7 @@ class Attendant:
         Raises what the store raises, where it has to be asked.
         """
         request = held.request
-        marker = request.message.headers.get(RETURN_HEADER)
-        marker = marker if isinstance(marker, dict) else {}
+        marker = marker_in(request.message)
         copy = int(marker.get("copy", 0))
         if request.delivery_info.get("redelivered") or marker.get("again"):
             # It may have been parked before its worker was killed, or before the store's answer was lost; in the lot of
@@ -218,7 +216,7 @@ class Attendant:
     def _let_revoked_out(self) -> None:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
         queues = self._worker.queues
-        revoked = [stored_id(id, 0, queue) for id in sorted(self._worker.newly_revoked()) for queue in queues]
+        revoked = [stored_id(id, 0, queue) for id in self._worker.newly_revoked() for queue in queues]
         for first in range(0, len(revoked), _REVOKED):
             for lot in self._parking.lots(self._names):
                 bucket = lot.name, lot.key

@@ -304,7 +304,8 @@ class Gate:
             self.worker.fail(held.request, error)
             return True
         line.open = decision.retry_after <= 0
-        line.interval = _interval(held.demands, decision)
+        if policy.throttle == "wait":  # whose queues may be left alone
+            line.interval = _interval(held.demands, decision)
         if decision.allowed:
             waiting.popleft()
             self._granted(line, held, decision)

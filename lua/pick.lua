@@ -18,12 +18,11 @@ for i = 5, #ARGV do
     local id = ARGV[i]
     if call('ZSCORE', PARKED, id) then
         leave(id, 0)
-        call('ZREM', EXPIRING, id)
         if ARGV[1] == '1' then
             call('ZREM', LEAVING, id)
             call('HDEL', MESSAGES, id)
         end
     end
 end
-if call('ZCARD', PARKED) + call('ZCARD', LEAVING) == 0 then call('ZREM', LOTS, ARGV[4]) end
+if nobody_is_left() then call('ZREM', LOTS, ARGV[4]) end
 return out

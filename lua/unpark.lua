@@ -45,8 +45,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', LEAVING, '-inf', int(now), 'LIMIT', 0,
         local _, newest = copies(id)
         newest = max(copy, newest or 0) + 1
         call('HSET', MESSAGES, id, format('%s %d ', cost, newest) .. rest)
-        note_copies(id, '-', newest, '1')
-        call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+        note_for_a_while(id, '-', newest, '1')
         leave(id, 0)
     end
 end
@@ -74,10 +73,9 @@ for i = 1, min(room, MOST - #out / 3) do
         break
     end
     leave(id, slot - now)
-    if call('EXISTS', EXPIRING) == 1 then call('ZREM', EXPIRING, id) end
 end
 
-if call('ZCARD', PARKED) + call('ZCARD', LEAVING) == 0 then
+if nobody_is_left() then
     call('ZREM', LOTS, ARGV[6])
     return {-1, unpack(out)}
 end

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.result import AsyncResult
 
 from benchmarks import processes, records
+from celery_ratelimit import Throttled
 from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 
-__all__ = ["Fleet", "assert_never_over", "until"]
+__all__ = ["Fleet", "assert_never_over", "outcome", "until"]
 
 
 def until(done: Callable[[], Any], timeout: float, what: str = "what was waited for") -> None:
@@ -46,6 +48,15 @@ def assert_never_over(permits: Sequence[records.Start], rate: float, burst: int 
         assert 1 + ahead - (at * rate - number) <= most, (
             f"permit {number} after {at:.3f} s: more than {burst} + {rate:g}/s"
         )
+
+
+def outcome(result: AsyncResult) -> str:
+    """What became of a task: ``done``, or ``throttled`` if it was given up."""
+    try:
+        result.get(timeout=20)
+    except Throttled:
+        return "throttled"
+    return "done"
 
 
 class Fleet:

@@ -4,18 +4,27 @@
 -- Leaves `out`: for each its id, us until its turn, its message.
 local out = {}
 
+local function note_for_a_while(id, chosen, newest, several)
+    note_copies(id, chosen, newest, several)
+    call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+end
+
 local function leave(id, wait)
     local message = call('HGET', MESSAGES, id)
     call('ZREM', PARKED, id)
+    call('ZREM', EXPIRING, id)
     if not message then return end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)
     if call('SREM', UNACKED, id) == 1 then
         local copy = match(message, '^%d+ (%d+)')
         local _, newest, several = copies(id)
-        note_copies(id, copy, max(copy, newest or 0), several or '0')
-        call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+        note_for_a_while(id, copy, max(copy, newest or 0), several or '0')
     end
     out[#out + 1] = id
     out[#out + 1] = int(wait)
     out[#out + 1] = message
+end
+
+local function nobody_is_left()
+    return call('ZCARD', PARKED) + call('ZCARD', LEAVING) == 0
 end

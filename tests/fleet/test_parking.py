@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import redis
 from celery.exceptions import TaskRevokedError
-from celery.result import AsyncResult
 
 from benchmarks.measures import displacement
-from celery_ratelimit import Limiter, Throttled
+from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, assert_never_over, outcome, until
 
 NAME = "tests.apps.fleet.retry"
 
@@ -156,7 +155,7 @@ def test_max_wait_counts_those_who_are_parked(server: EmbeddedServer, store: red
     with Fleet(server, tmp_path, rate="10/s") as fleet:
         fleet.start()
         results = [fleet.send("impatient", index) for index in range(40)]
-        states = Counter(map(_outcome, results))
+        states = Counter(map(outcome, results))
         assert 5 <= states["done"] <= 12
         assert states["throttled"] == 40 - states["done"]
 
@@ -199,11 +198,3 @@ def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
 def _now(store: redis.Redis) -> float:
     seconds, microseconds = store.time()
     return float(seconds) + microseconds / 1e6
-
-
-def _outcome(result: AsyncResult) -> str:
-    try:
-        result.get(timeout=20)
-    except Throttled:
-        return "throttled"
-    return "done"

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import redis
 from celery.exceptions import TaskRevokedError
-from celery.result import AsyncResult
 
 from celery_ratelimit import ImpossibleRequest, Throttled
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, assert_never_over, outcome, until
 
 
 def test_throttling_is_an_info_line_an_event_and_a_signal_and_never_an_error(
@@ -87,7 +86,7 @@ def test_max_wait_gives_up_what_is_too_far_away_and_reserves_nothing_for_it(
     with Fleet(server, tmp_path, rate="4/s") as fleet:
         fleet.start()
         results = [fleet.send("impatient", index) for index in range(20)]
-        states = [_outcome(result) for result in results]
+        states = [outcome(result) for result in results]
         done = [index for index, state in enumerate(states) if state == "done"]
         assert done[:3] == [0, 1, 2]  # at 0, 0.25 and 0.5 s
         assert 3 <= len(done) <= 4
@@ -128,11 +127,3 @@ def test_direct_calls_and_eager_mode_are_not_throttled(monkeypatch: pytest.Monke
 
     assert [retry(index) for index in range(200)] == list(range(200))
     assert [retry.apply((index,)).get() for index in range(200)] == list(range(200))
-
-
-def _outcome(result: AsyncResult) -> str:
-    try:
-        result.get(timeout=20)
-    except Throttled:
-        return "throttled"
-    return "done"
