@@ -120,7 +120,12 @@ class Worker:
 
         ``on_message`` sees each message when it comes in, before its countdown.
         """
-        self._consumer.on_task_request = on_request
+
+        def come(request: Any) -> None:
+            request.message.ratelimit_came = True
+            on_request(request)
+
+        self._consumer.on_task_request = come
         self._watch_pool(on_end)
         hub = self._consumer.hub
         if hub is not None:
@@ -308,9 +313,12 @@ class Worker:
         else:
             waiting = [(eta, entry, entry.cancel) for eta, _, entry in timer.queue if not entry.canceled]
         for _, entry, cancel in sorted(waiting, key=_first):
-            if getattr(entry.fun, "__name__", "") != "apply_eta_task" or entry.args[0] in state.reserved_requests:
+            if getattr(entry.fun, "__name__", "") != "apply_eta_task":
                 continue
-            if self.came_back(entry.args[0]) and wanted(entry.args[0]):
+            request = entry.args[0]
+            if hasattr(request.message, "ratelimit_came"):
+                continue  # a greenlet of its own is at it, or at others of its line: while one came here, others did
+            if self.came_back(request) and wanted(request):
                 cancel()
                 entry.fun(*entry.args)
 
@@ -398,7 +406,7 @@ class Worker:
         try:
             with qos.pipe_or_acquire() as pipe:
                 pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags).execute()
-        except Exception:
+        except BaseException:  # also of a greenlet that is killed
             self._let_go[:0] = messages
             self._acknowledge_later = self.call_after(1.0, self._acknowledge)
             raise

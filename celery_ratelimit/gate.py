@@ -92,6 +92,7 @@ class Gate:
         self._widened = 0
         self._pumping = False
         self._again = False
+        self._changed_names: set[str] = set()
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -203,12 +204,14 @@ class Gate:
             return
         self._pumping = True
         try:
-            for line_key in line_keys:
-                self._pump(line_key)
-            while self._again:
-                self._again = False
-                for line_key in list(self._lines):
+            while True:
+                self._put_back_early()
+                for line_key in line_keys:
                     self._pump(line_key)
+                if not self._again:
+                    break
+                self._again = False
+                line_keys = tuple(self._lines)
         finally:
             self._pumping = False
 
@@ -221,7 +224,7 @@ class Gate:
         if not line:
             if line.cancel is not None:
                 line.cancel()
-            del self._lines[line_key]
+            self._lines.pop(line_key, None)  # it is closed, if a greenlet was here when the connection was lost
         else:
             self._set_timer(line_key, line)
 
@@ -487,7 +490,16 @@ class Gate:
 
     def _changed(self, names: set[str]) -> None:
         """Rates of these limits are others now: whoever waits asks again."""
-        for line_key, line in list(self._lines.items()):
+        self._changed_names |= names
+        self._run(*self._lines)
+        self.worker.recall(lambda request: self._limited_by(request, names))
+
+    def _put_back_early(self) -> None:
+        """Who waits for a time that was said at another rate asks again. Only between two turns of a line."""
+        names, self._changed_names = self._changed_names, set()
+        if not names:
+            return
+        for line_key, line in self._lines.items():
             if any(name in names for name, _ in line_key):
                 line.next_ask = 0.0
                 line.due, early = (
@@ -497,8 +509,6 @@ class Gate:
                 heapq.heapify(line.due)
                 for _, _, held in reversed(early):
                     line.waiting(held).appendleft(held)
-        self._run(*list(self._lines))
-        self.worker.recall(lambda request: self._limited_by(request, names))
 
     def _limited_by(self, request: Any, names: set[str]) -> bool:
         plan = self._plan(request.task, self.worker.queue_of(request))

@@ -10,6 +10,7 @@ import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.far_away import far_away
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
@@ -109,6 +110,26 @@ def test_a_new_rate_and_a_pause_reach_those_who_wait(
         nothing_is_left(fleet, store)
         assert sorted(start.index for start in fleet.starts()) == list(range(60))
         assert_never_over(fleet.permits(), RATE)
+
+
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_new_rates_while_the_store_is_being_asked(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+) -> None:
+    """With a store that takes its time, some greenlet is nearly always in the middle of the gate."""
+    name, limiter = f"tests.apps.fleet.{throttle}", Limiter.from_url(server.url)
+    with far_away(server, 0.005) as address, Fleet(server, tmp_path, rate="20/s", ratelimit_url=address) as fleet:
+        fleet.start(*GEVENT)
+        for index in range(300):
+            fleet.send(throttle, index)
+        for _ in range(8):
+            for rate in (20, RATE):
+                limiter.set_rate(name, f"{rate}/s")
+                time.sleep(0.4)
+        limiter.set_rate(name, "100/s")
+        fleet.wait_for(300, 20)
+        nothing_is_left(fleet, store)
+        assert sorted(start.index for start in fleet.starts()) == list(range(300))
 
 
 def test_a_warm_shutdown_in_the_middle_gives_everything_back(
