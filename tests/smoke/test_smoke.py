@@ -1,0 +1,62 @@
+"""The whole thing at a glance, as Celery's own smoke tests look at Celery: on each broker, with pytest-celery."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import chain, chord, group
+from pytest_celery import RESULT_TIMEOUT, CeleryTestSetup
+from pytest_celery.vendors.worker.tasks import add, fail, identity, xsum
+
+from tests.fleet_of import until
+
+RATE = 20
+
+
+@pytest.fixture
+def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
+    assert celery_setup.ready(ping=True, control=True)
+    return celery_setup
+
+
+def nothing_went_wrong(setup: CeleryTestSetup) -> None:
+    for worker in setup.worker_cluster:
+        for bad in ("Traceback", "ERROR", "CRITICAL"):
+            assert bad not in worker.logs()
+
+
+def test_both_work_and_the_limit_holds_over_both(setup: CeleryTestSetup) -> None:
+    began = time.monotonic()
+    results = group(identity.s(index) for index in range(60)).apply_async()
+    assert results.get(timeout=RESULT_TIMEOUT) == list(range(60))
+    took = time.monotonic() - began
+    assert 59 / RATE <= took <= 59 / RATE + 3
+    for worker in setup.worker_cluster:
+        worker.assert_log_exists("throttled by limit 'ours'")
+        assert "succeeded" in worker.logs()
+    nothing_went_wrong(setup)
+
+
+def test_canvas(setup: CeleryTestSetup) -> None:
+    assert chain(add.s(1, 2), add.s(3), identity.s()).apply_async().get(timeout=RESULT_TIMEOUT) == 6
+    adds = [add.s(index, index) for index in range(20)]
+    assert chord(adds, xsum.s()).apply_async().get(timeout=RESULT_TIMEOUT) == sum(2 * index for index in range(20))
+    nothing_went_wrong(setup)
+
+
+def test_a_task_that_fails_fails_as_itself(setup: CeleryTestSetup) -> None:
+    results = [fail.s(index).apply_async() for index in range(10)]
+    for index, result in enumerate(results):
+        with pytest.raises(RuntimeError, match=rf"expected to fail', {index}\]"):
+            result.get(timeout=RESULT_TIMEOUT)
+
+
+def test_a_backlog_outlives_the_restart_of_each_worker(setup: CeleryTestSetup) -> None:
+    results = [identity.s(index).apply_async() for index in range(100)]
+    for worker in setup.worker_cluster:
+        until(lambda logs=worker.logs: "throttled" in logs(), 20, "a task being throttled")
+        worker.restart()
+        assert worker.ready()
+    assert [result.get(timeout=RESULT_TIMEOUT) for result in results] == list(range(100))
+    nothing_went_wrong(setup)
