@@ -11,6 +11,7 @@ What is relied on:
 * ``state.reserved_requests`` (celery/worker/state.py): every request that was received and has not ended.
 * ``pool.apply_async(..., callback, error_callback)`` (celery/worker/request.py, ``create_request_cls``): read when
   the strategies are built; one of the two callbacks ends every task.
+* ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
 * ``Hub.fire_timers(max_timers=10)`` (kombu/asynchronous/hub.py): after ten timers in one turn the hub sleeps
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
 * ``Consumer.timer.queue`` and its entries' ``fun``, ``args`` and ``canceled`` (kombu/asynchronous/timer.py,
@@ -123,6 +124,8 @@ class Worker:
 
         def come(request: Any) -> None:
             request.message.ratelimit_came = True
+            if getattr(request, "_eta_timer_entry", None) is not None:
+                request._eta_timer_entry = None  # strategy.py 212: the two would live until the next full collection
             on_request(request)
 
         self._consumer.on_task_request = come

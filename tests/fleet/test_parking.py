@@ -151,6 +151,20 @@ def test_what_overflows_goes_to_another_queue_as_it_was_sent(
         assert_never_over(fleet.permits(), 4)
 
 
+def test_a_request_that_has_ended_leaves_nothing_for_the_garbage_collector(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """It collects what has lived for a second so rarely that a worker grew by a kilobyte a task."""
+    with Fleet(server, tmp_path, rate="50/s", app="tests.apps.uncollected") as fleet:
+        fleet.start()
+        for index in range(150):
+            fleet.send("retry", index)
+        fleet.wait_for(150, 20)
+        until(lambda: not store.hlen("unacked"), 10, "every message being acknowledged")
+        ((left,),) = (said.values() for said in fleet.sender.control.broadcast("requests_left", reply=True))
+        assert left <= 20
+
+
 def test_max_wait_counts_those_who_are_parked(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path, rate="10/s") as fleet:
         fleet.start()

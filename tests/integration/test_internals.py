@@ -70,6 +70,16 @@ def test_a_timer_shows_who_waits_for_a_countdown() -> None:
         timer.stop()
 
 
+def test_a_request_and_its_timer_hold_each_other() -> None:
+    """Since Celery 5.7. What the gate clears is read for requests that are scheduled alone."""
+    if hasattr(request.Request, "_eta_timer_entry"):
+        assert "req._eta_timer_entry = call_at(" in source(strategy.default)
+        assert "for r in tuple(scheduled_requests)" in source(consumer.Consumer.on_close)
+        assert "discard_scheduled_request(request)" in source(state.task_reserved)
+    else:
+        assert "_timer_entry" not in source(strategy) + source(request)
+
+
 def test_basic_consume_passes_a_callback_to_the_queue() -> None:
     consume = source(KombuConsumer._basic_consume)
     assert "queue.consume(tag, self._receive_callback" in consume
