@@ -15,6 +15,7 @@ from typing import Any
 
 from celery import Celery
 from celery.result import AsyncResult
+from kombu import pools
 
 from benchmarks import processes, records
 from celery_ratelimit import Throttled
@@ -94,6 +95,7 @@ class Fleet:
         #: Options of every worker. Mingle waits a second for what the others know, which nothing here depends on.
         self.options: tuple[str, ...] = ("--without-mingle",)
         self.workers: list[subprocess.Popen[bytes]] = []
+        pools.reset()  # an earlier test may have broken the connections that are kept for the same address
         self.sender = Celery("sender", broker=broker or server.url, backend=server.url, set_as_current=False)
         self.sender.conf.update(conf)
 

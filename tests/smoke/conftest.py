@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery, _state
+from kombu import pools
 from pytest_celery import (
     CeleryTestBackend,
     CeleryTestBroker,
@@ -66,6 +67,7 @@ def celery_setup_app(
 ) -> Iterator[Celery]:
     """The sender's app, which pytest-celery makes everybody's current one: until the end of the test."""
     before = _state._get_current_app()
+    pools.reset()  # an earlier test may have broken the connections that are kept for the same address
     with celery_setup_cls.create_setup_app(celery_setup_config, celery_setup_name) as app:
         yield app
     _state._set_current_app(before)
