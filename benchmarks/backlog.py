@@ -1,11 +1,12 @@
 """A deep backlog: how long an unlimited task waits behind it, and what workers hold of it.
 
-    python -m benchmarks.backlog [behind] [queues] [memory] [deep]
+    python -m benchmarks.backlog [behind] [queues] [memory] [deep] [change]
 
 behind   12,000 limited tasks at 300/s, then an unlimited one in the same queue
 queues   12,000 tasks under ``throttle="wait"`` in a queue of their own, then an unlimited one in another
 memory   20,000 tasks at 500/s, to the last
 deep     100,000 tasks at 100/s, for a minute from when all are parked
+change   10,000 parked at 50/s: the rate is doubled, then the limit is paused
 
 Two workers of two processes, logging as by default. The growth of a worker's memory is counted from its first tasks
 on, in its main process, where tasks wait.
@@ -19,15 +20,16 @@ from collections.abc import Callable
 
 from benchmarks import TASK, processes
 from benchmarks.workers import QUEUE, Fleet
+from celery_ratelimit import Limiter
 
-SCENARIOS = ("behind", "queues", "memory", "deep")
+SCENARIOS = ("behind", "queues", "memory", "deep", "change")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []], metavar="SCENARIO")
     for scenario in parser.parse_args().scenarios or SCENARIOS:
-        {"behind": behind, "queues": queues, "memory": memory, "deep": deep}[scenario]()
+        {"behind": behind, "queues": queues, "memory": memory, "deep": deep, "change": change}[scenario]()
 
 
 def behind() -> None:
@@ -73,6 +75,27 @@ def deep() -> None:
             f"unacknowledged; {parked:,} parked",
             flush=True,
         )
+
+
+def change() -> None:
+    with Fleet("backlog", rate=50) as fleet:
+        fleet.send(range(10_600))
+        _watch(fleet, lambda: not fleet.redis.llen(QUEUE), 60)
+        parked = sum(fleet.redis.zcard(key) for key in fleet.redis.keys("ratelimit:*:parked@*"))
+        limiter = Limiter(fleet.redis)
+        limiter.set_rate(TASK, "100/s")
+        changed = time.time()
+        time.sleep(3)
+        limiter.pause(TASK, 60)
+        paused = time.time()
+        time.sleep(3)
+        starts = [start.at for start in fleet.starts()]
+    seconds = [sum(changed + second <= at < changed + second + 1 for at in starts) for second in range(2)]
+    print(
+        f"{parked:,} parked at 50/s: {seconds[0]} starts in the first second at 100/s, {seconds[1]} in the next; the "
+        f"last one {max(starts) - paused:+.2f} s from the pause",
+        flush=True,
+    )
 
 
 def _send(fleet: Fleet, task: str, number: int, queue: str) -> None:
