@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -20,6 +21,11 @@ GEVENT = ("-P", "gevent", "-c", "20")
 RATE = 50
 
 
+def gevent_fleet(server: EmbeddedServer, directory: Path, **options: Any) -> Fleet:
+    """A broker's connection for each greenlet: with kombu's ten, Celery's own acknowledgements fail in a burst."""
+    return Fleet(server, directory, broker_transport_options={"max_connections": 100}, **options)
+
+
 def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
     """Every message is acknowledged, none is in a queue or in the store, and no greenlet has died of an error."""
     until(lambda: not store.hlen("unacked"), 10, "every message being acknowledged")
@@ -33,7 +39,7 @@ def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
 def test_a_backlog_leaves_at_the_rate(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
 ) -> None:
-    with Fleet(server, tmp_path, rate=f"{RATE}/s", task_ignore_result=True) as fleet:
+    with gevent_fleet(server, tmp_path, rate=f"{RATE}/s", task_ignore_result=True) as fleet:
         for index in range(150):
             fleet.send(throttle, index)
         fleet.start(*GEVENT)
@@ -56,7 +62,7 @@ def test_a_backlog_leaves_at_the_rate(
 def test_places_hold_and_are_given_back_at_once(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
-    with Fleet(server, tmp_path) as fleet:
+    with gevent_fleet(server, tmp_path) as fleet:
         fleet.start(*GEVENT)
         for index in range(1, 31):
             fleet.send(task, index, 0.1)
@@ -77,7 +83,7 @@ def test_a_store_that_is_gone_for_two_seconds_loses_nothing(
 ) -> None:
     with (
         embedded_server(persist=True) as limits_store,
-        Fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=limits_store.url) as fleet,
+        gevent_fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=limits_store.url) as fleet,
     ):
         fleet.start(*GEVENT)
         for index in range(150):
@@ -98,7 +104,7 @@ def test_a_new_rate_and_a_pause_reach_those_who_wait(
 ) -> None:
     name = "tests.apps.fleet.retry"
     limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="2/s") as fleet:
+    with gevent_fleet(server, tmp_path, rate="2/s") as fleet:
         fleet.start(*GEVENT)
         for index in range(60):
             fleet.send("retry", index)
@@ -118,7 +124,10 @@ def test_new_rates_while_the_store_is_being_asked(
 ) -> None:
     """With a store that takes its time, some greenlet is nearly always in the middle of the gate."""
     name, limiter = f"tests.apps.fleet.{throttle}", Limiter.from_url(server.url)
-    with far_away(server, 0.005) as address, Fleet(server, tmp_path, rate="20/s", ratelimit_url=address) as fleet:
+    with (
+        far_away(server, 0.005) as address,
+        gevent_fleet(server, tmp_path, rate="20/s", ratelimit_url=address) as fleet,
+    ):
         fleet.start(*GEVENT)
         for index in range(300):
             fleet.send(throttle, index)
@@ -135,7 +144,7 @@ def test_new_rates_while_the_store_is_being_asked(
 def test_a_warm_shutdown_in_the_middle_gives_everything_back(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    with Fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
+    with gevent_fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
         for index in range(150):
             fleet.send(("retry", "wait")[index % 2], index)
         fleet.start(*GEVENT)
