@@ -69,7 +69,7 @@ def deep() -> None:
         _watch(fleet, lambda: not fleet.redis.llen(QUEUE), 300)
         before = _memory(fleet)
         grown, held = _watch(fleet, lambda: False, 60)
-        parked = sum(fleet.redis.zcard(key) for key in fleet.redis.keys("ratelimit:*:parked@*"))
+        parked = _parked(fleet)
         print(
             f"100,000 at 100/s: {before:.1f} MB when all were parked, {grown:+.1f} MB in a minute; at most {held:,} "
             f"unacknowledged; {parked:,} parked",
@@ -81,7 +81,7 @@ def change() -> None:
     with Fleet("backlog", rate=50) as fleet:
         fleet.send(range(10_600))
         _watch(fleet, lambda: not fleet.redis.llen(QUEUE), 60)
-        parked = sum(fleet.redis.zcard(key) for key in fleet.redis.keys("ratelimit:*:parked@*"))
+        parked = _parked(fleet)
         limiter = Limiter(fleet.redis)
         limiter.set_rate(TASK, "100/s")
         changed = time.time()
@@ -130,6 +130,10 @@ def _watch(fleet: Fleet, done: Callable[[], bool], seconds: float) -> tuple[floa
         if done():
             break
     return _memory(fleet) - before, held
+
+
+def _parked(fleet: Fleet) -> int:
+    return sum(fleet.redis.zcard(key) for key in fleet.redis.keys("ratelimit:*:parked@*"))
 
 
 def _memory(fleet: Fleet) -> float:
