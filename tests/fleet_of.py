@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,23 @@ class Fleet:
         self.workers[index].wait()
 
     def stop(self) -> None:
-        processes.stop(self.workers, grace=15)
+        """Stop the workers in order; AssertionError if one does not end.
+
+        When no task is with a pool: Celery forgets one that is just being handed to a process. It runs, is delivered
+        again as well, and the worker waits for it for half a minute (``AsynPool.flush``; docs/operations.md).
+        """
+        until(lambda: self._jobs() == 0, 20, "the pools being idle")
+        for worker in self.workers:
+            worker.send_signal(signal.SIGTERM)
+        for index, worker in enumerate(self.workers):
+            until(lambda w=worker: w.poll() is not None, 20, f"the end of worker {index}\n{self.log(index)}")
         self.workers.clear()
+
+    def _jobs(self) -> int | None:
+        """Tasks that the workers' pools have; None if not all workers have answered."""
+        alive = sum(worker.poll() is None for worker in self.workers)
+        replies = self.sender.control.broadcast("pool_jobs", reply=True, timeout=2, limit=alive) if alive else []
+        return sum(jobs for reply in replies for jobs in reply.values()) if len(replies) == alive else None
 
     def log(self, index: int = 0) -> str:
         return self._log(index).read_text(errors="replace")
@@ -169,6 +185,13 @@ class Fleet:
     def signals(self) -> list[str]:
         path = self.directory / "signals"
         return path.read_text().splitlines() if path.exists() else []
+
+    def came_within(self) -> float:
+        """Seconds from the first task's coming in to the last one's, by the log of the only worker."""
+        came: dict[str, datetime] = {}
+        for at, id in re.findall(r"^\[(\S+ \S+): .*\[([0-9a-f-]{36})\] received", self.log(), re.MULTILINE):
+            came.setdefault(id, datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f"))
+        return (max(came.values()) - min(came.values())).total_seconds()
 
     def sent_back(self) -> int:
         """How often a task came to a worker once more, by what the workers have logged."""

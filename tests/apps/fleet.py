@@ -12,6 +12,7 @@ from celery import Celery, current_task
 from benchmarks.records import Recorder
 from celery_ratelimit import Concurrency, Limit, RateLimitedTask, install
 from celery_ratelimit.signals import task_throttled
+from tests.apps import pool_jobs  # noqa: F401  (registers itself)
 
 _recorders: dict[tuple[int, str], Recorder] = {}
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from benchmarks.measures import share_of_rate
-from celery_ratelimit import StoreUnavailable
+from celery_ratelimit import Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, assert_never_over, until
 
@@ -192,17 +192,23 @@ def test_a_killed_broker_connection_is_survived(
 def test_a_worker_that_is_stopped_gives_everything_back(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    with Fleet(server, tmp_path, rate="20/s") as fleet:
+    """Stopped as the next of each kind is in the worker and waits for its turn; no task is just being started."""
+    with Fleet(server, tmp_path, rate="30/m") as fleet:
         for index in range(100):
             fleet.send(("retry", "wait")[index % 2], index)
         fleet.start()
-        fleet.wait_for(30, 20)
+        fleet.wait_for(4, 20)
+        time.sleep(1.2)
+        assert store.hlen("unacked") >= 2
         fleet.stop()
         done = fleet.started()
         left = sum(store.llen(queue) for queue in ("celery", "celery.throttled"))
         parked = sum(lot.parked for lot in fleet.parking_lots().lots("tests.apps.fleet.retry"))
         assert done + left + parked == 100
         assert store.hlen("unacked") == 0
+        limiter = Limiter.from_url(server.url)
+        for name in ("retry", "wait"):
+            limiter.set_rate(f"tests.apps.fleet.{name}", "20/s")
         fleet.start()
         starts = fleet.wait_for(100, 20)
         assert sorted(start.index for start in starts) == list(range(100))

@@ -7,6 +7,7 @@ import os
 from celery import Celery
 
 from celery_ratelimit import install
+from tests.apps import pool_jobs  # noqa: F401  (registers itself)
 
 app = Celery("smoke", include=["pytest_celery.vendors.worker.tasks"])
 app.conf.update(
