@@ -23,6 +23,9 @@ FROZEN_NOW = "local now = tonumber(redis.call('GET', 'test:clock'))\n"
 #: Keys of what people put there: stored limits and pauses, parked tasks.
 STAYS = re.compile(r".*:(config|(parked|messages|leaving|unacked|expiring|lots)@\w+)")
 
+#: Added to a store's URL where its time-outs are not the matter: they are half a second, which a busy machine may take.
+PATIENT = "?socket_timeout=10&socket_connect_timeout=10"
+
 #: 2026-01-01, in microseconds.
 START = 1_767_225_600_000_000
 

@@ -37,7 +37,7 @@ def test_a_backlog_leaves_at_the_rate(
         assert sorted(permit.index for permit in permits) == list(range(tasks))  # each paid, once
         assert_never_over(permits, RATE)
         # No waste. Exactly 1 on a quiet machine (make bench); the margin is for a noisy one.
-        assert 0.97 <= share_of_rate(starts, RATE) <= 1.01
+        assert share_of_rate(starts, RATE) >= 0.97
         median, last_percent = displacement(starts)
         sent_back = fleet.sent_back() / tasks
         scripts = store.info("commandstats")["cmdstat_evalsha"]["calls"] / tasks

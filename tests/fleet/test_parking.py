@@ -141,15 +141,15 @@ def test_what_overflows_goes_to_another_queue_as_it_was_sent(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path, rate="4/s") as fleet:
+        results = [fleet.send("overflowing", index) for index in range(20)]
         fleet.start("-Q", "celery")
-        results = [fleet.send("overflowing", index) for index in range(10)]
         until(lambda: store.llen("later") >= 5, 10, "tasks going to the other queue")
         until(lambda: fleet.started() >= 4, 10)
-        until(lambda: store.llen("later") + fleet.started() == 10, 10, "all having gone somewhere")
+        until(lambda: store.llen("later") + fleet.started() == 20, 10, "all having gone somewhere")
         assert b"ratelimit" not in str(store.lindex("later", 0)).encode().replace(b"celery_ratelimit", b"")
         # There they wait for their turn, however long.
         fleet.launch("-Q", "later")
-        assert sorted(result.get(timeout=20) for result in results) == list(range(10))
+        assert sorted(result.get(timeout=20) for result in results) == list(range(20))
         assert_never_over(fleet.permits(), 4)
 
 
@@ -201,7 +201,9 @@ def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
         for number in range(20):
             sent = time.time()
             fleet.send("plain", 100 + number).get(timeout=10)
-            assert time.time() - sent <= 1.0 + 0.5, "BRPOP, and a busy machine"
+            assert time.time() - sent <= 1.0 + 2.0, (
+                "BRPOP, and a busy machine; behind the others it would take a minute"
+            )
         assert store.hlen("unacked") <= 5, "what had come in before the limit was known to be closed"
         fleet.wait_for(23, 20)
         assert_never_over(fleet.permits(), 0.2)

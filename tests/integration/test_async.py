@@ -29,7 +29,7 @@ from celery_ratelimit import (
 )
 from celery_ratelimit.asking import Demand
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.conftest import START, Clock
+from tests.conftest import PATIENT, START, Clock
 from tests.lua.frozen import FROZEN_STORE, demand
 from tests.lua.windows import Start, check_every_window
 
@@ -43,7 +43,7 @@ def run(server: EmbeddedServer, store: redis.Redis) -> Callable[[Callable[[Async
 
     def in_loop(test: Callable[[AsyncLimiter], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with AsyncLimiter.from_url(server.url, quotas={"api": API}) as limiter:
+            async with AsyncLimiter.from_url(server.url + PATIENT, quotas={"api": API}) as limiter:
                 await test(limiter)
                 assert len(limiter.client.connection_pool._in_use_connections) == 0, "every connection is given back"
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left behind"
@@ -449,7 +449,7 @@ def test_the_end_of_the_loop_leaves_nothing(server: EmbeddedServer, store: redis
     tasks: list[asyncio.Task[Decision]] = []
 
     async def main() -> None:
-        limiter = AsyncLimiter.from_url(server.url)
+        limiter = AsyncLimiter.from_url(server.url + PATIENT)
         tasks.extend(asyncio.create_task(limiter.acquire(limit, max_wait=1e6)) for _ in range(300))
         await until(lambda: len(slots(store) + holders(store)) > 20)
 
@@ -564,10 +564,10 @@ def test_a_client_that_is_not_ours_is_left_open(server: EmbeddedServer, store: r
 @pytest.mark.alone
 def test_threads_and_loops_share_a_limit(server: EmbeddedServer, store: redis.Redis) -> None:
     """A plain limiter in threads, and an asyncio one: one bucket, one line."""
-    limit, limiter = Limit("100/s", name="shared"), Limiter.from_url(server.url)
+    limit, limiter = Limit("100/s", name="shared"), Limiter.from_url(server.url + PATIENT)
 
     async def main() -> list[Decision]:
-        async with AsyncLimiter.from_url(server.url) as other:
+        async with AsyncLimiter.from_url(server.url + PATIENT) as other:
             return await asyncio.gather(*[other.acquire(limit, max_wait=60) for _ in range(100)])
 
     with ThreadPoolExecutor(16) as threads:

@@ -27,6 +27,7 @@ from celery_ratelimit import (
 )
 from celery_ratelimit.asking import Demand
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.conftest import PATIENT
 
 QUOTAS = {
     "api": Limit("20/s", name="api"),
@@ -39,7 +40,7 @@ QUOTAS = {
 
 @pytest.fixture
 def limiter(server: EmbeddedServer, store: redis.Redis) -> Limiter:
-    return Limiter.from_url(server.url, quotas=QUOTAS)
+    return Limiter.from_url(server.url + PATIENT, quotas=QUOTAS)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def run(server: EmbeddedServer, store: redis.Redis) -> Callable[..., None]:
 
     def in_loop(test: Callable[[AsyncLimiter], Any]) -> None:
         async def main() -> None:
-            async with AsyncLimiter.from_url(server.url, quotas=QUOTAS) as limiter:
+            async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
                 await test(limiter)
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left behind"
 

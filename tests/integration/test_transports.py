@@ -24,6 +24,7 @@ from starlette.routing import Route
 from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter, StoreUnavailable, Throttled
 from celery_ratelimit.testing import EmbeddedServer, free_port
 from celery_ratelimit.transports import AsyncLimitedTransport, LimitedAdapter, LimitedTransport
+from tests.conftest import PATIENT
 
 QUOTAS = {
     "api": Limit("20/s", name="api"),
@@ -86,7 +87,7 @@ def upstream(running: Upstream) -> Upstream:
 
 @pytest.fixture
 def limiter(server: EmbeddedServer, store: redis.Redis) -> Limiter:
-    return Limiter.from_url(server.url, quotas=QUOTAS)
+    return Limiter.from_url(server.url + PATIENT, quotas=QUOTAS)
 
 
 def left(limiter: Limiter, name: str, **options: Any) -> int:
@@ -204,7 +205,7 @@ def test_an_adapter_has_the_options_of_requests(limiter: Limiter) -> None:
 
 def test_async_every_call_takes_a_permit(server: EmbeddedServer, limiter: Limiter, upstream: Upstream) -> None:
     async def main() -> None:
-        async with AsyncLimiter.from_url(server.url, quotas=QUOTAS) as asynchronous:
+        async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as asynchronous:
             transport = AsyncLimitedTransport(asynchronous, "hourly", max_wait=0)
             async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
                 assert (await client.get(f"{upstream.url}/a")).text == "xxxxx."
@@ -225,7 +226,7 @@ def test_async_places_are_held_until_the_body_has_come(
     server: EmbeddedServer, limiter: Limiter, upstream: Upstream
 ) -> None:
     async def main() -> None:
-        async with AsyncLimiter.from_url(server.url, quotas=QUOTAS) as asynchronous:
+        async with AsyncLimiter.from_url(server.url + PATIENT, quotas=QUOTAS) as asynchronous:
             async with httpx.AsyncClient(transport=AsyncLimitedTransport(asynchronous, "places")) as client:
                 await asyncio.gather(*[client.get(f"{upstream.url}/{n}") for n in range(20)])
                 assert len(upstream.calls) == 20

@@ -16,6 +16,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.limiter import Demand
+from tests.conftest import PATIENT
 
 from .frozen import us
 from .model import Answer
@@ -114,7 +115,7 @@ def _meet_at(barrier: Barrier) -> None:
 
 def _in_threads(job: Callable[..., Any], url: str, number: int, args: Sequence[Any]) -> list[Any]:
     assert _barrier is not None
-    limiter = Limiter.from_url(url)
+    limiter = Limiter.from_url(url + PATIENT)
     with ThreadPoolExecutor(THREADS) as threads:
         _barrier.wait(timeout=30)  # a process has one job at a time, so that each of them has one
         return list(threads.map(lambda n: job(limiter, f"p{number}t{n}", *args), range(THREADS)))
