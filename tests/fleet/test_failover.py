@@ -20,14 +20,14 @@ BEHIND = 0.2
 def test_a_lost_master_loses_no_task(
     server: EmbeddedServer, store: redis.Redis, sentinel_store: Sentinels, tmp_path: Path
 ) -> None:
-    rate, tasks = 40, 120
+    rate, tasks = 20, 80
     url = f"{sentinel_store.url}/0?service_name={Sentinels.NAME}"
     with Fleet(server, tmp_path, rate=f"{rate}/s", ratelimit_url=url) as fleet:
         fleet.start(number=2)
         for index in range(tasks):
             fleet.send("retry", index)
             fleet.send("wait", tasks + index)
-        before = len(fleet.wait_for(60, 20))
+        before = len(fleet.wait_for(30, 20))
         assert before < 2 * tasks, "the failover comes in the middle"
         sentinel_store.fail_over()
         starts = fleet.wait_for(2 * tasks, 60)
