@@ -43,8 +43,9 @@ RETURN_HOLD = 1.0
 AHEAD = 0.1
 #: Seconds before its turn that a line asks, so that a late timer wastes nothing.
 PACE = 0.02
-#: Seconds after which a permit that could not be used is stale: used late and together, permits would bunch.
-STALE = 0.1
+#: Seconds after which a permit that could not be used is stale; and when it is not the only one that is late, as the
+#: machine has done something else: used together, they would bunch.
+STALE, BUNCHED = 0.1, 0.04
 #: Seconds; a queue whose messages would wait for longer under ``throttle="wait"`` is left alone for a while. Some times
 #: what it takes to go on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
 LONG = 3.0
@@ -233,7 +234,9 @@ class Gate:
         while line.due and line.due[0][0] <= time.monotonic():
             at, _, held = line.due[0]
             if held.paid is not None:
-                stale = time.monotonic() - at > max(STALE, *[demand.interval for demand in held.demands])
+                now = time.monotonic()
+                together = any(other <= now and each.paid is not None for other, _, each in line.due[1:3])
+                stale = now - at > max(BUNCHED if together else STALE, *[demand.interval for demand in held.demands])
                 if not stale and self.worker.free_processes(self._held) <= 0:
                     break  # until one is free, which is soon, or it asks again
                 granted_at, held.paid = held.paid, None
