@@ -149,7 +149,8 @@ def test_law_1_holds_while_the_rate_goes_up_and_down(
         if horizon == 0:
             check_every_window([Start(each.at, 1) for each in good], Demand(period.limit, "api"))
         expected = (period.end - period.begin - pauses) / 1e6 / period.limit.interval
-        assert len(good) >= 0.5 * expected - 4, f"{period.limit} is used: {len(good)} of {expected}"
+        # What one window holds may lie beyond the end.
+        assert len(good) >= 0.5 * expected - period.limit.size, f"{period.limit} is used: {len(good)} of {expected}"
 
 
 def inside(one: Period, other: Period) -> bool:
