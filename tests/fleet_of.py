@@ -23,7 +23,7 @@ from celery_ratelimit import Throttled
 from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 
-__all__ = ["Fleet", "assert_never_over", "outcome", "until"]
+__all__ = ["Fleet", "assert_never_over", "outcome", "pool_jobs", "until"]
 
 
 def until(done: Callable[[], Any], timeout: float, what: str = "what was waited for") -> None:
@@ -59,6 +59,12 @@ def outcome(result: AsyncResult) -> str:
     except Throttled:
         return "throttled"
     return "done"
+
+
+def pool_jobs(app: Celery, workers: int) -> int | None:
+    """Tasks that the pools of so many workers have (``tests.apps.pool_jobs``); None if not all have answered."""
+    replies = app.control.broadcast("pool_jobs", reply=True, timeout=2, limit=workers) if workers else []
+    return sum(jobs for reply in replies for jobs in reply.values()) if len(replies) == workers else None
 
 
 class Fleet:
@@ -137,18 +143,13 @@ class Fleet:
         When no task is with a pool: Celery forgets one that is just being handed to a process. It runs, is delivered
         again as well, and the worker waits for it for half a minute (``AsynPool.flush``; docs/operations.md).
         """
-        until(lambda: self._jobs() == 0, 20, "the pools being idle")
+        alive = sum(worker.poll() is None for worker in self.workers)
+        until(lambda: pool_jobs(self.sender, alive) == 0, 20, "the pools being idle")
         for worker in self.workers:
             worker.send_signal(signal.SIGTERM)
         for index, worker in enumerate(self.workers):
             until(lambda w=worker: w.poll() is not None, 20, f"the end of worker {index}\n{self.log(index)}")
         self.workers.clear()
-
-    def _jobs(self) -> int | None:
-        """Tasks that the workers' pools have; None if not all workers have answered."""
-        alive = sum(worker.poll() is None for worker in self.workers)
-        replies = self.sender.control.broadcast("pool_jobs", reply=True, timeout=2, limit=alive) if alive else []
-        return sum(jobs for reply in replies for jobs in reply.values()) if len(replies) == alive else None
 
     def log(self, index: int = 0) -> str:
         return self._log(index).read_text(errors="replace")

@@ -10,7 +10,7 @@ from pytest_celery import RESULT_TIMEOUT, CeleryTestSetup
 from pytest_celery.vendors.worker.tasks import add, fail, identity, xsum
 
 from celery_ratelimit import Limiter
-from tests.fleet_of import until
+from tests.fleet_of import pool_jobs, until
 
 RATE = 20
 
@@ -28,12 +28,6 @@ def logs(setup: CeleryTestSetup) -> str:
 def nothing_went_wrong(setup: CeleryTestSetup) -> None:
     for bad in ("Traceback", "ERROR", "CRITICAL"):
         assert bad not in logs(setup)
-
-
-def pool_jobs(setup: CeleryTestSetup) -> list[int]:
-    """Of each worker that answers, tasks that its pool has."""
-    replies = setup.app.control.broadcast("pool_jobs", reply=True, limit=len(setup.worker_cluster.nodes))
-    return [jobs for reply in replies for jobs in reply.values()]
 
 
 def test_both_work_and_the_limit_holds_over_both(setup: CeleryTestSetup) -> None:
@@ -68,7 +62,7 @@ def test_a_backlog_outlives_the_restart_of_each_worker(setup: CeleryTestSetup) -
     limiter = Limiter.from_url(setup.app.conf.result_backend)
     limiter.pause("ours", 600)  # Celery forgets a task that is just being handed to a process: docs/operations.md
     time.sleep(0.5)
-    until(lambda: pool_jobs(setup) == [0, 0], 20, "the pools being idle")
+    until(lambda: pool_jobs(setup.app, 2) == 0, 20, "the pools being idle")
     for worker in setup.worker_cluster:
         worker.restart()
         assert worker.ready()

@@ -26,13 +26,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return gate
 
 
-def line_of(gate: Gate, interval: float, *lates: float, paid: int | None = 1) -> Line:
+def line_of(gate: Gate, interval: float, *lates: float) -> Line:
     line = Line()
     demands = [SimpleNamespace(interval=interval)]
     for number, late in enumerate(lates):
-        held = SimpleNamespace(late=late, paid=paid, demands=demands, slotted=True)
+        held = SimpleNamespace(late=late, paid=1, demands=demands, slotted=True)
         heapq.heappush(line.due, (NOW - late, number, held))  # type: ignore[misc]
-    gate._grants = [NOW - late for late in lates if paid is not None]
+    gate._grants = [NOW - late for late in lates]
     return line
 
 
