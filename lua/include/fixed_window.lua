@@ -25,7 +25,7 @@ function fixed_window.read(limit, now)
     if not limit.raw then return end
     local start, used, written, waiting, period = match(limit.raw, '(%d+) (%d+) (%d+) (%d+) (%d+)')
     limit.used, limit.written, limit.waiting = tonumber(used), tonumber(written), tonumber(waiting)
-    limit.start = start - max(0, limit.written - now) -- no time has passed while the clock stepped back
+    limit.start = start - lost(limit, now)
     local in_force = limit.period
     limit.period = tonumber(period)
     roll(limit, now)

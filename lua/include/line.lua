@@ -9,6 +9,13 @@
 --
 -- In the limit: `written` us, `waiting` permits asked for by those in the line. Both are part of the state.
 -- slots key: sorted set, id of a waiting request -> us of its slot. Expires a second after the last slot.
+
+-- For `read`: the us by which the clock has stepped back since the last write; 0 where it is waited for.
+local function lost(limit, now)
+    local back = limit.written - now
+    return back > STEP_US and back or 0
+end
+
 local function counted(algorithm)
     local earliest = algorithm.earliest
 
@@ -34,11 +41,11 @@ local function counted(algorithm)
         return limit.waiting
     end
 
-    -- Keeps the bucket for as long as it says anything: until `full`, and until the line is empty.
+    -- Keeps the bucket for as long as it says anything: until `full`, and until the line is empty, by a clock that may step back.
     local function write(limit, now)
         local line = limit.waiting > 0 and limit.last and limit.last + GRACE_US or now
         algorithm.write(limit, now, function(full)
-            return int(max(1, ceil((max(full, line) - now) / 1000)))
+            return int(ceil((max(full, line) - now + STEP_US) / 1000))
         end)
     end
 
@@ -52,7 +59,7 @@ local function counted(algorithm)
         limit.waiting, limit.written = 0, now
         algorithm.read(limit, now)
         if limit.in_use and limit.in_use > 0 then algorithm.take(limit, now, limit.in_use) end
-        if limit.written > now or limit.written < max(limit.since, limit.resumed) then
+        if lost(limit, now) > 0 or limit.written < max(limit.since, limit.resumed) then
             limit.waiting, limit.changed = 0, true -- the slots mean nothing now: who comes gets another
         end
         local ahead = limit.waiting > 0 and read_line(limit, now, id) or 0

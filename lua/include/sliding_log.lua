@@ -28,7 +28,7 @@ end
 
 function sliding_log.read(limit, now)
     limit.total, limit.newest, limit.offset, limit.gone, limit.chunk, limit.fresh = 0, 0, 0, 0, {}, true
-    limit.entries = {}
+    limit.entries, limit.clock = {}, now
     if limit.in_use then return end
     local head = call('LRANGE', limit.state_key, 0, CHUNK)
     if #head == 0 then return end
@@ -36,7 +36,8 @@ function sliding_log.read(limit, now)
     local total, newest, offset, written, waiting = match(head[1], '(%d+) (%d+) (%d+) (%d+) (%d+)')
     limit.total, limit.newest = tonumber(total), tonumber(newest)
     limit.written, limit.waiting = tonumber(written), tonumber(waiting)
-    limit.offset = offset + max(0, limit.written - now)
+    limit.offset = offset + lost(limit, now)
+    limit.clock = max(now + limit.offset, limit.written + offset) -- what had left by then may be cut off
     for i = 2, #head do limit.chunk[i - 1] = head[i] end
     -- Entries that have left are skipped here and cut off at the next write.
     local before = now + limit.offset - limit.period
@@ -63,7 +64,7 @@ function sliding_log.earliest(limit, now, ahead, permits)
     local all = ahead + permits
     local windows = floor((all - 1) / limit.count) -- a line longer than the window: as often as it takes
     local over = limit.total + all - windows * limit.count - limit.count
-    local at = max(now + limit.offset, limit.newest)
+    local at = max(limit.clock, limit.newest)
     if over > 0 then
         local skip, left, time_of = limit.gone, 0, limit.newest
         walk(limit, function(time, cost)

@@ -34,7 +34,7 @@ function sliding_window.read(limit, now)
         numbers[at] = tonumber(number)
     end
     limit.written, limit.waiting = numbers[1], numbers[2]
-    limit.offset = numbers[3] + max(0, limit.written - now)
+    limit.offset = numbers[3] + lost(limit, now)
     if numbers[4] ~= limit.width then
         limit.index = floor((now + limit.offset) / limit.width)
         for i = 6, at do limit.counters[0] = limit.counters[0] + numbers[i] end

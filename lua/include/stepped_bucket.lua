@@ -21,7 +21,7 @@ function stepped_bucket.read(limit, now)
     if not limit.raw then return end
     local tokens, tick, written, waiting = match(limit.raw, '(%-?%d+) (%d+) (%d+) (%d+)')
     limit.tokens, limit.written, limit.waiting = min(limit.burst, tonumber(tokens)), tonumber(written), tonumber(waiting)
-    limit.tick = tick - max(0, limit.written - now) -- no time has passed while the clock stepped back
+    limit.tick = tick - lost(limit, now)
     refill(limit, now)
     if limit.tokens == limit.burst then limit.tick = max(now, limit.tick) end -- a full bucket counts from its next use
 end

@@ -35,7 +35,7 @@ local function write_state(limit, now)
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
     local state = format('%d %d %d %d %d %s',
         limit.tat, limit.rem, limit.tat - now, limit.cursor, max(0, limit.newest - now), limit.interval)
-    call('SET', limit.state_key, state, 'PX', int(max(1, ceil((full - now) / 1000))))
+    call('SET', limit.state_key, state, 'PX', int(ceil((full - now + STEP_US) / 1000)))
 end
 
 -- Where does request `id` stand in the line? Sets `owner` (the score of the slot it has), or else `first` (the
@@ -92,8 +92,7 @@ function token_bucket.check(limit, now, id)
         local written = tat - ahead
         limit.newest = written + newest
         local back = written - now
-        if back > 0 then
-            -- The clock stepped back (failover). No time has passed since the write; the slots mean nothing now.
+        if back > STEP_US then -- no time has passed since the write; the slots mean nothing now
             tat, cursor, limit.newest, limit.changed = tat - back, 0, max(0, limit.newest - back), true
         end
         if tat >= now then limit.tat, limit.rem = tat, tonumber(rem) end

@@ -47,7 +47,7 @@ do
             local tat, last, burst, interval = unpack(buckets[i])
             local new = max(tat, joint) + ARGV[6 * i + 2] * interval
             call('SET', KEYS[3 * i - 2], format('%d 0 %d 0 %d %d', new, new - now, max(last, joint) - now, interval),
-                'PX', int(ceil((new + 1 - now) / 1000)))
+                'PX', int(ceil((new + 1 - now + STEP_US) / 1000)))
             answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
         end
         for i = 1, stored and NUMBER or 0 do

@@ -44,7 +44,7 @@ function warm_up.read(limit, now)
     if not limit.raw then return end
     local next, stored, written, waiting = match(limit.raw, '(%d+) (%S+) (%d+) (%d+)')
     limit.saved, limit.written, limit.waiting = min(limit.most, tonumber(stored)), tonumber(written), tonumber(waiting)
-    limit.next = next - max(0, limit.written - now) -- no time has passed while the clock stepped back
+    limit.next = next - lost(limit, now)
     rest(limit, now)
 end
 

@@ -17,6 +17,8 @@ from celery_ratelimit.limiter import Demand
 
 #: A slot that long overdue, in microseconds, is open to whoever is there.
 GRACE = 1_000_000
+#: A clock that steps back by so many microseconds, or fewer, is waited for.
+STEP = 100_000
 
 
 class Numbers(NamedTuple):
@@ -39,8 +41,13 @@ class Numbers(NamedTuple):
 
 
 def up(us: int) -> int:
-    """A time to live in whole milliseconds, at least one, in microseconds."""
-    return max(1000, -(-us // 1000) * 1000)
+    """A time to live in whole milliseconds, in microseconds."""
+    return -(-us // 1000) * 1000
+
+
+def lost(written: int, now: int) -> int:
+    """The microseconds by which the clock has stepped back since it was ``written``, unless it is waited for."""
+    return written - now if written - now > STEP else 0
 
 
 #: For when permits were taken, and how long they take to come back.
@@ -251,10 +258,10 @@ class SlidingLog(Counter):
     def __init__(self, numbers: Numbers, now: int) -> None:
         super().__init__(numbers, now)
         self.entries: list[tuple[int, int]] = []
-        self.last = 0
+        self.last, self.clock = 0, now
 
     def read(self, now: int, back: int) -> None:
-        self.now = now
+        self.now, self.clock = now, max(now, self.now - back)  # what had left at the last write was forgotten
         self.last -= back
         self.entries = [(time - back, weight) for time, weight in self.entries if time - back + self.w > now]
 
@@ -267,7 +274,7 @@ class SlidingLog(Counter):
         if k > self.n:
             rounds, k = divmod(k - 1, self.n)
             return self.earliest(k + 1) + rounds * self.w
-        at = max(self.now, self.last)
+        at = max(self.clock, self.last)
         over = self.total + k - self.n
         for time, weight in self.entries:
             if over <= 0:
@@ -463,11 +470,11 @@ class CountedView:
         self.demand, self.cost, self.now, self.id = demand, numbers.cost, now, id
         self.bucket = bucket = deepcopy(kept or Counted())
         # Slots that mean nothing any more: from before a step back of the clock, or before `void`.
-        self.stepped_back = bucket.counter is not None and (now < bucket.written or bucket.written < void)
+        self.stepped_back = bucket.counter is not None and (lost(bucket.written, now) > 0 or bucket.written < void)
         if bucket.counter is None:
             bucket.counter, bucket.written, bucket.waiting = COUNTERS[numbers.algorithm](numbers, now), now, 0
         self.counter = bucket.counter
-        back = max(0, bucket.written - now)
+        back = lost(bucket.written, now)
         if (self.counter.n, self.counter.w, self.counter.b, self.counter.x) != (
             *(numbers.count, numbers.period, numbers.burst, numbers.extra),
         ):
@@ -542,6 +549,6 @@ class CountedView:
         """The bucket as it is kept from now on."""
         bucket = self.bucket
         last = max(bucket.slots.values() if bucket.waiting else (), default=self.now - GRACE)
-        until = max(self.counter.expires(), last + GRACE)
-        bucket.written, bucket.expires = self.now, self.now + up(until - self.now)
+        until = max(self.counter.expires(), last + GRACE, self.now)
+        bucket.written, bucket.expires = self.now, self.now + up(until - self.now + STEP)
         return bucket

@@ -13,7 +13,7 @@ from celery_ratelimit.asking import Demand, microseconds
 from celery_ratelimit.limits import parse_window
 from tests.conftest import START
 
-from .counted import GRACE, Numbers
+from .counted import GRACE, STEP, Numbers
 from .model import Answer, Model
 from .windows import Start
 from .world import World
@@ -170,12 +170,18 @@ class Play:
     """Plays a trace, and keeps what was granted, in true time, which never steps back.
 
     A call is either settled or cancelled, once, under an id of its own and by the clock that it was granted by.
+    ``waited_for``: the clock steps back by no more than a store waits for; what is granted is kept by the clock itself.
     ``on_grant`` is told of each grant, with all that was taken from its bucket before.
     """
 
-    def __init__(self, world: Asked, on_grant: Callable[[Demand, Start, list[Start]], None] | None = None) -> None:
-        self.world, self.on_grant = world, on_grant
-        self.lost = self.wait = 0
+    def __init__(
+        self,
+        world: Asked,
+        on_grant: Callable[[Demand, Start, list[Start]], None] | None = None,
+        waited_for: bool = False,
+    ) -> None:
+        self.world, self.on_grant, self.waited_for = world, on_grant, waited_for
+        self.lost = self.wait = self.latest = 0
         self.grants: list[Grant] = []
         self.charges: list[tuple[str, Start]] = []
         self.corrected: set[tuple[str, str]] = set()
@@ -188,8 +194,13 @@ class Play:
     def do(self, act: Act) -> tuple[object, object]:
         """The Lua's answer, and the model's."""
         pause = self.wait if act.after is None else act.after
-        self.lost += max(0, -pause)
-        self.world.set(self.now + pause)
+        now = self.now + pause
+        if self.waited_for:
+            now = max(now, self.latest - STEP)
+            self.latest = max(now, self.latest)
+        else:
+            self.lost += max(0, -pause)
+        self.world.set(now)
         if act.verb == "forget":
             self.world.forget(act.demands, act.id)
             return self.world.peek(act.demands)
@@ -310,7 +321,8 @@ def acts(
     within = st.integers(0, 3 * interval) | st.integers(0, 2 * period)
     pause = st.none() | st.none() | near | within
     if back:
-        pause |= within.map(lambda us: -us) | st.integers(-3_000_000, 0)
+        pause |= within.map(lambda us: -us) | st.integers(-STEP, 0) | st.sampled_from([-1, -STEP, -STEP - 1])
+        pause |= st.integers(-3_000_000, 0)
     first = draw(st.integers(0, 2 * period))
     horizons = st.just(10**8) if ahead else st.just(0) | within | st.just(-(10**12))
 

@@ -20,7 +20,7 @@ from celery_ratelimit import Decision
 from celery_ratelimit.limiter import Demand
 from celery_ratelimit.limits import AnyLimit
 
-from .counted import COUNTERS, GRACE, Counted, CountedView, Numbers, Taken, came_back, lawful, up, without
+from .counted import COUNTERS, GRACE, STEP, Counted, CountedView, Numbers, Taken, came_back, lawful, lost, up, without
 from .frozen import us
 
 #: How long the id of a reservation is known after its time, and that of a call after it was settled.
@@ -64,7 +64,7 @@ class Bucket:
     def rescale(self, now: int, rate: tuple[int, int]) -> None:
         """Another rate is in force: permits that are missing stay missing. As the store reckons, in doubles."""
         factor = rate[1] / rate[0] / (self.rate[1] / self.rate[0])
-        back = max(0, self.seen - now)
+        back = lost(self.seen, now)
         whole = max(now, floor(self.full_at) - back)
         self.newest = max(0, self.newest - back)
         start = max(now, min(self.newest, whole))  # what was granted for later stays
@@ -72,13 +72,13 @@ class Bucket:
         self.full_at = Fraction(start + ceil((whole - start) * factor))
         self.end = max(self.line.values(), default=0)
         self.seen, self.rate, self.taken = now, rate, ()
-        self.expires = now + up(max(floor(self.full_at) + 1, self.end + GRACE if self.end > now else 0) - now)
+        self.expires = now + up(max(floor(self.full_at) + 1, self.end + GRACE if self.end > now else 0) - now + STEP)
 
     def at(self, now: int) -> Bucket:
         """This bucket as it stands at ``now``."""
         if self.expires <= now:
             return Bucket(Fraction(now), now, rate=self.rate)
-        back = max(0, self.seen - now)
+        back = lost(self.seen, now)
         if back:  # the clock stepped back: no time has passed since, and the slots mean nothing any more
             taken = tuple((at - back, price) for at, price in self.taken)
             newest = max(0, self.newest - back)
@@ -104,7 +104,7 @@ class View:
         numbers = Numbers.of(demand)
         self.rate = numbers.count, numbers.period
         self.demand, self.bucket, self.now, self.id = demand, (kept or Bucket()).at(now), now, id
-        self.stepped_back = kept is not None and now < kept.seen
+        self.stepped_back = kept is not None and lost(kept.seen, now) > 0
         leaky = numbers.algorithm == "leaky_bucket"
         self.interval, self.burst = numbers.interval, numbers.burst
         self.queue = floor(numbers.extra * self.interval) if leaky and numbers.extra >= 0 else None
@@ -186,7 +186,7 @@ class View:
         """The bucket as it is kept from now on."""
         bucket = self.bucket
         bucket.seen, bucket.rate = self.now, self.rate
-        bucket.expires = self.now + up(max(floor(bucket.full_at) + 1, bucket.end + GRACE) - self.now)
+        bucket.expires = self.now + up(max(floor(bucket.full_at) + 1, bucket.end + GRACE) - self.now + STEP)
         return bucket
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit.limiter import Demand
 
+from .counted import STEP
 from .frozen import demand
 
 #: From one a day to 100,000 a second; most intervals are not whole microseconds.
@@ -43,7 +44,8 @@ def steps(draw: st.DrawFn, back: bool) -> list[Step]:
     some = st.integers(0, 3 * interval)
     pause = st.none() | st.sampled_from([0, 1, interval, interval + 1]) | some | st.integers(0, 3_000_000)
     if back:
-        pause |= some.map(lambda us: -us) | st.integers(-3_000_000, 0)
+        pause |= some.map(lambda us: -us) | st.integers(-STEP, 0) | st.sampled_from([-1, -STEP, -STEP - 1])
+        pause |= st.integers(-3_000_000, 0)
 
     @st.composite
     def step(draw: st.DrawFn) -> Step:

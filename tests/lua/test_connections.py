@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import pytest
+import redis
 
 from celery_ratelimit import ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
@@ -97,17 +97,25 @@ def test_an_error_of_the_store_leaves_the_connection_in_order(limiter: Limiter) 
     assert limiter.acquire(OTHERS).allowed
 
 
-def test_each_thread_has_a_connection_of_its_own_and_keeps_it(limiter: Limiter) -> None:
-    together = threading.Barrier(4)
+def test_those_who_ask_at_the_same_time_have_a_connection_each_and_later_calls_use_these(
+    limiter: Limiter, store: redis.Redis
+) -> None:
+    def scripts() -> set[str]:
+        return {client["id"] for client in store.client_list() if client["cmd"] == "evalsha"}
 
-    def ids(_: int) -> set[int]:
-        together.wait(timeout=5)
-        return {connection_id(limiter) for _ in range(20)}
-
+    limiter.acquire(LIMIT)
+    limiter.peek(OTHERS)  # a script that the store does not know takes another way
+    store.client_pause(60_000, all=False)  # scripts wait, as they may write
     with ThreadPoolExecutor(4) as threads:
-        each = list(threads.map(ids, range(4)))
-    assert all(len(own) == 1 for own in each)
-    assert len(set.union(*each)) == 4
+        asking = [threads.submit(limiter.acquire, LIMIT) for _ in range(4)]
+        while len(mine := scripts()) < 4:
+            assert not any(each.done() for each in asking)
+            time.sleep(0.001)
+        store.client_unpause()
+        assert [each.result().allowed for each in asking] == [False] * 4
+        for each in [threads.submit(limiter.peek, OTHERS) for _ in range(200)]:
+            assert [state.name for state in each.result().states] == [limit.name for limit in OTHERS]
+    assert scripts() == mine
 
 
 def test_a_fork_does_not_share_a_connection(limiter: Limiter) -> None:

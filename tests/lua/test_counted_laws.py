@@ -45,13 +45,14 @@ def examples(request: pytest.FixtureRequest) -> int:
     return 60 if "lua" in request.node.name else 150
 
 
-def check(world: Asked, trace: list[Act]) -> None:
-    play, demands = Play(world), {}
+def check(world: Asked, trace: list[Act], waited_for: bool = False) -> None:
+    play, demands = Play(world, waited_for=waited_for), {}
     for act in trace:
         play.do(act)
         demands |= {demand.name: demand for demand in act.demands}
     for name, demand in demands.items():
-        check_every_window(play.taken(name), demand, sum((act.after or 0) < 0 for act in trace))
+        stepped_back = 0 if waited_for else sum((act.after or 0) < 0 for act in trace)
+        check_every_window(play.taken(name), demand, stepped_back)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,6 +60,13 @@ def check(world: Asked, trace: list[Act]) -> None:
 @settings(max_examples=50)
 def test_law_1_even_when_the_clock_steps_back(world: Asked, kind: str, data: st.DataObject) -> None:
     check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=80)
+def test_law_1_by_the_clock_itself_where_it_steps_back_a_little(world: Asked, kind: str, data: st.DataObject) -> None:
+    check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)), waited_for=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -360,6 +360,37 @@ EVERY = {
 GIVES_BACK = [name for name in EVERY if name != "warm-up"]
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_small_step_back_of_the_clock_is_waited_for_and_after_a_larger_one_no_time_has_passed(
+    frozen: Limiter, clock: Clock, name: str
+) -> None:
+    wanted = EVERY[name]
+    assert frozen.acquire(wanted).allowed
+    wait = us(frozen.acquire(wanted).retry_after)
+    for back in (1, 100_000):
+        clock.set(START - back)
+        assert answer(frozen.peek(wanted)) == (NO, wait + back)
+    clock.set(START - 100_001)
+    assert answer(frozen.peek(wanted)) == (NO, wait)
+    clock.set(START + wait - 1)
+    assert answer(frozen.acquire(wanted)) == (NO, 1)
+    clock.set(START + wait)
+    assert frozen.acquire(wanted).allowed
+
+
+def test_a_log_does_not_forget_for_a_clock_that_steps_back_a_little(frozen: Limiter, clock: Clock) -> None:
+    """What has left is cut off when somebody leaves the line, at a time that the clock has not reached again."""
+    wanted = limit("1/s", "sliding_log")
+    assert frozen.acquire(wanted).allowed
+    assert not frozen.ask([Demand(wanted, "api")], id="a", claim=10.0).allowed
+    clock.set(START + SECOND)
+    frozen.forget([Demand(wanted, "api")], id="a")
+    clock.set(START + SECOND - 100)
+    assert answer(frozen.acquire(wanted)) == (NO, 100)
+    clock.set(START + SECOND)
+    assert frozen.acquire(wanted).allowed
+
+
 @pytest.mark.parametrize("name", GIVES_BACK)
 def test_a_reservation_is_found_again_and_given_back_once(frozen: Limiter, clock: Clock, name: str) -> None:
     wanted = EVERY[name]
@@ -566,14 +597,14 @@ SHORT = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_time_to_live_that_rounds_to_nothing_does_not_mean_unlimited(
+def test_a_window_of_microseconds_does_not_mean_unlimited(
     frozen: Limiter, clock: Clock, store: redis.Redis, name: str
 ) -> None:
     assert frozen.acquire(SHORT[name]).allowed
     refused = frozen.acquire(SHORT[name])
     assert not refused.allowed
     assert 10 <= us(refused.retry_after) <= 20
-    assert set(expiries(store).values()) == {clock.us + 1000}
+    assert set(expiries(store).values()) == {clock.us + 101_000}, "no time to live rounds to nothing"
     clock.set(clock.us + us(refused.retry_after))
     assert frozen.acquire(SHORT[name]).allowed
 

@@ -226,6 +226,15 @@ def test_a_clock_that_steps_back_voids_the_slots_and_keeps_the_permits(line: Lin
     assert line.asks("c", at=-99.5) == (True, 0.0)
 
 
+def test_a_clock_that_steps_back_a_little_keeps_the_slots(line: Line) -> None:
+    for id in "abc":
+        line.ask(id, at=0.5)
+    assert line.asks("c", at=0.4) == (False, 2.6)
+    assert line.asks("a", at=0.4) == (False, 0.6)
+    assert line.asks("", at=0.999999) == (False, 3.000001)
+    assert line.asks("a", at=1.0) == (True, 0.0)
+
+
 def test_a_step_back_frees_limits_that_did_not_decide_too(frozen: Limiter, clock: Clock) -> None:
     short, long = demand("1/s", name="short"), demand("1/m", name="long")
     assert frozen.ask([short, long]).allowed

@@ -153,11 +153,11 @@ TABLES: dict[str, tuple[str, int, list[tuple[float, int, bool, int, float]]]] = 
             (86_400.0, 1, NO, 0, 86_400.0),
         ],
     ),
-    "a clock that steps back: no time has passed meanwhile": (
+    "a clock that steps back by seconds: no time has passed meanwhile": (
         "10/s",
         2,
         [
-            (0.1, 1, YES, 1, 0.0),
+            (5.1, 1, YES, 1, 0.0),
             (0.0, 1, YES, 0, 0.0),
             (0.0, 1, NO, 0, 0.1),
             (0.0, 1, NO, 0, 0.1),
@@ -166,6 +166,19 @@ TABLES: dict[str, tuple[str, int, list[tuple[float, int, bool, int, float]]]] = 
             (0.2, 1, YES, 0, 0.0),
             (0.3, 1, YES, 0, 0.0),
             (0.5, 1, YES, 1, 0.0),
+        ],
+    ),
+    "a clock that steps back by 0.1 s: what is kept stands still until it has caught up": (
+        "10/s",
+        2,
+        [
+            (0.1, 1, YES, 1, 0.0),
+            (0.0, 1, NO, 0, 0.1),
+            (0.05, 1, NO, 0, 0.05),
+            (0.1, 1, YES, 0, 0.0),
+            (0.1, 1, NO, 0, 0.1),
+            (0.2, 1, YES, 0, 0.0),
+            (0.15, 1, NO, 0, 0.15),
         ],
     ),
     "a clock that steps back by an hour: who was refused then is let in after his wait": (
