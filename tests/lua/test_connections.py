@@ -98,10 +98,12 @@ def test_an_error_of_the_store_leaves_the_connection_in_order(limiter: Limiter) 
 
 
 def test_those_who_ask_at_the_same_time_have_a_connection_each_and_later_calls_use_these(
-    limiter: Limiter, store: redis.Redis
+    server: EmbeddedServer, store: redis.Redis
 ) -> None:
+    limiter = Limiter.from_url(server.url + "?client_name=asks")
+
     def scripts() -> set[str]:
-        return {client["id"] for client in store.client_list() if client["cmd"] == "evalsha"}
+        return {each["id"] for each in store.client_list() if (each["name"], each["cmd"]) == ("asks", "evalsha")}
 
     limiter.acquire(LIMIT)
     limiter.peek(OTHERS)  # a script that the store does not know takes another way
