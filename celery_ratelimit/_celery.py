@@ -349,6 +349,13 @@ class Worker:
         return bool(marker_in(request.message))
 
     @staticmethod
+    def age(request: Any) -> float:
+        """Seconds since the broker has handed its message out: its countdown was spent here."""
+        message = request.message
+        since = getattr(message, "ratelimit_since", None) or (message.delivery_info or {}).get("ratelimit_since")
+        return time.monotonic() - since if since else 0.0
+
+    @staticmethod
     def restore(request: Any) -> None:
         """Undo in a request what sending it back has changed, so that its task finds it as it was sent."""
         fields = request.request_dict
@@ -640,7 +647,7 @@ def fleet_of(app: Any) -> str:
 
 
 def _stamping(base: type, on_message: Callable[[Any], None], window: Callable[[str], tuple[int, int] | None]) -> type:
-    """A kombu consumer that notes on each message the queue that it was taken from, and shows it to ``on_message``.
+    """A kombu consumer that notes on each message its queue and when it came, and shows it to ``on_message``.
 
     A routing key is not that: a topic exchange has many queues for one. AMQP gives a consumer tag, Redis nothing.
     """
@@ -654,10 +661,11 @@ def _stamping(base: type, on_message: Callable[[Any], None], window: Callable[[s
 
             def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
                 def stamped(message: Any) -> Any:
+                    now = time.monotonic()
                     if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 92)
-                        message.delivery_info["ratelimit_queue"] = queue.name
+                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_since=now)
                     else:
-                        message.ratelimit_queue = queue.name
+                        message.ratelimit_queue, message.ratelimit_since = queue.name, now
                     on_message(message)
                     return callback(message)
 

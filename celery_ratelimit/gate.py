@@ -49,8 +49,8 @@ STALE, BUNCHED = 0.1, 0.04
 #: Seconds; a queue whose messages would wait for longer under ``throttle="wait"`` is left alone for a while. Some times
 #: what it takes to go on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
 LONG = 3.0
-#: The share of the broker's redelivery time that a task may be held or be away on a countdown.
-REDELIVERY_SHARE = 0.5
+#: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
+REDELIVERY_SHARE = 0.4
 #: A horizon that grants nothing: asks only for a slot.
 SLOT_ONLY = -1e6
 
@@ -114,6 +114,8 @@ class Gate:
             return
         returned = self.worker.came_back(request)
         held = Held(request, queue, plan, demands, time.monotonic(), slotted=returned, returned=returned)
+        # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
+        held.old = not returned and plan.policy.throttle == "wait" and self.worker.age(request) > self._longest
         if self._is_another_copy(held):
             return
         line_key = plan.buckets(demands)
@@ -121,11 +123,14 @@ class Gate:
         if line is None:
             line = self._lines[line_key] = Line()
         waiting = line.waiting(held)
-        waiting.append(held)
+        if held.old:
+            waiting.appendleft(held)
+        else:
+            waiting.append(held)
         self._held += 1
         if returned:
             self._widen(held)
-        if len(waiting) == 1:  # else whatever those ahead of it wait for moves the line on
+        if len(waiting) == 1 or held.old:  # else whatever those ahead of it wait for moves the line on
             self._run(line_key)
         if plan.policy.throttle == "wait" and held in waiting:
             self._leave_in_broker(held, line)
@@ -262,7 +267,7 @@ class Gate:
                 self._leave(held)
                 self._forget_slot(held)
                 continue
-            if time.monotonic() - held.since > self._longest:
+            if held.old or time.monotonic() - held.since > self._longest:
                 # The broker would soon take it for lost, and hand it out a second time: it is sent anew instead.
                 if not self._send_back(line, waiting, held, 0.0, held.demands[0].name):
                     return

@@ -28,7 +28,7 @@ class Held:
 
     ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
     countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
-    out.
+    out. ``old``: the broker would soon take it for lost, so it is sent anew.
     ``paid``: it has a permit, good at that time (microseconds, the store's clock).
     """
 
@@ -40,6 +40,7 @@ class Held:
     slotted: bool
     returned: bool
     widened: bool = False
+    old: bool = False
     paid: int | None = None
     announced: bool = False
 

@@ -178,6 +178,20 @@ def test_who_is_held_for_longer_than_the_visibility_timeout_runs_once(
         assert_never_over(fleet.permits(), 1)
 
 
+def test_a_countdown_of_the_users_counts_as_being_held(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """The broker counts from when it hands a message out: with its countdown, what waits would be here too long."""
+    options = {"visibility_timeout": 4, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    with Fleet(server, tmp_path, rate="1/s", broker_transport_options=options) as fleet:
+        fleet.start(number=2)
+        for index in range(6):
+            fleet.send("wait", index, countdown=3)
+        fleet.wait_for(6, 30)
+        time.sleep(3)
+        assert sorted(start.index for start in fleet.starts()) == list(range(6))
+
+
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
 def test_a_killed_broker_connection_is_survived(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import time
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
 from celery.worker import request, state, strategy
 from celery.worker.consumer import consumer
+from kombu import Connection, Exchange, Producer, Queue
 from kombu import Consumer as KombuConsumer
 from kombu.asynchronous import hub
 from kombu.asynchronous.timer import Timer as KombuTimer
@@ -16,6 +21,8 @@ from kombu.message import Message
 from kombu.transport import pyamqp, virtual
 from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import QoS as RedisQoS
+
+from celery_ratelimit._celery import Worker, _stamping
 
 
 def source(thing: object) -> str:
@@ -117,6 +124,24 @@ def test_an_acknowledged_message_says_so() -> None:
 
 def test_an_amqp_message_keeps_the_dict_that_the_queue_is_noted_in() -> None:
     assert "delivery_info=msg.delivery_info" in source(pyamqp.Message.__init__)
+
+
+@pytest.mark.parametrize("kind", ["server", "broker"])
+def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest.FixtureRequest, kind: str) -> None:
+    came: list[Any] = []
+    with Connection(request.getfixturevalue(kind).url) as connection:
+        queue = Queue("orders", Exchange("shop", type="topic"), routing_key="order.*")
+        before = time.monotonic()
+        with _stamping(KombuConsumer, lambda message: None, lambda name: None)(
+            connection.default_channel, [queue], on_message=came.append
+        ):
+            Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
+            connection.drain_events(timeout=5)
+        (message,) = came
+        came_back = SimpleNamespace(message=message, delivery_info=message.delivery_info)
+        assert 0 < Worker.age(came_back) < time.monotonic() - before
+        assert Worker.queue_of(came_back) == "orders"
+        message.ack()
 
 
 def test_a_consumer_stops_and_goes_on_with_one_queue() -> None:
