@@ -73,7 +73,7 @@ def test_a_plain_process_shares_a_quota_with_the_fleet(
         permits = sorted([*fleet.permits(), *ours])
         assert len(permits) == 150, "two thirds of them the fleet's"
         assert_never_over(permits, 50)
-        assert permits[-1].at - permits[0].at <= 3.6, "2.98 at the rate"
+        assert permits[-1].at - permits[0].at <= 4.5, "2.98 at the rate; nine if each had a third of it"
 
 
 def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -87,5 +87,5 @@ def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.
         assert_never_over(permits, 10)
         assert permits[-1].at - permits[0].at <= 1.9, "1.4 at 10/s, which is the one that binds"
         names = {key.split("{")[1].split("}")[0] for key in store.keys("ratelimit:*:state")}
-        # The bucket of 10/s is full 100 ms after the last start, and its key gone; those of the hours stay.
+        # The bucket of 10/s is full 100 ms after the last start, and its key goes; those of the hours stay.
         assert names - {"tests.apps.fleet.plain"} == {f"tests.apps.fleet.plain{suffix}" for suffix in ("%232", "%233")}
