@@ -35,7 +35,7 @@ def test_tasks_are_limited_by_name_pattern_and_queue(
         assert (len(plain), len(emails)) == (40, 20)
         assert_never_over(plain, 20, burst=2)
         assert_never_over(emails, 10)
-        assert emails[-1].at - emails[0].at <= 2.5, "1.9 at the rate"
+        assert emails[-1].at - emails[0].at <= 3.2, "1.9 at the rate; who pays twice needs 3.8"
         assert set(store.keys("ratelimit:*:state")) <= {"ratelimit:v1:{shared}::state", "ratelimit:v1:{emails}::state"}
 
 
@@ -85,7 +85,7 @@ def test_several_limits_are_taken_together(server: EmbeddedServer, store: redis.
         fleet.wait_for(15, 20)
         permits = fleet.permits()
         assert_never_over(permits, 10)
-        assert permits[-1].at - permits[0].at <= 1.9, "1.4 at 10/s, which is the one that binds"
+        assert permits[-1].at - permits[0].at <= 2.4, "1.4 at 10/s, which binds; 2.8 if each is paid twice"
         names = {key.split("{")[1].split("}")[0] for key in store.keys("ratelimit:*:state")}
         # The bucket of 10/s is full 100 ms after the last start, and its key goes; those of the hours stay.
         assert names - {"tests.apps.fleet.plain"} == {f"tests.apps.fleet.plain{suffix}" for suffix in ("%232", "%233")}

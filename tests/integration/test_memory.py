@@ -268,7 +268,7 @@ def test_a_worker_of_one_process_holds_the_limit(
         fleet.wait_for(21, 20)
         permits = fleet.permits()
         assert_never_over(permits, 20)
-        assert permits[-1].at - permits[0].at <= 1.5
+        assert permits[-1].at - permits[0].at <= 1.8, "1 at the rate; who pays twice needs 2"
         assert "counted in this process alone" in fleet.log()
         assert not store.keys("ratelimit:*")
 
