@@ -341,8 +341,7 @@ class Worker:
         marker = marker_in(message)
         if marker:
             return str(marker.get("queue"))
-        stamp = getattr(message, "ratelimit_queue", None) or (message.delivery_info or {}).get("ratelimit_queue")
-        return stamp or request.delivery_info.get("routing_key") or ""
+        return _noted(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
 
     @staticmethod
     def came_back(request: Any) -> bool:
@@ -351,8 +350,7 @@ class Worker:
     @staticmethod
     def age(request: Any) -> float:
         """Seconds since the broker has handed its message out: its countdown was spent here."""
-        message = request.message
-        since = getattr(message, "ratelimit_since", None) or (message.delivery_info or {}).get("ratelimit_since")
+        since = _noted(request.message, "ratelimit_since")
         return time.monotonic() - since if since else 0.0
 
     @staticmethod
@@ -644,6 +642,11 @@ def fleet_of(app: Any) -> str:
     options = app.conf.broker_transport_options or {}
     said = [*sorted(urls), *(str(options.get(name, "")) for name in ("global_keyprefix", "master_name"))]
     return hashlib.sha1("\n".join(said).encode(), usedforsecurity=False).hexdigest()[:10]
+
+
+def _noted(message: Any, name: str) -> Any:
+    """What :func:`_stamping` has noted on a message."""
+    return getattr(message, name, None) or (message.delivery_info or {}).get(name)
 
 
 def _stamping(base: type, on_message: Callable[[Any], None], window: Callable[[str], tuple[int, int] | None]) -> type:

@@ -113,9 +113,11 @@ class Gate:
             self.worker.start(request)
             return
         returned = self.worker.came_back(request)
-        held = Held(request, queue, plan, demands, time.monotonic(), slotted=returned, returned=returned)
+        now = time.monotonic()
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
-        held.old = not returned and plan.policy.throttle == "wait" and self.worker.age(request) > self._longest
+        old = not returned and plan.policy.throttle == "wait" and self.worker.age(request) > self._longest
+        until = now if old else now + self._longest
+        held = Held(request, queue, plan, demands, now, until, slotted=returned, returned=returned)
         if self._is_another_copy(held):
             return
         line_key = plan.buckets(demands)
@@ -123,14 +125,14 @@ class Gate:
         if line is None:
             line = self._lines[line_key] = Line()
         waiting = line.waiting(held)
-        if held.old:
+        if old:
             waiting.appendleft(held)
         else:
             waiting.append(held)
         self._held += 1
         if returned:
             self._widen(held)
-        if len(waiting) == 1 or held.old:  # else whatever those ahead of it wait for moves the line on
+        if len(waiting) == 1 or old:  # else whatever those ahead of it wait for moves the line on
             self._run(line_key)
         if plan.policy.throttle == "wait" and held in waiting:
             self._leave_in_broker(held, line)
@@ -267,7 +269,7 @@ class Gate:
                 self._leave(held)
                 self._forget_slot(held)
                 continue
-            if held.old or time.monotonic() - held.since > self._longest:
+            if time.monotonic() >= held.until:
                 # The broker would soon take it for lost, and hand it out a second time: it is sent anew instead.
                 if not self._send_back(line, waiting, held, 0.0, held.demands[0].name):
                     return
@@ -637,8 +639,8 @@ class Gate:
         times = [line.due[0][0]] if line.due and line.due[0][0] > now else []
         if (line.slotted or line.new) and self._free() > 0:
             times.append(line.next_ask)
-        oldest = min([waiting[0].since for waiting in (line.slotted, line.new) if waiting], default=now)
-        times.append(oldest + self._longest)
+        heads = [waiting[0].until for waiting in (line.slotted, line.new) if waiting]
+        times.append(min(heads, default=now + self._longest))
         if len(times) == 1:
             # Waits for a pool process, which tells when it is free; the time is for one that dies untold.
             times.append(now + STALE)

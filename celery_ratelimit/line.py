@@ -26,9 +26,10 @@ def stored_id(id: str, retries: int | None, queue: str) -> str:
 class Held:
     """A request in the gate.
 
+    ``since``: when it came to the gate; ``until``: when it is sent anew, before the broker takes it for lost.
     ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
     countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
-    out. ``old``: the broker would soon take it for lost, so it is sent anew.
+    out.
     ``paid``: it has a permit, good at that time (microseconds, the store's clock).
     """
 
@@ -37,10 +38,10 @@ class Held:
     plan: Plan
     demands: tuple[Demand, ...]
     since: float
+    until: float
     slotted: bool
     returned: bool
     widened: bool = False
-    old: bool = False
     paid: int | None = None
     announced: bool = False
 
