@@ -13,12 +13,13 @@ from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-from ._celery import Worker, expires_at, marker_in, parcel_of
+from ._celery import Worker
 from .errors import STORE_TROUBLES
 from .limiter import Demand
 from .limits import AnyLimit
 from .line import Held, stored_id
 from .outage import Outage
+from .parcels import expires_at, marker_in, parcel_of
 from .parking import NOBODY, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]

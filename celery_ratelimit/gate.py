@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ._celery import MOST_RETURNED, RETURN_HEADER, Worker
+from ._celery import MOST_RETURNED, Worker
 from .attendant import LEAD, Attendant
 from .binding import Buckets, Plan, plan_of
 from .changes import Changes
@@ -29,6 +29,7 @@ from .limits import AnyLimit
 from .line import Held, Line, stored_id
 from .lots import parking_of
 from .outage import Outage
+from .parcels import RETURN_HEADER
 from .parking import FULL, HORIZON, NOBODY
 from .signals import task_throttled
 

@@ -9,9 +9,10 @@ from typing import Any
 from celery import Celery
 from kombu.utils.json import loads
 
-from ._celery import RETURN_HEADER, fleet_of, publish_all, redelivery_of
+from ._celery import fleet_of, redelivery_of
 from .binding import limits_of_app
 from .config import limiter_of, settings_of
+from .parcels import RETURN_HEADER, publish_all
 from .parking import Bucket, Lot, Parked, Parking, marker_of
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]

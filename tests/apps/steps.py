@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_ratelimit import _celery, parking
+from celery_ratelimit import _celery, parcels, parking
 
 __all__ = ["STEPS"]
 
@@ -14,8 +14,8 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "parked, not acknowledged": (parking.Parking, "park", "after"),
     "acknowledged, not told": (parking.Parking, "flush", "before"),
     "before it lets out": (parking.Parking, "unpark", "before"),
-    "let out, not published": (_celery, "publish", "before"),
-    "the first of several published": (_celery, "publish", "after"),
+    "let out, not published": (parcels, "publish", "before"),
+    "the first of several published": (parcels, "publish", "after"),
     "published, not reported": (parking.Parking, "published", "before"),
     "reported": (parking.Parking, "published", "after"),
     "back, not told": (parking.Parking, "arrive", "before"),

@@ -1,0 +1,104 @@
+"""A message as it is kept while it is not at the broker: made of one that was received, published again as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from kombu import Producer
+
+__all__ = ["RETURN_HEADER", "Parcel", "expires_at", "marker_in", "parcel_of", "publish_all"]
+
+#: The header that a message carries while it is sent back: what to restore when its task starts.
+RETURN_HEADER = "ratelimit"
+
+#: Properties that the transport writes anew at every publish.
+_TRANSPORT_PROPERTIES = (
+    *("delivery_info", "delivery_tag", "body_encoding", "expiration", "priority", "delivery_mode"),
+    *("content_type", "content_encoding", "application_headers", "headers"),
+)
+
+#: A message as it is kept while it is not at the broker: plain data.
+Parcel = dict[str, Any]
+
+
+def marker_in(message: Any) -> dict[str, Any]:
+    """What a message that has come back says of itself; nothing if it comes from its sender."""
+    marker = (message.headers or {}).get(RETURN_HEADER)
+    return marker if isinstance(marker, dict) else {}
+
+
+def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
+    """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was."""
+    message = request.message
+    headers = dict(message.headers)
+    properties = dict(message.properties or {})
+    options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
+    marker = marker_in(message)
+    if not return_queue:
+        headers.pop(RETURN_HEADER, None)
+        if marker:
+            headers["eta"] = marker.get("eta")
+    elif not marker:
+        headers[RETURN_HEADER] = {
+            "queue": queue,
+            "eta": headers.get("eta"),
+            "exchange": request.delivery_info.get("exchange"),
+            "routing_key": request.delivery_info.get("routing_key"),
+        }
+    return {
+        "to": return_queue or queue,
+        "body": message.body if isinstance(message.body, str) else bytes(message.body),
+        "content_type": message.content_type,
+        "content_encoding": message.content_encoding,
+        "compression": headers.pop("compression", None),  # the body was decompressed when it arrived
+        "headers": headers,
+        "priority": options["priority"],
+        "delivery_mode": options["delivery_mode"],
+        "expires": expires_at(request) if options["expiration"] is not None else None,
+        "properties": properties,
+    }
+
+
+def publish_all(channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
+    """Publish messages in one go, where kombu can (5.7, on Redis). If that fails, any number of them was published."""
+    producer = Producer(channel, auto_declare=False)
+    with producer.batch() if hasattr(producer, "batch") else nullcontext():
+        for parcel, delay, marker in parcels:
+            publish(producer, parcel, delay, marker)
+
+
+def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[str, Any] | None = None) -> None:
+    """Publish a message to where it goes, to be taken up after ``delay`` seconds.
+
+    ``marker`` is added to what its :data:`RETURN_HEADER` says. Its own time to live is counted from its publishing.
+    """
+    headers = dict(parcel["headers"])
+    if RETURN_HEADER in headers:
+        headers[RETURN_HEADER] = {**headers[RETURN_HEADER], **(marker or {})}
+        headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
+    expires = parcel["expires"]
+    producer.publish(
+        parcel["body"],
+        exchange="",
+        routing_key=parcel["to"],
+        content_type=parcel["content_type"],
+        content_encoding=parcel["content_encoding"],
+        compression=parcel["compression"],
+        headers=headers,
+        priority=parcel["priority"],
+        delivery_mode=parcel["delivery_mode"],
+        expiration=None if expires is None else max(0.001, expires - time.time()),
+        **parcel["properties"],
+    )
+
+
+def expires_at(request: Any) -> float | None:
+    """When a task expires, in seconds since 1970; None: never."""
+    at = request.expires
+    if at is None:
+        return None
+    return float((at if at.tzinfo else at.replace(tzinfo=request.tzlocal)).timestamp())
