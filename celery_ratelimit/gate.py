@@ -24,6 +24,7 @@ from .config import Settings
 from .decision import Decision
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, Throttled
 from .leases import Leases
+from .left import LeftQueues
 from .limiter import Demand, Limiter
 from .limits import AnyLimit
 from .line import Held, Line, stored_id
@@ -47,9 +48,6 @@ PACE = 0.02
 #: Seconds after which a permit that could not be used is stale; and when it is not the only one that is late, as the
 #: machine has done something else: used together, they would bunch.
 STALE, BUNCHED = 0.1, 0.04
-#: Seconds; a queue whose messages would wait for longer under ``throttle="wait"`` is left alone for a while. Some times
-#: what it takes to go on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
-LONG = 3.0
 #: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
 REDELIVERY_SHARE = 0.4
 #: A horizon that grants nothing: asks only for a slot.
@@ -90,7 +88,7 @@ class Gate:
         self._held = 0
         self._grants: list[float] = []
         self._running: dict[str, Held] = {}
-        self._left: dict[str, tuple[set[Held], Line]] = {}
+        self._left = LeftQueues(worker, self._widen)
         self._widened = 0
         self._pumping = False
         self._again = False
@@ -136,7 +134,7 @@ class Gate:
         if len(waiting) == 1 or old:  # else whatever those ahead of it wait for moves the line on
             self._run(line_key)
         if plan.policy.throttle == "wait" and held in waiting:
-            self._leave_in_broker(held, line)
+            self._left.leave(held, line)
 
     def _is_another_copy(self, held: Held) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
@@ -387,7 +385,7 @@ class Gate:
             line.next_ask = time.monotonic() + max(0.001, min(wait - PACE, held.plan.longest_pause))
             self._announce(held, wait, name)
             if self.worker.is_full:
-                self._leave_in_broker(held, line)
+                self._left.leave(held, line)
             return False
         elif self._parks(held.plan):
             demand = next((demand for demand in held.demands if demand.name == name), held.demands[0])
@@ -547,8 +545,7 @@ class Gate:
         if held.widened:
             self._widened -= 1
             self.worker.narrow_prefetch()
-        if held.queue in self._left:
-            self._take_up_again(held)
+        self._left.one_has_gone(held)
         if held.plan.leased and not starts:
             self._end_lease(held)
 
@@ -602,35 +599,6 @@ class Gate:
         logger.info("Task %s[%s] throttled %s: %.3fs", request.name, request.id, why, wait)
         self.worker.announce(request, wait, name)
         task_throttled.send(sender=request.task, request=request, retry_after=wait, limit=name)
-
-    # -- Queues that are left alone ----------------------------------------------------------------------------------
-
-    def _leave_in_broker(self, held: Held, line: Line) -> None:
-        """Consume a queue no longer whose messages would only wait here, in the way of other queues' messages."""
-        queue = held.queue
-        if queue not in self._left:
-            waiting = [each for each in (*line.slotted, *line.new) if each.queue == queue]
-            wait = max(0.0, line.closed_until - time.monotonic()) + (len(waiting) - 1) * line.interval
-            if wait < LONG:
-                return
-            self.worker.stop_consuming(queue)
-            self._left[queue] = (set(), line)
-            for each in waiting:
-                self._leave_aside(each)
-        else:  # it was on its way
-            self._leave_aside(held)
-
-    def _leave_aside(self, held: Held) -> None:
-        self._left[held.queue][0].add(held)
-        if not held.widened:
-            self._widen(held)
-
-    def _take_up_again(self, held: Held) -> None:
-        waiting, line = self._left[held.queue]
-        waiting.discard(held)
-        if len(waiting) * line.interval <= LONG / 2:
-            del self._left[held.queue]
-            self.worker.go_on_consuming(held.queue)
 
     # -- The timer -------------------------------------------------------------------------------------------------
 
