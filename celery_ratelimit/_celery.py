@@ -16,6 +16,8 @@ What is relied on:
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
 * ``Consumer.timer.queue`` and its entries' ``fun``, ``args`` and ``canceled`` (kombu/asynchronous/timer.py,
   celery/utils/timer2.py): requests that wait here for the end of their countdown, for ``Consumer.apply_eta_task``.
+* ``pool.is_green`` (celery/concurrency/base.py 61), and the ``eta`` and ``entry`` of the greenlets in the queue of such
+  a pool's timer (gevent.py 60, eventlet.py 53).
 * ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message.
 * ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): the one place that knows which queue a message comes
   from on every transport.
@@ -29,6 +31,7 @@ import itertools
 import logging
 import operator
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +41,6 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.concurrency import prefork
-from celery.concurrency.gevent import Timer as GeventTimer
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from kombu import Exchange, Queue
@@ -283,7 +285,7 @@ class Worker:
             if waiting:
                 waiting.clear()
                 if self._green:
-                    entry.kill(block=False)  # timer.cancel() would let other greenlets go on in the middle of ours
+                    _end_soon(entry)  # timer.cancel() would let other greenlets go on in the middle of ours
                 else:
                     timer.cancel(entry)
 
@@ -294,7 +296,7 @@ class Worker:
         # strategy.py 212: the timer's entries for them call Consumer.apply_eta_task (consumer.py 734).
         timer = self._consumer.timer
         if self._green:  # its queue is a set of greenlets, those included that are at work
-            waiting = [(g.eta, g.entry, functools.partial(g.kill, block=False)) for g in timer.queue]
+            waiting = [(g.eta, g.entry, functools.partial(_end_soon, g)) for g in timer.queue]
         else:
             waiting = [(eta, entry, entry.cancel) for eta, _, entry in timer.queue if not entry.canceled]
         for _, entry, cancel in sorted(waiting, key=_first):
@@ -439,7 +441,7 @@ class Worker:
 
     @property
     def _green(self) -> bool:
-        return isinstance(self._consumer.timer, GeventTimer)
+        return bool(self._consumer.pool.is_green)
 
     @property
     def _on_amqp(self) -> bool:
@@ -518,6 +520,15 @@ class Worker:
 
 
 _first = operator.itemgetter(0)
+
+
+def _end_soon(greenlet: Any) -> None:
+    """End the greenlet of a green timer's entry, gevent's or eventlet's, without a switch to any other now."""
+    gevent = sys.modules.get("gevent")
+    if gevent is not None and isinstance(greenlet, gevent.Greenlet):
+        greenlet.kill(block=False)
+    else:
+        sys.modules["eventlet"].spawn_n(greenlet.cancel)
 
 
 def redelivery_of(app: Any) -> float:

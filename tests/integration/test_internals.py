@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import time
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.concurrency.base import BasePool
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
 from celery.worker import request, state, strategy
@@ -75,6 +78,15 @@ def test_a_timer_shows_who_waits_for_a_countdown() -> None:
         entry.cancel()
         assert entry.canceled
         timer.stop()
+
+
+def test_a_pool_of_greenlets_says_so_and_its_timer_shows_who_waits() -> None:
+    assert not BasePool.is_green
+    for name in ("gevent", "eventlet"):  # to import the latter is to be warned, if it has patched nothing
+        spec = find_spec(f"celery.concurrency.{name}")
+        assert spec is not None
+        text = Path(str(spec.origin)).read_text()
+        assert {"    is_green = True", "        g.entry = entry", "        g.eta = eta"} <= set(text.splitlines())
 
 
 def test_a_request_and_its_timer_hold_each_other() -> None:

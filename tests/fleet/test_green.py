@@ -1,4 +1,4 @@
-"""The laws on the gevent pool, where whoever waits for a reply lets others go on: also in the middle of the gate."""
+"""The laws on pools of greenlets, where whoever waits for a reply lets others go on: also in the middle of the gate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from tests.far_away import far_away
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
-pytest.importorskip("gevent", reason="there is no gevent here: pip install gevent")
-
-GEVENT = ("-P", "gevent", "-c", "20")
 RATE = 50
 
 
-def gevent_fleet(server: EmbeddedServer, directory: Path, **options: Any) -> Fleet:
+@pytest.fixture(params=["gevent", "eventlet"])
+def green(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The options of a worker with such a pool."""
+    pytest.importorskip(request.param, reason=f"there is no {request.param} here: pip install {request.param}")
+    return ("-P", request.param, "-c", "20")
+
+
+def green_fleet(server: EmbeddedServer, directory: Path, **options: Any) -> Fleet:
     """A broker's connection for each greenlet: with kombu's ten, Celery's own acknowledgements fail in a burst."""
     return Fleet(server, directory, broker_transport_options={"max_connections": 100}, **options)
 
@@ -37,13 +41,13 @@ def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
 
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
 def test_a_backlog_leaves_at_the_rate(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], throttle: str
 ) -> None:
     rate, tasks = 25, 100
-    with gevent_fleet(server, tmp_path, rate=f"{rate}/s", task_ignore_result=True) as fleet:
+    with green_fleet(server, tmp_path, rate=f"{rate}/s", task_ignore_result=True) as fleet:
         for index in range(tasks):
             fleet.send(throttle, index)
-        fleet.start(*GEVENT)
+        fleet.start(*green)
         store.config_resetstat()
         fleet.wait_for(tasks, 30)
         nothing_is_left(fleet, store)
@@ -61,10 +65,10 @@ def test_a_backlog_leaves_at_the_rate(
 
 @pytest.mark.parametrize("task", ["place", "patient_place"])
 def test_places_hold_and_are_given_back_at_once(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], task: str
 ) -> None:
-    with gevent_fleet(server, tmp_path) as fleet:
-        fleet.start(*GEVENT)
+    with green_fleet(server, tmp_path) as fleet:
+        fleet.start(*green)
         for index in range(1, 31):
             fleet.send(task, index, 0.1)
         starts = fleet.wait_for(60, 60)
@@ -80,13 +84,13 @@ def test_places_hold_and_are_given_back_at_once(
 
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
 def test_a_store_that_is_gone_for_two_seconds_loses_nothing(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], throttle: str
 ) -> None:
     with (
         embedded_server(persist=True) as limits_store,
-        gevent_fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=limits_store.url) as fleet,
+        green_fleet(server, tmp_path, rate=f"{RATE}/s", ratelimit_url=limits_store.url) as fleet,
     ):
-        fleet.start(*GEVENT)
+        fleet.start(*green)
         for index in range(150):
             fleet.send(throttle, index)
         fleet.wait_for(30, 20)
@@ -101,12 +105,12 @@ def test_a_store_that_is_gone_for_two_seconds_loses_nothing(
 
 
 def test_a_new_rate_and_a_pause_reach_those_who_wait(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...]
 ) -> None:
     name = "tests.apps.fleet.retry"
     limiter = Limiter.from_url(server.url)
-    with gevent_fleet(server, tmp_path, rate="2/s") as fleet:
-        fleet.start(*GEVENT)
+    with green_fleet(server, tmp_path, rate="2/s") as fleet:
+        fleet.start(*green)
         for index in range(60):
             fleet.send("retry", index)
         fleet.wait_for(2, 20)
@@ -121,15 +125,15 @@ def test_a_new_rate_and_a_pause_reach_those_who_wait(
 
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
 def test_new_rates_while_the_store_is_being_asked(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], throttle: str
 ) -> None:
     """With a store that takes its time, some greenlet is nearly always in the middle of the gate."""
     name, limiter = f"tests.apps.fleet.{throttle}", Limiter.from_url(server.url)
     with (
         far_away(server, 0.005) as address,
-        gevent_fleet(server, tmp_path, rate="20/s", ratelimit_url=address) as fleet,
+        green_fleet(server, tmp_path, rate="20/s", ratelimit_url=address) as fleet,
     ):
-        fleet.start(*GEVENT)
+        fleet.start(*green)
         for index in range(300):
             fleet.send(throttle, index)
         for _ in range(8):
@@ -143,30 +147,32 @@ def test_new_rates_while_the_store_is_being_asked(
 
 
 def test_a_warm_shutdown_in_the_middle_gives_everything_back(
-    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...]
 ) -> None:
-    with gevent_fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
+    with green_fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
         for index in range(150):
             fleet.send(("retry", "wait")[index % 2], index)
-        fleet.start(*GEVENT)
+        fleet.start(*green)
         fleet.wait_for(30, 20)
         fleet.stop()
         assert "Traceback" not in fleet.log()
         assert not store.hlen("unacked")
         assert fleet.started() < 150
-        fleet.start(*GEVENT)
+        fleet.start(*green)
         fleet.wait_for(150, 30)
         nothing_is_left(fleet, store)
         assert sorted(start.index for start in fleet.starts()) == list(range(150))
 
 
 @pytest.mark.parametrize("throttle", ["retry", "wait"])
-def test_on_rabbitmq(server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, throttle: str) -> None:
+def test_on_rabbitmq(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, green: tuple[str, ...], throttle: str
+) -> None:
     """One greenlet reads from the broker's connection all the time; no other may read there meanwhile."""
     with Fleet(server, tmp_path, rate="10/s", broker=broker.url, ratelimit_url=server.url) as fleet:
         for index in range(60):  # with "wait", the queue is left alone for a while
             fleet.send(throttle, index)
-        fleet.start(*GEVENT)
+        fleet.start(*green)
         fleet.wait_for(60, 30)
         assert "Traceback" not in fleet.log()
         assert "could not be" not in fleet.log()
