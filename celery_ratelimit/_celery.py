@@ -16,6 +16,9 @@ What is relied on:
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
 * ``Consumer.timer.queue`` and its entries' ``fun``, ``args`` and ``canceled`` (kombu/asynchronous/timer.py,
   celery/utils/timer2.py): requests that wait here for the end of their countdown, for ``Consumer.apply_eta_task``.
+* ``Consumer.hub`` is None where the worker has no event loop (celery/worker/worker.py 307): on pools of greenlets, and
+  on Windows or with transports that are not asynchronous. In the latter two timers have a thread
+  (celery/utils/timer2.py), which sleeps until what was next when it lay down, or for ``schedule.max_interval``.
 * ``pool.is_green`` (celery/concurrency/base.py 61), and the ``eta`` and ``entry`` of the greenlets in the queue of such
   a pool's timer (gevent.py 60, eventlet.py 53).
 * ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message.
@@ -35,7 +38,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import RLock
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -71,6 +75,9 @@ MOST_RETURNED = 500
 #: is killed leaves them at the broker, too.
 MOST_LET_GO, LET_GO = 20, 0.02
 
+#: Seconds that a timer may be late where timers have a thread.
+LATEST = 0.01
+
 #: Seconds after which a broker hands out an unacknowledged message again, by transport, unless configured.
 _REDELIVERY = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
 
@@ -92,6 +99,10 @@ class Worker:
         self._return_queues: set[str] = set()
         self._let_go: list[Any] = []
         self._acknowledge_later: Callable[[], None] | None = None
+        #: Whether timers go off in other threads or greenlets than the one that reads from the broker.
+        self._apart = consumer.hub is None
+        #: Whoever comes into the gate holds it where timers have a thread; greenlets let one another in.
+        self.turn: AbstractContextManager[Any] = RLock() if self._apart and not self._green else nullcontext()
 
     # -- Taking the consumer's place -------------------------------------------------------------------------------
 
@@ -112,12 +123,27 @@ class Worker:
                 request._eta_timer_entry = None  # strategy.py 212: the two would live until the next full collection
             on_request(request)
 
-        self._consumer.on_task_request = come
-        self._watch_pool(on_end)
+        self._consumer.on_task_request = self._in_turn(come)
+        self._watch_pool(self._in_turn(on_end))
         hub = self._consumer.hub
         if hub is not None:
             hub.fire_timers = functools.partial(hub.fire_timers, max_timers=1000)
-        self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, on_message, self._window)
+        elif not self._green:
+            timer = self._consumer.timer
+            getattr(timer, "schedule", timer).max_interval = LATEST
+        self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, self._in_turn(on_message), self._window)
+
+    def _in_turn(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The same, by one thread at a time."""
+        if isinstance(self.turn, nullcontext):
+            return function
+
+        @functools.wraps(function)
+        def in_turn(*args: Any) -> None:
+            with self.turn:
+                function(*args)
+
+        return in_turn
 
     def _watch_pool(self, on_end: Callable[[str], None]) -> None:
         pool = self._consumer.pool
@@ -247,7 +273,7 @@ class Worker:
         the end of that (transport/redis.py 1325), so that none comes in that nobody would take; or when it
         :attr:`is_full`.
         """
-        if self._green and self._on_amqp:  # a task whose own countdown has ended comes by another greenlet
+        if self._apart and self._on_amqp:  # a task whose own countdown has ended comes by another thread
             self._consumer.call_soon(self._consumer.task_consumer.cancel_by_queue, queue)
         else:
             self._consumer.task_consumer.cancel_by_queue(queue)
@@ -260,7 +286,7 @@ class Worker:
 
     def go_on_consuming(self, queue: str) -> None:
         """Undo :meth:`stop_consuming`, unless somebody has cancelled the queue meanwhile."""
-        if self._green:  # the greenlet that reads from the broker has to do it
+        if self._apart:  # the thread that reads from the broker has to do it
             self._consumer.call_soon(self._go_on_consuming, queue)
         else:
             self._go_on_consuming(queue)
@@ -279,7 +305,7 @@ class Worker:
             if waiting:
                 waiting.pop()()
 
-        entry = timer.call_after(seconds, ring)
+        entry = timer.call_after(seconds, self._in_turn(ring))
 
         def cancel() -> None:
             if waiting:
@@ -311,8 +337,8 @@ class Worker:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the worker's event loop, from any thread."""
-        if self._green:  # there call_soon waits for the next message, or two seconds
-            self._consumer.timer.call_after(0, callback)
+        if self._apart:  # there call_soon waits for the next message, or two seconds
+            self.call_after(0, callback)
         else:
             self._consumer.call_soon(callback)
 
@@ -429,11 +455,11 @@ class Worker:
 
     @contextmanager
     def _publishing(self, channel: Any) -> Iterator[Any]:
-        """The channel to publish on: ``channel``, unless it is AMQP's and a greenlet reads from it all the time.
+        """The channel to publish on: ``channel``, unless it is AMQP's and another thread reads from it all the time.
 
         To publish is to read there, whether the broker has blocked the connection (amqp/channel.py, basic_publish).
         """
-        if self._green and self._on_amqp:
+        if self._apart and self._on_amqp:
             with self.app.producer_pool.acquire(block=True) as producer:
                 yield producer.channel
         else:
@@ -458,7 +484,7 @@ class Worker:
 
         Other transports see it themselves, when they read.
         """
-        return tuple(self._consumer.connection_errors) if self._on_amqp and not self._green else ()
+        return tuple(self._consumer.connection_errors) if self._on_amqp and not self._apart else ()
 
     @property
     def _few_countdowns(self) -> bool:

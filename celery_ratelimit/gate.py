@@ -187,6 +187,10 @@ class Gate:
 
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
+        with self.worker.turn:
+            self._close()
+
+    def _close(self) -> None:
         lines = list(self._lines.values())
         self._lines.clear()
         for line in lines:

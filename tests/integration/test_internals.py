@@ -13,7 +13,7 @@ import pytest
 from celery.concurrency.base import BasePool
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
-from celery.worker import request, state, strategy
+from celery.worker import WorkController, request, state, strategy
 from celery.worker.consumer import consumer
 from kombu import Connection, Exchange, Producer, Queue
 from kombu import Consumer as KombuConsumer
@@ -78,6 +78,16 @@ def test_a_timer_shows_who_waits_for_a_countdown() -> None:
         entry.cancel()
         assert entry.canceled
         timer.stop()
+
+
+def test_a_worker_without_an_event_loop_has_timers_in_a_thread() -> None:
+    assert "not self.app.IS_WINDOWS" in source(
+        WorkController.should_use_eventloop
+    )  # how tests/apps/loopless.py has none
+    assert BasePool.Timer is Timer2
+    assert "min(eta - now, max_interval)" in source(KombuTimer.__iter__)
+    timer = Timer2(max_interval=1.0)
+    assert timer.schedule.max_interval == 1.0
 
 
 def test_a_pool_of_greenlets_says_so_and_its_timer_shows_who_waits() -> None:
