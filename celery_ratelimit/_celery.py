@@ -37,6 +37,7 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
@@ -319,21 +320,39 @@ class Worker:
 
     def recall(self, wanted: Callable[[Any], bool]) -> None:
         """Let those requests come now that were sent back and wait here for the end of their countdown."""
-        # strategy.py 212: the timer's entries for them call Consumer.apply_eta_task (consumer.py 734).
+        called = deque(self._called_off(wanted))
+        try:
+            while called:
+                _, come, args = called.popleft()
+                come(*args)
+        finally:
+            for entry, come, args in called:
+                entry.fun, entry.args = come, args
+
+    def _called_off(self, wanted: Callable[[Any], bool]) -> list[tuple[Any, Callable[..., None], Sequence[Any]]]:
+        """The timer's entries for them, by their time, with what they call: from now on they call nothing.
+
+        All before the first comes: until it has, the timers of others could wake, and they would come twice.
+        """
         timer = self._consumer.timer
-        if self._green:  # its queue is a set of greenlets, those included that are at work
-            waiting = [(g.eta, g.entry, functools.partial(_end_soon, g)) for g in timer.queue]
-        else:
-            waiting = [(eta, entry, entry.cancel) for eta, _, entry in timer.queue if not entry.canceled]
-        for _, entry, cancel in sorted(waiting, key=_first):
-            if getattr(entry.fun, "__name__", "") != "apply_eta_task":
-                continue
-            request = entry.args[0]
-            if hasattr(request.message, "ratelimit_came"):
-                continue  # a greenlet of its own is at it, or at others of its line: while one came here, others did
-            if self.came_back(request) and wanted(request):
-                cancel()
-                entry.fun(*entry.args)
+        with getattr(timer, "mutex", nullcontext()):  # where it has a thread, which takes entries out
+            if self._green:  # its queue is a set of greenlets, those included that are at work
+                waiting = [(g.eta, g.entry) for g in timer.queue]
+            else:
+                waiting = [(eta, entry) for eta, _, entry in timer.queue if not entry.canceled]
+            entries = [entry for _, entry in sorted(waiting, key=_first) if self._holds(entry, wanted)]
+            found = [(entry, entry.fun, entry.args) for entry in entries]
+            for entry in entries:
+                entry.fun, entry.args = _nothing, ()
+        return found
+
+    def _holds(self, entry: Any, wanted: Callable[[Any], bool]) -> bool:
+        """Whether a timer's entry is for such a request: strategy.py 212 and consumer.py 734."""
+        if getattr(entry.fun, "__name__", "") != "apply_eta_task":
+            return False
+        request = entry.args[0]
+        # A greenlet of its own may be at it; or it has come, and its greenlet is at others of its line.
+        return self.came_back(request) and not hasattr(request.message, "ratelimit_came") and wanted(request)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the worker's event loop, from any thread."""
@@ -546,6 +565,10 @@ class Worker:
 
 
 _first = operator.itemgetter(0)
+
+
+def _nothing() -> None:
+    """What a timer does whose request has come already."""
 
 
 def _end_soon(greenlet: Any) -> None:

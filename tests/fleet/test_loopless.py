@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from celery.utils.timer2 import Timer
+from celery.utils.timer2 import Entry, Timer
 
 from celery_ratelimit._celery import Worker
 from celery_ratelimit.testing import EmbeddedServer
@@ -54,16 +55,15 @@ def test_on_rabbitmq(
     assert not store.keys("ratelimit:*:messages@*")
 
 
+def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
+    pool = SimpleNamespace(is_green=is_green, apply_async=lambda *args, **options: None)
+    app = Celery(set_as_current=False)
+    return SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool, on_task_request=print)
+
+
 def test_one_thread_at_a_time_is_in_the_gate() -> None:
     """Timers and messages come from different threads; who is in may come in again, as a solo pool's tasks do."""
-    consumer = SimpleNamespace(
-        app=Celery(set_as_current=False),
-        hostname="worker",
-        hub=None,
-        timer=Timer(),
-        pool=SimpleNamespace(is_green=False, apply_async=lambda *args, **options: None),
-        on_task_request=lambda request: None,
-    )
+    consumer = a_consumer(Timer(), is_green=False)
     worker = Worker(consumer)
     rang = threading.Event()
 
@@ -80,3 +80,43 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
         assert rang.wait(10)
     finally:
         consumer.timer.stop()
+
+
+def sent_back() -> SimpleNamespace:
+    return SimpleNamespace(message=SimpleNamespace(headers={"ratelimit": {"queue": "celery"}}))
+
+
+@pytest.mark.parametrize("is_green", [False, True], ids=["thread", "greenlet"])
+def test_who_is_called_before_its_countdown_ends_does_not_come_at_its_end_too(is_green: bool) -> None:
+    """Timers may wake while others are called; an eventlet cannot be ended without letting others run."""
+    came: list[SimpleNamespace] = []
+    entries: list[Entry] = []
+
+    def apply_eta_task(request: SimpleNamespace) -> None:
+        came.append(request)
+        for entry in entries:
+            entry()
+
+    requests = [sent_back() for _ in range(3)]
+    entries += [Entry(apply_eta_task, (request,)) for request in requests]
+    queue = [SimpleNamespace(eta=60.0, entry=entry) if is_green else (60.0, 0, entry) for entry in entries]
+    Worker(a_consumer(SimpleNamespace(queue=queue), is_green=is_green)).recall(lambda request: True)
+    assert came == requests
+
+
+def test_who_could_not_be_called_comes_at_the_end_of_its_countdown() -> None:
+    came: list[SimpleNamespace] = []
+
+    def apply_eta_task(request: SimpleNamespace) -> None:
+        came.append(request)
+        if len(came) == 1:
+            raise ConnectionError
+
+    requests = [sent_back() for _ in range(3)]
+    entries = [Entry(apply_eta_task, (request,)) for request in requests]
+    timer = SimpleNamespace(queue=[(60.0, 0, entry) for entry in entries])
+    with pytest.raises(ConnectionError):
+        Worker(a_consumer(timer, is_green=False)).recall(lambda request: True)
+    for entry in entries:
+        entry()
+    assert came == requests
