@@ -40,7 +40,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import RLock
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -100,10 +99,12 @@ class Worker:
         self._return_queues: set[str] = set()
         self._let_go: list[Any] = []
         self._acknowledge_later: Callable[[], None] | None = None
-        #: Whether timers go off in other threads or greenlets than the one that reads from the broker.
+        #: Whether timers go off in another thread or greenlet than the one that reads from the broker: in which.
         self._apart = consumer.hub is None
+        self._green = bool(consumer.pool.is_green)
+        self._threaded = self._apart and not self._green
         #: Whoever comes into the gate holds it where timers have a thread; greenlets let one another in.
-        self.turn: AbstractContextManager[Any] = RLock() if self._apart and not self._green else nullcontext()
+        self.turn: AbstractContextManager[Any] = threading.RLock() if self._threaded else nullcontext()
 
     # -- Taking the consumer's place -------------------------------------------------------------------------------
 
@@ -129,14 +130,14 @@ class Worker:
         hub = self._consumer.hub
         if hub is not None:
             hub.fire_timers = functools.partial(hub.fire_timers, max_timers=1000)
-        elif not self._green:
+        elif self._threaded:
             timer = self._consumer.timer
             getattr(timer, "schedule", timer).max_interval = LATEST
         self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, self._in_turn(on_message), self._window)
 
     def _in_turn(self, function: Callable[..., None]) -> Callable[..., None]:
         """The same, by one thread at a time."""
-        if isinstance(self.turn, nullcontext):
+        if not self._threaded:
             return function
 
         @functools.wraps(function)
@@ -483,10 +484,6 @@ class Worker:
                 yield producer.channel
         else:
             yield channel
-
-    @property
-    def _green(self) -> bool:
-        return bool(self._consumer.pool.is_green)
 
     @property
     def _on_amqp(self) -> bool:

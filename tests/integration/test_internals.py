@@ -81,9 +81,8 @@ def test_a_timer_shows_who_waits_for_a_countdown() -> None:
 
 
 def test_a_worker_without_an_event_loop_has_timers_in_a_thread() -> None:
-    assert "not self.app.IS_WINDOWS" in source(
-        WorkController.should_use_eventloop
-    )  # how tests/apps/loopless.py has none
+    # How tests/apps/loopless.py has none.
+    assert "not self.app.IS_WINDOWS" in source(WorkController.should_use_eventloop)
     assert BasePool.Timer is Timer2
     assert "min(eta - now, max_interval)" in source(KombuTimer.__iter__)
     timer = Timer2(max_interval=1.0)
