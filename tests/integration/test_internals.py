@@ -1,4 +1,4 @@
-"""The Celery and kombu internals that ``_celery.py`` stands on: fails loudly when one of them moves."""
+"""The Celery and kombu internals that ``_celery`` stands on: fails loudly when one of them moves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kombu.transport import pyamqp, virtual
 from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import QoS as RedisQoS
 
-from celery_ratelimit._celery import Worker, _stamping
+from celery_ratelimit._celery.worker import Worker, _stamping
 
 
 def source(thing: object) -> str:

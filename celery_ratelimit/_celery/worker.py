@@ -1,4 +1,4 @@
-"""Every touch of a Celery or kombu internal, and nothing else. Line numbers are those of Celery and kombu 5.7.0.
+"""A worker's consumer, as the gate sees it. What it relies on; line numbers are those of Celery and kombu 5.7.0.
 
 ``tests/integration/test_internals.py`` fails loudly when one of them moves.
 
@@ -50,7 +50,7 @@ from celery.worker import state
 from kombu import Exchange, Queue
 from kombu.transport import virtual
 
-from .parcels import RETURN_HEADER, Parcel, marker_in, parcel_of, publish_all
+from ..parcels import RETURN_HEADER, Parcel, marker_in, parcel_of, publish_all
 
 try:
     from kombu.transport.redis import QoS as RedisQoS

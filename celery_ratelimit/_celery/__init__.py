@@ -1,0 +1,8 @@
+"""Every touch of a Celery or kombu internal, and nothing else: a file for each thing that is relied on.
+
+Line numbers are those of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
+"""
+
+from .worker import MOST_RETURNED, PERMIT, Worker, fleet_of, redelivery_of
+
+__all__ = ["MOST_RETURNED", "PERMIT", "Worker", "fleet_of", "redelivery_of"]
