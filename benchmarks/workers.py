@@ -38,6 +38,8 @@ class Fleet:
         self.variant, self.rate, self.size, self.processes = variant, rate, workers, processes
         self.upstream = upstream
         self.queues: Sequence[str] = ()  # by default the workers get no -Q
+        self.options: Sequence[str] = ()  # nor anything else
+        self.env: dict[str, str] = {}  # for the app's module
         self.workers: list[subprocess.Popen[bytes]] = []
         self._exit = contextlib.ExitStack()
 
@@ -66,19 +68,21 @@ class Fleet:
                 self.sender.send_task(TASK, args=[index], producer=kept)
 
     def start(self) -> None:
-        """Start the workers with the ordinary command: no option but the pool's size and a name."""
+        """Start the workers with the ordinary command: no option but the pool's size, a name and what was set."""
         env = {
             "BENCH_BROKER": self.url,
             "BENCH_RECORDS": str(self.directory),
             "BENCH_RATE": str(self.rate),
             "BENCH_WORKERS": str(self.size),
             "BENCH_UPSTREAM": self.upstream,
+            **self.env,
         }
         for number in range(self.size):
             command = [sys.executable, "-m", "celery", "-A", f"benchmarks.apps.{self.variant}", "worker"]
             command += ["-c", str(self.processes), "-n", f"bench{number}@%h"]
             if self.queues:
                 command += ["-Q", ",".join(self.queues)]
+            command += self.options
             self.workers.append(processes.spawn(command, self.log(number), env))
 
     def log(self, number: int) -> Path:

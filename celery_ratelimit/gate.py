@@ -3,6 +3,9 @@
 There a message is raw and unacknowledged: holding it, or sending it back as it is, loses and changes nothing.
 Tasks that ask the same limits share a line. One timer a line, no thread, one script for a task that may start.
 Who has to wait for longer than a moment is parked in the store, see :mod:`~celery_ratelimit.attendant`.
+
+While somebody waits here the gate is the one entrance to the pool, for tasks without limits too: who has its turn gets
+the next process, the others theirs in the order in which they came (:mod:`~celery_ratelimit.room`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,14 +27,15 @@ from .config import Settings
 from .decision import Decision
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, Throttled
 from .leases import Leases
-from .left import LeftQueues
+from .left import LeftQueues, Waiting
 from .limiter import Demand, Limiter
 from .limits import AnyLimit
-from .line import Held, Line, stored_id
+from .line import Held, Line, Unlimited, stored_id
 from .lots import parking_of
 from .outage import Outage
 from .parcels import RETURN_HEADER
 from .parking import FULL, HORIZON, NOBODY
+from .room import AHEAD, PACE, Room
 from .signals import task_throttled
 
 __all__ = ["Gate"]
@@ -40,16 +44,16 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
 RETURN_HOLD = 1.0
-#: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
-#: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
-AHEAD = 0.1
-#: Seconds before its turn that a line asks, so that a late timer wastes nothing.
-PACE = 0.02
 #: Seconds after which a permit that could not be used is stale; and when it is not the only one that is late, as the
 #: machine has done something else: used together, they would bunch.
 STALE, BUNCHED = 0.1, 0.04
 #: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
 REDELIVERY_SHARE = 0.4
+#: Seconds after which those who wait for a process are looked at again, should its end not be told; and after which
+#: places are given back whose tasks have ended untold.
+LOOK, LOOK_FOR_ENDS = 0.1, 0.25
+#: Seconds after which a line that cannot go on now is moved on, at the soonest.
+LEAST_PAUSE = 0.001
 #: A horizon that grants nothing: asks only for a slot.
 SLOT_ONLY = -1e6
 
@@ -85,9 +89,15 @@ class Gate:
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._lines: dict[Buckets, Line] = {}
         self._numbers = itertools.count()
-        self._held = 0
-        self._grants: list[float] = []
-        self._running: dict[str, Held] = {}
+        self._room = Room(worker.pool)
+        self._unlimited: deque[Unlimited] = deque()
+        self._limited = 0  # requests with limits that are held
+        self._wants: dict[Buckets, None] = {}  # lines that wait for a process, in the order of their turns to ask
+        self._lines_at: dict[tuple[str, str], dict[Buckets, None]] = {}  # lines by each of their buckets
+        self._turns: list[tuple[float, int, Line]] = []
+        self._running: dict[Any, Held] = {}
+        self._cancel_look: Callable[[], None] | None = None
+        self._cancel_ends: Callable[[], None] | None = None
         self._left = LeftQueues(worker, self._widen)
         self._widened = 0
         self._pumping = False
@@ -107,34 +117,38 @@ class Gate:
             logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=True)
             self.worker.fail(request, error)
             return
+        now = time.monotonic()
+        self._room.has_come(request.id)
         if plan is None:
-            self.worker.restore(request)
-            self.worker.start(request)
+            self._pass(request, queue)
             return
         returned = self.worker.came_back(request)
-        now = time.monotonic()
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
         old = not returned and plan.policy.throttle == "wait" and self.worker.age(request) > self._longest
         until = now if old else now + self._longest
-        held = Held(request, queue, plan, demands, now, until, slotted=returned, returned=returned)
+        number = next(self._numbers)
+        held = Held(request, queue, plan, demands, number, now, until, slotted=returned, returned=returned)
         if self._is_another_copy(held):
             return
         line_key = plan.buckets(demands)
         line = self._lines.get(line_key)
         if line is None:
             line = self._lines[line_key] = Line()
+            for bucket in line_key:
+                self._lines_at.setdefault(bucket, {})[line_key] = None
         waiting = line.waiting(held)
         if old:
             waiting.appendleft(held)
         else:
             waiting.append(held)
-        self._held += 1
+        self._room.held += 1
+        self._limited += 1
         if returned:
             self._widen(held)
         if len(waiting) == 1 or old:  # else whatever those ahead of it wait for moves the line on
             self._run(line_key)
         if plan.policy.throttle == "wait" and held in waiting:
-            self._left.leave(held, line)
+            self._leave_alone(held, line)
 
     def _is_another_copy(self, held: Held) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
@@ -150,19 +164,50 @@ class Gate:
         self.worker.let_go(held.request)
         return True
 
-    def on_end(self, id: str) -> None:
-        """A task has ended: whoever waits for a pool process may ask, and each time another line asks first."""
-        running = self._running.pop(id, None)
+    def on_message(self, message: Any) -> None:
+        """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
+        seconds = self.worker.comes_back_in(message)
+        if seconds is not None:
+            self._room.expect(str(message.headers.get("id")), time.monotonic() + seconds + LEAD)
+        self.attendant.on_message(message)
+
+    def _pass(self, request: Any, queue: str) -> None:
+        """A request without limits: it passes, unless others wait for a process, or are about to have their turn."""
+        self.worker.restore(request)
+        self._room.held += 1
+        waiting = Unlimited(request, queue, next(self._numbers))
+        self._unlimited.append(waiting)
+        if len(self._unlimited) == 1:  # else the next one that ends moves them on
+            self._run()
+        if self._unlimited and self._unlimited[-1] is waiting:
+            if len(self._unlimited) * self._room.seconds_of_one(request.name) < self.worker.hears_after:
+                self._widen(waiting)
+            if self._limited:
+                self._left.leave(waiting, self._unlimited, 0.0, lambda: self._room.seconds_of_one(request.name))
+
+    def on_end(self, request: Any) -> None:
+        """A task has ended: whoever waits for its process, or its place, may ask."""
+        lines: list[Buckets] = []
+        running = self._running.pop(request, None)
         if running is not None:
             self._end_lease(running)
-            for line_key, line in self._lines.items():
-                if set(running.plan.buckets(running.demands)).intersection(line_key):
-                    line.next_ask = 0.0
-        if self._held:
-            if len(self._lines) > 1:
-                first = next(iter(self._lines))
-                self._lines[first] = self._lines.pop(first)
-            self._run(*self._lines)
+            for bucket in running.plan.buckets(running.demands):
+                lines += self._lines_at.get(bucket, ())
+            for line_key in lines:
+                self._lines[line_key].next_ask = 0.0
+        if self._limited or self._unlimited:
+            self._run(*dict.fromkeys(lines))
+
+    def _look_for_ends(self) -> None:
+        """Tasks end in ways that a pool does not tell: then their places are given back here."""
+        self._cancel_ends = None
+        for request in [each for each in self._running if not self.worker.pool.has(each)]:
+            self.on_end(request)
+        self._watch_ends()
+
+    def _watch_ends(self) -> None:
+        if self._running and self._cancel_ends is None:
+            self._cancel_ends = self.worker.call_after(LOOK_FOR_ENDS, self._look_for_ends)
 
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
@@ -193,14 +238,21 @@ class Gate:
     def _close(self) -> None:
         lines = list(self._lines.values())
         self._lines.clear()
+        self._lines_at.clear()
+        self._wants.clear()
+        self._turns.clear()
+        self._unlimited.clear()
+        if self._cancel_look is not None:
+            self._cancel_look()
+            self._cancel_look = None
         for line in lines:
             if line.cancel is not None:
                 line.cancel()
             for _, _, held in line.due:
                 self._end_lease(held)
-        self._held = self._widened = 0
+        self._limited = self._widened = 0
+        self._room.clear()
         self._left.clear()
-        self._grants.clear()
         self.outage.close()
         self.changes.close()
         self.attendant.close()
@@ -219,25 +271,86 @@ class Gate:
                 self._put_back_early()
                 for line_key in line_keys:
                     self._pump(line_key)
+                self._admit()
                 if not self._again:
                     break
                 self._again = False
                 line_keys = tuple(self._lines)
         finally:
             self._pumping = False
+        if (self._wants or self._unlimited) and self._cancel_look is None:
+            self._cancel_look = self.worker.call_after(LOOK, self._look)
+
+    def _look(self) -> None:
+        self._cancel_look = None
+        self._run(*self._wants)
+
+    def _admit(self) -> None:
+        """Free processes are for those who wait: first for who has its turn, then in the order in which they came."""
+        while True:
+            for line_key in list(self._wants):
+                if self._room.idle() <= 0 and self._room.for_permits(time.monotonic()) <= 0:
+                    break
+                if line_key in self._wants and not self._waits_behind_unlimited(self._lines[line_key]):
+                    del self._wants[line_key]
+                    self._pump(line_key)  # and behind the others, if it wants another process
+            if not self._let_one_pass():
+                return
+
+    def _let_one_pass(self) -> bool:
+        """Start the next request without limits, if nobody who waits is to have the process."""
+        if not self._unlimited:
+            return False
+        waiting = self._unlimited[0]
+        request, now = waiting.request, time.monotonic()
+        claims = sum(not self._waits_behind_unlimited(self._lines[line_key]) for line_key in self._wants)
+        if not self._room.for_unlimited(now, request.name, claims=claims, turn=self._next_turn(now)):
+            return False
+        self._unlimited.popleft()
+        self._leaves(waiting)
+        self.worker.start(request)
+        return True
+
+    def _waits_behind_unlimited(self, line: Line) -> bool:
+        """Its limit is open and was not closed to those who wait: they go in the order in which they came."""
+        return bool(
+            line.open
+            and not (line.slotted or line.due)
+            and line.new
+            and self._unlimited
+            and self._unlimited[0].number < line.new[0].number
+        )
+
+    def _next_turn(self, now: float) -> float:
+        """When the next one has its turn that is to come, or cannot ask yet."""
+        while self._turns and (self._turns[0][0] != self._turns[0][2].turn or self._turns[0][0] <= now):
+            heapq.heappop(self._turns)
+        turn = self._turns[0][0] if self._turns else float("inf")
+        return min(turn, self._room.next_comer(now))
 
     def _pump(self, line_key: Buckets) -> None:
         line = self._lines.get(line_key)
         if line is None:
             return
+        line.wants = False
         self._start_due(line)
         self._ask_all(line)
         if not line:
             if line.cancel is not None:
                 line.cancel()
-            self._lines.pop(line_key, None)  # it is closed, if a greenlet was here when the connection was lost
+            line.turn = 0.0
+            self._wants.pop(line_key, None)
+            if self._lines.pop(line_key, None) is not None:  # else the connection was lost while a greenlet was here
+                for bucket in line_key:
+                    del self._lines_at[bucket][line_key]
+                    if not self._lines_at[bucket]:
+                        del self._lines_at[bucket]
         else:
             self._set_timer(line_key, line)
+            if line.wants:
+                self._wants[line_key] = None
+            else:
+                self._wants.pop(line_key, None)
 
     def _start_due(self, line: Line) -> None:
         again = []
@@ -247,10 +360,11 @@ class Gate:
                 now = time.monotonic()
                 together = any(other <= now and each.paid is not None for other, _, each in line.due[1:3])
                 stale = now - at > max(BUNCHED if together else STALE, *[demand.interval for demand in held.demands])
-                if not stale and self.worker.free_processes(self._held) <= 0:
+                if not stale and self._room.idle() <= 0:
+                    line.wants = True
                     break  # until one is free, which is soon, or it asks again
                 granted_at, held.paid = held.paid, None
-                self._grants.remove(at)
+                self._room.take_back(at)
                 if not stale:
                     heapq.heappop(line.due)
                     self._start(held, granted_at)
@@ -287,12 +401,15 @@ class Gate:
                         if not self._perhaps_parked(line, waiting, held, error):
                             return
                         continue
-            may_start = self._free() > 0 and (waiting is line.slotted or not line.slotted)
+            now = time.monotonic()
+            if (held.slotted or held.plan.policy.throttle == "wait") and now < line.next_ask:
+                return
+            may_start = (waiting is line.slotted or not line.slotted) and not self._waits_behind_unlimited(line)
+            may_start = may_start and self._room.for_permits(now) > 0
             # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not
             # wait for one: it asks for its slot alone, and makes room for what is behind it.
             if not may_start and (held.slotted or line.open or held.plan.policy.throttle != "retry"):
-                return
-            if (held.slotted or held.plan.policy.throttle == "wait") and time.monotonic() < line.next_ask:
+                line.wants = True
                 return
             if not self._ask(line, waiting, held, may_start):
                 return
@@ -343,10 +460,14 @@ class Gate:
         policy = held.plan.policy
         horizon = policy.inline_wait
         if policy.throttle == "wait" or held.slotted:
-            horizon = max(horizon, AHEAD)
+            horizon = max(horizon, self._ahead())
         if policy.max_wait is not None:
             horizon = min(horizon, policy.max_wait)
         return horizon
+
+    def _ahead(self) -> float:
+        """Seconds ahead that a permit may be taken: no longer than a process may be kept for it."""
+        return self._room.ahead(self._unlimited[0].request.name) if self._unlimited else AHEAD
 
     def _granted(self, line: Line, held: Held, decision: Decision) -> None:
         now = time.monotonic()
@@ -356,11 +477,12 @@ class Gate:
         line.closed_until = now + _next_turn(held.demands, decision)
         line.next_ask = line.closed_until - PACE
         self.leases.begin(held.id, decision.demands, decision.granted_at)
-        if at <= now:
+        if at <= now and self._room.idle() > 0:
             self._start(held, decision.granted_at)
             return
         held.paid = decision.granted_at
-        self._grants.append(at)
+        line.wants = line.wants or at <= now
+        self._room.promise(at)
         heapq.heappush(line.due, (at, next(self._numbers), held))
         if decision.retry_after > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
             self._announce(held, decision.retry_after, held.demands[0].name)
@@ -376,6 +498,7 @@ class Gate:
         elif wait <= policy.inline_wait or (held.slotted and wait <= RETURN_HOLD):
             # A little too early, or the pool is busy: asks again at its time, or when a process is free.
             if line.open:
+                line.wants = True
                 return False
             waiting.popleft()
             held.slotted = held.slotted or policy.throttle == "retry"
@@ -389,7 +512,9 @@ class Gate:
             line.next_ask = time.monotonic() + max(0.001, min(wait - PACE, held.plan.longest_pause))
             self._announce(held, wait, name)
             if self.worker.is_full:
-                self._left.leave(held, line)
+                self._leave_alone(held, line)
+            elif self.worker.several_queues:
+                self._widen(held)
             return False
         elif self._parks(held.plan):
             demand = next((demand for demand in held.demands if demand.name == name), held.demands[0])
@@ -470,7 +595,8 @@ class Gate:
         """The store does not answer: what ``ratelimit_on_store_error`` says."""
         self.outage.begin(error, self._store_is_back)
         choice = self.settings.on_store_error
-        if choice in ("local", "allow") and self._free() <= 0:
+        if choice in ("local", "allow") and self._room.for_permits(time.monotonic()) <= 0:
+            line.wants = True
             return False
         if choice == "local":
             wait = self.outage.local_wait(held.demands, self.leases)
@@ -529,27 +655,32 @@ class Gate:
 
     # -- Going out -------------------------------------------------------------------------------------------------
 
-    def _free(self) -> int:
-        """Pool processes that a task could use now or in the next moment, less those that permits are taken for."""
-        free = self.worker.free_processes(self._held) + self.worker.starts_within(PACE)
-        if self._grants:
-            soon = time.monotonic() + PACE
-            free -= len([at for at in self._grants if at <= soon])
-        return free
+    def _leave_alone(self, held: Held, line: Line) -> None:
+        first = max(0.0, line.closed_until - time.monotonic())
+        if not line.open and (
+            self.worker.several_queues  # or what the broker hands out of all queues would soon be of this one
+            or first + len(line) * line.interval < self.worker.hears_after
+        ):
+            self._widen(held)
+        self._left.leave(held, [*line.slotted, *line.new], first, lambda: line.interval)
 
-    def _widen(self, held: Held) -> None:
+    def _widen(self, waiting: Waiting) -> None:
         """What waits here for its turn is not to keep others out, unless there are very many."""
-        if self._widened < MOST_RETURNED:
+        if self._widened < MOST_RETURNED and not waiting.widened:
             self._widened += 1
-            held.widened = True
+            waiting.widened = True
             self.worker.widen_prefetch()
 
-    def _leave(self, held: Held, *, starts: bool = False) -> None:
-        self._held -= 1
-        if held.widened:
+    def _leaves(self, waiting: Waiting) -> None:
+        self._room.held -= 1
+        if waiting.widened:
             self._widened -= 1
             self.worker.narrow_prefetch()
-        self._left.one_has_gone(held)
+        self._left.one_has_gone(waiting)
+
+    def _leave(self, held: Held, *, starts: bool = False) -> None:
+        self._limited -= 1
+        self._leaves(held)
         if held.plan.leased and not starts:
             self._end_lease(held)
 
@@ -559,7 +690,8 @@ class Gate:
         if revoked:
             return
         if held.plan.leased:
-            self._running[held.request.id] = held
+            self._running[held.request] = held
+            self._watch_ends()
         self.worker.restore(held.request)
         self.worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": granted_at})
 
@@ -608,15 +740,13 @@ class Gate:
 
     def _set_timer(self, line_key: Buckets, line: Line) -> None:
         now = time.monotonic()
-        # What is due already waits for a pool process.
-        times = [line.due[0][0]] if line.due and line.due[0][0] > now else []
-        if (line.slotted or line.new) and self._free() > 0:
-            times.append(line.next_ask)
         heads = [waiting[0].until for waiting in (line.slotted, line.new) if waiting]
-        times.append(min(heads, default=now + self._longest))
-        if len(times) == 1:
-            # Waits for a pool process, which tells when it is free; the time is for one that dies untold.
-            times.append(now + STALE)
+        times = [min(heads, default=now + self._longest)]
+        turns = [line.due[0][0]] if line.due and line.due[0][0] > now else []  # else it wants a process
+        if heads and not line.wants:
+            turns.append(max(line.next_ask, now + LEAST_PAUSE))
+        self._note_turn(line, min(turns, default=0.0))
+        times += turns
         alarm = min(times)
         if line.cancel is not None:
             if line.alarm <= alarm:
@@ -624,6 +754,14 @@ class Gate:
             line.cancel()
         line.alarm = alarm
         line.cancel = self.worker.call_after(max(0.0, alarm - time.monotonic()), lambda: self._ring(line_key, line))
+
+    def _note_turn(self, line: Line, turn: float) -> None:
+        if turn and turn != line.turn:
+            heapq.heappush(self._turns, (turn, next(self._numbers), line))
+        line.turn = turn
+        if len(self._turns) > 100 + 4 * len(self._lines):  # of those that were told other times since
+            self._turns = [(each.turn, next(self._numbers), each) for each in self._lines.values() if each.turn]
+            heapq.heapify(self._turns)
 
     def _ring(self, line_key: Buckets, line: Line) -> None:
         line.cancel = None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ._celery import Worker
-from .line import Held, Line
 
-__all__ = ["LeftQueues"]
+__all__ = ["LeftQueues", "Waiting"]
 
-#: Seconds; a queue whose messages would wait for longer under ``throttle="wait"`` is left alone for a while. Some times
-#: what it takes to go on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
+#: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
+#: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
 LONG = 3.0
+
+
+class Waiting(Protocol):
+    """A request in the gate. ``widened``: it does not count against the worker's prefetch."""
+
+    queue: str
+    widened: bool
 
 
 class LeftQueues:
@@ -23,33 +29,39 @@ class LeftQueues:
         widen: takes a request out of what counts against the worker's prefetch.
     """
 
-    def __init__(self, worker: Worker, widen: Callable[[Held], None]) -> None:
+    def __init__(self, worker: Worker, widen: Callable[[Waiting], None]) -> None:
         self._worker = worker
         self._widen = widen
-        self._queues: dict[str, tuple[set[Held], Line]] = {}
+        self._queues: dict[str, tuple[set[Waiting], Callable[[], float]]] = {}
 
-    def leave(self, held: Held, line: Line) -> None:
-        """``held`` waits in ``line``: its queue is left alone, if those that came from it will be there for long."""
+    def leave(self, held: Waiting, among: Sequence[Waiting], first: float, each: Callable[[], float]) -> None:
+        """``held`` waits: its queue is left alone, if those that came from it will be there for long.
+
+        Args:
+            held: a request that waits.
+            among: all who wait with it, for the same.
+            first: seconds until the first of them goes.
+            each: tells the seconds from one to the next.
+        """
         queue = held.queue
         if queue in self._queues:  # it was on its way
             self._put_aside(held)
             return
-        waiting = [each for each in (*line.slotted, *line.new) if each.queue == queue]
-        wait = max(0.0, line.closed_until - time.monotonic()) + (len(waiting) - 1) * line.interval
-        if wait < LONG:
+        waiting = [other for other in among if other.queue == queue]
+        if first + (len(waiting) - 1) * each() < LONG:
             return
         self._worker.stop_consuming(queue)
-        self._queues[queue] = (set(), line)
-        for each in waiting:
-            self._put_aside(each)
+        self._queues[queue] = (set(), each)
+        for other in waiting:
+            self._put_aside(other)
 
-    def one_has_gone(self, held: Held) -> None:
+    def one_has_gone(self, held: Waiting) -> None:
         """``held`` waits no longer. Its queue is taken up again while the last of them wait."""
         if held.queue not in self._queues:
             return
-        waiting, line = self._queues[held.queue]
+        waiting, each = self._queues[held.queue]
         waiting.discard(held)
-        if len(waiting) * line.interval <= LONG / 2:
+        if not waiting or len(waiting) * each() <= LONG / 2:
             del self._queues[held.queue]
             self._worker.go_on_consuming(held.queue)
 
@@ -57,7 +69,7 @@ class LeftQueues:
         """The connection is lost, or the worker stops: nothing is consumed."""
         self._queues.clear()
 
-    def _put_aside(self, held: Held) -> None:
+    def _put_aside(self, held: Waiting) -> None:
         self._queues[held.queue][0].add(held)
         if not held.widened:
             self._widen(held)

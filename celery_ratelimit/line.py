@@ -10,7 +10,7 @@ from typing import Any
 from .binding import Plan
 from .limiter import Demand
 
-__all__ = ["Held", "Line", "stored_id"]
+__all__ = ["Held", "Line", "Unlimited", "stored_id"]
 
 
 def stored_id(id: str, retries: int | None, queue: str) -> str:
@@ -26,7 +26,8 @@ def stored_id(id: str, retries: int | None, queue: str) -> str:
 class Held:
     """A request in the gate.
 
-    ``since``: when it came to the gate; ``until``: when it is sent anew, before the broker takes it for lost.
+    ``number``: in the order in which requests came; ``since``: when it came to the gate; ``until``: when it is sent
+    anew, before the broker takes it for lost.
     ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
     countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
     out.
@@ -37,6 +38,7 @@ class Held:
     queue: str
     plan: Plan
     demands: tuple[Demand, ...]
+    number: int
     since: float
     until: float
     slotted: bool
@@ -52,6 +54,16 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
+class Unlimited:
+    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`Held`."""
+
+    request: Any
+    queue: str
+    number: int
+    widened: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Line:
     """The requests of one worker that ask the same buckets, first come first served.
 
@@ -63,6 +75,8 @@ class Line:
         interval: seconds from one turn to the next, as it was in force when somebody asked last.
         next_ask: when the head may ask; earlier it would be told to wait.
         open: the last one that asked could have started at once: a newcomer need not ask for a slot.
+        wants: it would move on if a process were free.
+        turn: when somebody of it has its turn, who has to wait until then; 0.0: nobody.
         cancel: cancels the line's timer, which goes off at ``alarm``.
     """
 
@@ -73,6 +87,8 @@ class Line:
     interval: float = 0.0
     next_ask: float = 0.0
     open: bool = True
+    wants: bool = False
+    turn: float = 0.0
     cancel: Callable[[], None] | None = None
     alarm: float = 0.0
 

@@ -8,9 +8,6 @@ What is relied on:
   ETA and Celery's own ``rate_limit`` goes through it. It is read by the task strategies when they are built
   (celery/worker/strategy.py 123), which is after the consumer's bootsteps are made, and at call time by
   ``apply_eta_task`` and ``_limit_move_to_pool``.
-* ``state.reserved_requests`` (celery/worker/state.py): every request that was received and has not ended.
-* ``pool.apply_async(..., callback, error_callback)`` (celery/worker/request.py, ``create_request_cls``): read when
-  the strategies are built; one of the two callbacks ends every task.
 * ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
 * ``Hub.fire_timers(max_timers=10)`` (kombu/asynchronous/hub.py): after ten timers in one turn the hub sleeps
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
@@ -40,6 +37,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -51,6 +49,7 @@ from kombu import Exchange, Queue
 from kombu.transport import virtual
 
 from ..parcels import RETURN_HEADER, Parcel, marker_in, parcel_of, publish_all
+from .pool import Pool
 
 try:
     from kombu.transport.redis import QoS as RedisQoS
@@ -94,7 +93,7 @@ class Worker:
         self.hostname: str = consumer.hostname
         self._consumer = consumer
         self._start = consumer.on_task_request
-        self._task_seconds = float("inf")
+        self.pool = Pool(consumer.pool)
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
         self._return_queues: set[str] = set()
         self._let_go: list[Any] = []
@@ -111,10 +110,10 @@ class Worker:
     def intercept(
         self,
         on_request: Callable[[Any], None],
-        on_end: Callable[[str], None],
+        on_end: Callable[[Any], None],
         on_message: Callable[[Any], None],
     ) -> None:
-        """From now on every request goes to ``on_request``, and ``on_end`` gets the id of each task that has ended.
+        """From now on every request goes to ``on_request``, and ``on_end`` gets each one whose task has ended.
 
         ``on_message`` sees each message when it comes in, before its countdown.
         """
@@ -126,7 +125,7 @@ class Worker:
             on_request(request)
 
         self._consumer.on_task_request = self._in_turn(come)
-        self._watch_pool(self._in_turn(on_end))
+        self.pool.watch(self._tells_the_loop(self._in_turn(on_end)))
         hub = self._consumer.hub
         if hub is not None:
             hub.fire_timers = functools.partial(hub.fire_timers, max_timers=1000)
@@ -147,50 +146,17 @@ class Worker:
 
         return in_turn
 
-    def _watch_pool(self, on_end: Callable[[str], None]) -> None:
-        pool = self._consumer.pool
-        apply_async = pool.apply_async
-        main_thread = threading.get_ident()
+    def _tells_the_loop(self, on_end: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The same, called where the gate is at home, from any thread or greenlet."""
+        at_home = threading.get_ident()
 
-        def ended(began: float, args: Any) -> None:
-            took = time.monotonic() - began
-            known = self._task_seconds < float("inf")
-            self._task_seconds = self._task_seconds * 0.9 + took * 0.1 if known else took
-            id = args[1] if len(args) > 1 else ""  # (task name, id, request, body, …): celery/worker/request.py 1011
-            if threading.get_ident() == main_thread:
-                on_end(id)
+        def tell(request: Any) -> None:
+            if threading.get_ident() == at_home:
+                on_end(request)
             else:
-                self.call_soon(functools.partial(on_end, id))
+                self.call_soon(functools.partial(on_end, request))
 
-        def then_ended(callback: Callable[..., Any] | None, began: float, of: Any) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    return callback(*args, **kwargs) if callback is not None else None
-                finally:
-                    ended(began, of)
-
-            return run
-
-        @functools.wraps(apply_async)
-        def watched(
-            target: Any,
-            args: Any = (),
-            kwargs: Any = None,
-            callback: Any = None,
-            error_callback: Any = None,
-            **options: Any,
-        ) -> Any:
-            began = time.monotonic()
-            return apply_async(
-                target,
-                args,
-                kwargs,
-                callback=then_ended(callback, began, args),
-                error_callback=then_ended(error_callback, began, args),
-                **options,
-            )
-
-        pool.apply_async = watched
+        return tell
 
     def _window(self, queue: str) -> tuple[int, int] | None:
         """How many messages of a queue, and of others, the broker may hand out, where it counts for each by itself.
@@ -231,17 +197,6 @@ class Worker:
         return isinstance(self._consumer.pool, prefork.TaskPool)
 
     # -- What the worker is doing ----------------------------------------------------------------------------------
-
-    def free_processes(self, held: int) -> int:
-        """Pool processes that would start a task at once, when ``held`` of the received requests are in the gate."""
-        processes: int = self._consumer.pool.num_processes
-        return processes - (len(state.reserved_requests) - held)
-
-    def starts_within(self, seconds: float) -> int:
-        """Tasks that processes which are busy now can be expected to start in that time; 0 where tasks take longer."""
-        return (
-            int(self._consumer.pool.num_processes * seconds / self._task_seconds) if self._task_seconds < seconds else 0
-        )
 
     def live_workers(self) -> int:
         """Workers of the fleet that gossip knows, this one included; at least 1."""
@@ -378,6 +333,15 @@ class Worker:
         return bool(marker_in(request.message))
 
     @staticmethod
+    def comes_back_in(message: Any) -> float | None:
+        """Seconds until the countdown of a message that is on its way back ends; None: it has none, or is on no way."""
+        eta = (message.headers or {}).get("eta") if marker_in(message) else None
+        try:
+            return datetime.fromisoformat(eta).timestamp() - time.time() if eta else None
+        except (TypeError, ValueError):
+            return None
+
+    @staticmethod
     def age(request: Any) -> float:
         """Seconds since the broker has handed its message out: its countdown was spent here."""
         since = _noted(request.message, "ratelimit_since")
@@ -511,6 +475,20 @@ class Worker:
     def queues(self) -> list[str]:
         """The queues that this worker consumes."""
         return list(self.app.amqp.queues.consume_from)
+
+    @property
+    def hears_after(self) -> float:
+        """Seconds after which the broker is asked for more, once a full prefetch has room again.
+
+        Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
+        messages may not come in now, no sooner than that (kombu/transport/virtual/base.py 999).
+        """
+        return 2.5 if self._apart and not self._on_amqp else 0.0
+
+    @property
+    def several_queues(self) -> bool:
+        """Whether tasks come from more than one queue."""
+        return len(set(self.queues) - self._return_queues) > 1
 
     def newly_revoked(self) -> list[str]:
         """The ids of tasks that were revoked since this was asked last, the newest first."""

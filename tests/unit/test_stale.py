@@ -10,6 +10,7 @@ import pytest
 from celery_ratelimit import gate as module
 from celery_ratelimit.gate import Gate
 from celery_ratelimit.line import Line
+from celery_ratelimit.room import Room
 
 NOW = 100.0
 
@@ -19,10 +20,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Before a pool with room, at ``NOW``; ``gate.started`` are the lateness of those it lets in."""
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: NOW))
     gate = object.__new__(Gate)
-    gate.worker = SimpleNamespace(free_processes=lambda held: 8)  # type: ignore[assignment]
+    gate._room = Room(SimpleNamespace(idle=lambda held: 8, processes=8))  # type: ignore[arg-type]
     gate.started = []  # type: ignore[attr-defined]
     gate._start = lambda held, granted_at: gate.started.append(held.late)  # type: ignore[attr-defined,method-assign]
-    gate._held = 0
     return gate
 
 
@@ -32,7 +32,8 @@ def line_of(gate: Gate, interval: float, *lates: float) -> Line:
     for number, late in enumerate(lates):
         held = SimpleNamespace(late=late, paid=1, demands=demands, slotted=True)
         heapq.heappush(line.due, (NOW - late, number, held))  # type: ignore[misc]
-    gate._grants = [NOW - late for late in lates]
+    for late in lates:
+        gate._room.promise(NOW - late)
     return line
 
 
@@ -55,7 +56,8 @@ def test_of_permits_that_are_late_together_only_the_latest_are_used(
     assert gate.started == started  # type: ignore[attr-defined]
     asks_again = [held.late for held in line.slotted]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
-    assert gate._grants == [NOW - late for late in lates if late < 0], "those that were not used are forgotten"
+    spoken_for = 8 - gate._room.for_permits(NOW + 1)
+    assert spoken_for == sum(late < 0 for late in lates), "those that were not used are forgotten"
 
 
 def test_an_interval_late_is_not_too_late(gate: Gate) -> None:

@@ -1,0 +1,157 @@
+"""The worker's pool: what runs in it and since when, how long tasks take, and the end of each.
+
+What is relied on:
+
+* ``pool.apply_async(…, accept_callback, callback, error_callback, timeout_callback)`` (celery/worker/request.py 1000),
+  which task strategies read when they are built. All four are methods of the request. A pool calls the first when a
+  process begins with the task, and one of the others at its end; gevent and eventlet call the last one alone for a
+  task that a hard time limit has ended (celery/concurrency/gevent.py 29).
+* ``pool.is_green`` (celery/concurrency/base.py 61): gevent's and eventlet's ``spawn`` waits for a free greenlet.
+* ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
+  did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
+  (celery/worker/worker.py 308).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery.worker import state
+
+__all__ = ["Pool"]
+
+#: The share of the newest task in the running mean of what tasks take.
+NEWEST = 0.1
+#: Running tasks that are looked at for one that may end soon: a pool of greenlets has thousands.
+LOOKED_AT = 50
+
+
+@dataclass(slots=True)
+class _Job:
+    """A task that was handed to the pool; ``since``: when a process began with it, None: not yet."""
+
+    name: str
+    handed: float
+    since: float | None = None
+
+
+class Pool:
+    """A worker's pool, as the gate sees it. Times are of ``time.monotonic``.
+
+    Args:
+        pool: a ``celery.concurrency.base.BasePool`` whose tasks have no strategies yet.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        #: Whether it keeps tasks that it cannot start yet. A pool of greenlets makes whoever hands one over wait.
+        self.has_queue = not pool.is_green
+        self._jobs: dict[Any, _Job] = {}
+        self._takes: dict[str, float] = {}
+
+    @property
+    def processes(self) -> int:
+        number: int = self._pool.num_processes
+        return number
+
+    def idle(self, held: int) -> int:
+        """Processes that would start a task at once, when ``held`` of the received requests are in the gate.
+
+        Below zero: so many tasks wait in the pool itself.
+        """
+        return self.processes - (len(state.reserved_requests) - held)
+
+    def takes(self, name: str) -> float:
+        """Seconds that a task of this name takes: the mean of those that have ended here; infinity: none has."""
+        return self._takes.get(name, float("inf"))
+
+    def have_young(self, number: int, now: float, seconds: float) -> bool:
+        """Whether so many processes may be free within ``seconds``: by what their tasks take that began a while ago.
+
+        A task that has run for longer than its kind takes says nothing any more.
+        """
+        for job in itertools.islice(self._jobs.values(), LOOKED_AT):  # in the order in which they were handed over
+            if job.since is not None and now - job.since < self.takes(job.name) <= seconds:
+                number -= 1
+                if number <= 0:
+                    return True
+        return False
+
+    def has(self, request: Any) -> bool:
+        """Whether a request that was handed to the pool waits there, or runs."""
+        return request in self._jobs or request in state.reserved_requests
+
+    def watch(self, on_end: Callable[[Any], None]) -> None:
+        """From now on ``on_end`` gets each request that has ended: in whichever thread or greenlet it did."""
+        apply_async = self._pool.apply_async
+
+        def begins(request: Any, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+            def run(pid: Any, since: float, *args: Any, **kwargs: Any) -> Any:
+                job = self._jobs.get(request)
+                if job is not None:
+                    job.since = since
+                return callback(pid, since, *args, **kwargs) if callback is not None else None
+
+            return run
+
+        def ends(request: Any, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return callback(*args, **kwargs) if callback is not None else None
+                finally:
+                    self._ended(request)
+                    on_end(request)
+
+            return run
+
+        def times_out(request: Any, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+            end = ends(request, callback)
+
+            def run(soft: bool, *args: Any, **kwargs: Any) -> Any:
+                if not soft:
+                    return end(soft, *args, **kwargs)
+                return callback(soft, *args, **kwargs) if callback is not None else None
+
+            return run
+
+        @functools.wraps(apply_async)
+        def watched(
+            target: Any,
+            args: Any = (),
+            kwargs: Any = None,
+            callback: Any = None,
+            error_callback: Any = None,
+            accept_callback: Any = None,
+            timeout_callback: Any = None,
+            **options: Any,
+        ) -> Any:
+            request = getattr(callback, "__self__", callback)
+            self._jobs[request] = _Job(str(args[0]) if args else "", time.monotonic())
+            try:
+                return apply_async(
+                    target,
+                    args,
+                    kwargs,
+                    callback=ends(request, callback),
+                    error_callback=ends(request, error_callback),
+                    accept_callback=begins(request, accept_callback),
+                    timeout_callback=times_out(request, timeout_callback),
+                    **options,
+                )
+            except BaseException:
+                self._jobs.pop(request, None)
+                raise
+
+        self._pool.apply_async = watched
+
+    def _ended(self, request: Any) -> None:
+        job = self._jobs.pop(request, None)
+        if job is not None:
+            took = time.monotonic() - (job.handed if job.since is None else job.since)
+            known = self._takes.get(job.name, took)
+            self._takes[job.name] = known + NEWEST * (took - known)

@@ -1,0 +1,22 @@
+"""The fleet's app, and tasks that keep a pool busy: for so many seconds, with limits or without."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from celery_ratelimit import RateLimitedTask
+from tests.apps.fleet import RATE, app, note
+
+__all__ = ["app"]
+
+
+@app.task
+def busy(index: int, seconds: float) -> None:
+    note(index)
+    time.sleep(seconds)
+
+
+@app.task(base=RateLimitedTask, limits=RATE, throttle=os.environ.get("TEST_THROTTLE", "retry"))
+def limited(index: int) -> None:
+    note(index)

@@ -1,0 +1,104 @@
+"""Limited tasks beside unlimited ones that keep processes busy: judged by order, counts and permits, not by time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over
+
+LIMITED, UNLIMITED = "tests.apps.beside.limited", "tests.apps.beside.busy"
+RATE = 10
+#: The first unlimited task's index; limited ones count from 0.
+OTHERS = 1000
+
+
+def fleet_of(server: EmbeddedServer, directory: Path, throttle: str = "retry", **conf: object) -> Fleet:
+    fleet = Fleet(server, directory, rate=f"{RATE}/s", app="tests.apps.beside", **conf)
+    fleet.env["TEST_THROTTLE"] = throttle
+    return fleet
+
+
+def send(fleet: Fleet, task: str, *args: object, queue: str = "celery") -> None:
+    fleet.sender.send_task(task, args=args, queue=queue)
+
+
+def others_before(fleet: Fleet, number: int) -> int:
+    """How many unlimited tasks had started when so many limited ones had."""
+    limited = others = 0
+    for start in fleet.starts():
+        limited += start.index < OTHERS
+        others += start.index >= OTHERS
+        if limited == number:
+            return others
+    raise AssertionError(f"{limited} limited tasks have started, and not {number}")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(
+    ("throttle", "pool", "apart"),
+    [
+        ("retry", "prefork", False),
+        ("retry", "threads", False),
+        ("retry", "gevent", False),
+        ("retry", "prefork", True),
+        ("wait", "prefork", True),
+        ("wait", "threads", True),
+    ],
+)
+def test_limited_tasks_have_their_turns(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str, pool: str, apart: bool, late: bool
+) -> None:
+    """40 limited ones take four seconds; four processes start 160 of the others meanwhile, if nobody starves."""
+    queue = "others" if apart else "celery"
+    with fleet_of(server, tmp_path, throttle, task_acks_late=late) as fleet:
+        for index in range(40):
+            send(fleet, LIMITED, index)
+        for index in range(500):
+            send(fleet, UNLIMITED, OTHERS + index, 0.1, queue=queue)
+        fleet.start("-P", pool, *(("-Q", "celery,others") if apart else ()), number=2)
+        fleet.wait_for(540, 60)
+        assert 60 <= others_before(fleet, 40) <= 240, "in turns: neither kind keeps the other out"
+        assert_never_over(fleet.permits(), RATE)
+
+
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_a_limit_that_nobody_uses_is_passed_in_the_order_of_arrival(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, throttle: str
+) -> None:
+    with fleet_of(server, tmp_path, throttle) as fleet:
+        for index in range(20):
+            send(fleet, UNLIMITED, OTHERS + index, 0.1)
+        send(fleet, LIMITED, 0)
+        for index in range(20, 300):
+            send(fleet, UNLIMITED, OTHERS + index, 0.1)
+        fleet.start(number=2)
+        fleet.wait_for(100, 40)
+        assert 10 <= others_before(fleet, 1) <= 60
+
+
+@pytest.mark.parametrize(("pool", "size"), [("prefork", 4), ("prefork", 8), ("threads", 16), ("gevent", 16)])
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_no_permit_is_used_long_after_its_time(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, size: int, throttle: str
+) -> None:
+    """Quick tasks, so that processes look as if they would soon be free; then long ones in all of them."""
+    seconds = 3.0
+    with fleet_of(server, tmp_path, throttle) as fleet:
+        fleet.start("-P", pool, "-c", str(size))
+        for index in range(100):
+            send(fleet, UNLIMITED, OTHERS + index, 0.0)
+        fleet.wait_for(100, 30)
+        for index in range(size):
+            send(fleet, UNLIMITED, 2 * OTHERS + index, seconds)
+        for index in range(30):
+            send(fleet, LIMITED, index)
+        fleet.wait_for(100 + size + 30, 40)
+        permits = fleet.permits()
+        assert_never_over(permits, RATE)
+        good = {permit.index: permit.at for permit in permits}
+        used_after = [start.at - good[start.index] for start in fleet.starts() if start.index in good]
+        assert max(used_after) < seconds / 2, "whoever had to wait for the long ones asked again"
