@@ -1,0 +1,125 @@
+"""However a task ends, its place under ``Concurrency`` is free again: every way that Celery knows, on every pool.
+
+Leases last ten minutes in these tests, and the worker that holds them goes on: what is free was given back.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+
+END, BUSY = "tests.apps.ends.end", "tests.apps.ends.busy"
+LEASES = "ratelimit:v1:{ends}::leases"
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+#: What one message can make of itself, on any pool.
+BY_ITSELF = ("succeeds", "fails", "is ignored", "is rejected", "is tried again", "is replaced")
+
+
+def fleet_of(server: EmbeddedServer, directory: Path, pool: str, **conf: Any) -> Fleet:
+    if pool in ("gevent", "eventlet"):
+        pytest.importorskip(pool, reason=f"there is no {pool} here: pip install {pool}")
+    fleet = Fleet(server, directory, app="tests.apps.ends", broker_transport_options={"max_connections": 100}, **conf)
+    fleet.start("-P", pool, "-c", "1" if pool == "solo" else "4")
+    return fleet
+
+
+def send(fleet: Fleet, index: int, how: str, **options: Any) -> Any:
+    return fleet.sender.send_task(END, args=[index, how], **options)
+
+
+def held(store: redis.Redis) -> int:
+    """Places that are taken; the two other members are figures."""
+    return sum(member not in ("", "\0") for member in store.zrange(LEASES, 0, -1))
+
+
+def all_places_are_free(fleet: Fleet, store: redis.Redis) -> None:
+    until(
+        lambda: held(store) == 0, 10, f"every place being free ({store.zrange(LEASES, 0, -1)})\n{fleet.log()[-3000:]}"
+    )
+    first = max([start.index for start in fleet.starts()], default=0) + 1
+    for index in range(first, first + 4):
+        send(fleet, index, "succeeds")
+    until(lambda: {start.index for start in fleet.starts()} >= set(range(first, first + 4)), 20, "others having them")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_tasks_that_end_by_themselves(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, late: bool
+) -> None:
+    with fleet_of(server, tmp_path, pool, task_acks_late=late) as fleet:
+        for index, how in enumerate(BY_ITSELF * 2):
+            send(fleet, index, how)
+        # Tried again, and replaced: twice each.
+        until(lambda: fleet.started() >= 16, 30, f"16 starts ({fleet.started()})\n{fleet.log()[-2000:]}")
+        all_places_are_free(fleet, store)
+
+
+@pytest.mark.parametrize(
+    ("pool", "kind"), [("prefork", "time_limit"), ("prefork", "soft_time_limit"), ("gevent", "time_limit")]
+)
+def test_tasks_that_a_time_limit_ends(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, kind: str
+) -> None:
+    """The other pools of Celery have none."""
+    with fleet_of(server, tmp_path, pool) as fleet:
+        results = [send(fleet, index, "takes long", **{kind: 1}) for index in range(3)]
+        for result in results:
+            assert isinstance(result.get(timeout=30, propagate=False), Exception)
+        all_places_are_free(fleet, store)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
+def test_tasks_that_are_terminated(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
+    with fleet_of(server, tmp_path, pool) as fleet:
+        results = [send(fleet, index, "takes long") for index in range(2)]
+        fleet.wait_for(2, 20)
+        for result in results:
+            result.revoke(terminate=True)
+        all_places_are_free(fleet, store)
+
+
+@pytest.mark.parametrize("how", ["leaves the process", "exits"])
+def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str) -> None:
+    with fleet_of(server, tmp_path, "prefork") as fleet:
+        for index in range(3):
+            send(fleet, index, how)
+        fleet.wait_for(3, 30)
+        all_places_are_free(fleet, store)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_tasks_that_end_while_they_wait_for_a_process(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, how: str
+) -> None:
+    with fleet_of(server, tmp_path, pool) as fleet:
+        for index in range(4):
+            fleet.sender.send_task(BUSY, args=[100 + index, 3.0])
+        fleet.wait_for(4, 20)
+        expires = datetime.now(timezone.utc) + timedelta(seconds=1) if how == "expired" else None
+        results = [send(fleet, index, "succeeds", expires=expires) for index in range(8)]
+        until(lambda: fleet.log().count(f"{END}[") >= 8, 20, "all having come in")
+        if how == "revoked":
+            fleet.sender.control.revoke([result.id for result in results])
+        until(lambda: all(result.state == "REVOKED" for result in results), 30, "all having ended")
+        all_places_are_free(fleet, store)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_lost_connection_frees_what_does_not_run(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    with fleet_of(server, tmp_path, pool) as fleet:
+        for index in range(20):
+            send(fleet, index, "succeeds")
+        fleet.wait_for(2, 20)
+        store.client_kill_filter(_type="normal", skipme=True)
+        all_places_are_free(fleet, store)
