@@ -19,7 +19,7 @@ from .limiter import Demand
 from .limits import AnyLimit
 from .line import Held, stored_id
 from .outage import Outage
-from .parcels import expires_at, marker_in, parcel_of
+from .parcels import Parcel, expires_at, marker_in, parcel_of
 from .parking import NOBODY, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]
@@ -72,6 +72,7 @@ class Attendant:
         self._cancel_telling: Callable[[], None] | None = None
         self._soon = False
         self._quiet = QUIET  # looks in a row in which nothing was found
+        self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class Attendant:
         ahead = self._parking.park(
             demand,
             held.id,
-            dumps(parcel_of(request, held.queue, self._return_queue_for(held.queue))),
+            _text(parcel_of(request, held.queue, self._return_queue_for(held.queue))),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
@@ -224,16 +225,31 @@ class Attendant:
                 self._publish(bucket, self._parking.pick(bucket, revoked[first : first + _REVOKED], purge=False))
 
     def _publish(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
-        if not leaving:
-            return
-        try:
-            self._worker.publish(
-                [(loads(each.message), max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in leaving]
-            )
-        except self._worker.connection_errors:
-            raise  # Celery connects anew
-        except Exception as error:
-            # Nothing is lost: whoever looks after the lot in some seconds publishes them once more.
-            logger.warning("%d parked tasks could not be published (%r): tried again", len(leaving), error)
-        else:
-            self._parking.published(bucket, leaving)
+        together = [each for each in leaving if each.id not in self._apart]
+        for some in [together, *[[each] for each in leaving if each.id in self._apart]]:
+            if not some:
+                continue
+            try:
+                self._worker.publish(
+                    [(loads(each.message), max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in some]
+                )
+            except self._worker.connection_errors:
+                raise  # Celery connects anew
+            except Exception as error:
+                # Nothing is lost: whoever looks after the lot in some seconds publishes them once more, as other
+                # copies; each by itself, lest one that cannot be published keeps the others.
+                self._apart.update(each.id for each in some)
+                ids = ", ".join(each.id for each in some[:5])
+                logger.warning("%d parked tasks (%s) could not be published (%r): tried again", len(some), ids, error)
+            else:
+                self._apart.difference_update(each.id for each in some)
+                self._parking.published(bucket, some)
+
+
+def _text(parcel: Parcel) -> str:
+    """As it is parked. What looks like kombu's own way to write other types than JSON's would not be read again."""
+    text: str = dumps(parcel)
+    expected = int(isinstance(parcel["body"], bytes))
+    if text.count('"__type__"') > expected and loads(text) != parcel:
+        raise ValueError("its headers cannot be parked: they have '__type__' and '__value__' in them")
+    return text

@@ -93,6 +93,7 @@ class Gate:
         self._pumping = False
         self._again = False
         self._changed_names: set[str] = set()
+        self._at_hand: Held | None = None  # while lines are moved on
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -164,6 +165,31 @@ class Gate:
                 self._lines[first] = self._lines.pop(first)
             self._run(*self._lines)
 
+    def on_error(self, request: Any, error: Exception) -> None:
+        """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
+        logger.error("Task %s[%s] cannot go on: %r", request.name, request.id, error, exc_info=error)
+        if self._at_hand is not None and self._at_hand.request is request:
+            found = [self._at_hand]
+        else:
+            found = [held for line in self._lines.values() for held in line if held.request is request]
+        for held in found:
+            self._take_out(held)
+        running = self._running.get(request.id)
+        if running is not None and running.request is request:
+            self.on_end(request.id)
+        # Else the pool has it, or it waits elsewhere.
+        if request.worker_pid is None and not request.acknowledged:
+            self.worker.fail(request, error)
+
+    def _take_out(self, held: Held) -> None:
+        for line in self._lines.values():
+            at = line.remove(held)
+            if at is not None and held.paid is not None:
+                self._grants.remove(at)
+        if not held.gone:
+            self._leave(held)
+            self._forget_slot(held)
+
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
         marker = getattr(context, RETURN_HEADER, None)
@@ -230,8 +256,15 @@ class Gate:
         line = self._lines.get(line_key)
         if line is None:
             return
-        self._start_due(line)
-        self._ask_all(line)
+        while True:
+            try:
+                self._start_due(line)
+                self._ask_all(line)
+                break
+            except Exception as error:
+                if self._at_hand is None or isinstance(error, self.worker.connection_errors):
+                    raise
+                self.on_error(self._at_hand.request, error)
         if not line:
             if line.cancel is not None:
                 line.cancel()
@@ -240,9 +273,17 @@ class Gate:
             self._set_timer(line_key, line)
 
     def _start_due(self, line: Line) -> None:
-        again = []
+        again: list[Held] = []
+        try:
+            self._start_those_due(line, again)
+        finally:
+            for held in reversed(again):
+                line.waiting(held).appendleft(held)
+
+    def _start_those_due(self, line: Line, again: list[Held]) -> None:
         while line.due and line.due[0][0] <= time.monotonic():
             at, _, held = line.due[0]
+            self._at_hand = held
             if held.paid is not None:
                 now = time.monotonic()
                 together = any(other <= now and each.paid is not None for other, _, each in line.due[1:3])
@@ -257,8 +298,6 @@ class Gate:
                     continue
             heapq.heappop(line.due)
             again.append(held)
-        for held in reversed(again):
-            line.waiting(held).appendleft(held)
 
     def _ask_all(self, line: Line) -> None:
         self._ask_each(line, line.slotted)
@@ -266,7 +305,7 @@ class Gate:
 
     def _ask_each(self, line: Line, waiting: deque[Held]) -> None:
         while waiting:
-            held = waiting[0]
+            held = self._at_hand = waiting[0]
             if held.request.revoked():
                 waiting.popleft()
                 self._leave(held)
@@ -545,6 +584,7 @@ class Gate:
             self.worker.widen_prefetch()
 
     def _leave(self, held: Held, *, starts: bool = False) -> None:
+        held.gone = True
         self._held -= 1
         if held.widened:
             self._widened -= 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +32,7 @@ class Held:
     ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
     countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
     out.
-    ``paid``: it has a permit, good at that time (microseconds, the store's clock).
+    ``paid``: it has a permit, good at that time (microseconds, the store's clock). ``gone``: it has left the gate.
     """
 
     request: Any
@@ -44,6 +46,7 @@ class Held:
     widened: bool = False
     paid: int | None = None
     announced: bool = False
+    gone: bool = False
 
     @property
     def id(self) -> str:
@@ -78,6 +81,21 @@ class Line:
 
     def waiting(self, held: Held) -> deque[Held]:
         return self.slotted if held.slotted else self.new
+
+    def __iter__(self) -> Iterator[Held]:
+        return itertools.chain(self.slotted, self.new, [held for _, _, held in self.due])
+
+    def remove(self, held: Held) -> float | None:
+        """It waits here no more. When it was due, if it was."""
+        for waiting in (self.slotted, self.new):
+            if held in waiting:
+                waiting.remove(held)
+        for entry in self.due:
+            if entry[2] is held:
+                self.due.remove(entry)
+                heapq.heapify(self.due)
+                return entry[0]
+        return None
 
     def __len__(self) -> int:
         return len(self.slotted) + len(self.new) + len(self.due)

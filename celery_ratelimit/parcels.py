@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -21,14 +22,39 @@ _TRANSPORT_PROPERTIES = (
     *("content_type", "content_encoding", "application_headers", "headers"),
 )
 
+#: What a producer is told how to publish by. On some brokers a message can have properties of any name.
+_PARAMETERS = frozenset(inspect.signature(Producer.publish).parameters)
+
 #: A message as it is kept while it is not at the broker: plain data.
 Parcel = dict[str, Any]
 
 
 def marker_in(message: Any) -> dict[str, Any]:
-    """What a message that has come back says of itself; nothing if it comes from its sender."""
-    marker = (message.headers or {}).get(RETURN_HEADER)
-    return marker if isinstance(marker, dict) else {}
+    """What a message that has come back says of itself; nothing if it comes from its sender.
+
+    A header of that name that is not as ours is the sender's own.
+    """
+    headers = message.headers
+    marker = headers.get(RETURN_HEADER) if isinstance(headers, dict) else None
+    return marker if marker is not None and _is_ours(marker) else {}
+
+
+def _is_ours(marker: Any) -> bool:
+    if not isinstance(marker, dict) or not isinstance(marker.get("queue"), str) or not marker["queue"]:
+        return False
+    texts = [marker.get(name) for name in ("eta", "exchange", "routing_key", "id")]
+    numbers = [marker.get(name, 0) for name in ("copy", "since")]
+    if not all(text is None or isinstance(text, str) for text in texts) or not all(map(_is_count, numbers)):
+        return False
+    if "lot" not in marker:
+        return True
+    lot = marker["lot"]
+    a_pair = isinstance(lot, (list, tuple)) and len(lot) == 2 and all(isinstance(part, str) for part in lot)
+    return a_pair and {"id", "copy"} <= marker.keys() and marker["id"] is not None
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**53
 
 
 def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
@@ -89,11 +115,34 @@ def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[s
         content_encoding=parcel["content_encoding"],
         compression=parcel["compression"],
         headers=headers,
-        priority=parcel["priority"],
-        delivery_mode=parcel["delivery_mode"],
+        priority=_priority(parcel["priority"]),
+        delivery_mode=parcel["delivery_mode"] if parcel["delivery_mode"] in (1, 2) else None,
         expiration=None if expires is None else max(0.001, expires - time.time()),
-        **parcel["properties"],
+        **_properties(producer, parcel["properties"]),
     )
+
+
+def _properties(producer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that whoever publishes may set.
+
+    RabbitMQ closes the channel on a ``user_id`` that is not the user's who publishes: it was the sender's.
+    """
+    properties = {name: value for name, value in given.items() if name not in _PARAMETERS}
+    user = properties.get("user_id")
+    if user is not None and producer.connection is not None:
+        transport = producer.connection.transport
+        ours = producer.connection.userid or getattr(transport, "default_connection_params", {}).get("userid")
+        if transport.driver_type == "amqp" and user != ours:
+            del properties["user_id"]
+    return properties
+
+
+def _priority(given: Any) -> int | None:
+    """As kombu reads it; of what is no number at all it would not know which queue it means."""
+    try:
+        return int(given)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def expires_at(request: Any) -> float | None:

@@ -249,4 +249,4 @@ def _several(reply: Sequence[Any]) -> list[Parked]:
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value
