@@ -215,15 +215,15 @@ def test_messages_are_made_by_callbacks_of_the_connection() -> None:
 
 
 def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> None:
-    task = Celery(set_as_current=False).task(lambda: None, name="task")
+    def body() -> None: ...
+
+    task = Celery(set_as_current=False).task(body)
     task.request_stack.push(Context(id="this"))
     assert task.request.id == "this"
     task.request_stack.pop()
     assert task.request.id is None
-    announce = source(request.Request._announce_revoked)
-    assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= set(
-        line.strip() for line in announce.splitlines()
-    )
+    announce = {line.strip() for line in source(request.Request._announce_revoked).splitlines()}
+    assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= announce
 
 
 def test_tasks_are_counted_by_what_may_not_be_hashable() -> None:
