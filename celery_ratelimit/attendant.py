@@ -13,11 +13,11 @@ from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-from ._celery import Worker
+from ._celery import Worker, task_id_in
 from .errors import STORE_TROUBLES
 from .limiter import Demand
 from .limits import AnyLimit
-from .line import Held, stored_id
+from .line import Held
 from .outage import Outage
 from .parcels import Parcel, expires_at, marker_in, parcel_of
 from .parking import NOBODY, Bucket, Parked, Parking, marker_of
@@ -34,8 +34,8 @@ SOON = 0.05
 TELL = 0.1
 #: Seconds before its slot at which a task should be back: what brokers and timers are usually late.
 LEAD = 0.05
-#: Revoked tasks that are looked for in a lot at once.
-_REVOKED = 1000
+#: Tasks that are looked at, or let out, at once.
+_PAGE = 500
 
 
 class Attendant:
@@ -95,7 +95,7 @@ class Attendant:
         ahead = self._parking.park(
             demand,
             held.id,
-            _text(parcel_of(request, held.queue, self._return_queue_for(held.queue))),
+            _text(parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
@@ -217,12 +217,17 @@ class Attendant:
 
     def _let_revoked_out(self) -> None:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
-        queues = self._worker.queues
-        revoked = [stored_id(id, 0, queue) for id in self._worker.newly_revoked() for queue in queues]
-        for first in range(0, len(revoked), _REVOKED):
-            for lot in self._parking.lots(self._names):
-                bucket = lot.name, lot.key
-                self._publish(bucket, self._parking.pick(bucket, revoked[first : first + _REVOKED], purge=False))
+        revoked = set(self._worker.newly_revoked())
+        if not revoked:
+            return
+        ours = tuple(f"@{queue}" for queue in self._worker.queues)
+        for lot in self._parking.lots(self._names):
+            bucket = lot.name, lot.key
+            pages = [self._parking.lot(bucket, n, n + _PAGE - 1).tasks for n in range(0, lot.parked, _PAGE)]
+            ids = [each.id for page in pages for each in page]
+            found = [id for id in ids if task_id_in(id) in revoked and id.endswith(ours)]
+            for first in range(0, len(found), _PAGE):
+                self._publish(bucket, self._parking.pick(bucket, found[first : first + _PAGE], purge=False))
 
     def _publish(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
         together = [each for each in leaving if each.id not in self._apart]

@@ -27,7 +27,7 @@ from .leases import Leases
 from .left import LeftQueues
 from .limiter import Demand, Limiter
 from .limits import AnyLimit
-from .line import Held, Line, stored_id
+from .line import Held, Line
 from .lots import parking_of
 from .outage import Outage
 from .parcels import RETURN_HEADER
@@ -152,7 +152,10 @@ class Gate:
         return True
 
     def on_end(self, id: str) -> None:
-        """A task has ended: whoever waits for a pool process may ask, and each time another line asks first."""
+        """A task has ended, by the id that the store knows it by, if it has one.
+
+        Whoever waits for a pool process may ask, and each time another line asks first.
+        """
         running = self._running.pop(id, None)
         if running is not None:
             self._end_lease(running)
@@ -174,9 +177,8 @@ class Gate:
             found = [held for line in self._lines.values() for held in line if held.request is request]
         for held in found:
             self._take_out(held)
-        running = self._running.get(request.id)
-        if running is not None and running.request is request:
-            self.on_end(request.id)
+        for running in [held for held in self._running.values() if held.request is request]:
+            self.on_end(running.id)
         # Else the pool has it, or it waits elsewhere.
         if request.worker_pid is None and not request.acknowledged:
             self.worker.fail(request, error)
@@ -198,7 +200,8 @@ class Gate:
         try:
             plan = self._plan(task, str(marker.get("queue")))
             if plan is not None:
-                id = stored_id(context.id, context.retries, str(marker.get("queue")))
+                attempt = f"{context.id}.{context.retries}" if context.retries else context.id
+                id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
                 self.limiter.forget(plan.demands(context.args, context.kwargs), id=id)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
@@ -599,7 +602,7 @@ class Gate:
         if revoked:
             return
         if held.plan.leased:
-            self._running[held.request.id] = held
+            self._running[held.id] = held
         self.worker.restore(held.request)
         self.worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": granted_at})
 

@@ -9,19 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._celery import stored_id
 from .binding import Plan
 from .limiter import Demand
 
-__all__ = ["Held", "Line", "stored_id"]
-
-
-def stored_id(id: str, retries: int | None, queue: str) -> str:
-    """What the store knows a message by.
-
-    Each attempt of a task that is tried again is a message of its own; so is each copy that an exchange has made of one
-    for several queues.
-    """
-    return f"{id}.{retries}@{queue}" if retries else f"{id}@{queue}"
+__all__ = ["Held", "Line"]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +25,7 @@ class Held:
     countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
     out.
     ``paid``: it has a permit, good at that time (microseconds, the store's clock). ``gone``: it has left the gate.
+    ``id``: what the store knows it by.
     """
 
     request: Any
@@ -47,11 +40,14 @@ class Held:
     paid: int | None = None
     announced: bool = False
     gone: bool = False
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = stored_id(self.request, self.queue)
 
     @property
-    def id(self) -> str:
-        """What the store knows it by."""
-        return stored_id(self.request.id, self.request.request_dict.get("retries"), self.queue)
+    def task_id(self) -> str:
+        return str(self.request.id)
 
 
 @dataclass(slots=True, eq=False)

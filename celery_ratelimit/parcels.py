@@ -57,8 +57,11 @@ def _is_count(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**53
 
 
-def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
-    """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was."""
+def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parcel:
+    """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was.
+
+    ``id``: what the store knows it by.
+    """
     message = request.message
     headers = dict(message.headers)
     properties = dict(message.properties or {})
@@ -74,6 +77,7 @@ def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
             "eta": headers.get("eta"),
             "exchange": request.delivery_info.get("exchange"),
             "routing_key": request.delivery_info.get("routing_key"),
+            "id": id,
         }
     return {
         "to": return_queue or queue,

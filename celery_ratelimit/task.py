@@ -97,16 +97,19 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     if plan is None:
         return
     policy = plan.policy
+    # What takes the task's place under self.replace() has its id, and comes while it runs.
+    nesting = request.replaced_task_nesting
+    own_id = f"{task_id}~{nesting}" if nesting else task_id
     demands = plan.demands(args, kwargs)
     decision = limiter_of(task.app).ask(
         demands,
-        id=task_id,
+        id=own_id,
         horizon=policy.inline_wait,
         claim=policy.claim,
     )
     if decision.allowed:
-        leases_of(task.app).begin(task_id, decision.demands, decision.granted_at)
-        permit = {"worker": request.hostname, "queue": queue, "id": task_id, "granted_at": decision.granted_at}
+        leases_of(task.app).begin(own_id, decision.demands, decision.granted_at)
+        permit = {"worker": request.hostname, "queue": queue, "id": own_id, "granted_at": decision.granted_at}
         request.delivery_info = {**delivery, PERMIT: permit}
         time.sleep(decision.retry_after)
         return

@@ -49,14 +49,7 @@ from kombu.transport import virtual
 
 from ..parcels import RETURN_HEADER, Parcel, marker_in, parcel_of, publish_all
 from . import endings
-
-try:
-    from kombu.transport.redis import QoS as RedisQoS
-except ImportError:  # no redis-py that kombu would take
-
-    class RedisQoS:  # type: ignore[no-redef]
-        """No message has one."""
-
+from .identity import RedisQoS, stored_id
 
 __all__ = ["MOST_RETURNED", "PERMIT", "Worker", "fleet_of", "redelivery_of"]
 
@@ -114,7 +107,7 @@ class Worker:
         on_message: Callable[[Any], None],
         on_error: Callable[[Any, Exception], None],
     ) -> None:
-        """From now on every request goes to ``on_request``, and ``on_end`` gets the id of each task that has ended.
+        """From now on every request goes to ``on_request``, and ``on_end`` gets the permit's id of each task that ends.
 
         ``on_message`` sees each message when it comes in, before its countdown. ``on_error`` gets a request and what
         nobody has foreseen at it; the message of one that it cannot have ends here.
@@ -208,7 +201,7 @@ class Worker:
             took = time.monotonic() - began
             known = self._task_seconds < float("inf")
             self._task_seconds = self._task_seconds * 0.9 + took * 0.1 if known else took
-            id = args[1] if len(args) > 1 else ""  # (task name, id, request, body, …): celery/worker/request.py 1011
+            id = _permit_id(args)
             if threading.get_ident() == main_thread:
                 on_end(id)
             else:
@@ -463,7 +456,8 @@ class Worker:
         In that order, and on the channel that it came by: a crash between the two leaves a duplicate with the same
         id, never a gap. Raises what the publish raises; the message then is unacknowledged still.
         """
-        self._publish(request.message.channel, [(parcel_of(request, queue, return_queue), delay, {"again": True})])
+        parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
+        self._publish(request.message.channel, [(parcel, delay, {"again": True})])
         self.let_go(request)
 
     def let_go(self, request: Any) -> None:
@@ -589,6 +583,14 @@ class Worker:
 
 
 _first = operator.itemgetter(0)
+
+
+def _permit_id(args: Any) -> str:
+    """What the store knows the task by that the pool was given: (task name, id, request, …), request.py 1011."""
+    try:
+        return str(args[2]["delivery_info"][PERMIT]["id"])
+    except (IndexError, KeyError, TypeError):
+        return ""  # it has no permit
 
 
 def _nothing() -> None:
