@@ -44,7 +44,7 @@ class Attendant:
     Args:
         worker: publishes.
         parking: the lots.
-        limits: by name.
+        limits: by name; there may be more of them later.
         return_queue_for: the queue that a task comes back by.
         outage: while it lasts nobody asks the store.
         on_store_lost: called with the error when the store does not answer.
@@ -62,7 +62,7 @@ class Attendant:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
         self._on_store_lost = on_store_lost
-        self._names = sorted(limits)
+        self._sorted: list[str] = []
         self._known: set[Bucket] = set()
         self._let_go: deque[tuple[Bucket, str, Any]] = deque()
         self._arriving: dict[Bucket, dict[str, int]] = {}
@@ -73,6 +73,13 @@ class Attendant:
         self._soon = False
         self._quiet = QUIET  # looks in a row in which nothing was found
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the limits; there may be more of them later."""
+        if len(self._sorted) != len(self._limits):
+            self._sorted = sorted(self._limits)
+        return self._sorted
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -175,7 +182,7 @@ class Attendant:
 
     def watch(self) -> None:
         """Look after the lots from now on."""
-        if self._names and self._cancel is None:
+        if self._cancel is None:
             self._cancel = self._worker.call_after(LOOK, self._look)
 
     def _look_soon(self) -> None:

@@ -12,13 +12,13 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from ._celery import MOST_RETURNED, Worker
 from .attendant import LEAD, Attendant
-from .binding import Buckets, Plan, plan_of
+from .binding import AppLimits, Buckets, Plan, plan_of
 from .changes import Changes
 from .config import Settings
 from .decision import Decision
@@ -26,7 +26,6 @@ from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, Throttled
 from .leases import Leases
 from .left import LeftQueues
 from .limiter import Demand, Limiter
-from .limits import AnyLimit
 from .line import Held, Line
 from .lots import parking_of
 from .outage import Outage
@@ -65,15 +64,14 @@ class Gate:
         limits: that tasks of this worker may have, by name.
     """
 
-    def __init__(
-        self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: Mapping[str, AnyLimit]
-    ) -> None:
+    def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: AppLimits) -> None:
         self.worker = worker
         self.limiter = limiter
         self.leases = leases
         self.settings = settings
+        self._limits = limits
         self.outage = Outage(worker, limiter)
-        self.changes = Changes(worker, limiter, sorted(limits), self.outage, self._changed)
+        self.changes = Changes(worker, limiter, limits, self.outage, self._changed)
         self.attendant = Attendant(
             worker,
             parking_of(worker.app),
@@ -211,7 +209,10 @@ class Gate:
         try:
             return self._plans[known]
         except KeyError:
-            plan = self._plans[known] = plan_of(task, queue)
+            plan = plan_of(task, queue)
+            if plan is not None:
+                self._limits.note(plan.limits)
+            self._plans[known] = plan
             return plan
 
     def close(self) -> None:

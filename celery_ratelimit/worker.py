@@ -9,7 +9,7 @@ import click
 from celery import Celery, bootsteps, signals
 
 from ._celery import Worker
-from .binding import limits_of_app, node_of
+from .binding import AppLimits, node_of
 from .config import Settings, check_store, forks_apart, leases_of, limiter_of, settings_of
 from .errors import ConfigurationError
 from .gate import Gate
@@ -48,8 +48,8 @@ class GateStep(bootsteps.StartStopStep):
         try:
             settings = settings_of(app)
             node_of(app, consumer.hostname)
-            limited = limits_of_app(app)
-            if not limited:
+            limited = AppLimits(app)
+            if not limited and not settings.tasks:  # which may mean tasks that are registered later
                 return
             worker = Worker(consumer)
             if settings.in_memory:
