@@ -18,7 +18,7 @@ from typing import Any
 
 from ._celery import MOST_RETURNED, Worker
 from .attendant import LEAD, Attendant
-from .binding import AppLimits, Buckets, Plan, plan_of
+from .binding import AppLimits, Buckets, Plan, is_built_in, plan_of
 from .changes import Changes
 from .config import Settings
 from .decision import Decision
@@ -32,6 +32,7 @@ from .outage import Outage
 from .parcels import RETURN_HEADER
 from .parking import FULL, HORIZON, NOBODY
 from .signals import task_throttled
+from .within import Within
 
 __all__ = ["Gate"]
 
@@ -80,6 +81,7 @@ class Gate:
             self.outage,
             lambda error: self.outage.begin(error, self._store_is_back),
         )
+        self._within = Within()
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._lines: dict[Buckets, Line] = {}
         self._numbers = itertools.count()
@@ -106,6 +108,8 @@ class Gate:
             logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=True)
             self.worker.fail(request, error)
             return
+        if is_built_in(request.task.name):
+            self._within.look(request)
         if plan is None:
             self.worker.restore(request)
             self.worker.start(request)

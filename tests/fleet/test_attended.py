@@ -77,3 +77,19 @@ def test_tasks_that_are_registered_after_the_start(server: EmbeddedServer, store
         odd = fleet.sender.send_task("later.at_odds", (300,))
         with pytest.raises(Exception, match="two different limits are called 'of its own'"):
             odd.get(timeout=10)
+
+
+def test_limited_calls_within_a_task_of_celerys_own_are_told_of_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """``chunks()`` and ``starmap()`` call a task as a function: no gate sees it."""
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start(QUICK)
+        for name in ("retry", "plain"):
+            called = signature(f"tests.apps.fleet.{name}", app=fleet.sender)
+            for _ in range(2):
+                result = chunks(called, [(index,) for index in range(6)], 3, app=fleet.sender).apply_async()
+                assert [*chain.from_iterable(result.get(timeout=20))] == list(range(6))
+        said = [line for line in fleet.log().splitlines() if "such calls are not throttled" in line]
+        assert len(said) == 1
+        assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in said[0]
