@@ -237,13 +237,15 @@ class Attendant:
                 self._publish(bucket, self._parking.pick(bucket, found[first : first + _PAGE], purge=False))
 
     def _publish(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
+        parcels = {each.id: _parcel(each) for each in leaving}
+        self._apart.update(id for id, parcel in parcels.items() if not parcel)
         together = [each for each in leaving if each.id not in self._apart]
         for some in [together, *[[each] for each in leaving if each.id in self._apart]]:
             if not some:
                 continue
             try:
                 self._worker.publish(
-                    [(loads(each.message), max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in some]
+                    [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in some]
                 )
             except self._worker.connection_errors:
                 raise  # Celery connects anew
@@ -256,6 +258,15 @@ class Attendant:
             else:
                 self._apart.difference_update(each.id for each in some)
                 self._parking.published(bucket, some)
+
+
+def _parcel(parked: Parked) -> Parcel:
+    """What was parked; nothing if it cannot be read."""
+    try:
+        parcel = loads(parked.message)
+    except ValueError:
+        return {}
+    return parcel if isinstance(parcel, dict) and "headers" in parcel else {}
 
 
 def _text(parcel: Parcel) -> str:

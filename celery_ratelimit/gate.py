@@ -192,7 +192,9 @@ class Gate:
                 self._grants.remove(at)
         if not held.gone:
             self._leave(held)
-            self._forget_slot(held)
+        elif held.plan.leased and held.id not in self._running:
+            self._end_lease(held)
+        self._forget_slot(held)
 
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""

@@ -79,6 +79,8 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
             "routing_key": request.delivery_info.get("routing_key"),
             "id": id,
         }
+        if "CC" in headers:
+            headers[RETURN_HEADER]["CC"] = headers.pop("CC")
     return {
         "to": return_queue or queue,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),
@@ -110,6 +112,8 @@ def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[s
     if RETURN_HEADER in headers:
         headers[RETURN_HEADER] = {**headers[RETURN_HEADER], **(marker or {})}
         headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
+    if _on_amqp(producer):
+        headers.pop("CC", None)  # RabbitMQ would send it to those queues once more
     expires = parcel["expires"]
     producer.publish(
         parcel["body"],
@@ -132,13 +136,17 @@ def _properties(producer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     RabbitMQ closes the channel on a ``user_id`` that is not the user's who publishes: it was the sender's.
     """
     properties = {name: value for name, value in given.items() if name not in _PARAMETERS}
-    user = properties.get("user_id")
-    if user is not None and producer.connection is not None:
-        transport = producer.connection.transport
-        ours = producer.connection.userid or getattr(transport, "default_connection_params", {}).get("userid")
-        if transport.driver_type == "amqp" and user != ours:
+    if "user_id" in properties and _on_amqp(producer):
+        connection = producer.connection
+        ours = connection.userid or getattr(connection.transport, "default_connection_params", {}).get("userid")
+        if properties["user_id"] != ours:
             del properties["user_id"]
     return properties
+
+
+def _on_amqp(producer: Any) -> bool:
+    connection = producer.connection
+    return connection is not None and connection.transport.driver_type == "amqp"
 
 
 def _priority(given: Any) -> int | None:

@@ -436,6 +436,8 @@ class Worker:
         if marker:
             fields.pop(RETURN_HEADER, None)
             fields["eta"] = marker.get("eta")
+            if "CC" in marker:
+                fields["CC"] = marker["CC"]
             request.delivery_info["exchange"] = marker.get("exchange")
             request.delivery_info["routing_key"] = marker.get("routing_key")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import kombu
 import pytest
 import redis
 
+from celery_ratelimit import Limit
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.any_messages import generated, redis_form
+from tests.apps.unforeseen import STEPS
 from tests.fleet_of import Fleet, until
 from tests.rabbitmq import Broker
 
@@ -208,3 +213,68 @@ def test_any_message_of_rabbitmq_ends_alone(
             fleet.launch(QUICK)
             until(lambda: not broker.ready("celery", "celery.throttled"), 30)
         raise AssertionError("a message comes back again and again")
+
+
+def test_what_nobody_has_foreseen_ends_the_task_that_it_happens_to(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """At any step of the gate: whoever stands behind it in its line goes on, and places are given back."""
+    with Fleet(server, tmp_path, rate="20/s", app="tests.apps.injected") as fleet:
+        fleet.start(QUICK)
+        results, index = {}, 0
+        for step in STEPS:
+            for kind, more in (("retry", ()), ("wait", ()), ("place", (0.01,)), ("patient_place", (0.01,))):
+                results[f"{step}-{kind}"] = fleet.send(kind, -1, *more, task_id=f"{step}-{kind}")
+                for _ in range(3):
+                    fleet.send(kind, index, *more)
+                    index += 1
+        good = set(range(index))
+        until(lambda: good <= {start.index for start in fleet.starts()}, 60, "every good task")
+        until(lambda: not store.exists("celery", "celery.throttled", "unacked"), 20, "every message being let go")
+        assert fleet.workers[0].poll() is None
+        for name in ("ask-retry", "ask-wait", "ask-place", "start-retry", "start-place", "grant-patient_place"):
+            with pytest.raises(ZeroDivisionError, match="at "):
+                results[name].get(timeout=10)
+        log = fleet.log()
+        assert log.count("[ask-retry] cannot go on: ZeroDivisionError('at ask')") == 1
+        assert "Unrecoverable" not in log
+        # All three places are free again: as many more tasks run as hold one at once.
+        for number in range(6):
+            fleet.send("place", index + number, 0.01)
+        until(lambda: set(range(index + 6)) <= {start.index for start in fleet.starts()}, 20, "places")
+        until(lambda: store.zcard("ratelimit:v1:{places}::leases") == 0, 10, "every place being given back")
+
+
+def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="10/s") as fleet:
+        name = "tests.apps.fleet.retry"
+        parking = parking_of(fleet.sender)
+        demand = Demand(Limit("10/s", name=name), name)
+        for id, text in (("broken@celery", "{"), ("odd@celery", '{"to": 1}')):
+            parking.park(demand, id, text, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        fleet.start(QUICK)
+        for index in range(10):
+            fleet.send("retry", index)
+        fleet.wait_for(10, 30)
+        assert sorted(start.index for start in fleet.starts()) == list(range(10))
+        assert "could not be published" in fleet.log()
+        assert "broken@celery" in fleet.log()
+        assert "odd@celery" in fleet.log()
+        store.flushall()
+
+
+def test_a_message_that_goes_to_several_queues_is_not_copied_again(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """RabbitMQ sends a message to those in its header ``CC``, too, whoever publishes it."""
+    with Falling(server, tmp_path, broker=broker.url) as fleet:
+        fleet.start(QUICK, "-Q", "celery,other")
+        for index in range(10):
+            fleet.call("of_tenant", index, "a", headers={"CC": ["other"]})
+        fleet.wait_for(20, 30)
+        assert "throttled by" in fleet.log()
+        fleet.stop()
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(10), 2)
+        assert broker.ready("celery", "other", "celery.throttled", "other.throttled") == 0
