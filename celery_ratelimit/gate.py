@@ -173,10 +173,9 @@ class Gate:
     def on_error(self, request: Any, error: Exception) -> None:
         """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
         logger.error("Task %s[%s] cannot go on: %r", request.name, request.id, error, exc_info=error)
-        if self._at_hand is not None and self._at_hand.request is request:
-            found = [self._at_hand]
-        else:
-            found = [held for line in self._lines.values() for held in line if held.request is request]
+        found = [held for line in self._lines.values() for held in line if held.request is request]
+        if not found and self._at_hand is not None and self._at_hand.request is request:
+            found = [self._at_hand]  # it was just leaving its line
         for held in found:
             self._take_out(held)
         for running in [held for held in self._running.values() if held.request is request]:
@@ -266,21 +265,29 @@ class Gate:
         line = self._lines.get(line_key)
         if line is None:
             return
-        while True:
-            try:
-                self._start_due(line)
-                self._ask_all(line)
-                break
-            except Exception as error:
-                if self._at_hand is None or isinstance(error, self.worker.connection_errors):
-                    raise
-                self.on_error(self._at_hand.request, error)
+        self._move_on(line)
         if not line:
             if line.cancel is not None:
                 line.cancel()
             self._lines.pop(line_key, None)  # it is closed, if a greenlet was here when the connection was lost
         else:
             self._set_timer(line_key, line)
+
+    def _move_on(self, line: Line) -> None:
+        """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
+        while True:
+            self._at_hand = None
+            try:
+                self._start_due(line)
+                self._ask_all(line)
+            except Exception as error:
+                at_hand = self._at_hand
+                if at_hand is None or isinstance(error, self.worker.connection_errors):
+                    raise
+                self.on_error(at_hand.request, error)
+            else:
+                self._at_hand = None
+                return
 
     def _start_due(self, line: Line) -> None:
         again: list[Held] = []

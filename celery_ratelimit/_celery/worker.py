@@ -536,7 +536,8 @@ class Worker:
 
     @property
     def _on_amqp(self) -> bool:
-        return bool(self._consumer.connection.transport.driver_type == "amqp")
+        connection = self._consumer.connection  # None while Celery connects anew
+        return connection is not None and bool(connection.transport.driver_type == "amqp")
 
     def _make_sure_of(self, queue: str, channel: Any) -> None:
         """Declare a queue, where a message to one that somebody has removed would be dropped without a word."""
