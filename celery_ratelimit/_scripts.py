@@ -71,8 +71,11 @@ def load_source(name: str, methods: Iterable[str], replace: Mapping[str, str] | 
 
 
 def bulk(*values: str | int) -> bytes:
-    """Values as they go over the wire: RESP bulk strings, one after the other."""
-    encoded = [str(value).encode() for value in values]
+    """Values as they go over the wire: RESP bulk strings, one after the other.
+
+    Users' text may hold half of a surrogate pair, which JSON allows and UTF-8 does not: it is written all the same.
+    """
+    encoded = [str(value).encode(errors="surrogatepass") for value in values]
     return b"".join([b"$%d\r\n%b\r\n" % (len(data), data) for data in encoded])
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-from ._celery import Worker
+from ._celery import Worker, task_id_in
 from .errors import STORE_TROUBLES
 from .limiter import Demand
 from .limits import AnyLimit
-from .line import Held, stored_id
+from .line import Held
 from .outage import Outage
-from .parcels import expires_at, marker_in, parcel_of
+from .parcels import Parcel, expires_at, marker_in, parcel_of
 from .parking import NOBODY, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]
@@ -34,8 +34,8 @@ SOON = 0.05
 TELL = 0.1
 #: Seconds before its slot at which a task should be back: what brokers and timers are usually late.
 LEAD = 0.05
-#: Revoked tasks that are looked for in a lot at once.
-_REVOKED = 1000
+#: Tasks that are looked at, or let out, at once.
+_PAGE = 500
 
 
 class Attendant:
@@ -44,7 +44,7 @@ class Attendant:
     Args:
         worker: publishes.
         parking: the lots.
-        limits: by name.
+        limits: by name; there may be more of them later.
         return_queue_for: the queue that a task comes back by.
         outage: while it lasts nobody asks the store.
         on_store_lost: called with the error when the store does not answer.
@@ -62,7 +62,7 @@ class Attendant:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
         self._on_store_lost = on_store_lost
-        self._names = sorted(limits)
+        self._sorted: list[str] = []
         self._known: set[Bucket] = set()
         self._let_go: deque[tuple[Bucket, str, Any]] = deque()
         self._arriving: dict[Bucket, dict[str, int]] = {}
@@ -72,6 +72,14 @@ class Attendant:
         self._cancel_telling: Callable[[], None] | None = None
         self._soon = False
         self._quiet = QUIET  # looks in a row in which nothing was found
+        self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the limits; there may be more of them later."""
+        if len(self._sorted) != len(self._limits):
+            self._sorted = sorted(self._limits)
+        return self._sorted
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -94,7 +102,7 @@ class Attendant:
         ahead = self._parking.park(
             demand,
             held.id,
-            dumps(parcel_of(request, held.queue, self._return_queue_for(held.queue))),
+            _text(parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
@@ -174,7 +182,7 @@ class Attendant:
 
     def watch(self) -> None:
         """Look after the lots from now on."""
-        if self._names and self._cancel is None:
+        if self._cancel is None:
             self._cancel = self._worker.call_after(LOOK, self._look)
 
     def _look_soon(self) -> None:
@@ -216,24 +224,55 @@ class Attendant:
 
     def _let_revoked_out(self) -> None:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
-        queues = self._worker.queues
-        revoked = [stored_id(id, 0, queue) for id in self._worker.newly_revoked() for queue in queues]
-        for first in range(0, len(revoked), _REVOKED):
-            for lot in self._parking.lots(self._names):
-                bucket = lot.name, lot.key
-                self._publish(bucket, self._parking.pick(bucket, revoked[first : first + _REVOKED], purge=False))
+        revoked = set(self._worker.newly_revoked())
+        if not revoked:
+            return
+        ours = tuple(f"@{queue}" for queue in self._worker.queues)
+        for lot in self._parking.lots(self._names):
+            bucket = lot.name, lot.key
+            pages = [self._parking.lot(bucket, n, n + _PAGE - 1).tasks for n in range(0, lot.parked, _PAGE)]
+            ids = [each.id for page in pages for each in page]
+            found = [id for id in ids if task_id_in(id) in revoked and id.endswith(ours)]
+            for first in range(0, len(found), _PAGE):
+                self._publish(bucket, self._parking.pick(bucket, found[first : first + _PAGE], purge=False))
 
     def _publish(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
-        if not leaving:
-            return
-        try:
-            self._worker.publish(
-                [(loads(each.message), max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in leaving]
-            )
-        except self._worker.connection_errors:
-            raise  # Celery connects anew
-        except Exception as error:
-            # Nothing is lost: whoever looks after the lot in some seconds publishes them once more.
-            logger.warning("%d parked tasks could not be published (%r): tried again", len(leaving), error)
-        else:
-            self._parking.published(bucket, leaving)
+        parcels = {each.id: _parcel(each) for each in leaving}
+        self._apart.update(id for id, parcel in parcels.items() if not parcel)
+        together = [each for each in leaving if each.id not in self._apart]
+        for some in [together, *[[each] for each in leaving if each.id in self._apart]]:
+            if not some:
+                continue
+            try:
+                self._worker.publish(
+                    [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in some]
+                )
+            except self._worker.connection_errors:
+                raise  # Celery connects anew
+            except Exception as error:
+                # Nothing is lost: whoever looks after the lot in some seconds publishes them once more, as other
+                # copies; each by itself, lest one that cannot be published keeps the others.
+                self._apart.update(each.id for each in some)
+                ids = ", ".join(each.id for each in some[:5])
+                logger.warning("%d parked tasks (%s) could not be published (%r): tried again", len(some), ids, error)
+            else:
+                self._apart.difference_update(each.id for each in some)
+                self._parking.published(bucket, some)
+
+
+def _parcel(parked: Parked) -> Parcel:
+    """What was parked; nothing if it cannot be read."""
+    try:
+        parcel = loads(parked.message)
+    except ValueError:
+        return {}
+    return parcel if isinstance(parcel, dict) and "headers" in parcel else {}
+
+
+def _text(parcel: Parcel) -> str:
+    """As it is parked. What looks like kombu's own way to write other types than JSON's would not be read again."""
+    text: str = dumps(parcel)
+    expected = int(isinstance(parcel["body"], bytes))
+    if text.count('"__type__"') > expected and loads(text) != parcel:
+        raise ValueError("its headers cannot be parked: they have '__type__' and '__value__' in them")
+    return text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -17,7 +18,20 @@ from .errors import ConfigurationError
 from .limiter import Demand
 from .limits import AnyLimit, Concurrency
 
-__all__ = ["THROTTLES", "Buckets", "Plan", "Policy", "limits_of_app", "make_plan", "node_of", "plan_of"]
+__all__ = [
+    "THROTTLES",
+    "AppLimits",
+    "Buckets",
+    "Plan",
+    "Policy",
+    "is_built_in",
+    "limits_of_app",
+    "make_plan",
+    "node_of",
+    "plan_of",
+]
+
+logger = logging.getLogger("celery_ratelimit")
 
 THROTTLES = ("retry", "wait", "drop", "fail")
 OVERFLOWS = ("fail", "drop")
@@ -125,7 +139,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     if own is not None:
         limits += limits_of(own, settings.quotas, where)
     for pattern, matching in settings.tasks:
-        if fnmatchcase(task.name, pattern):
+        if pattern == task.name or (fnmatchcase(task.name, pattern) and not is_built_in(task.name)):
             limits += matching
     limits = [*named(limits, task.name), *settings.queues.get(queue, ())]
     if not limits:
@@ -143,6 +157,54 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     return Plan(tuple(limits), policy, signature, fixed, node)
 
 
+def is_built_in(name: str) -> bool:
+    """Whether a task is Celery's own (``celery.chord_unlock``, ``celery.chunks``, …): no pattern means those."""
+    return name.startswith("celery.")
+
+
+class AppLimits(Mapping[str, AnyLimit]):
+    """The limits of an app's tasks and queues by name: those of tasks that are registered later, too.
+
+    Whatever may be parked has to be here: whoever looks after lots, and for changes, looks after these.
+
+    Raises:
+        ConfigurationError: names the task, or two limits of one name.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._limits = limits_of_app(app)
+        self._tasks = len(app.tasks)
+
+    def note(self, limits: Iterable[AnyLimit]) -> None:
+        """Somebody may wait for these.
+
+        Raises:
+            ConfigurationError: one of them has the name of another.
+        """
+        noted = {limit.name: limit for limit in limits if limit.name is not None}
+        _refuse_two_of_a_name([*[self._limits[name] for name in noted if name in self._limits], *noted.values()])
+        self._limits = {**noted, **self._limits}
+
+    def _known(self) -> dict[str, AnyLimit]:
+        if self._tasks != len(self._app.tasks):
+            self._tasks = len(self._app.tasks)
+            try:
+                self.note(limits_of_app(self._app).values())
+            except ConfigurationError as error:  # whoever calls it is told
+                logger.error("The limits of tasks that were registered after the start are not in order: %s", error)
+        return self._limits
+
+    def __getitem__(self, name: str) -> AnyLimit:
+        return self._known()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+
 def limits_of_app(app: Any) -> dict[str, AnyLimit]:
     """All limits of an app's tasks and queues, by name. Makes every task's plan, so that what cannot be is said now.
 
@@ -151,8 +213,8 @@ def limits_of_app(app: Any) -> dict[str, AnyLimit]:
     """
     settings = settings_of(app)
     limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
-    for name, task in app.tasks.items():
-        plan = None if name.startswith("celery.") else make_plan(task, "", settings)
+    for task in list(app.tasks.values()):
+        plan = make_plan(task, "", settings)
         limits += plan.limits if plan is not None else ()
     _refuse_two_of_a_name([*settings.quotas.values(), *limits])
     return {limit.name: limit for limit in limits if limit.name is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 from ._celery import Worker
 from .errors import STORE_TROUBLES
@@ -25,7 +25,7 @@ class Changes:
     Args:
         worker: whose timer it is.
         limiter: whom to ask.
-        names: of the limits to look for.
+        limits: the names of the limits to look for; there may be more of them later.
         outage: while it lasts nobody asks.
         on_change: called with the names.
     """
@@ -34,19 +34,20 @@ class Changes:
         self,
         worker: Worker,
         limiter: Limiter,
-        names: Sequence[str],
+        limits: Collection[str],
         outage: Outage,
         on_change: Callable[[set[str]], None],
     ) -> None:
         self._worker, self._limiter, self._outage = worker, limiter, outage
-        self._names, self._on_change = names, on_change
+        self._limits, self._on_change = limits, on_change
+        self._names: list[str] = []
         self._told: dict[str, str] = {}
         self._looked = time.time()
         self._cancel: Callable[[], None] | None = None
 
     def watch(self) -> None:
         """Look from now on."""
-        if self._names and self._cancel is None:
+        if self._cancel is None:
             self._told = self._read()
             self._cancel = self._worker.call_after(LOOK, self._look)
 
@@ -57,6 +58,10 @@ class Changes:
 
     def _read(self) -> dict[str, str]:
         """What is told about each limit; nothing if the store does not answer."""
+        if len(self._names) != len(self._limits):
+            self._names = sorted(self._limits)
+        if not self._names:
+            return {}
         try:
             return dict(zip(self._names, map(_text, self._limiter.changes(self._names)), strict=True))
         except STORE_TROUBLES as error:

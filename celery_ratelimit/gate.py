@@ -15,13 +15,13 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 from ._celery import MOST_RETURNED, Worker
 from .attendant import LEAD, Attendant
-from .binding import Buckets, Plan, plan_of
+from .binding import AppLimits, Buckets, Plan, is_built_in, plan_of
 from .changes import Changes
 from .config import Settings
 from .decision import Decision
@@ -29,14 +29,14 @@ from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, Throttled
 from .leases import Leases
 from .left import LeftQueues, Waiting
 from .limiter import Demand, Limiter
-from .limits import AnyLimit
-from .line import Held, Line, Unlimited, stored_id
+from .line import Held, Line, Unlimited
 from .lots import parking_of
 from .outage import Outage
 from .parcels import RETURN_HEADER
 from .parking import FULL, HORIZON, NOBODY
 from .room import AHEAD, PACE, Room
 from .signals import task_throttled
+from .within import Within
 
 __all__ = ["Gate"]
 
@@ -69,15 +69,14 @@ class Gate:
         limits: that tasks of this worker may have, by name.
     """
 
-    def __init__(
-        self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: Mapping[str, AnyLimit]
-    ) -> None:
+    def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: AppLimits) -> None:
         self.worker = worker
         self.limiter = limiter
         self.leases = leases
         self.settings = settings
+        self._limits = limits
         self.outage = Outage(worker, limiter)
-        self.changes = Changes(worker, limiter, sorted(limits), self.outage, self._changed)
+        self.changes = Changes(worker, limiter, limits, self.outage, self._changed)
         self.attendant = Attendant(
             worker,
             parking_of(worker.app),
@@ -86,6 +85,7 @@ class Gate:
             self.outage,
             lambda error: self.outage.begin(error, self._store_is_back),
         )
+        self._within = Within()
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._lines: dict[Buckets, Line] = {}
         self._numbers = itertools.count()
@@ -103,6 +103,7 @@ class Gate:
         self._pumping = False
         self._again = False
         self._changed_names: set[str] = set()
+        self._at_hand: Held | None = None  # while lines are moved on
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,8 @@ class Gate:
             logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=True)
             self.worker.fail(request, error)
             return
+        if is_built_in(request.task.name):
+            self._within.look(request)
         now = time.monotonic()
         self._room.has_come(request.id)
         if plan is None:
@@ -180,10 +183,10 @@ class Gate:
         if len(self._unlimited) == 1:  # else the next one that ends moves them on
             self._run()
         if self._unlimited and self._unlimited[-1] is waiting:
-            if len(self._unlimited) * self._room.seconds_of_one(request.name) < self.worker.hears_after:
+            if len(self._unlimited) * self._room.seconds_of_one(request.task.name) < self.worker.hears_after:
                 self._widen(waiting)
             if self._limited:
-                self._left.leave(waiting, self._unlimited, 0.0, lambda: self._room.seconds_of_one(request.name))
+                self._left.leave(waiting, self._unlimited, 0.0, lambda: self._room.seconds_of_one(request.task.name))
 
     def on_end(self, request: Any) -> None:
         """A task has ended: whoever waits for its process, or its place, may ask."""
@@ -209,6 +212,31 @@ class Gate:
         if self._running and self._cancel_ends is None:
             self._cancel_ends = self.worker.call_after(LOOK_FOR_ENDS, self._look_for_ends)
 
+    def on_error(self, request: Any, error: Exception) -> None:
+        """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
+        logger.error("Task %s[%s] cannot go on: %r", request.name, request.id, error, exc_info=error)
+        found = [held for line in self._lines.values() for held in line if held.request is request]
+        if not found and self._at_hand is not None and self._at_hand.request is request:
+            found = [self._at_hand]  # it was just leaving its line
+        for held in found:
+            self._take_out(held)
+        for running in [held for held in self._running.values() if held.request is request]:
+            self.on_end(running.request)
+        # Else the pool has it, or it waits elsewhere.
+        if request.worker_pid is None and not request.acknowledged:
+            self.worker.fail(request, error)
+
+    def _take_out(self, held: Held) -> None:
+        for line in self._lines.values():
+            at = line.remove(held)
+            if at is not None and held.paid is not None:
+                self._room.take_back(at)
+        if not held.gone:
+            self._leave(held)
+        elif held.plan.leased and held.request not in self._running:
+            self._end_lease(held)
+        self._forget_slot(held)
+
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
         marker = getattr(context, RETURN_HEADER, None)
@@ -217,7 +245,8 @@ class Gate:
         try:
             plan = self._plan(task, str(marker.get("queue")))
             if plan is not None:
-                id = stored_id(context.id, context.retries, str(marker.get("queue")))
+                attempt = f"{context.id}.{context.retries}" if context.retries else context.id
+                id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
                 self.limiter.forget(plan.demands(context.args, context.kwargs), id=id)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
@@ -227,7 +256,10 @@ class Gate:
         try:
             return self._plans[known]
         except KeyError:
-            plan = self._plans[known] = plan_of(task, queue)
+            plan = plan_of(task, queue)
+            if plan is not None:
+                self._limits.note(plan.limits)
+            self._plans[known] = plan
             return plan
 
     def close(self) -> None:
@@ -304,7 +336,7 @@ class Gate:
         waiting = self._unlimited[0]
         request, now = waiting.request, time.monotonic()
         claims = sum(not self._waits_behind_unlimited(self._lines[line_key]) for line_key in self._wants)
-        if not self._room.for_unlimited(now, request.name, claims=claims, turn=self._next_turn(now)):
+        if not self._room.for_unlimited(now, request.task.name, claims=claims, turn=self._next_turn(now)):
             return False
         self._unlimited.popleft()
         self._leaves(waiting)
@@ -333,8 +365,7 @@ class Gate:
         if line is None:
             return
         line.wants = False
-        self._start_due(line)
-        self._ask_all(line)
+        self._move_on(line)
         if not line:
             if line.cancel is not None:
                 line.cancel()
@@ -352,10 +383,34 @@ class Gate:
             else:
                 self._wants.pop(line_key, None)
 
+    def _move_on(self, line: Line) -> None:
+        """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
+        while True:
+            self._at_hand = None
+            try:
+                self._start_due(line)
+                self._ask_all(line)
+            except Exception as error:
+                at_hand = self._at_hand
+                if at_hand is None or isinstance(error, self.worker.connection_errors):
+                    raise
+                self.on_error(at_hand.request, error)
+            else:
+                self._at_hand = None
+                return
+
     def _start_due(self, line: Line) -> None:
-        again = []
+        again: list[Held] = []
+        try:
+            self._start_those_due(line, again)
+        finally:
+            for held in reversed(again):
+                line.waiting(held).appendleft(held)
+
+    def _start_those_due(self, line: Line, again: list[Held]) -> None:
         while line.due and line.due[0][0] <= time.monotonic():
             at, _, held = line.due[0]
+            self._at_hand = held
             if held.paid is not None:
                 now = time.monotonic()
                 together = any(other <= now and each.paid is not None for other, _, each in line.due[1:3])
@@ -371,8 +426,6 @@ class Gate:
                     continue
             heapq.heappop(line.due)
             again.append(held)
-        for held in reversed(again):
-            line.waiting(held).appendleft(held)
 
     def _ask_all(self, line: Line) -> None:
         self._ask_each(line, line.slotted)
@@ -380,7 +433,7 @@ class Gate:
 
     def _ask_each(self, line: Line, waiting: deque[Held]) -> None:
         while waiting:
-            held = waiting[0]
+            held = self._at_hand = waiting[0]
             if held.request.revoked():
                 waiting.popleft()
                 self._leave(held)
@@ -467,7 +520,7 @@ class Gate:
 
     def _ahead(self) -> float:
         """Seconds ahead that a permit may be taken: no longer than a process may be kept for it."""
-        return self._room.ahead(self._unlimited[0].request.name) if self._unlimited else AHEAD
+        return self._room.ahead(self._unlimited[0].request.task.name) if self._unlimited else AHEAD
 
     def _granted(self, line: Line, held: Held, decision: Decision) -> None:
         now = time.monotonic()
@@ -679,6 +732,7 @@ class Gate:
         self._left.one_has_gone(waiting)
 
     def _leave(self, held: Held, *, starts: bool = False) -> None:
+        held.gone = True
         self._limited -= 1
         self._leaves(held)
         if held.plan.leased and not starts:

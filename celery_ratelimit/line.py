@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._celery import stored_id
 from .binding import Plan
 from .limiter import Demand
 
-__all__ = ["Held", "Line", "Unlimited", "stored_id"]
-
-
-def stored_id(id: str, retries: int | None, queue: str) -> str:
-    """What the store knows a message by.
-
-    Each attempt of a task that is tried again is a message of its own; so is each copy that an exchange has made of one
-    for several queues.
-    """
-    return f"{id}.{retries}@{queue}" if retries else f"{id}@{queue}"
+__all__ = ["Held", "Line", "Unlimited"]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +25,8 @@ class Held:
     ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
     countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
     out.
-    ``paid``: it has a permit, good at that time (microseconds, the store's clock).
+    ``paid``: it has a permit, good at that time (microseconds, the store's clock). ``gone``: it has left the gate.
+    ``id``: what the store knows it by.
     """
 
     request: Any
@@ -46,11 +41,15 @@ class Held:
     widened: bool = False
     paid: int | None = None
     announced: bool = False
+    gone: bool = False
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = stored_id(self.request, self.queue)
 
     @property
-    def id(self) -> str:
-        """What the store knows it by."""
-        return stored_id(self.request.id, self.request.request_dict.get("retries"), self.queue)
+    def task_id(self) -> str:
+        return str(self.request.id)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +93,21 @@ class Line:
 
     def waiting(self, held: Held) -> deque[Held]:
         return self.slotted if held.slotted else self.new
+
+    def __iter__(self) -> Iterator[Held]:
+        return itertools.chain(self.slotted, self.new, [held for _, _, held in self.due])
+
+    def remove(self, held: Held) -> float | None:
+        """It waits here no more. When it was due, if it was."""
+        for waiting in (self.slotted, self.new):
+            if held in waiting:
+                waiting.remove(held)
+        for entry in self.due:
+            if entry[2] is held:
+                self.due.remove(entry)
+                heapq.heapify(self.due)
+                return entry[0]
+        return None
 
     def __len__(self) -> int:
         return len(self.slotted) + len(self.new) + len(self.due)

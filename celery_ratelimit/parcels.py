@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -21,18 +22,46 @@ _TRANSPORT_PROPERTIES = (
     *("content_type", "content_encoding", "application_headers", "headers"),
 )
 
+#: What a producer is told how to publish by. On some brokers a message can have properties of any name.
+_PARAMETERS = frozenset(inspect.signature(Producer.publish).parameters)
+
 #: A message as it is kept while it is not at the broker: plain data.
 Parcel = dict[str, Any]
 
 
 def marker_in(message: Any) -> dict[str, Any]:
-    """What a message that has come back says of itself; nothing if it comes from its sender."""
-    marker = (message.headers or {}).get(RETURN_HEADER)
-    return marker if isinstance(marker, dict) else {}
+    """What a message that has come back says of itself; nothing if it comes from its sender.
+
+    A header of that name that is not as ours is the sender's own.
+    """
+    headers = message.headers
+    marker = headers.get(RETURN_HEADER) if isinstance(headers, dict) else None
+    return marker if marker is not None and _is_ours(marker) else {}
 
 
-def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
-    """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was."""
+def _is_ours(marker: Any) -> bool:
+    if not isinstance(marker, dict) or not isinstance(marker.get("queue"), str) or not marker["queue"]:
+        return False
+    texts = [marker.get(name) for name in ("eta", "exchange", "routing_key", "id")]
+    numbers = [marker.get(name, 0) for name in ("copy", "since")]
+    if not all(text is None or isinstance(text, str) for text in texts) or not all(map(_is_count, numbers)):
+        return False
+    if "lot" not in marker:
+        return True
+    lot = marker["lot"]
+    a_pair = isinstance(lot, (list, tuple)) and len(lot) == 2 and all(isinstance(part, str) for part in lot)
+    return a_pair and {"id", "copy"} <= marker.keys() and marker["id"] is not None
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**53
+
+
+def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parcel:
+    """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was.
+
+    ``id``: what the store knows it by.
+    """
     message = request.message
     headers = dict(message.headers)
     properties = dict(message.properties or {})
@@ -48,7 +77,10 @@ def parcel_of(request: Any, queue: str, return_queue: str) -> Parcel:
             "eta": headers.get("eta"),
             "exchange": request.delivery_info.get("exchange"),
             "routing_key": request.delivery_info.get("routing_key"),
+            "id": id,
         }
+        if "CC" in headers:
+            headers[RETURN_HEADER]["CC"] = headers.pop("CC")
     return {
         "to": return_queue or queue,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),
@@ -80,6 +112,8 @@ def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[s
     if RETURN_HEADER in headers:
         headers[RETURN_HEADER] = {**headers[RETURN_HEADER], **(marker or {})}
         headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
+    if _on_amqp(producer):
+        headers.pop("CC", None)  # RabbitMQ would send it to those queues once more
     expires = parcel["expires"]
     producer.publish(
         parcel["body"],
@@ -89,11 +123,38 @@ def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[s
         content_encoding=parcel["content_encoding"],
         compression=parcel["compression"],
         headers=headers,
-        priority=parcel["priority"],
-        delivery_mode=parcel["delivery_mode"],
+        priority=_priority(parcel["priority"]),
+        delivery_mode=parcel["delivery_mode"] if parcel["delivery_mode"] in (1, 2) else None,
         expiration=None if expires is None else max(0.001, expires - time.time()),
-        **parcel["properties"],
+        **_properties(producer, parcel["properties"]),
     )
+
+
+def _properties(producer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that whoever publishes may set.
+
+    RabbitMQ closes the channel on a ``user_id`` that is not the user's who publishes: it was the sender's.
+    """
+    properties = {name: value for name, value in given.items() if name not in _PARAMETERS}
+    if "user_id" in properties and _on_amqp(producer):
+        connection = producer.connection
+        ours = connection.userid or getattr(connection.transport, "default_connection_params", {}).get("userid")
+        if properties["user_id"] != ours:
+            del properties["user_id"]
+    return properties
+
+
+def _on_amqp(producer: Any) -> bool:
+    connection = producer.connection
+    return connection is not None and connection.transport.driver_type == "amqp"
+
+
+def _priority(given: Any) -> int | None:
+    """As kombu reads it; of what is no number at all it would not know which queue it means."""
+    try:
+        return int(given)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def expires_at(request: Any) -> float | None:

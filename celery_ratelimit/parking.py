@@ -173,6 +173,8 @@ class Parking:
 
     def due(self, names: Sequence[str]) -> list[Bucket]:
         """The lots of these limits that somebody has to look after now."""
+        if not names:
+            return []
         keys = [lots_key(self._limiter.prefix, name, self._fleet) for name in names]
         found: list[Bucket] = []
         for part in [range(len(names))] if not self._limiter.is_cluster else [[i] for i in range(len(names))]:
@@ -249,4 +251,4 @@ def _several(reply: Sequence[Any]) -> list[Parked]:
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from .limiter import actual_costs
 from .worker import install
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 
 class RateLimitedMixin:
@@ -83,8 +86,35 @@ class RateLimitedTask(RateLimitedMixin, Task):
         overflow: what then becomes of it, and of one that finds a leaky bucket full: ``"fail"`` (the default),
             ``"drop"``, or the name of a queue that it is sent to as it is; there it waits, however long.
 
+    Where the app has a task class of its own (``task_cls``, as Django gives it one), its tasks are of that class, too.
+
     *Warning*: ``before_start`` is where a worker without the gate asks. Who overrides it calls ``super()``.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _build_on_the_apps_own(cls)
+
+
+def _build_on_the_apps_own(cls: type) -> None:
+    """``@app.task(base=…)`` makes a class for each app: it is of the app's own task class, too, if there is one.
+
+    That is Django's for most (``delay_on_commit``), which Celery leaves out where another base is named.
+    """
+    app = vars(cls).get("app")
+    if not isinstance(app, Celery) or "_decorated" not in vars(cls):
+        return  # a user's own class, which says what it is built on
+    own = app.Task.__mro__[1]  # Celery has made its subclass for the app
+    if issubclass(cls, own):
+        return
+    try:
+        cls.__bases__ = (*cls.__bases__, own)
+    except TypeError as error:
+        logger.warning(
+            "Task %s is not of the app's task class %s.%s, which does not go together with RateLimitedTask (%s): "
+            "make one, class MyTask(celery_ratelimit.task.RateLimitedMixin, %s), and name that as base",
+            *(vars(cls).get("name"), own.__module__, own.__qualname__, error, own.__qualname__),
+        )
 
 
 def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
@@ -97,16 +127,19 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     if plan is None:
         return
     policy = plan.policy
+    # What takes the task's place under self.replace() has its id, and comes while it runs.
+    nesting = request.replaced_task_nesting
+    own_id = f"{task_id}~{nesting}" if nesting else task_id
     demands = plan.demands(args, kwargs)
     decision = limiter_of(task.app).ask(
         demands,
-        id=task_id,
+        id=own_id,
         horizon=policy.inline_wait,
         claim=policy.claim,
     )
     if decision.allowed:
-        leases_of(task.app).begin(task_id, decision.demands, decision.granted_at)
-        permit = {"worker": request.hostname, "queue": queue, "id": task_id, "granted_at": decision.granted_at}
+        leases_of(task.app).begin(own_id, decision.demands, decision.granted_at)
+        permit = {"worker": request.hostname, "queue": queue, "id": own_id, "granted_at": decision.granted_at}
         request.delivery_info = {**delivery, PERMIT: permit}
         time.sleep(decision.retry_after)
         return

@@ -9,7 +9,7 @@ import click
 from celery import Celery, bootsteps, signals
 
 from ._celery import Worker
-from .binding import limits_of_app, node_of
+from .binding import AppLimits, node_of
 from .config import Settings, check_store, forks_apart, leases_of, limiter_of, settings_of
 from .errors import ConfigurationError
 from .gate import Gate
@@ -48,8 +48,8 @@ class GateStep(bootsteps.StartStopStep):
         try:
             settings = settings_of(app)
             node_of(app, consumer.hostname)
-            limited = limits_of_app(app)
-            if not limited:
+            limited = AppLimits(app)
+            if not limited and not settings.tasks:  # which may mean tasks that are registered later
                 return
             worker = Worker(consumer)
             if settings.in_memory:
@@ -63,7 +63,7 @@ class GateStep(bootsteps.StartStopStep):
         except ConfigurationError as error:
             _refuse_to_start(error)
         self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited)
-        worker.intercept(gate.on_request, gate.on_end, gate.on_message)
+        worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
         worker.consume_return_queues(settings.return_queue_for)
 
         def revoked(sender: Any = None, request: Any = None, **_: Any) -> None:

@@ -40,24 +40,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 
-from billiard.einfo import ExceptionInfo
-from celery import signals
 from celery.concurrency import prefork
-from celery.utils.saferepr import saferepr
 from celery.worker import state
 from kombu import Exchange, Queue
 from kombu.transport import virtual
 
 from ..parcels import RETURN_HEADER, Parcel, marker_in, parcel_of, publish_all
+from . import endings
+from .identity import RedisQoS, stored_id
 from .pool import Pool
-
-try:
-    from kombu.transport.redis import QoS as RedisQoS
-except ImportError:  # no redis-py that kombu would take
-
-    class RedisQoS:  # type: ignore[no-redef]
-        """No message has one."""
-
 
 __all__ = ["MOST_RETURNED", "PERMIT", "Worker", "fleet_of", "redelivery_of"]
 
@@ -96,6 +87,7 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
         self._return_queues: set[str] = set()
+        self._origins: dict[str, str] = {}
         self._let_go: list[Any] = []
         self._acknowledge_later: Callable[[], None] | None = None
         #: Whether timers go off in another thread or greenlet than the one that reads from the broker: in which.
@@ -112,27 +104,42 @@ class Worker:
         on_request: Callable[[Any], None],
         on_end: Callable[[Any], None],
         on_message: Callable[[Any], None],
+        on_error: Callable[[Any, Exception], None],
     ) -> None:
         """From now on every request goes to ``on_request``, and ``on_end`` gets each one whose task has ended.
 
-        ``on_message`` sees each message when it comes in, before its countdown.
+        ``on_message`` sees each message when it comes in, before its countdown. ``on_error`` gets a request and what
+        nobody has foreseen at it; the message of one that it cannot have ends here.
         """
 
         def come(request: Any) -> None:
             request.message.ratelimit_came = True
+            request.name = str(request.name)  # a shadow may be a list, which Celery cannot count (state.py 107)
             if getattr(request, "_eta_timer_entry", None) is not None:
                 request._eta_timer_entry = None  # strategy.py 212: the two would live until the next full collection
-            on_request(request)
+            try:
+                on_request(request)
+            except Exception as error:
+                if isinstance(error, self.connection_errors):
+                    raise
+                on_error(request, error)
 
+        controller = self._consumer.controller
+        endings.contain_handler(self._consumer, self._is_farewell)
+        at_once = self._start == controller._process_task  # else it asks the controller when it comes to it
+        endings.contain_pool(controller, on_error, self._is_farewell)
+        if at_once:
+            self._start = controller._process_task
         self._consumer.on_task_request = self._in_turn(come)
-        self.pool.watch(self._tells_the_loop(self._in_turn(on_end)))
+        self.pool.watch(self._tells_the_loop(self._in_turn(self._contained(on_end))))
         hub = self._consumer.hub
         if hub is not None:
             hub.fire_timers = functools.partial(hub.fire_timers, max_timers=1000)
         elif self._threaded:
             timer = self._consumer.timer
             getattr(timer, "schedule", timer).max_interval = LATEST
-        self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, self._in_turn(on_message), self._window)
+        seen = self._in_turn(self._contained(self._origin_checked(on_message)))
+        self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, seen, self._window)
 
     def _in_turn(self, function: Callable[..., None]) -> Callable[..., None]:
         """The same, by one thread at a time."""
@@ -145,6 +152,44 @@ class Worker:
                 function(*args)
 
         return in_turn
+
+    def _contained(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The same, where nobody could do anything about what is raised but Celery, about a lost connection."""
+
+        @functools.wraps(function)
+        def contained(*args: Any) -> None:
+            try:
+                function(*args)
+            except Exception as error:
+                if isinstance(error, self.connection_errors):
+                    raise
+                logger.error("%r in %s: the worker goes on", error, function, exc_info=True)
+
+        return contained
+
+    def _origin_checked(self, on_message: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The same, and before it: what says to come from a queue that nobody here knows comes from where it came.
+
+        Else it would be sent back to where nobody consumes, and wait for ever.
+        """
+
+        def checked(message: Any) -> None:
+            marker = marker_in(message)
+            came_by = _noted(message, "ratelimit_queue")
+            origin = self._origins.get(came_by, came_by)
+            if marker and origin and marker["queue"] not in {came_by, origin, *self.app.amqp.queues}:
+                logger.warning(
+                    "A message in queue %r says to be from queue %r, which is not known here: taken as from %r",
+                    *(came_by, marker["queue"], origin),
+                )
+                marker["queue"] = origin
+            on_message(message)
+
+        return checked
+
+    def _is_farewell(self, error: BaseException) -> bool:
+        # Among its connection errors kombu has the KeyErrors of its own reading from Redis (transport/redis.py 258).
+        return isinstance(error, tuple(self._consumer.connection_errors)) and not isinstance(error, KeyError)
 
     def _tells_the_loop(self, on_end: Callable[[Any], None]) -> Callable[[Any], None]:
         """The same, called where the gate is at home, from any thread or greenlet."""
@@ -176,6 +221,7 @@ class Worker:
         for name, queue in list(queues.consume_from.items()):
             back = name_for(name)
             self._return_queues.add(back)
+            self._origins.setdefault(back, name)
             # Native delayed delivery, which comes with quorum queues, wants topic exchanges.
             kind = "topic" if (queue.queue_arguments or {}).get("x-queue-type") == "quorum" else "direct"
             # A queue that is itself a return queue (a worker started for it alone) has none of its own.
@@ -262,7 +308,7 @@ class Worker:
             if waiting:
                 waiting.pop()()
 
-        entry = timer.call_after(seconds, self._in_turn(ring))
+        entry = timer.call_after(seconds, self._in_turn(self._contained(ring)))
 
         def cancel() -> None:
             if waiting:
@@ -350,10 +396,12 @@ class Worker:
     @staticmethod
     def restore(request: Any) -> None:
         """Undo in a request what sending it back has changed, so that its task finds it as it was sent."""
-        fields = request.request_dict
-        marker = fields.pop(RETURN_HEADER, None)
-        if isinstance(marker, dict):
+        fields, marker = request.request_dict, marker_in(request.message)
+        if marker:
+            fields.pop(RETURN_HEADER, None)
             fields["eta"] = marker.get("eta")
+            if "CC" in marker:
+                fields["CC"] = marker["CC"]
             request.delivery_info["exchange"] = marker.get("exchange")
             request.delivery_info["routing_key"] = marker.get("routing_key")
 
@@ -374,7 +422,8 @@ class Worker:
         In that order, and on the channel that it came by: a crash between the two leaves a duplicate with the same
         id, never a gap. Raises what the publish raises; the message then is unacknowledged still.
         """
-        self._publish(request.message.channel, [(parcel_of(request, queue, return_queue), delay, {"again": True})])
+        parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
+        self._publish(request.message.channel, [(parcel, delay, {"again": True})])
         self.let_go(request)
 
     def let_go(self, request: Any) -> None:
@@ -451,7 +500,8 @@ class Worker:
 
     @property
     def _on_amqp(self) -> bool:
-        return bool(self._consumer.connection.transport.driver_type == "amqp")
+        connection = self._consumer.connection  # None while Celery connects anew
+        return connection is not None and bool(connection.transport.driver_type == "amqp")
 
     def _make_sure_of(self, queue: str, channel: Any) -> None:
         """Declare a queue, where a message to one that somebody has removed would be dropped without a word."""
@@ -503,40 +553,14 @@ class Worker:
         request.send_event("task-throttled", retry_after=retry_after, limit=limit)
 
     def fail(self, request: Any, error: BaseException) -> None:
-        """End a task with ``error`` as its own, without running it: as Celery does for a hard time limit."""
+        """End a task with ``error`` as its own, without running it; see :func:`endings.fail`."""
         self.restore(request)
-        try:
-            raise error
-        except BaseException:
-            info = ExceptionInfo()
-        task, context = request.task, request._context
-        try:
-            task.backend.mark_as_failure(
-                request.id,
-                error,
-                traceback=info.traceback,
-                request=context,
-                store_result=request.store_errors,
-            )
-            task.on_failure(error, request.id, request.args, request.kwargs, info)
-            signals.task_failure.send(
-                sender=task,
-                task_id=request.id,
-                exception=error,
-                args=request.args,
-                kwargs=request.kwargs,
-                traceback=error.__traceback__,
-                einfo=info,
-            )
-            request.send_event("task-failed", exception=saferepr(error), traceback=info.traceback)
-        finally:
-            state.task_ready(request)
-            request.acknowledge()
+        endings.fail(request, error)
 
     def drop(self, request: Any, reason: str) -> None:
         """End a task without running it: state REVOKED with a reason, so that nobody waits for its result."""
         self.restore(request)
-        request._announce_revoked(reason, False, None, False)
+        endings.drop(request, reason)
 
 
 _first = operator.itemgetter(0)
@@ -607,7 +631,9 @@ def _stamping(base: type, on_message: Callable[[Any], None], window: Callable[[s
                     on_message(message)
                     return callback(message)
 
-                return consume(tag, stamped, **options)
+                consumed = consume(tag, stamped, **options)
+                endings.contain_unreadable(self.channel, queue.name)
+                return consumed
 
             on_amqp = self.channel.connection.client.transport.driver_type == "amqp"
             numbers = window(queue.name)

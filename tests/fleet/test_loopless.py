@@ -58,7 +58,10 @@ def test_on_rabbitmq(
 def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
     pool = SimpleNamespace(is_green=is_green, apply_async=lambda *args, **options: None)
     app = Celery(set_as_current=False)
-    return SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool, on_task_request=print)
+    controller = SimpleNamespace(_process_task=print)
+    consumer = SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool, on_task_request=print)
+    consumer.controller, consumer.create_task_handler = controller, lambda: print
+    return consumer
 
 
 def test_one_thread_at_a_time_is_in_the_gate() -> None:
@@ -71,12 +74,12 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
         if request.again:
             return
         worker.call_after(0, rang.set)
-        consumer.on_task_request(SimpleNamespace(message=SimpleNamespace(), again=True))
+        consumer.on_task_request(SimpleNamespace(name="task", message=SimpleNamespace(), again=True))
         assert not rang.wait(0.2)
 
-    worker.intercept(come_in, on_end=lambda id: None, on_message=lambda message: None)
+    worker.intercept(come_in, on_end=print, on_message=print, on_error=print)
     try:
-        consumer.on_task_request(SimpleNamespace(message=SimpleNamespace(), again=False))
+        consumer.on_task_request(SimpleNamespace(name="task", message=SimpleNamespace(), again=False))
         assert rang.wait(10)
     finally:
         consumer.timer.stop()

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.app.task import Context
 from celery.concurrency.base import BasePool
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
@@ -184,3 +186,46 @@ def test_quorum_queues_are_known_by_the_consumers_qos() -> None:
     start = source(Tasks.start)
     if "c.qos_global = " in start:  # Celery 5.7; before it, that there are quorum queues says so
         assert start.index("c.qos_global = qos_global") < start.index("c.task_consumer = ")
+
+
+def test_every_message_goes_through_one_handler() -> None:
+    """``_celery.endings`` stands around it."""
+    from celery.worker import loops
+
+    for loop in (loops.asynloop, loops.synloop):
+        assert "on_task_received = obj.create_task_handler()" in source(loop)
+        assert "consumer.on_message = on_task_received" in source(loop)
+    assert list(inspect.signature(consumer.Consumer.on_invalid_task).parameters) == ["self", "body", "message", "exc"]
+
+
+def test_every_request_is_handed_to_the_pool_in_one_place() -> None:
+    assert "self._quick_acquire(self._process_task, req)" in source(WorkController._process_task_sem)
+    process = source(WorkController._process_task)
+    assert "req.execute_using_pool(self.pool)" in process
+    assert "self._quick_release()" in process
+    from celery.worker import components
+
+    assert "w._quick_release = w.semaphore.release" in source(components.Pool.create)
+
+
+def test_messages_are_made_by_callbacks_of_the_connection() -> None:
+    consume = source(virtual.Channel.basic_consume)
+    assert "message = self.Message(raw_message, channel=self)" in consume
+    assert "self.connection._callbacks[queue] = _callback" in consume
+
+
+def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> None:
+    def body() -> None: ...
+
+    task = Celery(set_as_current=False).task(body)
+    task.request_stack.push(Context(id="this"))
+    assert task.request.id == "this"
+    task.request_stack.pop()
+    assert task.request.id is None
+    announce = {line.strip() for line in source(request.Request._announce_revoked).splitlines()}
+    assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= announce
+
+
+def test_tasks_are_counted_by_what_may_not_be_hashable() -> None:
+    """A shadow that is a list; :class:`Worker` makes it a text."""
+    assert "{request.name: 1}" in source(state.task_accepted)

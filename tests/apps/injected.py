@@ -1,0 +1,26 @@
+"""The fleet's app in a worker in which something goes wrong that nobody has foreseen, at the tasks that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.apps.fleet import app
+from tests.apps.unforeseen import STEPS
+
+__all__ = ["app"]
+
+
+def _raising(function: Callable[..., Any], step: str) -> Callable[..., Any]:
+    def run(*args: Any, **options: Any) -> Any:
+        said = [str(each) for each in (*args, *options.values()) if isinstance(each, str)]
+        said += [str(getattr(each, "task_id", "")) for each in args]
+        if any(each.startswith(step) for each in said):
+            raise ZeroDivisionError(f"at {step}")
+        return function(*args, **options)
+
+    return run
+
+
+for step, (owner, name) in STEPS.items():
+    setattr(owner, name, _raising(getattr(owner, name), step))

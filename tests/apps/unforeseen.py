@@ -1,0 +1,20 @@
+"""Where in the gate something may go wrong that nobody has foreseen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_ratelimit import gate, left, limiter, parking
+from celery_ratelimit._celery import Worker
+
+__all__ = ["STEPS"]
+
+#: By the beginning of the id of the task that it happens to: what raises.
+STEPS: dict[str, tuple[Any, str]] = {
+    "ask": (limiter.Limiter, "ask"),
+    "park": (parking.Parking, "park"),
+    "start": (Worker, "start"),
+    "leave": (left.LeftQueues, "one_has_gone"),
+    "announce": (Worker, "announce"),
+    "grant": (gate.Gate, "_granted"),
+}

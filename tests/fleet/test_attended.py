@@ -1,0 +1,95 @@
+"""Whatever is limited is looked after: nothing is parked where nobody looks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import redis
+from celery import chord, signature
+from celery.canvas import chunks
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+
+QUICK = "--without-mingle"
+
+
+def test_a_pattern_for_everything_leaves_celerys_own_tasks_alone(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    everything = {"ratelimit_tasks": {"*": "5/s"}}
+    with Fleet(server, tmp_path, install=True, **everything) as fleet:
+        fleet.start(QUICK)
+        plain = signature("tests.apps.fleet.plain", app=fleet.sender)
+        of_chunks = chunks(plain, [(index,) for index in range(20)], 5, app=fleet.sender).apply_async()
+        parts = [plain.clone((index,)) for index in range(20, 26)]
+        of_chord = chord(parts, app=fleet.sender)(signature("tests.apps.fleet.total", app=fleet.sender))
+        assert [*chain.from_iterable(of_chunks.get(timeout=30))] == list(range(20))
+        assert of_chord.get(timeout=30) == sum(range(20, 26))
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(26), 1)
+        assert_never_over(fleet.permits(), 5)
+        assert not store.keys("ratelimit:*{celery.*")
+
+
+def test_celerys_own_tasks_are_limited_by_their_names(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """And looked after: they are parked, and come back."""
+    by_name = {"ratelimit_tasks": {"celery.starmap": "2/s"}}
+    with Fleet(server, tmp_path, install=True, **by_name) as fleet:
+        fleet.start(QUICK)
+        plain = signature("tests.apps.fleet.plain", app=fleet.sender)
+        result = chunks(plain, [(index,) for index in range(8)], 2, app=fleet.sender).apply_async()
+        until(lambda: fleet.parking_lots().lots("celery.starmap"), 10, "a backlog")
+        assert [*chain.from_iterable(result.get(timeout=30))] == list(range(8))
+
+
+def test_tasks_that_are_registered_after_the_start(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    later = {"ratelimit_tasks": {"later.by_pattern": "5/s"}}
+    with Fleet(server, tmp_path, app="tests.apps.later", **later) as fleet:
+        fleet.start(QUICK, "-P", "threads")
+        replies = fleet.sender.control.broadcast("register", reply=True, timeout=10, limit=1)
+        assert replies == [{"w0@test": {"ok": "registered"}}]
+        for index in range(8):
+            fleet.sender.send_task("later.by_pattern", (index,))
+            fleet.sender.send_task("later.by_itself", (100 + index,))
+        fleet.wait_for(16, 30)
+        assert sorted(start.index for start in fleet.starts()) == [*range(8), *range(100, 108)]
+        log = fleet.log()
+        assert "throttled by limit 'later.by_pattern'" in log
+        assert "throttled by limit 'of its own'" in log
+        for first in (0, 100):
+            assert_never_over([permit for permit in fleet.permits() if first <= permit.index < first + 100], 5)
+
+        # A changed rate reaches them, too.
+        limiter = Limiter.from_url(server.url)
+        limiter.set_rate("of its own", "1/h")
+        for index in range(200, 204):
+            fleet.sender.send_task("later.by_itself", (index,))
+        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots("of its own")) >= 3, 10, "a backlog")
+        limiter.set_rate("of its own", "50/s")
+        fleet.wait_for(20, 20)
+
+        odd = fleet.sender.send_task("later.at_odds", (300,))
+        with pytest.raises(Exception, match="two different limits are called 'of its own'"):
+            odd.get(timeout=10)
+
+
+def test_limited_calls_within_a_task_of_celerys_own_are_told_of_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """``chunks()`` and ``starmap()`` call a task as a function: no gate sees it."""
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start(QUICK)
+        for name in ("retry", "plain"):
+            called = signature(f"tests.apps.fleet.{name}", app=fleet.sender)
+            for _ in range(2):
+                result = chunks(called, [(index,) for index in range(6)], 3, app=fleet.sender).apply_async()
+                assert [*chain.from_iterable(result.get(timeout=20))] == list(range(6))
+        said = [line for line in fleet.log().splitlines() if "such calls are not throttled" in line]
+        assert len(said) == 1
+        assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in said[0]

@@ -1,0 +1,280 @@
+"""No message and no user's code ends a worker, or keeps what is behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+import redis
+
+from celery_ratelimit import Limit
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.lots import parking_of
+from celery_ratelimit.testing import EmbeddedServer
+from tests.any_messages import generated, redis_form
+from tests.apps.unforeseen import STEPS
+from tests.fleet_of import Fleet, until
+from tests.rabbitmq import Broker
+
+APP = "tests.apps.falling"
+QUICK = "--without-mingle"
+
+
+class Falling(Fleet):
+    def __init__(self, server: EmbeddedServer, directory: Path, **conf: Any) -> None:
+        super().__init__(server, directory, app=APP, **conf)
+
+    def call(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.sender.send_task(f"{APP}.{task}", args=args, **options)
+
+    def said(self, what: str) -> list[dict[str, Any]]:
+        path = self.directory / "said"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if line["what"] == what]
+
+    def alive(self) -> bool:
+        return all(worker.poll() is None for worker in self.workers)
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
+    return server.url if request.param == "redis" else request.getfixturevalue("broker").url
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+def test_what_a_users_hooks_raise_ends_their_task_alone(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
+) -> None:
+    with Falling(server, tmp_path, rate="1/h", broker=broker_url) as fleet:
+        fleet.start(QUICK, "-P", pool)
+        results = {"first": fleet.call("failing", 0)}
+        until(lambda: fleet.started() == 1, 20, "the one that takes the only permit")
+        kinds = ("failing", "impatient", "keyless", "storeless", "dropped")
+        for number in range(3):
+            for kind in kinds:
+                results[f"{kind}{number}"] = fleet.call(kind, number)
+                fleet.call("good", 10 * number + kinds.index(kind) + 1)
+        results["exit"] = fleet.call("failing", "exit")
+        fleet.call("good", 99)
+
+        good = {0, 99, *(10 * number + kind + 1 for number in range(3) for kind in range(5))}
+        until(lambda: {start.index for start in fleet.starts()} == good, 20, "every good task")
+        fails = {name: result for name, result in results.items() if name[:-1] in kinds[:4] or name == "exit"}
+        until(lambda: len(fleet.said("on_failure")) >= len(fails), 20, "each failure")
+        assert fleet.alive()
+        said = fleet.said("on_failure")
+        assert sorted(line["id"] for line in said) == sorted(result.id for result in fails.values()), "each once"
+        assert all(line["request"] == line["id"] and len(line["args"]) == 1 for line in said), "self.request is there"
+        assert {line["id"] for line in fleet.said("task_failure")} == {line["id"] for line in said}
+        for name, result in fails.items():
+            if not name.startswith("storeless"):
+                with pytest.raises(Exception, match=r"throttled by|no such tenant"):
+                    result.get(timeout=10)
+        log = fleet.log()
+        assert log.count("its on_failure raised ValueError('on_failure is broken')") == len(fails) - 1
+        assert "its on_failure raised SystemExit(3)" in log
+        assert log.count("its result backend raised RuntimeError('the result backend is broken')") == 6
+        assert "Unrecoverable" not in log
+        fleet.stop()  # whatever is unacknowledged goes back
+        if broker_url == server.url:
+            assert not store.exists("celery", "celery.throttled", "unacked")
+
+
+def test_half_of_a_surrogate_pair_in_a_key(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path
+) -> None:
+    """It is valid JSON, and users' data. Tasks of that key are limited, parked, held and run as any others."""
+    half = json.loads('"\\ud83d"')
+    with Falling(server, tmp_path, broker=broker_url) as fleet:
+        fleet.start(QUICK)
+        for index in range(10):
+            fleet.call("of_tenant", index, half)
+            fleet.call("waiting_tenant", 100 + index, half)
+            fleet.call("good", 1000 + index)
+        expected = [*range(10), *range(100, 110), *range(1000, 1010)]
+        fleet.wait_for(30, 30)
+        assert sorted(start.index for start in fleet.starts()) == expected
+        assert fleet.alive()
+        assert "throttled by" in fleet.log()
+        assert list(store.scan_iter("ratelimit:*%ED%A0%BD*")), "escaped"
+        until(lambda: not store.keys("*messages@*"), 20, "an empty lot")
+        assert "Unrecoverable" not in fleet.log()
+
+
+def test_properties_of_the_sender_that_no_worker_may_set(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """RabbitMQ refuses a ``user_id`` that is not the publisher's, by closing the channel that the worker listens on."""
+    other = broker.url.replace("guest:guest", "other:other")
+    with Falling(server, tmp_path, broker=broker.url) as fleet, Falling(server, tmp_path, broker=other) as sender:
+        fleet.start(QUICK)
+        said = {
+            "user_id": "other",
+            "message_id": "m1",
+            "app_id": "shop",
+            "type": "order",
+            "timestamp": 1700000000,
+            "cluster_id": "",
+            "reply_to": "nobody",
+            "priority": 200,
+            "headers": {"nothing": None, "list": [1, "a", {"b": 2.5}], "number": 2**40, "yes": True},
+        }
+        for index in range(8):
+            sender.call("of_tenant", index, "a", **said)
+        sender.call("of_tenant", 8, "a", expiration=1000)
+        fleet.wait_for(9, 20)
+        for index in range(10, 12):
+            fleet.call("of_tenant", index, "b", user_id="guest")
+        fleet.wait_for(11, 20)
+        assert sorted(start.index for start in fleet.starts()) == [*range(9), 10, 11]
+        log = fleet.log()
+        assert "throttled by" in log
+        assert "PRECONDITION" not in log
+        assert "Connection to broker lost" not in log
+        fleet.stop()
+        assert broker.ready("celery", "celery.throttled") == 0
+
+
+#: ``TEST_MESSAGES=10000`` for a long run.
+MESSAGES = int(os.environ.get("TEST_MESSAGES", "300"))
+
+
+def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Generated ones, raw, in the queue of real workers, mixed with good ones: these run, and nothing stays."""
+    with Falling(server, tmp_path, rate="20/s") as fleet:
+        fleet.start(QUICK, number=2)
+        good = 0
+        for number, message in enumerate(generated(MESSAGES)):
+            store.lpush("celery", redis_form(message, "celery"))
+            if number % 5 == 0:
+                fleet.call("good", good)
+                good += 1
+        patience = 60 + MESSAGES / 10
+        until(lambda: not store.exists("celery", "celery.throttled"), patience, "every message being taken")
+        for _ in range(20):  # each worker is still at it
+            fleet.call("good", good)
+            good += 1
+        until(lambda: fleet.started() >= good and set(range(good)) <= {s.index for s in fleet.starts()}, patience)
+        try:
+            until(lambda: not store.exists("celery", "celery.throttled", "unacked"), 60, "every message being let go")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {store.hgetall('unacked')}") from None
+        assert fleet.alive()
+        assert fleet.sender.control.ping(timeout=5) != []
+        assert not fleet.parking_lots().lots()
+        for index in range(2):
+            assert "Unrecoverable" not in fleet.log(index)
+            assert "Timer" not in fleet.log(index)
+        fleet.stop()
+        assert not store.exists("celery", "celery.throttled", "unacked")
+
+
+def test_any_message_of_rabbitmq_ends_alone(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    with Falling(server, tmp_path, rate="20/s", broker=broker.url) as fleet:
+        fleet.start(QUICK)
+        good = sent = 0
+        connection = kombu.Connection(broker.url, transport_options={"confirm_publish": True})
+        for number, (headers, properties, body) in enumerate(generated(MESSAGES // 3)):
+            names = ("correlation_id", "reply_to", "type", "app_id", "message_id", "expiration")
+            options = {name: properties[name] for name in names if isinstance(properties.get(name), str)}
+            priority = properties.get("priority")
+            priority = priority if isinstance(priority, int) and 0 <= priority <= 255 else None
+            try:
+                channel = connection.default_channel
+                said = channel.prepare_message(body, priority, "application/json", "utf-8", headers, options)
+                channel.basic_publish(said, exchange="", routing_key="celery")
+                sent += 1
+            except Exception:  # AMQP cannot say that, or its server will not hear it
+                connection.close()
+                connection = kombu.Connection(broker.url, transport_options={"confirm_publish": True})
+            if number % 5 == 0:
+                fleet.call("good", good)
+                good += 1
+        connection.close()
+        assert sent > MESSAGES / 6
+        fleet.call("good", good)
+        until(lambda: set(range(good + 1)) <= {s.index for s in fleet.starts()}, 90)
+        assert fleet.alive()
+        assert "Unrecoverable" not in fleet.log()
+        until(lambda: broker.ready("celery", "celery.throttled") == 0, 30)
+        until(lambda: not fleet.parking_lots().lots(), 60, "empty lots")
+        # What waits for its slot goes back as the worker stops, and is run by the next one.
+        for _ in range(10):
+            fleet.stop()
+            if not broker.ready("celery", "celery.throttled"):
+                return
+            fleet.launch(QUICK)
+            until(lambda: not broker.ready("celery", "celery.throttled"), 30)
+        raise AssertionError("a message comes back again and again")
+
+
+def test_what_nobody_has_foreseen_ends_the_task_that_it_happens_to(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """At any step of the gate: whoever stands behind it in its line goes on, and places are given back."""
+    with Fleet(server, tmp_path, rate="20/s", app="tests.apps.injected") as fleet:
+        fleet.start(QUICK)
+        results, index = {}, 0
+        for step in STEPS:
+            for kind, more in (("retry", ()), ("wait", ()), ("place", (0.01,)), ("patient_place", (0.01,))):
+                results[f"{step}-{kind}"] = fleet.send(kind, -1, *more, task_id=f"{step}-{kind}")
+                for _ in range(3):
+                    fleet.send(kind, index, *more)
+                    index += 1
+        good = set(range(index))
+        until(lambda: good <= {start.index for start in fleet.starts()}, 60, "every good task")
+        until(lambda: not store.exists("celery", "celery.throttled", "unacked"), 20, "every message being let go")
+        assert fleet.workers[0].poll() is None
+        for name in ("ask-retry", "ask-wait", "ask-place", "start-retry", "start-place", "grant-patient_place"):
+            with pytest.raises(ZeroDivisionError, match="at "):
+                results[name].get(timeout=10)
+        log = fleet.log()
+        assert log.count("[ask-retry] cannot go on: ZeroDivisionError('at ask')") == 1
+        assert "Unrecoverable" not in log
+        # All three places are free again: as many more tasks run as hold one at once.
+        for number in range(6):
+            fleet.send("place", index + number, 0.01)
+        until(lambda: set(range(index + 6)) <= {start.index for start in fleet.starts()}, 20, "places")
+        until(lambda: store.zcard("ratelimit:v1:{places}::leases") == 0, 10, "every place being given back")
+
+
+def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="10/s") as fleet:
+        name = "tests.apps.fleet.retry"
+        parking = parking_of(fleet.sender)
+        demand = Demand(Limit("10/s", name=name), name)
+        for id, text in (("broken@celery", "{"), ("odd@celery", '{"to": 1}')):
+            parking.park(demand, id, text, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        fleet.start(QUICK)
+        for index in range(10):
+            fleet.send("retry", index)
+        fleet.wait_for(10, 30)
+        assert sorted(start.index for start in fleet.starts()) == list(range(10))
+        assert "could not be published" in fleet.log()
+        assert "broken@celery" in fleet.log()
+        assert "odd@celery" in fleet.log()
+        store.flushall()
+
+
+def test_a_message_that_goes_to_several_queues_is_not_copied_again(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """RabbitMQ sends a message to those in its header ``CC``, too, whoever publishes it."""
+    with Falling(server, tmp_path, broker=broker.url) as fleet:
+        fleet.start(QUICK, "-Q", "celery,other")
+        for index in range(10):
+            fleet.call("of_tenant", index, "a", headers={"CC": ["other"]})
+        fleet.wait_for(20, 30)
+        assert "throttled by" in fleet.log()
+        fleet.stop()
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(10), 2)
+        assert broker.ready("celery", "other", "celery.throttled", "other.throttled") == 0

@@ -1,0 +1,140 @@
+"""One id and several messages: each is a task of its own, as it is to Celery."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+from kombu import Consumer as KombuConsumer
+
+from celery_ratelimit._celery import stored_id, task_id_in
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+
+APP = "tests.apps.ids"
+QUICK = "--without-mingle"
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
+    return server.url if request.param == "redis" else request.getfixturevalue("broker").url
+
+
+class Ids(Fleet):
+    def __init__(self, server: EmbeddedServer, directory: Path, **conf: Any) -> None:
+        super().__init__(server, directory, app=APP, **conf)
+
+    def call(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.sender.send_task(f"{APP}.{task}", args=args, **options)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_replaces_a_task_waits_for_a_place_of_its_own(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
+) -> None:
+    """It has the id of the one that it replaces, which is still running when it comes."""
+    with Ids(server, tmp_path, broker=broker_url) as fleet:
+        fleet.start(QUICK, "-P", pool)
+        for number in range(4):
+            fleet.call("replacing", 10 * number, 0.3)
+        fleet.wait_for(16, 60)
+        changes = sorted((start.at, -1 if start.index < 0 else 1) for start in fleet.starts())
+        inside = 0
+        for at, change in changes:
+            inside += change
+            assert inside <= 1, f"two at once, at {at}"
+        until(lambda: not store.keys("*{one}*leases"), 20, "every place being given back")
+
+
+@pytest.mark.parametrize("task", ["numbered", "patient"])
+def test_an_id_that_is_used_again_loses_nothing(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, task: str
+) -> None:
+    with Ids(server, tmp_path, rate="2/s", broker=broker_url) as fleet:
+        fleet.start(QUICK, number=2)
+        fleet.call(task, 0)
+        fleet.wait_for(1, 20)
+        for index in range(1, 7):
+            fleet.call(task, index, task_id="used again")
+        if broker_url == server.url:  # elsewhere nothing tells them from one that is delivered twice
+            for _ in range(2):
+                fleet.call(task, 7, task_id="used again")
+        expected = {**dict.fromkeys(range(7), 1), **({7: 2} if broker_url == server.url else {})}
+        fleet.wait_for(sum(expected.values()), 30)
+        assert Counter(start.index for start in fleet.starts()) == expected
+        assert_never_over(fleet.permits(), 2)
+        assert not fleet.parking_lots().lots()
+
+
+def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None:
+    """Of two copies that are the same in all that a sender can see, on Redis each is one of its own."""
+    ids = []
+
+    def came(message: Any) -> None:
+        fields = {"id": message.headers["id"], "retries": 0, "replaced_task_nesting": 0}
+        request = SimpleNamespace(id=message.headers["id"], message=message, request_dict=fields)
+        ids.append(stored_id(request, "jobs"))
+        if len(ids) in (1, 3):
+            message.requeue()
+        else:
+            message.ack()
+
+    with Connection(broker_url) as connection:
+        queue = Queue("jobs", Exchange(""), "jobs")
+        with connection.channel() as channel, KombuConsumer(channel, [queue], on_message=came):
+            producer = connection.Producer(channel)
+            for _ in range(2):
+                producer.publish([[1], {}, {}], routing_key="jobs", headers={"id": "this", "task": "task"})
+                before = len(ids)
+                while len(ids) < before + 2:
+                    connection.drain_events(timeout=5)
+    assert ids[0] == ids[1]
+    assert ids[2] == ids[3]
+    assert (ids[1] == ids[2]) == broker_url.startswith("amqp")
+    assert {task_id_in(id) for id in ids} == {"this"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "marker", "expected"),
+    [
+        ({}, {"queue": "jobs", "id": "as@it.said"}, "as@it.said"),
+        # As the version before has sent it back, and knows its slot by.
+        ({}, {"queue": "jobs"}, "this@jobs"),
+        ({"retries": 2}, {"queue": "jobs", "again": True}, "this.2@jobs"),
+    ],
+)
+def test_what_has_come_back_keeps_what_it_was_known_by(
+    fields: dict[str, Any], marker: dict[str, Any], expected: str
+) -> None:
+    message = SimpleNamespace(headers={"ratelimit": marker}, body=b"", properties={}, channel=None)
+    request = SimpleNamespace(id="this", message=message, request_dict=fields)
+    assert stored_id(request, "jobs") == expected
+
+
+def test_ids_differ_by_attempt_nesting_body_and_queue() -> None:
+    def known_as(id: str = "this", queue: str = "jobs", body: bytes = b"1", **fields: Any) -> str:
+        message = SimpleNamespace(headers={}, body=body, properties={"delivery_tag": 1}, channel=None)
+        return stored_id(SimpleNamespace(id=id, message=message, request_dict=fields), queue)
+
+    others = [
+        known_as("that"),
+        known_as(queue="b"),
+        known_as(body=b"2"),
+        known_as(retries=1),
+        known_as(retries=2),
+        known_as(replaced_task_nesting=1),
+        known_as(replaced_task_nesting=2),
+        known_as("th~is"),
+        known_as("this@jobs"),
+        known_as("\ud83d"),
+    ]
+    assert known_as() == known_as(retries=0, replaced_task_nesting=0)
+    assert len({known_as(), *others}) == 1 + len(others)
+    assert [task_id_in(each) for each in others] == ["that", *["this"] * 6, "th~is", "this@jobs", "\ud83d"]
+    assert all(each.endswith(("@jobs", "@b")) for each in others)
+    assert task_id_in("this@jobs") == task_id_in("this.2@jobs") == "this"
