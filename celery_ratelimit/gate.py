@@ -710,10 +710,9 @@ class Gate:
 
     def _leave_alone(self, held: Held, line: Line) -> None:
         first = max(0.0, line.closed_until - time.monotonic())
-        if not line.open and (
-            self.worker.several_queues  # or what the broker hands out of all queues would soon be of this one
-            or first + len(line) * line.interval < self.worker.hears_after
-        ):
+        # Or what the broker hands out of all queues would soon be of this one; or nothing, for too long.
+        among_others = self.worker.several_queues and not line.open
+        if among_others or 0 < first + len(line) * line.interval < self.worker.hears_after:
             self._widen(held)
         self._left.leave(held, [*line.slotted, *line.new], first, lambda: line.interval)
 

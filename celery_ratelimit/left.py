@@ -31,6 +31,7 @@ class LeftQueues:
 
     def __init__(self, worker: Worker, widen: Callable[[Waiting], None]) -> None:
         self._worker = worker
+        self._long = max(LONG, 2 * worker.hears_after)
         self._widen = widen
         self._queues: dict[str, tuple[set[Waiting], Callable[[], float]]] = {}
 
@@ -48,7 +49,7 @@ class LeftQueues:
             self._put_aside(held)
             return
         waiting = [other for other in among if other.queue == queue]
-        if first + (len(waiting) - 1) * each() < LONG:
+        if first + (len(waiting) - 1) * each() < self._long:
             return
         self._worker.stop_consuming(queue)
         self._queues[queue] = (set(), each)
@@ -61,7 +62,7 @@ class LeftQueues:
             return
         waiting, each = self._queues[held.queue]
         waiting.discard(held)
-        if not waiting or len(waiting) * each() <= LONG / 2:
+        if not waiting or len(waiting) * each() <= self._long / 2:
             del self._queues[held.queue]
             self._worker.go_on_consuming(held.queue)
 

@@ -533,7 +533,7 @@ class Worker:
         Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
         messages may not come in now, no sooner than that (kombu/transport/virtual/base.py 999).
         """
-        return 2.5 if self._apart and not self._on_amqp else 0.0
+        return 4.0 if self._apart and not self._on_amqp else 0.0
 
     @property
     def several_queues(self) -> bool:
