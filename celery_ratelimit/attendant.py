@@ -5,10 +5,12 @@ No worker leads. The store says which lots are due; whoever asks first lets thos
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kombu.utils.json import dumps, loads
@@ -20,7 +22,7 @@ from .limits import AnyLimit
 from .line import Held, stored_id
 from .outage import Outage
 from .parcels import expires_at, marker_in, parcel_of
-from .parking import NOBODY, Bucket, Parked, Parking, marker_of
+from .parking import LOTS, NOBODY, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]
 
@@ -34,6 +36,10 @@ SOON = 0.05
 TELL = 0.1
 #: Seconds before its slot at which a task should be back: what brokers and timers are usually late.
 LEAD = 0.05
+#: Seconds after which what is not done with the lots waits for the next turn of the worker's loop.
+TURN = 0.02
+#: Buckets in which others are known to wait: of more than that, those who come ask their limits first.
+MOST_KNOWN = 10_000
 #: Revoked tasks that are looked for in a lot at once.
 _REVOKED = 1000
 
@@ -63,14 +69,19 @@ class Attendant:
         self._return_queue_for = return_queue_for
         self._on_store_lost = on_store_lost
         self._names = sorted(limits)
-        self._known: set[Bucket] = set()
+        self._known: OrderedDict[Bucket, None] = OrderedDict()
+        self._due: dict[Bucket, None] = {}
+        self._waking: dict[str, int] = {}
+        self._woken: dict[str, int] = {}
+        self._changed: set[str] = set()
+        self._cancel_waking: Callable[[], None] | None = None
         self._let_go: deque[tuple[Bucket, str, Any]] = deque()
         self._arriving: dict[Bucket, dict[str, int]] = {}
         self._barred: set[tuple[str, int]] = set()
         self._telling = threading.Lock()
         self._cancel: Callable[[], None] | None = None
         self._cancel_telling: Callable[[], None] | None = None
-        self._soon = False
+        self._soon = self._more_due = False
         self._quiet = QUIET  # looks in a row in which nothing was found
 
     # -- In --------------------------------------------------------------------------------------------------------
@@ -103,9 +114,12 @@ class Attendant:
         )
         if ahead < 0:
             if ahead == NOBODY:
-                self._known.discard(bucket)
+                self._known.pop(bucket, None)
             return ahead
-        self._known.add(bucket)
+        self._known[bucket] = None
+        self._known.move_to_end(bucket)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
         if ahead == 0 or self._quiet >= QUIET:
             self._look_soon()
         self._quiet = 0
@@ -176,6 +190,7 @@ class Attendant:
         """Look after the lots from now on."""
         if self._names and self._cancel is None:
             self._cancel = self._worker.call_after(LOOK, self._look)
+            self._wake(self._names, 0)  # if this worker's code has other limits than those who were here before
 
     def _look_soon(self) -> None:
         """The first in a lot may have its turn before the next look."""
@@ -185,10 +200,12 @@ class Attendant:
             self._cancel = self._worker.call_after(SOON, self._look)
 
     def close(self) -> None:
-        for cancel in (self._cancel, self._cancel_telling):
+        for cancel in (self._cancel, self._cancel_telling, self._cancel_waking):
             if cancel is not None:
                 cancel()
-        self._cancel = self._cancel_telling = None
+        self._cancel = self._cancel_telling = self._cancel_waking = None
+        self._due.clear()
+        self._waking.clear()
         self._arriving.clear()
         self._let_go.clear()
 
@@ -199,20 +216,84 @@ class Attendant:
             return
         try:
             self._let_revoked_out()
-            self.let_out()
+            done = self.let_out()
             self._note_acknowledged()
             self._parking.flush()
         except STORE_TROUBLES as error:
             self._on_store_lost(error)
+        else:
+            if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
+                self._cancel()
+                self._cancel = self._worker.call_after(0, self._look)
 
-    def let_out(self) -> None:
-        """Publish those whose turn is near, of all lots that are due."""
+    def let_out(self) -> bool:
+        """Publish those whose turn is near, of all lots that are due. False: it took too long, and some are left."""
+        until = time.monotonic() + TURN
+        if not self._due:
+            self._ask_for_due()
+            self._quiet = 0 if self._due else self._quiet + 1
+            if self._quiet >= QUIET:
+                self._known.clear()  # who comes asks first, and is parked if it has to be
+        while self._due:
+            first = itertools.islice(self._due, LOTS)
+            looked = self._parking.unpark([Demand(self._limits[name], name, key) for name, key in first], due=True)
+            for each in looked:
+                self._due.pop(each.bucket, None)
+                if each.again is None:
+                    self._known.pop(each.bucket, None)
+                elif each.again <= 0:
+                    self._due[each.bucket] = None  # behind the others
+                if each.another:
+                    self._wake([each.bucket[0]], -1)
+            self._publish({each.bucket: each.leaving for each in looked if each.leaving})
+            if time.monotonic() >= until:
+                return not self._due
+            if not self._due and self._more_due:
+                self._ask_for_due()
+        return True
+
+    def _ask_for_due(self) -> None:
         due = self._parking.due(self._names)
-        self._quiet = 0 if due else self._quiet + 1
-        if self._quiet >= QUIET:
-            self._known.clear()  # who comes asks first, and is parked if it has to be
-        for name, key in due:
-            self._publish((name, key), self._parking.unpark(Demand(self._limits[name], name, key)))
+        self._due.update(dict.fromkeys(due))
+        self._more_due = len(due) >= LOTS
+
+    # -- When a limit is another one than it was -------------------------------------------------------------------
+
+    def wake(self, names: Iterable[str]) -> None:
+        """What is stored for these limits has changed: their lots may be due sooner than was foreseen."""
+        names = [name for name in names if name in self._limits]
+        self._changed.update(name for name in names if name in self._waking)
+        for name in names:
+            self._wake([name], self._woken.get(name, 0))
+
+    def _wake(self, names: Iterable[str], since: int) -> None:
+        if not self._parking.in_use:
+            return
+        for name in names:
+            self._waking[name] = min(since, self._waking.get(name, since))
+        if self._cancel_waking is None:
+            self._cancel_waking = self._worker.call_after(0, self._wake_on)
+
+    def _wake_on(self) -> None:
+        """One step for one limit after the other, until the turn is over."""
+        self._cancel_waking = None
+        until = time.monotonic() + TURN
+        try:
+            while self._waking and not self._outage and time.monotonic() < until:
+                name, since = next(iter(self._waking.items()))
+                now, more = self._parking.wake(Demand(self._limits[name], name), since)
+                if more:
+                    self._waking[name] = -1  # it has changed, and not all have been told
+                    continue
+                self._waking.pop(name, None)
+                self._woken[name] = now
+                if name in self._changed:  # once more meanwhile
+                    self._changed.discard(name)
+                    self._waking[name] = since
+        except STORE_TROUBLES as error:
+            self._on_store_lost(error)
+        if self._waking and self._cancel_waking is None:
+            self._cancel_waking = self._worker.call_after(LOOK if self._outage else 0, self._wake_on)
 
     def _let_revoked_out(self) -> None:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
@@ -221,19 +302,21 @@ class Attendant:
         for first in range(0, len(revoked), _REVOKED):
             for lot in self._parking.lots(self._names):
                 bucket = lot.name, lot.key
-                self._publish(bucket, self._parking.pick(bucket, revoked[first : first + _REVOKED], purge=False))
+                leaving = self._parking.pick(bucket, revoked[first : first + _REVOKED], purge=False)
+                self._publish({bucket: leaving} if leaving else {})
 
-    def _publish(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
+    def _publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         if not leaving:
             return
+        each_of = [(bucket, each) for bucket, several in leaving.items() for each in several]
         try:
             self._worker.publish(
-                [(loads(each.message), max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in leaving]
+                [(loads(each.message), max(0.0, each.wait - LEAD), marker_of(bucket, each)) for bucket, each in each_of]
             )
         except self._worker.connection_errors:
             raise  # Celery connects anew
         except Exception as error:
             # Nothing is lost: whoever looks after the lot in some seconds publishes them once more.
-            logger.warning("%d parked tasks could not be published (%r): tried again", len(leaving), error)
+            logger.warning("%d parked tasks could not be published (%r): tried again", len(each_of), error)
         else:
-            self._parking.published(bucket, leaving)
+            self._parking.published(leaving)

@@ -109,7 +109,7 @@ class ParkingLots:
             for page in self._pages((name, key), ids):
                 leaving = self._parking.pick((name, key), page, purge=False)
                 publish_all(channel, [(loads(each.message), 0.0, marker_of((name, key), each)) for each in leaving])
-                self._parking.published((name, key), leaving)
+                self._parking.published({(name, key): leaving})
                 released += len(leaving)
             return released
 

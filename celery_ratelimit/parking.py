@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ._scripts import Script, bulk
+from ._scripts import Script, bulk, slot_of
 from .asking import ARGUMENTS, KEYS, Demand, microseconds
-from .keys import lot_keys, lots_key
+from .keys import bucket_keys, config_keys, hash_tag, lot_keys, lots_key, touched_key
 from .limiter import Limiter
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "Bucket", "Lot", "Parked", "Parking", "marker_of"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "Bucket", "Looked", "Lot", "Parked", "Parking", "marker_of"]
 
 #: A limit's name, and the key of one of its buckets.
 Bucket = tuple[str, str]
@@ -26,16 +26,19 @@ NOBODY, FULL = -1, -2
 
 #: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
 HORIZON = 1.0
-#: Tasks of one bucket that have left it and have not started, and that leave it at once.
+#: Tasks of one bucket that have left it and have not started.
 MOST = 1000
+#: Tasks that leave, and lots that are looked after, in one script: a millisecond or two of the store's time. And bytes
+#: of messages after which no more leave: what a connection takes in a moment.
+WORK, BYTES = 100, 512_000
 #: Seconds between two looks at a lot, at the least: those whose turn has come meanwhile leave it together.
 PACE = 0.2
 #: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
 AGAIN = 10.0
 #: How many keys a lot has.
-_KEYS = 7
-#: Lots of one limit that a worker looks after in one go.
-LOTS = 50
+_KEYS = 8
+#: Lots of one limit that are due, of which a worker hears at once, and lots that are told that their limit has changed.
+LOTS, WOKEN = 100, 500
 
 
 class Parked(NamedTuple):
@@ -59,6 +62,23 @@ class Parked(NamedTuple):
 def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:
     """What a message says of itself when it comes back: where it was parked, which copy it is, since when it waits."""
     return {"lot": bucket, "id": parked.id, "copy": parked.copy, "since": parked.since}
+
+
+class Looked(NamedTuple):
+    """What came of a look at one lot.
+
+    Attributes:
+        bucket: whose lot.
+        again: seconds until somebody has to look again; 0.0: at once, not all have left that may; ``None``: never, it
+            is empty.
+        another: whoever looked after a lot of this limit last had another limit in its code.
+        leaving: those that have left: whoever has looked publishes them.
+    """
+
+    bucket: Bucket
+    again: float | None
+    another: bool
+    leaving: tuple[Parked, ...]
 
 
 class Lot(NamedTuple):
@@ -95,12 +115,19 @@ class Parking:
         self._fleet = fleet
         self._memory = microseconds(2 * redelivery)
         self._keys = lru_cache(maxsize=1024)(self._make_keys)
+        self._limit_keys = lru_cache(maxsize=1024)(self._make_limit_keys)
         self._acknowledged: dict[Bucket, list[str]] = {}
-        names = ("park", "unpark", "published", "arrive", "due", "parked", "pick")
+        names = ("park", "unpark", "published", "arrive", "due", "wake", "parked", "pick")
         self.scripts = {name: Script(name, limiter.replace_includes) for name in names}
 
     def _make_keys(self, bucket: Bucket) -> bytes:
         return bulk(*lot_keys(self._limiter.prefix, *bucket, self._fleet))
+
+    def _make_limit_keys(self, name: str, key: str, method: str) -> tuple[bytes, bytes]:
+        """What include/request.lua reads of a limit, and its slots, which come after what it reads of all."""
+        prefix = self._limiter.prefix
+        state, slots = bucket_keys(prefix, name, key, method)
+        return bulk(state, *config_keys(prefix, name, key)), bulk(slots)
 
     def _run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         return self._call(name, (), _KEYS, _KEYS + len(arguments), [self._keys(bucket), bulk(*arguments)])
@@ -166,39 +193,99 @@ class Parking:
 
     def flush(self) -> None:
         """Tell the store now."""
-        for bucket in list(self._acknowledged):
-            self.published(bucket, ())
+        if self._acknowledged:
+            self.published({})
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
     def due(self, names: Sequence[str]) -> list[Bucket]:
         """The lots of these limits that somebody has to look after now."""
-        keys = [lots_key(self._limiter.prefix, name, self._fleet) for name in names]
+        prefix, fleet = self._limiter.prefix, self._fleet
         found: list[Bucket] = []
-        for part in [range(len(names))] if not self._limiter.is_cluster else [[i] for i in range(len(names))]:
-            reply = self._call("due", (), len(part), len(part) + 1, [bulk(*[keys[i] for i in part], LOTS)])
-            found += [(names[i], _text(key)) for i, due in zip(part, reply, strict=True) for key in due]
+        for part in [names] if not self._limiter.is_cluster else [[name] for name in names]:
+            keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
+            reply = self._call("due", (), len(keys), len(keys) + 2, [bulk(*keys, LOTS, fleet)])
+            found += [(name, _text(key)) for name, due in zip(part, reply, strict=True) for key in due]
         return found
 
-    def unpark(self, demand: Demand, horizon: float = HORIZON) -> list[Parked]:
+    def wake(self, demand: Demand, since: int) -> tuple[int, bool]:
+        """The limit is perhaps another one than it was: its lots are due sooner. To be called until there are no more.
+
+        Args:
+            demand: of the limit; its key does not matter.
+            since: microseconds since 1970, the store's clock: the last change of what is stored for which this was
+                done; -1: the limit has changed.
+
+        Returns:
+            The store's clock, and whether there are more.
+        """
+        prefix, name = self._limiter.prefix, demand.name
+        keys = (*lot_keys(prefix, name, "", self._fleet)[-2:], config_keys(prefix, name, "")[0])
+        method, count, period, size, _, extra = demand.limit.wire(1)
+        code = f"{method} {count} {period} {size} {extra}"
+        now, moved = self._call("wake", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
+        return int(now), int(moved) == WOKEN
+
+    def unpark(self, demands: Sequence[Demand], *, due: bool = False, horizon: float = HORIZON) -> list[Looked]:
         """Let those out whose turn is no further away than ``horizon`` seconds. Whoever calls publishes them.
 
         Args:
-            demand: one of the bucket; its cost is that of each message.
+            demands: one of each bucket; its cost is that of each message.
+            due: only of those lots that somebody has to look after now.
             horizon: seconds.
-        """
-        bucket = demand.name, demand.key
-        _, methods, keys, arguments = self._limiter.packed((demand,))
-        numbers = (microseconds(horizon), MOST, microseconds(PACE), microseconds(AGAIN), self._memory, demand.key)
-        pieces = [keys, self._keys(bucket), bulk(*numbers), arguments]
-        reply = self._call("unpark", methods, KEYS + _KEYS, KEYS + _KEYS + len(numbers) + ARGUMENTS, pieces)
-        return _several(reply[1:])
 
-    def published(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
-        """These have left the lot: they are at the broker."""
-        acknowledged = self._acknowledged.pop(bucket, [])
-        pairs = [value for each in leaving for value in (each.id, each.copy)]
-        self._run("published", bucket, len(leaving), *pairs, *acknowledged)
+        Returns:
+            What came of it, for the lots to which one script came: those behind them are left.
+        """
+        demands = self._of_one_script(demands)
+        methods = {demand.method for demand in demands}
+        buckets = [(demand.name, demand.key) for demand in demands]
+        of_limits = [self._limit_keys(demand.name, demand.key, demand.method) for demand in demands]
+        keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
+        numbers = (len(demands), int(due), microseconds(horizon), MOST, microseconds(PACE), microseconds(AGAIN))
+        first: list[str | int] = [*numbers, self._memory, WORK, BYTES, *[demand.key for demand in demands]]
+        pieces = [*keys, *map(self._keys, buckets), bulk(*first), *[demand.wire for demand in demands]]
+        number = (KEYS + _KEYS) * len(demands)
+        reply = self._call(
+            "unpark",
+            methods.pop() if len(methods) == 1 else frozenset(methods),
+            number,
+            number + len(first) + ARGUMENTS * len(demands),
+            pieces,
+        )
+        return [
+            Looked(bucket, None if int(again) < 0 else int(again) / 1e6, int(another) == 1, tuple(_several(leaving)))
+            for bucket, (again, another, *leaving) in zip(buckets, reply, strict=False)
+        ]
+
+    def _of_one_script(self, demands: Sequence[Demand]) -> Sequence[Demand]:
+        """Those at the head, and as many with them, that one script may see."""
+        if not self._limiter.is_cluster:
+            return demands[:LOTS]
+        slot = slot_of(hash_tag(demands[0].name))
+        return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:LOTS]
+
+    def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
+        """These have left their lots: they are at the broker. What is acknowledged is told with them."""
+        acknowledged = self._acknowledged
+        buckets = [*leaving, *[bucket for bucket in acknowledged if bucket not in leaving]]
+        parts: dict[tuple[int, int], list[Bucket]] = {}
+        for place, bucket in enumerate(buckets):
+            slot = slot_of(hash_tag(bucket[0])) if self._limiter.is_cluster else 0
+            parts.setdefault((slot, place // LOTS), []).append(bucket)
+        for part in parts.values():
+            arguments: list[str | int] = []
+            for bucket in part:
+                those, ids = leaving.get(bucket, ()), acknowledged.get(bucket, ())
+                arguments += [bucket[1], len(those), len(ids)]
+                arguments += [value for each in those for value in (each.id, each.copy)]
+                arguments += ids
+            told = {bucket: len(acknowledged.get(bucket, ())) for bucket in part}
+            number = _KEYS * len(part)
+            self._call("published", (), number, number + len(arguments), [*map(self._keys, part), bulk(*arguments)])
+            for bucket, count in told.items():  # others may have been noted meanwhile
+                if left := acknowledged.pop(bucket, [])[count:]:
+                    acknowledged[bucket] = left
 
     def arrive(self, bucket: Bucket, copies: Mapping[str, int]) -> set[str]:
         """These copies have come from the broker. Which of them must not run, because another does?"""

@@ -4,9 +4,10 @@
 -- ARGV   pairs of an id and the number of its copy, 0 for a user's own that was delivered once more
 -- Reply  for each 1: yes; 0: no, another copy may, or the task is parked
 -- Writes the lot: whoever has come was published
-local LOT = 0
 --!include prelude.lua
 --!include lot.lua
+
+use_lot(0)
 
 local may = {}
 for i = 1, #ARGV, 2 do

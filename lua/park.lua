@@ -13,13 +13,13 @@
 --        10+          ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  how many are ahead; -1: nobody is there; -2: there are as many as there may be
 -- Writes the lot; no time to live: it is work
-local LOT = 0
 local id, since = ARGV[6], tonumber(ARGV[3])
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
 
-acknowledged(10)
+use_lot(0)
+acknowledged(10, #ARGV)
 local ahead = call('ZCARD', PARKED)
 if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
 if ARGV[1] == '1' and ahead == 0 then return -1 end
@@ -38,6 +38,12 @@ end
 call('HSET', MESSAGES, id, format('%s %d %d ', ARGV[7], copy, since) .. ARGV[9])
 call('ZADD', PARKED, int(since), id)
 call('SADD', UNACKED, id)
-if ARGV[4] ~= '0' then call('ZADD', EXPIRING, ARGV[4], id) end
-if ahead == 0 then call('ZADD', LOTS, 0, ARGV[5]) end -- somebody has to look at once
+if ARGV[4] ~= '0' then
+    call('ZADD', EXPIRING, ARGV[4], id)
+    call('ZADD', LOTS, 'XX', 'LT', ARGV[4], ARGV[5])
+end
+-- Somebody has to look at once, if it is the first or has come before the first.
+if ahead == 0 or ARGV[3] ~= '0' and call('ZRANK', PARKED, id) == 0 then
+    call('ZADD', LOTS, int(now), ARGV[5])
+end
 return ahead

@@ -7,12 +7,13 @@
 --        5+           ids
 -- Reply  for each that was parked: its id, 0, its message
 -- Writes the lot
-local LOT = 0
 local AGAIN_US, MEMORY_US = tonumber(ARGV[2]), tonumber(ARGV[3])
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
 --!include leave.lua
+
+use_lot(0)
 
 for i = 5, #ARGV do
     local id = ARGV[i]
@@ -24,5 +25,9 @@ for i = 5, #ARGV do
         end
     end
 end
-if nobody_is_left() then call('ZREM', LOTS, ARGV[4]) end
+if nobody_is_left() then
+    call('ZREM', LOTS, ARGV[4])
+elseif #out > 0 then
+    call('ZADD', LOTS, 'XX', 'LT', int(now), ARGV[4]) -- the next one may have its turn sooner
+end
 return out

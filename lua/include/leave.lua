@@ -1,8 +1,8 @@
 -- Lets parked tasks out. They are taken for published only when that is said (published.lua), or when one arrives.
 --
 -- Uses AGAIN_US, after which one is published once more; MEMORY_US, for which it is remembered that there may be two.
--- Leaves `out`: for each its id, us until its turn, its message.
-local out = {}
+-- Leaves `out`: for each its id, us until its turn, its message; and `bytes`, of all messages.
+local out, bytes = {}, 0
 
 local function note_for_a_while(id, chosen, newest, several)
     note_copies(id, chosen, newest, several)
@@ -23,8 +23,5 @@ local function leave(id, wait)
     out[#out + 1] = id
     out[#out + 1] = int(wait)
     out[#out + 1] = message
-end
-
-local function nobody_is_left()
-    return call('ZCARD', PARKED) + call('ZCARD', LEAVING) == 0
+    bytes = bytes + #message
 end

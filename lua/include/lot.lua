@@ -1,6 +1,6 @@
 -- The parking lot of one bucket: the messages of throttled tasks, until their turn is near.
 --
--- KEYS from LOT + 1 on
+-- KEYS from `lot + 1` on, after use_lot(lot)
 --   1  parked     sorted set, id -> us: its place in the order
 --   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of those that are parked or leaving
 --   3  leaving    sorted set, id -> us at which it is published once more, unless it is known by then that it was published
@@ -10,8 +10,15 @@
 --                 one, which is no more once it is acknowledged
 --   6  expiring   sorted set, id -> us at which the task expires
 --   7  lots       sorted set, key of a bucket -> us at which somebody has to look after its lot; one for each limit
+--   8  code       string: the limit as it is in the code of whoever looked after one of these lots last; one for each limit.
+--                 Another code would have looked at another time: see same_code()
 -- Copies of a message are numbered: 0 is the user's own, each that leaves the lot has one more than the one before.
-local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS = unpack(KEYS, LOT + 1, LOT + 7)
+local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS, CODE
+local LOT_KEYS = 8
+
+local function use_lot(lot)
+    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS, CODE = unpack(KEYS, lot + 1, lot + LOT_KEYS)
+end
 
 -- Which copy may run, the newest one, and whether there are several; nothing where there is only one message.
 local function copies(id)
@@ -31,11 +38,15 @@ local function at_broker(id, copy)
 end
 
 -- The older copy of each is acknowledged.
-local function acknowledged(first)
-    for i = first, #ARGV do
+local function acknowledged(first, last)
+    for i = first, last do
         if call('SREM', UNACKED, ARGV[i]) == 0 then
             local _, _, several = copies(ARGV[i])
             if several == '0' then call('HDEL', TWICE, ARGV[i]) end
         end
     end
+end
+
+local function nobody_is_left()
+    return call('ZCARD', PARKED) + call('ZCARD', LEAVING) == 0
 end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -12,7 +13,8 @@ import redis
 from celery.exceptions import TaskRevokedError
 
 from benchmarks.measures import displacement
-from celery_ratelimit import Limiter
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter import Demand
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, outcome, until
 
@@ -104,7 +106,7 @@ def test_people_let_parked_tasks_out_and_throw_them_away(
         until(lambda: fleet.log().count(f"[{results[4].id}] received") == 2, 10, "it being delivered")
         until(lambda: parked(fleet) == 3, 10, "it being parked again: its limit is closed")
         assert [task.id for task in lots.tasks(NAME)] == [result.id for result in results[3:]], "where it was"
-        store.delete(f"ratelimit:v1:{{{NAME}}}::state")
+        Limiter.from_url(server.url).reset(Limit("1/h", name=NAME))
         fleet.wait_for(2, 10)
         assert [start.index for start in fleet.starts()] == [0, 3], "the limit is open: the first one may go"
         assert lots.purge(NAME) == 2
@@ -216,3 +218,39 @@ def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
 def _now(store: redis.Redis) -> float:
     seconds, microseconds = store.time()
     return float(seconds) + microseconds / 1e6
+
+
+def test_one_busy_tenant_beside_many_whose_limits_are_closed(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    name, number, rate = "tests.apps.fleet.tenant", 1000, 20
+    limit = Limit("1/h", name=name, key="tenant:{tenant}")
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        parking = fleet.parking_lots()._parking
+        for index in range(number):
+            asked = Demand(limit, name, f"tenant:{index}")
+            assert limiter.ask((asked,)).allowed
+            message = json.dumps({"headers": {"id": f"{index}"}})
+            parking.park(asked, f"{index}@celery", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        limiter.set_rate(name, f"{rate}/s", key="tenant:busy")
+        for index in range(200):
+            fleet.send("tenant", index, "busy")
+        fleet.start(number=2)
+        fleet.wait_for(20, 20)
+        lots = f"ratelimit:v1:{{{name}}}::lots@{parking._fleet}"
+        until(lambda: store.zcount(lots, (_now(store) + 600) * 1e6, "+inf") == number, 20, "all having been looked at")
+        before, first = dict(store.zrange(lots, 0, -1, withscores=True)), fleet.started()
+        store.config_resetstat()
+        fleet.wait_for(first + 60, 20)
+        scripts = store.info("commandstats")["cmdstat_evalsha"]["calls"]
+        tasks = fleet.started() - first
+        fleet.wait_for(200, 40)
+        after = dict(store.zrange(lots, 0, -1, withscores=True))
+        assert {key: at for key, at in after.items() if key != "tenant:busy"} == {
+            key: at for key, at in before.items() if key != "tenant:busy"
+        }, "nobody has looked at those that are closed"
+        assert scripts <= 4 * tasks
+        at = sorted(permit.at for permit in fleet.permits())[20:]
+        assert (len(at) - 1) / (at[-1] - at[0]) >= 0.95 * rate
+        assert_never_over(fleet.permits(), rate)

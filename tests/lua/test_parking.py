@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_ratelimit import Limit, Limiter
+from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter import Demand
 from celery_ratelimit.parking import FULL, NOBODY, Parked, Parking
 from tests.conftest import START, Clock
@@ -47,13 +47,23 @@ def park(
     return answer
 
 
+def let_out(parking: Parking, asked: Demand = API) -> list[Parked]:
+    """Who leaves, by as many scripts as it takes."""
+    leaving: list[Parked] = []
+    again: float | None = 0.0
+    while again == 0.0:
+        (looked,) = parking.unpark([asked])
+        leaving, again = [*leaving, *looked.leaving], looked.again
+    return leaving
+
+
 def unpark(parking: Parking, asked: Demand = API) -> list[tuple[str, int]]:
     """Who leaves, and in how many microseconds they have their turn."""
-    return [(each.id, us(each.wait)) for each in parking.unpark(asked)]
+    return [(each.id, us(each.wait)) for each in let_out(parking, asked)]
 
 
 def publish(parking: Parking, *copies: tuple[str, int]) -> None:
-    parking.published(BUCKET, [Parked(id, copy, 0, 0.0, "") for id, copy in copies])
+    parking.published({BUCKET: [Parked(id, copy, 0, 0.0, "") for id, copy in copies]})
 
 
 def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
@@ -83,7 +93,9 @@ def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Parking, clock
     publish(parking, ("a", 1), ("b", 1))
     clock.set(START + 1_000_000)
     assert unpark(parking) == []
-    assert not store.keys("ratelimit:*@fleet"), "not even the memory of who might have come twice"
+    assert store.keys("ratelimit:*@fleet") == ["ratelimit:v1:{api}::code@fleet"], (
+        "not even the memory of who might have come twice"
+    )
 
 
 def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: Parking) -> None:
@@ -101,7 +113,7 @@ def test_who_was_throttled_before_keeps_its_place(parking: Parking, clock: Clock
     clock.set(START + 5_000_000)
     park(parking, "late")
     park(parking, "early", copy=2, since=START)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("early", 2), ("late", 1)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("early", 2), ("late", 1)]
 
 
 def test_each_pays_what_it_costs(frozen: Limiter, parking: Parking) -> None:
@@ -139,10 +151,10 @@ def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
     frozen.pause("api", 60)
     assert unpark(parking) == []
     clock.set(START + 500_000)
-    assert parking.due(["api"]) == [BUCKET], "somebody looks twice a second"
-    assert unpark(parking) == []
+    assert parking.due(["api"]) == []
     frozen.resume("api")
     frozen.set_rate("api", "50/s")
+    assert parking.due(["api"]) == [BUCKET]
     assert len(unpark(parking)) == 51, "one now, and those of the next second"
 
 
@@ -150,8 +162,8 @@ def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Parking)
     quick = demand("100000/s")
     frozen.ask((quick,))
     park(parking, *[f"t{number}" for number in range(1500)])
-    assert len(parking.unpark(quick)) == 1000
-    assert parking.unpark(quick) == []
+    assert len(let_out(parking, quick)) == 1000
+    assert let_out(parking, quick) == []
 
 
 def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, parking: Parking, clock: Clock) -> None:
@@ -185,6 +197,222 @@ def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: re
     assert parking.lots(["api"]) == [] or parking.lots(["api"])[0].parked == 0
 
 
+# -- When somebody looks -------------------------------------------------------------------------------------------
+
+
+def wake(parking: Parking, asked: Demand, since: int = 0) -> int:
+    """Tells the lots that their limit has changed; how many steps that took."""
+    steps, more = 0, True
+    while more:
+        _, more = parking.wake(asked, since)
+        steps += 1
+    return steps
+
+
+def closed(frozen: Limiter, parking: Parking, asked: Demand, id: str = "a") -> None:
+    """Somebody is parked, and has been told to wait for long."""
+    while frozen.ask((asked,)).allowed:
+        pass
+    park(parking, id, asked=asked)
+    assert unpark(parking, asked) == []
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit("1/h", name="api"),
+        Limit("1/h", name="api", algorithm="sliding_log"),
+        Limit("1/h", name="api", algorithm="fixed_window"),
+        Limit("1/h", name="api", algorithm="sliding_window"),
+        Limit("1/h", name="api", refill="interval"),
+    ],
+    ids=lambda limit: str(limit.method),
+)
+def test_a_closed_lot_is_looked_after_when_its_turn_comes_and_no_sooner(
+    frozen: Limiter, parking: Parking, clock: Clock, limit: Limit
+) -> None:
+    asked = Demand(limit, "api")
+    closed(frozen, parking, asked)
+    turn = us(frozen.peek(limit).retry_after)
+    assert turn >= 3_600_000_000
+    clock.set(START + turn - 1_000_001)
+    assert parking.due(["api"]) == []
+    clock.set(START + turn - 1_000_000)
+    assert parking.due(["api"]) == [BUCKET]
+    assert [id for id, _ in unpark(parking, asked)] == ["a"]
+
+
+def test_a_paused_lot_is_looked_after_a_moment_before_the_pause_ends(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    frozen.pause("api", 60)
+    park(parking, "a")
+    assert unpark(parking) == []
+    clock.set(START + 58_999_999)
+    assert parking.due(["api"]) == []
+    clock.set(START + 59_000_000)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking) == [("a", 1_000_000)]
+
+
+@pytest.mark.parametrize("how", ["settle", "cancel", "forget", "reset", "rate of the key", "end of the key's rate"])
+def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: Parking, clock: Clock, how: str) -> None:
+    limit = Limit("10/h", burst=10, name="api", key="{tenant}")
+    asked, bucket = Demand(limit, "api", "t"), ("api", "t")
+    other = Parking(frozen, "other", redelivery=3600)
+    if how == "end of the key's rate":
+        frozen.set_rate(limit, "1/d", key="t", for_=60)
+    if how == "cancel":
+        assert frozen.reserve(limit, id="r", key="t", cost=10, horizon=0).allowed
+    else:
+        decision = frozen.acquire(limit, key="t", cost=10)
+    if how == "forget":
+        frozen.ask((asked,), id="waits", claim=1e6)
+    for each in (parking, other):
+        park(each, "a", asked=asked)
+        each.due(["api"])
+        assert unpark(each, asked) == []
+        assert each.due(["api"]) == []
+    clock.advance(1)
+    if how == "settle":
+        assert frozen.settle(decision, 1)
+    elif how == "cancel":
+        assert frozen.cancel(limit, id="r", key="t", cost=10)
+    elif how == "forget":
+        frozen.forget((asked,), id="waits")
+    elif how == "reset":
+        frozen.reset(limit, key="t")
+    elif how == "rate of the key":
+        frozen.set_rate(limit, "100/s", key="t")
+    else:
+        clock.advance(58)
+        assert parking.due(["api"]) == []
+        clock.advance(1)
+    for each in (parking, other):
+        assert each.due(["api"]) == [bucket]
+        unpark(each, asked)
+        if how != "end of the key's rate":
+            clock.advance(0.1)
+            assert each.due(["api"]) == [], "by each fleet once, whoever of it asks"
+
+
+def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    asked = Demand(Concurrency(1, name="api", lease=60), "api")
+    held = frozen.ask((asked,), id="holder")
+    clock.advance(30)
+    park(parking, "a", asked=asked)
+    assert unpark(parking, asked) == [], "held for half a minute by now, so for another one"
+    clock.advance(20)
+    assert parking.due(["api"]) == []
+    assert frozen.release(held)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking, asked) == [("a", 0)]
+
+
+def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    asked = Demand(Concurrency(1, name="api", lease=60), "api")
+    frozen.ask((asked,), id="holder")
+    clock.advance(50)
+    park(parking, "a", asked=asked)
+    assert unpark(parking, asked) == []
+    clock.advance(10)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking, asked) == [("a", 0)]
+
+
+def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    limit = Limit("1/h", name="api", key="{tenant}")
+
+    def demands(number: int) -> list[Demand]:
+        return [Demand(limit, "api", f"t{index}") for index in range(number)]
+
+    def looked(number: int) -> None:
+        waiting = demands(number)
+        while waiting:
+            waiting = waiting[len(parking.unpark(waiting)) :]
+
+    for asked in demands(200):
+        frozen.ask((asked,))
+        park(parking, "a", asked=asked)
+    looked(200)
+    assert wake(parking, demands(1)[0]) == 1
+    assert parking.due(["api"]) == [], "nothing has changed"
+    clock.advance(1)
+    frozen.set_rate("api", "2/h")
+    assert wake(parking, demands(1)[0]) == 1
+    assert len(parking.due(["api"])) == 100, "all of them, so many at a time"
+    looked(200)
+    assert parking.due(["api"]) == []
+    for asked in demands(1200)[200:]:
+        frozen.ask((asked,))
+        park(parking, "a", asked=asked)
+    looked(1200)
+    since, _ = parking.wake(demands(1)[0], clock.us)
+    clock.advance(1)
+    frozen.set_rate("api", "3/h")
+    assert wake(parking, demands(1)[0], since) == 3, "500 a script"
+    assert wake(parking, demands(1)[0], since) == 1, "by whichever worker"
+    assert len(parking.due(["api"])) <= 1
+    seen = set()
+    for _ in range(24):
+        clock.advance(0.1)
+        due = parking.due(["api"])
+        assert 45 <= len(due) <= 55, "500 a second"
+        seen.update(due)
+        parking.unpark([Demand(limit, *bucket) for bucket in due], due=True)
+    assert len(seen) == 1200
+
+
+def test_another_limit_in_the_code_wakes_the_lots(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    """A worker of the next deploy has another rate, and one of the deploy before is still about."""
+    old, new = demand("1/h"), demand("1/m")
+    closed(frozen, parking, old)
+    clock.advance(1)
+    assert wake(parking, old) == 1
+    assert parking.due(["api"]) == []
+    assert wake(parking, new) == 1
+    assert parking.due(["api"]) == [BUCKET]
+    (looked,) = parking.unpark([old])  # by the old one, which sees it far away
+    assert looked.another
+    (looked,) = parking.unpark([new])
+    assert looked.another
+    (looked,) = parking.unpark([new])
+    assert not looked.another
+
+
+def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+    """Of several limits, as far as a script may go; the others are due still."""
+    several = [demand("10/s", name=name, key=key) for name in ("api", "other") for key in ("", "x", "y")]
+    for asked in several:
+        park(parking, *[f"t{number}" for number in range(40)], asked=asked)
+    looked = parking.unpark(several, due=True)
+    assert [len(each.leaving) for each in looked] == [11] * 6
+    assert parking.unpark(several, due=True)[0].leaving == ()
+    quick = [demand("10000/s", name="quick", key=key) for key in "xyz"]
+    for asked in quick:
+        park(parking, *[f"t{number}" for number in range(80)], asked=asked)
+    looked = parking.unpark(quick, due=True)
+    assert [(len(each.leaving), each.again == 0) for each in looked] == [(80, False), (18, True)]
+    assert parking.due(["quick"]) == [("quick", "y"), ("quick", "z")]
+
+
+def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    limit = Limit("10/h", burst=10, name="api")
+    frozen.ask((Demand(limit, "api", "", 10),))
+    park(parking, "dear", asked=Demand(limit, "api", "", 10))
+    park(parking, "cheap", asked=Demand(limit, "api", "", 1))
+    assert unpark(parking, Demand(limit, "api")) == []
+    clock.set(START + 360_000_000)
+    assert parking.due(["api"]) == []
+    parking.pick(BUCKET, ["dear"], purge=True)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking, Demand(limit, "api")) == [("cheap", 0)]
+
+
 # -- A worker dies between two steps -------------------------------------------------------------------------------
 
 
@@ -192,7 +420,7 @@ def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Par
     park(parking, "a")
     # Still parked: the message that comes once more is of no use.
     assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
-    assert [each.id for each in parking.unpark(API)] == ["a"]
+    assert [each.id for each in let_out(parking, API)] == ["a"]
     publish(parking, ("a", 1))
     # It has left meanwhile: only what came from the lot may run.
     assert parking.arrive(BUCKET, {"a": 1}) == set()
@@ -204,7 +432,7 @@ def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, stor
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
     parking.flush()
-    parking.unpark(API)
+    let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.arrive(BUCKET, {"a": 1, "b": 0}) == set()
     assert not store.keys("ratelimit:*:twice@fleet")
@@ -212,7 +440,7 @@ def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, stor
 
 def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Parking, store: redis.Redis) -> None:
     park(parking, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     assert store.keys("ratelimit:*:twice@fleet")
     parking.acknowledged(BUCKET, "a")
     publish(parking, ("a", 1))
@@ -225,12 +453,12 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
 ) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 1)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 1)]
     # Here the worker dies. Another looks after the lot.
     clock.set(START + 9_000_000)
-    assert parking.unpark(API) == []
+    assert let_out(parking, API) == []
     clock.set(START + 10_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     if was_published:
         assert parking.arrive(BUCKET, {"a": 1}) == set()
@@ -243,22 +471,22 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
 def test_one_that_arrives_was_published(parking: Parking, clock: Clock) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.unpark(API)  # published, and the worker dies before it says so
+    let_out(parking, API)  # published, and the worker dies before it says so
     assert parking.arrive(BUCKET, {"a": 1}) == set()
     clock.set(START + 60_000_000)
-    assert parking.unpark(API) == []
+    assert let_out(parking, API) == []
 
 
 def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
     """It came back, its limit was paused, it is parked again as copy 2; copy 1 is delivered once more."""
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.arrive(BUCKET, {"a": 2}) == set()
@@ -267,9 +495,9 @@ def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
 def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Parking, clock: Clock) -> None:
     """Let out and not reported, so there are two; the first to come finds its limit closed and is parked once more."""
     park(parking, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     clock.set(START + 10_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     assert parking.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
     park(parking, "a", copy=1)
@@ -278,7 +506,7 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Park
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
     clock.set(START + 11_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 3)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 3)]
     publish(parking, ("a", 3))
     assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
     assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
@@ -289,20 +517,20 @@ def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Parki
     """It comes back, and is parked once more, before the worker that published it has said so."""
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     assert parking.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)
     publish(parking, ("a", 1))
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
     clock.set(START + 1_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
 
 
 def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, store: redis.Redis) -> None:
     park(parking, "a", "b", expires=START / 1e6 + 3600)
     unpark(parking)
     assert {key.rpartition(":")[2] for key in store.keys("ratelimit:*@fleet")} == {
-        f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots")
+        f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots", "code")
     }
     (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
     assert expiries(store).get(remembered) == START + 7_200_000_000
