@@ -19,10 +19,10 @@ from ._celery import Worker
 from .errors import STORE_TROUBLES
 from .limiter import Demand
 from .limits import AnyLimit
-from .line import Held, stored_id
+from .line import Held
 from .outage import Outage
 from .parcels import expires_at, marker_in, parcel_of
-from .parking import LOTS, NOBODY, Bucket, Parked, Parking, marker_of
+from .parking import FOUND, LOTS, NOBODY, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]
 
@@ -40,8 +40,6 @@ LEAD = 0.05
 TURN = 0.02
 #: Buckets in which others are known to wait: of more than that, those who come ask their limits first.
 MOST_KNOWN = 10_000
-#: Revoked tasks that are looked for in a lot at once.
-_REVOKED = 1000
 
 
 class Attendant:
@@ -71,6 +69,8 @@ class Attendant:
         self._names = sorted(limits)
         self._known: OrderedDict[Bucket, None] = OrderedDict()
         self._due: dict[Bucket, None] = {}
+        self._revoked: list[str] = []
+        self._called_off: list[tuple[Bucket, list[str]]] = []
         self._waking: dict[str, int] = {}
         self._woken: dict[str, int] = {}
         self._changed: set[str] = set()
@@ -105,7 +105,7 @@ class Attendant:
         ahead = self._parking.park(
             demand,
             held.id,
-            dumps(parcel_of(request, held.queue, self._return_queue_for(held.queue))),
+            dumps({"id": request.id, **parcel_of(request, held.queue, self._return_queue_for(held.queue))}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
@@ -214,9 +214,9 @@ class Attendant:
         self._cancel, self._soon = self._worker.call_after(pause, self._look), False
         if self._outage or not self._parking.in_use:
             return
+        until = time.monotonic() + TURN
         try:
-            self._let_revoked_out()
-            done = self.let_out()
+            done = self._let_revoked_out(until) and self.let_out(until)
             self._note_acknowledged()
             self._parking.flush()
         except STORE_TROUBLES as error:
@@ -226,9 +226,8 @@ class Attendant:
                 self._cancel()
                 self._cancel = self._worker.call_after(0, self._look)
 
-    def let_out(self) -> bool:
-        """Publish those whose turn is near, of all lots that are due. False: it took too long, and some are left."""
-        until = time.monotonic() + TURN
+    def let_out(self, until: float) -> bool:
+        """Publish those whose turn is near, of all lots that are due. False: some are left, and time is up."""
         if not self._due:
             self._ask_for_due()
             self._quiet = 0 if self._due else self._quiet + 1
@@ -295,15 +294,28 @@ class Attendant:
         if self._waking and self._cancel_waking is None:
             self._cancel_waking = self._worker.call_after(LOOK if self._outage else 0, self._wake_on)
 
-    def _let_revoked_out(self) -> None:
+    def _let_revoked_out(self, until: float) -> bool:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
-        queues = self._worker.queues
-        revoked = [stored_id(id, 0, queue) for id in self._worker.newly_revoked() for queue in queues]
-        for first in range(0, len(revoked), _REVOKED):
-            for lot in self._parking.lots(self._names):
-                bucket = lot.name, lot.key
-                leaving = self._parking.pick(bucket, revoked[first : first + _REVOKED], purge=False)
+        self._revoked += reversed(self._worker.newly_revoked())
+        while self._revoked or self._called_off:
+            if not self._called_off:
+                number = max(1, FOUND // len(self._names))
+                asked, self._revoked = self._revoked[:number], self._revoked[number:]
+                try:
+                    found = [each for step in self._parking.find(self._names, asked) for each in step.items()]
+                except BaseException:
+                    self._revoked[:0] = asked
+                    raise
+                self._called_off += [(bucket, list(ids)) for bucket, ids in found]
+            else:
+                bucket, ids = self._called_off.pop()
+                _, leaving, left = self._parking.pick(bucket, ids, purge=False)
+                if left:
+                    self._called_off.append((bucket, list(left)))
                 self._publish({bucket: leaving} if leaving else {})
+            if time.monotonic() >= until:
+                return False
+        return True
 
     def _publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         if not leaving:

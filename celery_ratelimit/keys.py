@@ -68,7 +68,7 @@ def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
 _LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring")
-_ALL_LOTS = ("lots", "code")
+_ALL_LOTS = ("lots", "code", "where")
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:

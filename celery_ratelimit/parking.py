@@ -7,7 +7,7 @@ id; where two copies of one may be about, the store says which of them may run. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -36,9 +36,11 @@ PACE = 0.2
 #: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
 AGAIN = 10.0
 #: How many keys a lot has.
-_KEYS = 8
+_KEYS = 9
 #: Lots of one limit that are due, of which a worker hears at once, and lots that are told that their limit has changed.
 LOTS, WOKEN = 100, 500
+#: Tasks that are taken out or listed in one script, and look-ups in one.
+PAGE, FOUND = 200, 500
 
 
 class Parked(NamedTuple):
@@ -117,7 +119,7 @@ class Parking:
         self._keys = lru_cache(maxsize=1024)(self._make_keys)
         self._limit_keys = lru_cache(maxsize=1024)(self._make_limit_keys)
         self._acknowledged: dict[Bucket, list[str]] = {}
-        names = ("park", "unpark", "published", "arrive", "due", "wake", "parked", "pick")
+        names = ("park", "unpark", "published", "arrive", "due", "wake", "parked", "pick", "find", "scan")
         self.scripts = {name: Script(name, limiter.replace_includes) for name in names}
 
     def _make_keys(self, bucket: Bucket) -> bytes:
@@ -220,7 +222,7 @@ class Parking:
             The store's clock, and whether there are more.
         """
         prefix, name = self._limiter.prefix, demand.name
-        keys = (*lot_keys(prefix, name, "", self._fleet)[-2:], config_keys(prefix, name, "")[0])
+        keys = (*lot_keys(prefix, name, "", self._fleet)[-3:-1], config_keys(prefix, name, "")[0])
         method, count, period, size, _, extra = demand.limit.wire(1)
         code = f"{method} {count} {period} {size} {extra}"
         now, moved = self._call("wake", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
@@ -293,20 +295,77 @@ class Parking:
         reply = self._run("arrive", bucket, *pairs)
         return {id for id, may in zip(copies, reply, strict=True) if int(may) != 1}
 
+    # -- Which tasks are where -------------------------------------------------------------------------------------
+
+    def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
+        """Where tasks are parked: of each that is, what the store knows it by, and its own id. One script a step.
+
+        Those that a version before this one has parked are not found.
+        """
+        several = [names] if not self._limiter.is_cluster else [[name] for name in names]
+        for part in [those[i : i + FOUND] for those in several for i in range(0, len(those), FOUND)]:
+            keys = [lot_keys(self._limiter.prefix, name, "", self._fleet)[-1] for name in part]
+            size = max(1, FOUND // len(part))
+            for first in range(0, len(tasks), size):
+                asked = tasks[first : first + size]
+                reply = self._call("find", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
+                found: dict[Bucket, dict[str, str]] = {}
+                for name, places in zip(part, reply, strict=True):
+                    for place in places:
+                        task, id, key = _text(place).split("\0", 2)
+                        found.setdefault((name, key), {})[id] = task
+                yield found
+
+    def scan(self, bucket: Bucket, tasks: Sequence[str]) -> Iterator[list[Parked]]:
+        """Those that a version before this one has parked, and that may be one of these tasks. One script a step."""
+        first = 0
+        while True:
+            last = first + max(1, 2 * PAGE // max(1, len(tasks))) - 1
+            looked, *found = self._run("scan", bucket, first, last, BYTES, *tasks)
+            if not int(looked):
+                return
+            yield _several(found)
+            first += int(looked)
+
+    def pick(self, bucket: Bucket, ids: Sequence[str], *, purge: bool) -> tuple[int, list[Parked], Sequence[str]]:
+        """Take tasks out before their turn: to be published by whoever calls, or (``purge``) never.
+
+        Returns:
+            How many were parked, their messages unless they are thrown away, and the ids to which it did not come.
+        """
+        _, came, taken, _, _, *leaving = self._pick(bucket, purge, 0, "", 0, "", *ids[:PAGE])
+        return int(taken), _several(leaving), ids[int(came) :]
+
+    def pick_all(self, bucket: Bucket, *, purge: bool) -> Iterator[tuple[int, list[Parked]]]:
+        """The same with all that are parked now, in their order, one script a step."""
+        until, since, last = 0, "0", ""
+        while since:
+            now, _, taken, following, last_id, *leaving = self._pick(bucket, purge, PAGE, since, until, last)
+            yield int(taken), _several(leaving)
+            until, since, last = until or int(now), _text(following), _text(last_id)
+
+    def _pick(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
+        numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)
+        return self._run("pick", bucket, *numbers, *which)
+
     # -- For people ------------------------------------------------------------------------------------------------
 
-    def lots(self, names: Iterable[str]) -> list[Lot]:
-        """The lots of these limits that are not empty, without their tasks."""
-        found = []
+    def lots(self, names: Iterable[str]) -> Iterator[Lot]:
+        """The lots of these limits that are not empty, without their tasks. One script for some of them."""
         for name in names:
-            of_all = lots_key(self._limiter.prefix, name, self._fleet)
-            keys = [_text(key) for key in self._limiter._store(self._limiter.client.zrange, of_all, 0, -1)]
-            if keys:
-                found += self._lots(name, keys, None)
-        return found
+            of_all, seen, cursor = lots_key(self._limiter.prefix, name, self._fleet), set[str](), None
+            while cursor != 0:
+                cursor, page = self._limiter._store(self._limiter.client.zscan, of_all, cursor or 0, None, LOTS)
+                keys = [key for key in dict.fromkeys([_text(key) for key, _ in page]) if key not in seen]
+                seen.update(keys)
+                for first in range(0, len(keys), LOTS):
+                    yield from self._lots(name, keys[first : first + LOTS], None)
 
     def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
-        """The lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one."""
+        """The lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
+
+        As many of them as one reply may hold.
+        """
         return self._lots(bucket[0], [bucket[1]], (first, last))[0]
 
     def _lots(self, name: str, keys: Sequence[str], which: tuple[int, int] | None) -> list[Lot]:
@@ -314,16 +373,12 @@ class Parking:
         for key in keys:
             parked, messages, leaving, *_ = lot_keys(self._limiter.prefix, name, key, self._fleet)
             asked += [parked, leaving, messages]
-        _, *found = self._call("parked", (), len(asked), len(asked) + 2, [bulk(*asked, *(which or ("", "")))])
+        arguments = (*(which or ("", "")), BYTES)
+        _, *found = self._call("parked", (), len(asked), len(asked) + len(arguments), [bulk(*asked, *arguments)])
         return [
             Lot(name, key, int(parked), int(leaving), int(float(oldest)) / 1e6, tuple(_several(tasks)))
             for key, (parked, leaving, oldest, *tasks) in zip(keys, found, strict=True)
         ]
-
-    def pick(self, bucket: Bucket, ids: Sequence[str], *, purge: bool) -> list[Parked]:
-        """Take tasks out before their turn: to be published by whoever calls, or (``purge``) never."""
-        reply = self._run("pick", bucket, int(purge), microseconds(AGAIN), self._memory, bucket[1], *ids)
-        return _several(reply)
 
 
 def _read(id: Any, wait: Any, message: Any) -> Parked:

@@ -7,7 +7,7 @@
 --!include prelude.lua
 --!include lot.lua
 
-use_lot(0)
+use_lot(0, '')
 
 local may = {}
 for i = 1, #ARGV, 2 do

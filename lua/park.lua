@@ -18,7 +18,7 @@ local id, since = ARGV[6], tonumber(ARGV[3])
 --!include now.lua
 --!include lot.lua
 
-use_lot(0)
+use_lot(0, ARGV[5])
 acknowledged(10, #ARGV)
 local ahead = call('ZCARD', PARKED)
 if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
@@ -35,7 +35,10 @@ if chosen then -- this is the one that may run, under a number that no other has
     copy = max(copy, newest + 1)
     note_copies(id, copy, copy, several)
 end
-call('HSET', MESSAGES, id, format('%s %d %d ', ARGV[7], copy, since) .. ARGV[9])
+local message = format('%s %d %d ', ARGV[7], copy, since) .. ARGV[9]
+local place = place_of(id, message)
+call('HSET', MESSAGES, id, message)
+if place then call('ZADD', WHERE, 0, place) end
 call('ZADD', PARKED, int(since), id)
 call('SADD', UNACKED, id)
 if ARGV[4] ~= '0' then

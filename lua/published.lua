@@ -10,14 +10,14 @@
 
 local at = 1
 for lot = 0, #KEYS - 1, LOT_KEYS do
-    use_lot(lot)
+    use_lot(lot, ARGV[at])
     local first = at + 3
     local last = first + 2 * ARGV[at + 1]
     for i = first, last - 1, 2 do
         at_broker(ARGV[i], ARGV[i + 1])
     end
     acknowledged(last, last + ARGV[at + 2] - 1)
-    if nobody_is_left() then call('ZREM', LOTS, ARGV[at]) end
+    if nobody_is_left() then end_lot() end
     at = last + ARGV[at + 2]
 end
 return 1

@@ -117,7 +117,7 @@ local function let_out_next(limit)
                 later = min(later, tonumber(ends) or math.huge)
             end
             if limit.ends then
-                later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, limit.key) or 0) * EACH_US)
+                later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, bucket) or 0) * EACH_US)
             end
             return later
         end
@@ -129,30 +129,30 @@ end
 -- Returns us until somebody has to look again.
 local function look_after(limit)
     if ARGV[2] == '1' then
-        local due = tonumber(call('ZSCORE', LOTS, limit.key))
+        local due = tonumber(call('ZSCORE', LOTS, bucket))
         if not due then return -1 end
         if due > now then return due - now end -- somebody has done it meanwhile
     end
     local next = leave_once_more() and let_out_expired() and let_out_next(limit)
     if not next then
-        call('ZADD', LOTS, int(now), limit.key)
+        call('ZADD', LOTS, int(now), bucket)
         return 0
     end
     local leaving = first_of(LEAVING)
     if next == math.huge and not leaving then
-        call('ZREM', LOTS, limit.key)
+        end_lot()
         return -1
     end
     next = max(now + PACE_US, min(next, leaving or math.huge, first_of(EXPIRING) or math.huge))
-    call('ZADD', LOTS, int(next), limit.key)
+    call('ZADD', LOTS, int(next), bucket)
     return next - now
 end
 
 local answer, asked = {}, {}
 for i, limit in ipairs(limits) do
     if room_to_leave() < 2 then break end -- one for the lot itself
-    use_lot(4 * NUMBER + LOT_KEYS * (i - 1))
-    work, out, limit.key = work + 1, {}, ARGV[9 + i]
+    use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[9 + i])
+    work, out = work + 1, {}
     local next, another = look_after(limit), 0
     if not asked[CODE] then
         local at = FIRST_LIMIT + 6 * (i - 1)

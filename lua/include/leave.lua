@@ -14,6 +14,8 @@ local function leave(id, wait)
     call('ZREM', PARKED, id)
     call('ZREM', EXPIRING, id)
     if not message then return end
+    local place = place_of(id, message)
+    if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)
     if call('SREM', UNACKED, id) == 1 then
         local copy = match(message, '^%d+ (%d+)')

@@ -1,6 +1,6 @@
 -- The parking lot of one bucket: the messages of throttled tasks, until their turn is near.
 --
--- KEYS from `lot + 1` on, after use_lot(lot)
+-- KEYS from `lot + 1` on, after use_lot(lot, key of the bucket)
 --   1  parked     sorted set, id -> us: its place in the order
 --   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of those that are parked or leaving
 --   3  leaving    sorted set, id -> us at which it is published once more, unless it is known by then that it was published
@@ -12,12 +12,17 @@
 --   7  lots       sorted set, key of a bucket -> us at which somebody has to look after its lot; one for each limit
 --   8  code       string: the limit as it is in the code of whoever looked after one of these lots last; one for each limit.
 --                 Another code would have looked at another time: see same_code()
+--   9  where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
+-- A message begins with {"id": "<task's id>", unless an older version has parked it: that one is not in `where`.
 -- Copies of a message are numbered: 0 is the user's own, each that leaves the lot has one more than the one before.
-local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS, CODE
-local LOT_KEYS = 8
+local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS, CODE, WHERE
+local LOT_KEYS = 9
+local bucket
 
-local function use_lot(lot)
-    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS, CODE = unpack(KEYS, lot + 1, lot + LOT_KEYS)
+local function use_lot(lot, key)
+    bucket = key
+    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS, CODE, WHERE =
+        unpack(KEYS, lot + 1, lot + LOT_KEYS)
 end
 
 -- Which copy may run, the newest one, and whether there are several; nothing where there is only one message.
@@ -45,6 +50,18 @@ local function acknowledged(first, last)
             if several == '0' then call('HDEL', TWICE, ARGV[i]) end
         end
     end
+end
+
+-- The entry of `where` for a task, by what is kept in `messages`; nothing for one that is not there.
+local function place_of(id, message)
+    local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"')
+    return task and format('%s\0%s\0%s', task, id, bucket)
+end
+
+-- There is nobody in this lot any more. (What an older version has let out is in `where` still.)
+local function end_lot()
+    call('ZREM', LOTS, bucket)
+    if call('EXISTS', LOTS) == 0 then call('UNLINK', WHERE) end
 end
 
 local function nobody_is_left()

@@ -89,6 +89,21 @@ def test_a_parked_task_that_will_not_run_leaves_at_once(
         assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
 
 
+def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """The store knows it by another id than that of the first attempt."""
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        result = fleet.send("stubborn", 0)
+        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 1, 10)
+        assert fleet.started() == 1
+        result.revoke()
+        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 0, 10)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+
+
 def test_people_let_parked_tasks_out_and_throw_them_away(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 import pytest
 import redis
 
@@ -21,6 +24,11 @@ def parking(frozen: Limiter, clock: Clock) -> Parking:
     return Parking(frozen, "fleet", redelivery=3600)
 
 
+def message_of(id: str) -> str:
+    """As a worker has it: a task's own id is what stands before the queue."""
+    return json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})
+
+
 def park(
     parking: Parking,
     *ids: str,
@@ -37,7 +45,7 @@ def park(
         answer = parking.park(
             asked,
             id,
-            f"message of {id}",
+            message_of(id),
             copy=copy,
             since=since,
             expires=expires,
@@ -106,7 +114,7 @@ def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: 
     assert park(parking, "c", most=2) == FULL
     assert park(parking, "c", most=3) == 2
     lot = parking.lot(BUCKET, 0, -1)
-    assert [(each.id, each.message) for each in lot.tasks] == [(id, f"message of {id}") for id in "abc"]
+    assert [(each.id, each.message) for each in lot.tasks] == [(id, message_of(id)) for id in "abc"]
 
 
 def test_who_was_throttled_before_keeps_its_place(parking: Parking, clock: Clock) -> None:
@@ -191,10 +199,102 @@ def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Pa
 
 def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: redis.Redis) -> None:
     park(parking, "a", "b", "c")
-    assert [each.id for each in parking.pick(BUCKET, ["b", "nobody"], purge=False)] == ["b"]
-    assert [each.id for each in parking.pick(BUCKET, ["a", "c"], purge=True)] == ["a", "c"]
+    taken, leaving, left = parking.pick(BUCKET, ["b", "nobody"], purge=False)
+    assert (taken, [each.id for each in leaving], left) == (1, ["b"], [])
+    assert parking.pick(BUCKET, ["a", "c"], purge=True) == (2, [], [])
     publish(parking, ("b", 1))
-    assert parking.lots(["api"]) == [] or parking.lots(["api"])[0].parked == 0
+    assert list(parking.lots(["api"])) == []
+
+
+# -- Which tasks are where -----------------------------------------------------------------------------------------
+
+
+def everything(steps: Iterable[tuple[int, list[Parked]]]) -> list[str]:
+    return [each.id for _, leaving in steps for each in leaving]
+
+
+def test_a_task_is_found_by_its_own_id_for_as_long_as_it_is_parked(
+    frozen: Limiter, parking: Parking, store: redis.Redis
+) -> None:
+    keyed = demand("1/h", name="keyed", key="t\n1")
+    park(parking, "one@q", "one.1@q", "one@other")
+    park(parking, "one@third", "ones@q", asked=keyed)
+    assert list(parking.find(["api", "keyed", "empty"], ["one", "nobody"])) == [
+        {("api", ""): {"one@q": "one", "one@other": "one"}, ("keyed", "t\n1"): {"one@third": "one"}}
+    ]
+    assert parking.pick(BUCKET, ["one@q"], purge=True)[0] == 1
+    assert list(parking.find(["api"], ["one"])) == [{BUCKET: {"one@other": "one"}}]
+    assert len(let_out(parking)) == 2
+    assert list(parking.find(["api"], ["one"])) == [{}]
+    assert store.zcard("ratelimit:v1:{api}::where@fleet") == 0
+
+
+def test_look_ups_are_bounded(frozen: Limiter, parking: Parking) -> None:
+    park(parking, *[f"{number}@q" for number in range(700)])
+    found = list(parking.find(["api", "other"], [str(number) for number in range(700)]))
+    assert [len(each[BUCKET]) for each in found] == [250, 250, 200]
+
+
+def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[f"new{number}@q" for number in range(500)])
+    for number in range(500):
+        park(parking, f"old{number}@q")
+        written = json.dumps({"to": "q.throttled", "headers": {"id": f"old{number}"}})
+        store.hset("ratelimit:v1:{api}::messages@fleet", f"old{number}@q", f"1 1 {START + 500 + number} {written}")
+        store.zrem("ratelimit:v1:{api}::where@fleet", f"old{number}\0old{number}@q\0")
+    assert list(parking.find(["api"], ["old499"])) == [{}]
+    pages = list(parking.scan(BUCKET, ['"old499"', '"new4"', '"old3"']))
+    assert [each.id for page in pages for each in page] == ["old3@q", "old499@q"]
+    assert len(pages) >= 7
+
+
+@pytest.mark.parametrize("purge", [False, True], ids=["released", "thrown away"])
+def test_all_are_taken_out_in_steps_and_each_once(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis, purge: bool
+) -> None:
+    """Those that are let out may be back, at their old places, before the last of them has gone."""
+    names = [f"t{number:03}@q" for number in range(500)]
+    park(parking, *names)
+    park(parking, "x@q", "y@q", since=START + 199)  # at one time
+    clock.advance(1)
+    steps = parking.pick_all(BUCKET, purge=purge)
+    taken, seen = 0, []
+    for number, leaving in steps:
+        assert number <= 200
+        taken += number
+        seen += leaving
+        if not purge:
+            parking.published({BUCKET: leaving})
+            for each in leaving:
+                park(parking, each.id, copy=2, since=each.since)
+        clock.advance(0.001)
+        park(parking, f"new{taken}@q")
+    assert taken == 502
+    if purge:
+        assert parking.lot(BUCKET, 0, -1).parked == 3, "who has come meanwhile"
+        assert store.zcard("ratelimit:v1:{api}::where@fleet") == 3
+    else:
+        assert sorted(each.id for each in seen) == sorted([*names, "x@q", "y@q"])
+        assert parking.lot(BUCKET, 0, -1).parked == 505
+
+
+def test_lots_are_listed_in_pages(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+    for number in range(450):
+        park(parking, "a", asked=demand("1/h", key=f"t{number}"))
+    assert sorted(lot.key for lot in parking.lots(["api"])) == sorted(f"t{number}" for number in range(450))
+    store.config_resetstat()
+    assert len(list(parking.lots(["api"]))) == 450
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5
+
+
+def test_what_an_older_version_has_let_out_is_forgotten_when_the_last_lot_ends(
+    parking: Parking, store: redis.Redis
+) -> None:
+    park(parking, "a@q")
+    store.zadd("ratelimit:v1:{api}::where@fleet", {"old\0old@q\0": 0})
+    let_out(parking)
+    publish(parking, ("a@q", 1))
+    assert not store.exists("ratelimit:v1:{api}::where@fleet")
 
 
 # -- When somebody looks -------------------------------------------------------------------------------------------
