@@ -40,7 +40,7 @@ _KEYS = 9
 #: Lots of one limit that are due, of which a worker hears at once, and lots that are told that their limit has changed.
 LOTS, WOKEN = 100, 500
 #: Tasks that are taken out or listed in one script, and look-ups in one.
-PAGE, FOUND = 200, 500
+PAGE, FOUND = 100, 250
 
 
 class Parked(NamedTuple):

@@ -89,6 +89,22 @@ def test_a_parked_task_that_will_not_run_leaves_at_once(
         assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
 
 
+def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """60 MB: more than one reply can bring within the half second that the store has for it."""
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        fleet.send("retry", 0).get(timeout=10)
+        Limiter.from_url(server.url).pause(NAME, 600)
+        expires = datetime.now(timezone.utc) + timedelta(seconds=12)
+        text = "x" * 200_000
+        results = [fleet.send("retry", index, expires=expires, argsrepr="", shadow=text) for index in range(1, 301)]
+        until(lambda: parked(fleet) == 300, 12, "all being parked")
+        for result in results:
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=30)
+        assert not list(fleet.parking_lots().lots(NAME))
+
+
 def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

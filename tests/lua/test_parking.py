@@ -206,6 +206,64 @@ def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: re
     assert list(parking.lots(["api"])) == []
 
 
+# -- Heavy messages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["their turn", "expired", "not reported"])
+def test_no_reply_is_longer_than_a_connection_can_take(
+    frozen: Limiter, parking: Parking, clock: Clock, why: str
+) -> None:
+    quick = demand("1000/s")
+    several = [quick, demand("1000/s", key="other")]
+    for asked in several:
+        for number in range(10):
+            parking.park(
+                asked,
+                f"{number}@q",
+                message_of(f"{number}@q") + " " * 200_000,
+                copy=1,
+                since=0,
+                expires=START / 1e6 + 1 if why == "expired" else 0.0,
+                only_behind=False,
+                most=None,
+            )
+    if why == "expired":
+        frozen.pause("api", 60)
+        clock.advance(1)
+    if why == "not reported":
+        for asked in several:
+            assert len(let_out(parking, asked)) == 10
+        clock.advance(10)
+    left = list(several)
+    sizes = []
+    while left:
+        looked = parking.unpark(left, due=True)
+        sizes.append(sum(len(each.leaving) for each in looked))
+        more = [asked for asked, each in zip(left, looked, strict=False) if each.again == 0.0]
+        left = [*left[len(looked) :], *more]
+    assert sum(sizes) == 20
+    assert max(sizes) == 3, "200 kB each, and no more when half a megabyte is reached"
+
+
+def test_a_message_that_is_longer_than_that_goes_alone(parking: Parking, clock: Clock) -> None:
+    for id in "abc":
+        parking.park(API, id, "{}" + " " * 2_000_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    (looked,) = parking.unpark([API])
+    assert ([each.id for each in looked.leaving], looked.again) == (["a"], 0.0)
+    taken, leaving, left = parking.pick(BUCKET, ["b", "c"], purge=False)
+    assert (taken, [each.id for each in leaving], left) == (1, ["b"], ["c"])
+    clock.advance(1)
+    assert [number for number, _ in parking.pick_all(BUCKET, purge=True)] == [1]
+    park(parking, "d")
+
+
+def test_heavy_tasks_are_listed_a_few_at_a_time(parking: Parking) -> None:
+    for id in "abcdefg":
+        parking.park(API, id, "{}" + " " * 200_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    assert [each.id for each in parking.lot(BUCKET, 0, -1).tasks] == ["a", "b", "c"]
+    assert [each.id for each in parking.lot(BUCKET, 3, -1).tasks] == ["d", "e", "f"]
+
+
 # -- Which tasks are where -----------------------------------------------------------------------------------------
 
 
@@ -232,7 +290,7 @@ def test_a_task_is_found_by_its_own_id_for_as_long_as_it_is_parked(
 def test_look_ups_are_bounded(frozen: Limiter, parking: Parking) -> None:
     park(parking, *[f"{number}@q" for number in range(700)])
     found = list(parking.find(["api", "other"], [str(number) for number in range(700)]))
-    assert [len(each[BUCKET]) for each in found] == [250, 250, 200]
+    assert [len(each[BUCKET]) for each in found] == [125, 125, 125, 125, 125, 75]
 
 
 def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: Parking, store: redis.Redis) -> None:
@@ -260,7 +318,7 @@ def test_all_are_taken_out_in_steps_and_each_once(
     steps = parking.pick_all(BUCKET, purge=purge)
     taken, seen = 0, []
     for number, leaving in steps:
-        assert number <= 200
+        assert number <= 100
         taken += number
         seen += leaving
         if not purge:
@@ -271,11 +329,11 @@ def test_all_are_taken_out_in_steps_and_each_once(
         park(parking, f"new{taken}@q")
     assert taken == 502
     if purge:
-        assert parking.lot(BUCKET, 0, -1).parked == 3, "who has come meanwhile"
-        assert store.zcard("ratelimit:v1:{api}::where@fleet") == 3
+        assert parking.lot(BUCKET, 0, -1).parked == 6, "who has come meanwhile"
+        assert store.zcard("ratelimit:v1:{api}::where@fleet") == 6
     else:
         assert sorted(each.id for each in seen) == sorted([*names, "x@q", "y@q"])
-        assert parking.lot(BUCKET, 0, -1).parked == 505
+        assert parking.lot(BUCKET, 0, -1).parked == 508
 
 
 def test_lots_are_listed_in_pages(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
