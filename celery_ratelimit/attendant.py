@@ -22,7 +22,7 @@ from .limits import AnyLimit
 from .line import Held
 from .outage import Outage
 from .parcels import expires_at, marker_in, parcel_of
-from .parking import FOUND, LOTS, NOBODY, Bucket, Parked, Parking, marker_of
+from .parking import FOUND, LOTS, NOBODY, Attendance, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]
 
@@ -30,6 +30,8 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds between two looks for lots that are due; and where a worker has found and parked nothing for so many looks.
 LOOK, RARELY, QUIET = 0.2, 1.0, 10
+#: Seconds after which a worker says again which queues it consumes, and after which it is taken for dead.
+ATTEND, ATTENDED = 2.0, 6.0
 #: Seconds after which a lot is looked after that nobody was in before: those who come together leave together.
 SOON = 0.05
 #: Seconds after which it is told which messages have come: they wait for their slots meanwhile.
@@ -65,12 +67,17 @@ class Attendant:
     ) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
+        self._before, self._behind = return_queue_for("\0").split("\0")
         self._on_store_lost = on_store_lost
         self._names = sorted(limits)
         self._known: OrderedDict[Bucket, None] = OrderedDict()
         self._due: dict[Bucket, None] = {}
         self._revoked: list[str] = []
         self._called_off: list[tuple[Bucket, list[str]]] = []
+        self._attendance: Attendance | None = None
+        self._attends: frozenset[str] = frozenset()
+        self._attended_at = 0.0
+        self._recalling: dict[str, tuple[str | None, int]] = {}
         self._waking: dict[str, int] = {}
         self._woken: dict[str, int] = {}
         self._changed: set[str] = set()
@@ -200,12 +207,14 @@ class Attendant:
             self._cancel = self._worker.call_after(SOON, self._look)
 
     def close(self) -> None:
+        self._attend_no_more()
         for cancel in (self._cancel, self._cancel_telling, self._cancel_waking):
             if cancel is not None:
                 cancel()
         self._cancel = self._cancel_telling = self._cancel_waking = None
         self._due.clear()
         self._waking.clear()
+        self._recalling.clear()
         self._arriving.clear()
         self._let_go.clear()
 
@@ -216,6 +225,7 @@ class Attendant:
             return
         until = time.monotonic() + TURN
         try:
+            self._attend()
             done = self._let_revoked_out(until) and self.let_out(until)
             self._note_acknowledged()
             self._parking.flush()
@@ -235,7 +245,8 @@ class Attendant:
                 self._known.clear()  # who comes asks first, and is parked if it has to be
         while self._due:
             first = itertools.islice(self._due, LOTS)
-            looked = self._parking.unpark([Demand(self._limits[name], name, key) for name, key in first], due=True)
+            demands = [Demand(self._limits[name], name, key) for name, key in first]
+            looked = self._parking.unpark(demands, due=True, attendance=self._attendance)
             for each in looked:
                 self._due.pop(each.bucket, None)
                 if each.again is None:
@@ -256,6 +267,42 @@ class Attendant:
         self._due.update(dict.fromkeys(due))
         self._more_due = len(due) >= LOTS
 
+    # -- Whose tasks have somebody to run them ---------------------------------------------------------------------
+
+    def _queues(self) -> frozenset[str]:
+        """The queues whose tasks come here when they leave their lots: by their return queues."""
+        before, behind = self._before, self._behind
+        return frozenset(
+            [
+                queue[len(before) : len(queue) - len(behind)]
+                if queue.startswith(before) and queue.endswith(behind) and len(queue) > len(before) + len(behind)
+                else queue
+                for queue in self._worker.queues
+            ]
+        )
+
+    def _attend(self) -> None:
+        """Say which queues this worker consumes, and hear which nobody does: no slot is given to their tasks."""
+        queues = self._queues()
+        if queues == self._attends and time.monotonic() < self._attended_at + ATTEND:
+            return
+        absent = self._attendance.absent if self._attendance is not None else None
+        left = sorted(self._attends - queues)
+        self._attendance = self._parking.attend(self._worker.hostname, sorted(queues), left, ATTENDED)
+        self._attends, self._attended_at = queues, time.monotonic()
+        if absent is None or absent - self._attendance.absent:  # of the first look nobody knows
+            self._recalling = dict.fromkeys(self._names, (None, 0))
+            self._go_on_waking()
+
+    def _attend_no_more(self) -> None:
+        """This worker ends, or connects anew: others need not wait until it is taken for dead."""
+        left, self._attends, self._attendance = sorted(self._attends), frozenset(), None
+        if left and not self._outage and self._parking.in_use:
+            try:
+                self._parking.attend(self._worker.hostname, (), left, ATTENDED)
+            except STORE_TROUBLES as error:
+                logger.debug("not said that nobody consumes %s here: %r", left, error)
+
     # -- When a limit is another one than it was -------------------------------------------------------------------
 
     def wake(self, names: Iterable[str]) -> None:
@@ -270,6 +317,9 @@ class Attendant:
             return
         for name in names:
             self._waking[name] = min(since, self._waking.get(name, since))
+        self._go_on_waking()
+
+    def _go_on_waking(self) -> None:
         if self._cancel_waking is None:
             self._cancel_waking = self._worker.call_after(0, self._wake_on)
 
@@ -289,9 +339,15 @@ class Attendant:
                 if name in self._changed:  # once more meanwhile
                     self._changed.discard(name)
                     self._waking[name] = since
+            while self._recalling and not self._outage and time.monotonic() < until:
+                name, (after, offset) = next(iter(self._recalling.items()))
+                after, offset = self._parking.recall(name, after, offset)
+                self._recalling.pop(name, None)
+                if after is not None:
+                    self._recalling[name] = after, offset
         except STORE_TROUBLES as error:
             self._on_store_lost(error)
-        if self._waking and self._cancel_waking is None:
+        if (self._waking or self._recalling) and self._cancel_waking is None:
             self._cancel_waking = self._worker.call_after(LOOK if self._outage else 0, self._wake_on)
 
     def _let_revoked_out(self, until: float) -> bool:

@@ -13,10 +13,19 @@ from typing import Any, NamedTuple
 
 from ._scripts import Script, bulk, slot_of
 from .asking import ARGUMENTS, KEYS, Demand, microseconds
-from .keys import bucket_keys, config_keys, hash_tag, lot_keys, lots_key, touched_key
+from .keys import (
+    all_lots_keys,
+    attendance_keys,
+    bucket_keys,
+    config_keys,
+    hash_tag,
+    lot_keys,
+    lots_key,
+    touched_key,
+)
 from .limiter import Limiter
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "Bucket", "Looked", "Lot", "Parked", "Parking", "marker_of"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "Attendance", "Bucket", "Looked", "Lot", "Parked", "Parking", "marker_of"]
 
 #: A limit's name, and the key of one of its buckets.
 Bucket = tuple[str, str]
@@ -36,9 +45,11 @@ PACE = 0.2
 #: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
 AGAIN = 10.0
 #: How many keys a lot has.
-_KEYS = 9
+_KEYS = 11
 #: Lots of one limit that are due, of which a worker hears at once, and lots that are told that their limit has changed.
 LOTS, WOKEN = 100, 500
+#: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
+KNOWN = 30 * 86_400.0
 #: Tasks that are taken out or listed in one script, and look-ups in one.
 PAGE, FOUND = 100, 250
 
@@ -83,6 +94,13 @@ class Looked(NamedTuple):
     leaving: tuple[Parked, ...]
 
 
+class Attendance(NamedTuple):
+    """Queues that somebody in the fleet consumes, and those that nobody does any more."""
+
+    attended: frozenset[str]
+    absent: frozenset[str]
+
+
 class Lot(NamedTuple):
     """The parking lot of one bucket.
 
@@ -119,7 +137,20 @@ class Parking:
         self._keys = lru_cache(maxsize=1024)(self._make_keys)
         self._limit_keys = lru_cache(maxsize=1024)(self._make_limit_keys)
         self._acknowledged: dict[Bucket, list[str]] = {}
-        names = ("park", "unpark", "published", "arrive", "due", "wake", "parked", "pick", "find", "scan")
+        names = (
+            "park",
+            "unpark",
+            "published",
+            "arrive",
+            "due",
+            "wake",
+            "parked",
+            "pick",
+            "find",
+            "scan",
+            "attend",
+            "recall",
+        )
         self.scripts = {name: Script(name, limiter.replace_includes) for name in names}
 
     def _make_keys(self, bucket: Bucket) -> bytes:
@@ -222,30 +253,76 @@ class Parking:
             The store's clock, and whether there are more.
         """
         prefix, name = self._limiter.prefix, demand.name
-        keys = (*lot_keys(prefix, name, "", self._fleet)[-3:-1], config_keys(prefix, name, "")[0])
+        lots, code, *_ = all_lots_keys(prefix, name, self._fleet)
+        keys = (lots, code, config_keys(prefix, name, "")[0])
         method, count, period, size, _, extra = demand.limit.wire(1)
         code = f"{method} {count} {period} {size} {extra}"
         now, moved = self._call("wake", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
         return int(now), int(moved) == WOKEN
 
-    def unpark(self, demands: Sequence[Demand], *, due: bool = False, horizon: float = HORIZON) -> list[Looked]:
+    def attend(self, worker: str, queues: Sequence[str], left: Sequence[str], lasts: float) -> Attendance:
+        """Which queues somebody consumes, and which nobody does.
+
+        Args:
+            worker: who asks.
+            queues: which it consumes.
+            left: which it does not consume any more.
+            lasts: seconds for which it may be taken for alive.
+        """
+        keys = attendance_keys(self._limiter.prefix, self._fleet)
+        numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
+        arguments: list[str | int] = [worker, *numbers, *queues, *left]
+        reply = self._call("attend", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+        attended, absent = [frozenset([_text(queue) for queue in each]) for each in reply]
+        return Attendance(attended | set(queues), absent - set(queues))
+
+    def recall(self, name: str, after: str | None, offset: int) -> tuple[str | None, int]:
+        """A queue is consumed again: lots of a limit in which tasks are aside are due. In steps.
+
+        Args:
+            name: of the limit.
+            after: up to which bucket's key the step before has come; ``None``: the first step.
+            offset: how many lots there were before.
+
+        Returns:
+            The same for the next step; ``None``: there is none.
+        """
+        lots, _, _, asides = all_lots_keys(self._limiter.prefix, name, self._fleet)
+        first = "-" if after is None else f"({after}"
+        reply = self._call("recall", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
+        return (_text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
+
+    def unpark(
+        self,
+        demands: Sequence[Demand],
+        *,
+        due: bool = False,
+        horizon: float = HORIZON,
+        attendance: Attendance | None = None,
+    ) -> list[Looked]:
         """Let those out whose turn is no further away than ``horizon`` seconds. Whoever calls publishes them.
 
         Args:
             demands: one of each bucket; its cost is that of each message.
             due: only of those lots that somebody has to look after now.
             horizon: seconds.
+            attendance: which queues somebody consumes; tasks of those that nobody does get no slot.
 
         Returns:
             What came of it, for the lots to which one script came: those behind them are left.
         """
+        if not demands:
+            return []
         demands = self._of_one_script(demands)
         methods = {demand.method for demand in demands}
         buckets = [(demand.name, demand.key) for demand in demands]
         of_limits = [self._limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
         numbers = (len(demands), int(due), microseconds(horizon), MOST, microseconds(PACE), microseconds(AGAIN))
-        first: list[str | int] = [*numbers, self._memory, WORK, BYTES, *[demand.key for demand in demands]]
+        absent = sorted(attendance.absent) if attendance is not None else []
+        attended = sorted(attendance.attended) if attendance is not None and absent else []
+        first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(absent), len(attended), *absent, *attended]
+        first += [demand.key for demand in demands]
         pieces = [*keys, *map(self._keys, buckets), bulk(*first), *[demand.wire for demand in demands]]
         number = (KEYS + _KEYS) * len(demands)
         reply = self._call(
@@ -304,7 +381,7 @@ class Parking:
         """
         several = [names] if not self._limiter.is_cluster else [[name] for name in names]
         for part in [those[i : i + FOUND] for those in several for i in range(0, len(those), FOUND)]:
-            keys = [lot_keys(self._limiter.prefix, name, "", self._fleet)[-1] for name in part]
+            keys = [all_lots_keys(self._limiter.prefix, name, self._fleet)[2] for name in part]
             size = max(1, FOUND // len(part))
             for first in range(0, len(tasks), size):
                 asked = tasks[first : first + size]
@@ -371,8 +448,8 @@ class Parking:
     def _lots(self, name: str, keys: Sequence[str], which: tuple[int, int] | None) -> list[Lot]:
         asked = [lots_key(self._limiter.prefix, name, self._fleet)]
         for key in keys:
-            parked, messages, leaving, *_ = lot_keys(self._limiter.prefix, name, key, self._fleet)
-            asked += [parked, leaving, messages]
+            parked, messages, leaving, _, _, _, aside, *_ = lot_keys(self._limiter.prefix, name, key, self._fleet)
+            asked += [parked, leaving, messages, aside]
         arguments = (*(which or ("", "")), BYTES)
         _, *found = self._call("parked", (), len(asked), len(asked) + len(arguments), [bulk(*asked, *arguments)])
         return [

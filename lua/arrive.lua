@@ -13,7 +13,7 @@ local may = {}
 for i = 1, #ARGV, 2 do
     local id, copy = ARGV[i], ARGV[i + 1]
     local chosen, newest, several = copies(id)
-    local inside = copy == '0' and call('HEXISTS', MESSAGES, id) == 1 or call('ZSCORE', PARKED, id)
+    local inside = copy == '0' and call('HEXISTS', MESSAGES, id) == 1 or is_parked(id)
     if chosen == '-' and not inside then
         note_copies(id, copy, newest, several)
         chosen = copy

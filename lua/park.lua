@@ -20,13 +20,14 @@ local id, since = ARGV[6], tonumber(ARGV[3])
 
 use_lot(0, ARGV[5])
 acknowledged(10, #ARGV)
-local ahead = call('ZCARD', PARKED)
+local parked = call('ZCARD', PARKED)
+local ahead = parked + call('ZCARD', ASIDE)
 if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
 if ARGV[1] == '1' and ahead == 0 then return -1 end
 if ARGV[2] ~= '-1' and ahead >= tonumber(ARGV[2]) then return -2 end
 
 if since == 0 then
-    local last = ahead > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
+    local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
     since = max(now, last + 1)
 end
 local copy = tonumber(ARGV[8])
@@ -46,7 +47,7 @@ if ARGV[4] ~= '0' then
     call('ZADD', LOTS, 'XX', 'LT', ARGV[4], ARGV[5])
 end
 -- Somebody has to look at once, if it is the first or has come before the first.
-if ahead == 0 or ARGV[3] ~= '0' and call('ZRANK', PARKED, id) == 0 then
+if parked == 0 or ARGV[3] ~= '0' and call('ZRANK', PARKED, id) == 0 then
     call('ZADD', LOTS, int(now), ARGV[5])
 end
 return ahead

@@ -6,7 +6,7 @@
 --        4  key       text: of the bucket
 --        5  bytes     >= 1: no more are taken out when their messages are that long
 --        6  most      0: those with the ids that follow; else so many of all who are parked, in their order
---        7  from      us, text: with 9, behind whom; ''
+--        7  from      text: with 9, behind whom: us, or 'aside'; ''
 --        8  until     us: those who were parked by then; 0: now
 --        9  last      text
 --        10+          ids
@@ -22,7 +22,14 @@ local PURGE, BYTES, MOST = ARGV[1] == '1', tonumber(ARGV[5]), tonumber(ARGV[6])
 
 use_lot(0, ARGV[4])
 local ids, places, taken, came, from, last = {}, {}, 0, 0, '', ''
-if MOST > 0 then
+if ARGV[7] == 'aside' then
+    local found = call('ZRANGEBYLEX', ASIDE, ARGV[9] == '' and '-' or '(' .. ARGV[9], '+', 'LIMIT', 0, MOST)
+    for i, entry in ipairs(found) do
+        local since, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
+        ids[i], places[i] = tonumber(since) <= tonumber(ARGV[8]) and id or '', entry
+    end
+    if #found == MOST then from, last = 'aside', found[#found] end
+elseif MOST > 0 then
     local before = tonumber(ARGV[7]) or 0
     local found = call('ZRANGEBYSCORE', PARKED, int(before), int(ARGV[8] == '0' and now or tonumber(ARGV[8])), 'WITHSCORES',
         'LIMIT', 0, MOST)
@@ -34,17 +41,22 @@ if MOST > 0 then
     end
     if #found == 2 * MOST then from, last = int(found[#found]), found[#found - 1] end
     if from ~= '' and #ids == 0 then from, last = int(before + 1), '' end
+    if from == '' and call('EXISTS', ASIDE) == 1 then from = 'aside' end
 else
     for i = 10, #ARGV do ids[#ids + 1] = ARGV[i] end
 end
 
 for i, id in ipairs(ids) do
     if bytes >= BYTES then
-        if MOST > 0 then from, last = int(places[i - 1]), ids[i - 1] end
+        if ARGV[7] == 'aside' then
+            from, last = 'aside', places[i - 1]
+        elseif MOST > 0 then
+            from, last = int(places[i - 1]), ids[i - 1]
+        end
         break
     end
     came = i
-    if call('ZSCORE', PARKED, id) then
+    if is_parked(id) then
         taken = taken + 1
         leave(id, 0)
         if PURGE then

@@ -9,10 +9,11 @@
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
+--!include listed.lua
 
 use_lot(0, '')
 local found, bytes, looked = {}, 0, 0
-for i, id in ipairs(call('ZRANGE', PARKED, ARGV[1], ARGV[2])) do
+for i, id in ipairs(listed(PARKED, ASIDE, ARGV[1], ARGV[2])) do
     if bytes >= tonumber(ARGV[3]) then break end
     looked = i
     local message = call('HGET', MESSAGES, id) or ''

@@ -11,13 +11,15 @@
 --        7  memory    us, > 0: for how long the broker may hand out an older copy
 --        8  work      >= 1: tasks that leave and lots that are looked after, together
 --        9  bytes     >= 1: no more tasks leave when their messages are that long
---        10+          for each lot: key of its bucket, text; then its limit, see include/request.lua; its cost is each message's own
+--        10 absent, 11 attended: how many queues follow; queues that nobody consumes, and if there are any those that somebody does
+--        12+          these; for each lot: key of its bucket, text; then its limit, see include/request.lua; its cost is each message's own
 -- Reply  for each lot that was looked after: us until somebody has to look again (-1: it is empty; 0: at once, not all have left
 --        that may); 1 if whoever looked after a lot of this limit last had another limit in its code, else 0; then for each that
 --        leaves: its id, us until its turn, its message
 -- Writes the lots; the slots
 local NUMBER = tonumber(ARGV[1])
-local FIRST_LIMIT = 10 + NUMBER
+local FIRST_KEY = 12 + ARGV[10] + ARGV[11]
+local FIRST_LIMIT = FIRST_KEY + NUMBER
 local HORIZON_US, MOST, PACE_US = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local AGAIN_US, MEMORY_US = tonumber(ARGV[6]), tonumber(ARGV[7])
 local WORK, BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
@@ -29,8 +31,14 @@ local LATE_US = 2000000 -- who is later than that has lost its slot
 --!include lot.lua
 --!include leave.lua
 --!include queue_of_lots.lua
+--!include code.lua
 
 local work = 0
+local FAR_US = 2592000000000 -- 30 days
+
+local absent, attended = {}, {}
+for i = 12, 11 + ARGV[10] do absent[ARGV[i]] = true end
+for i = 12 + ARGV[10], FIRST_KEY - 1 do attended[ARGV[i]] = true end
 
 -- How many more may leave.
 local function room_to_leave()
@@ -85,7 +93,7 @@ local function let_out_expired()
     for _, id in ipairs(ids) do
         if room_to_leave() <= 0 then return false end
         call('ZREM', EXPIRING, id)
-        if call('ZSCORE', PARKED, id) then let_out(id, 0) end
+        if is_parked(id) then let_out(id, 0) end
     end
     return #ids < room
 end
@@ -94,8 +102,70 @@ local function first_of(key)
     return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
 end
 
+-- Tasks that are aside and whose queues somebody consumes again: the first of each queue. They come back at their places, each
+-- when it is the first of all.
+local function first_back(queue)
+    local entry = call('ZRANGEBYLEX', ASIDE, '[' .. queue .. '\0', '(' .. queue .. '\1', 'LIMIT', 0, 1)[1]
+    if not entry then return nil end
+    local since, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
+    return {queue = queue, since = tonumber(since), id = id, entry = entry}
+end
+
+local function who_may_come_back()
+    local back, from = {}, '-'
+    while true do
+        local queue = match(call('ZRANGEBYLEX', ASIDE, from, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z')
+        if not queue then return back end
+        if not absent[queue] then back[#back + 1] = first_back(queue) end
+        from = '[' .. queue .. '\1'
+    end
+end
+
+local function bring_back(back, before)
+    for i, first in ipairs(back) do
+        while first and first.since <= before and room_to_leave() > 0 do
+            work = work + 1
+            if call('ZREM', ASIDE, first.entry) == 1 then
+                no_more_aside(first.id, first.since)
+                call('ZADD', PARKED, int(first.since), first.id)
+                before = first.since
+            end
+            first = first_back(first.queue)
+        end
+        back[i] = first or false -- of this queue nobody is aside any more
+    end
+end
+
+-- Sets a task aside if nobody consumes its queue.
+local function set_aside(id, since)
+    local entries = {}
+    for _, queue in ipairs(queues_of(id)) do
+        if attended[queue] then return false end
+        if absent[queue] then entries[#entries + 1] = aside(queue, since, id) end
+    end
+    if #entries == 0 then return false end
+    for _, entry in ipairs(entries) do call('ZADD', ASIDE, 0, entry) end
+    call('ZREM', PARKED, id)
+    call('ZADD', ASIDES, 0, bucket)
+    work = work + 1
+    return true
+end
+
+-- The first of those whose queues somebody consumes; false: the script has done enough.
+local function next_one(back)
+    while true do
+        local id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
+        if #back > 0 then
+            bring_back(back, tonumber(since) or math.huge)
+            id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
+        end
+        if room_to_leave() <= 0 and id then return false end
+        if not id or next(absent) == nil or not set_aside(id, since) then return id end
+    end
+end
+
 -- Those whose turn is near. Returns when the next one may have its turn; nil: at once.
-local function let_out_next(limit)
+local function let_out_next(limit, back)
     local extra = limit.extra
     -- Who has a slot and does not come leaves it to others.
     for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '-inf', int(now - LATE_US), 'LIMIT', 0, WORK)) do
@@ -105,9 +175,8 @@ local function let_out_next(limit)
         read_again(limit)
     end
     for _ = 1, MOST - call('ZCOUNT', limit.slots_key, int(now), '+inf') do
-        local id = call('ZRANGE', PARKED, 0, 0)[1]
-        if not id then return math.huge end
-        if room_to_leave() <= 0 then return nil end
+        local id = next_one(back)
+        if not id then return id == nil and math.huge or nil end
         local slot, later = slot_of(limit, extra, id)
         if not slot then
             -- Sooner, if one who has a slot does not come, or a lease ends with its holder, or what is stored.
@@ -133,32 +202,35 @@ local function look_after(limit)
         if not due then return -1 end
         if due > now then return due - now end -- somebody has done it meanwhile
     end
-    local next = leave_once_more() and let_out_expired() and let_out_next(limit)
-    if not next then
+    local back = call('EXISTS', ASIDE) == 1 and who_may_come_back() or {}
+    local look = leave_once_more() and let_out_expired() and let_out_next(limit, back)
+    if not look then
         call('ZADD', LOTS, int(now), bucket)
         return 0
     end
     local leaving = first_of(LEAVING)
-    if next == math.huge and not leaving then
+    if look == math.huge and call('EXISTS', ASIDE) == 1 then look = now + FAR_US end -- somebody says when there is somebody
+    if #back > 0 and call('EXISTS', ASIDE) == 0 then call('ZREM', ASIDES, bucket) end
+    if look == math.huge and not leaving then
         end_lot()
         return -1
     end
-    next = max(now + PACE_US, min(next, leaving or math.huge, first_of(EXPIRING) or math.huge))
-    call('ZADD', LOTS, int(next), bucket)
-    return next - now
+    look = max(now + PACE_US, min(look, leaving or math.huge, first_of(EXPIRING) or math.huge))
+    call('ZADD', LOTS, int(look), bucket)
+    return look - now
 end
 
 local answer, asked = {}, {}
 for i, limit in ipairs(limits) do
     if room_to_leave() < 2 then break end -- one for the lot itself
-    use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[9 + i])
+    use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[FIRST_KEY + i - 1])
     work, out = work + 1, {}
-    local next, another = look_after(limit), 0
+    local again, another = look_after(limit), 0
     if not asked[CODE] then
         local at = FIRST_LIMIT + 6 * (i - 1)
         asked[CODE] = true
         another = same_code(table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]}, ' ')) and 0 or 1
     end
-    answer[i] = {next, another, unpack(out)}
+    answer[i] = {again, another, unpack(out)}
 end
 return answer

@@ -12,6 +12,7 @@ local LOTS, CODE = KEYS[1], KEYS[2]
 --!include prelude.lua
 --!include now.lua
 --!include queue_of_lots.lua
+--!include code.lua
 
 local since, resumed = match(call('GET', KEYS[3]) or '', '^%S+ %S+ %S+ %S+ %S+ %S+ %S+ %S+ (%d+) (%d+)')
 local known = tonumber(ARGV[1])

@@ -11,9 +11,10 @@ end
 
 local function leave(id, wait)
     local message = call('HGET', MESSAGES, id)
-    call('ZREM', PARKED, id)
+    local was_aside = call('ZREM', PARKED, id) == 0
     call('ZREM', EXPIRING, id)
     if not message then return end
+    if was_aside then no_more_aside(id, match(message, '^%d+ %d+ (%d+)')) end
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)

@@ -89,6 +89,45 @@ def test_a_parked_task_that_will_not_run_leaves_at_once(
         assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
 
 
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str
+) -> None:
+    rate, number = 20, 300
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate=f"{rate}/s") as fleet:
+        limiter.pause(NAME, 600)
+        fleet.start("-Q", "a")
+        fleet.launch("-Q", "b")
+        until(lambda: " ready." in fleet.log(1), 20)
+        for index in range(number):
+            fleet.send("retry", index, queue="a")
+            fleet.send("retry", 1000 + index, queue="b")
+        until(lambda: parked(fleet) == 2 * number, 30, "all being parked")
+        if how == "killed":
+            fleet.kill(0)
+        else:
+            fleet.workers[0].terminate()
+            until(lambda: fleet.workers[0].poll() is not None, 20)
+        limiter.resume(NAME)
+        gone = _now(store)
+        # Who is killed is missed after six seconds.
+        settled = gone + (3.0 if how == "stopped" else 9.0)
+        until(lambda: len([start for start in fleet.starts() if start.index >= 1000]) == number, 60, "all of b")
+        of_b = sorted(permit.at for permit in fleet.permits())
+        after = [at for at in of_b if at >= settled]
+        assert len(after) >= 100
+        assert (len(after) - 1) / (after[-1] - after[0]) >= 0.95 * rate
+        assert {start.index for start in fleet.starts()} == set(range(1000, 1000 + number))
+        (lot,) = fleet.parking_lots().lots(NAME)
+        assert lot.parked >= number - rate * (settled - gone) - rate
+        fleet.launch("-Q", "a")
+        fleet.wait_for(2 * number, 60)
+        assert sorted(start.index for start in fleet.starts() if start.index < 1000) == list(range(number))
+        assert displacement([start for start in fleet.starts() if start.index < 1000])[0] <= 10
+        assert_never_over(fleet.permits(), rate)
+
+
 def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """60 MB: more than one reply can bring within the half second that the store has for it."""
     with Fleet(server, tmp_path, rate="1/h") as fleet:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter import Demand
-from celery_ratelimit.parking import FULL, NOBODY, Parked, Parking
+from celery_ratelimit.parking import FULL, NOBODY, Attendance, Parked, Parking
 from tests.conftest import START, Clock
 
 from .frozen import demand, expiries, us
@@ -204,6 +204,136 @@ def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: re
     assert parking.pick(BUCKET, ["a", "c"], purge=True) == (2, [], [])
     publish(parking, ("b", 1))
     assert list(parking.lots(["api"])) == []
+
+
+# -- Queues that nobody consumes -----------------------------------------------------------------------------------
+
+
+def attend(parking: Parking, worker: str, *queues: str, left: Sequence[str] = ()) -> Attendance:
+    return parking.attend(worker, queues, left, 6)
+
+
+NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
+
+
+def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    assert attend(parking, "one", "a", "b") == ({"a", "b"}, set())
+    assert attend(parking, "two", "b") == ({"b"}, set())
+    assert attend(parking, "three", "a") == ({"a"}, set())
+    assert attend(parking, "one", left=["a", "b"]) == (set(), set()), "others do"
+    assert attend(parking, "three", left=["a"]) == ({"b"}, {"a"})
+    assert attend(parking, "two", "b") == ({"b"}, {"a"})
+    clock.advance(5.9)
+    assert attend(parking, "four", "c").absent == {"a"}
+    clock.advance(0.1)
+    assert attend(parking, "four", "c").absent == {"a", "b"}, "it was killed, or hangs"
+    assert attend(parking, "three", "a").absent == {"b"}
+    clock.advance(30 * 86_400 - 1)
+    assert attend(parking, "four", "c").absent == {"a", "b"}
+    clock.advance(2)
+    assert attend(parking, "four", "c") == ({"c"}, {"a"}), "after a month nobody knows of b"
+
+
+def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    assert frozen.ask((API,)).allowed
+    park(parking, *[f"{number}@{queue}" for number in range(30) for queue in "ab"])
+    park(parking, "odd@a@b", "odd@b@a", "unknown@c", "none")
+    (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
+    assert [(each.id, us(each.wait)) for each in looked.leaving] == [
+        (f"{number}@b", (number + 1) * 100_000) for number in range(10)
+    ]
+    (lot,) = parking.lots(["api"])
+    assert lot.parked == 54, "whoever is aside is parked"
+    assert {each.id for each in parking.lot(BUCKET, 0, -1).tasks} == {
+        *[f"{number}@a" for number in range(30)],
+        *[f"{number}@b" for number in range(10, 30)],
+        *("odd@a@b", "odd@b@a", "unknown@c", "none"),
+    }
+    assert lot.oldest == START / 1e6
+    # Somebody consumes it again: first in, first out.
+    clock.advance(1)
+    (looked,) = parking.unpark([API], attendance=Attendance(frozenset("ab"), frozenset()))
+    assert [each.id for each in looked.leaving] == [f"{number}@a" for number in range(10)]
+    clock.advance(1)
+    (looked,) = parking.unpark([API], attendance=Attendance(frozenset("ab"), frozenset()))
+    assert [each.id for each in looked.leaving] == [f"{number}@{queue}" for number in range(10, 15) for queue in "ab"]
+
+
+def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    several = [demand("10/s", key=key) for key in ("", *[f"t{number}" for number in range(600)])]
+    for asked in several:
+        park(parking, "1@a", "2@a", asked=asked)
+    left = list(several)
+    while left:
+        left = left[len(parking.unpark(left, attendance=NOBODY_AT_A)) :]
+    left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
+    while left:
+        parking.unpark(left, due=True, attendance=NOBODY_AT_A)
+        left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
+    clock.advance(86_400)
+    assert parking.due(["api"]) == []
+    after, offset = parking.recall("api", None, 0)
+    assert (offset, after) == (500, "t547")
+    assert parking.recall("api", after, offset) == (None, 601)
+    seen = []
+    gone: dict[str, list[str]] = {}
+    for _ in range(14):
+        due = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
+        seen += [asked.key for asked in due]
+        while due:
+            looked = parking.unpark(due, due=True)
+            for each in looked:
+                gone.setdefault(each.bucket[1], []).extend(parked.id for parked in each.leaving)
+            due = due[len([each for each in looked if each.again]) :]
+        clock.advance(0.1)
+    assert all(ids == ["1@a", "2@a"] for ids in gone.values())
+    assert len(set(seen)) == 601
+    assert not store.exists("ratelimit:v1:{api}::asides@fleet")
+
+
+def test_whoever_is_aside_expires_and_is_taken_out_like_others(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    park(parking, "short@a", expires=START / 1e6 + 2)
+    park(parking, *[f"{number}@a" for number in range(250)])
+    while parking.unpark([API], attendance=NOBODY_AT_A)[0].again == 0:
+        pass
+    assert park(parking, "behind@b", only_behind=True) == 251
+    assert park(parking, "behind@b", most=3) == 252, "it is there"
+    assert park(parking, "full@b", most=252) == FULL
+    assert parking.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
+    clock.advance(2)
+    assert parking.due(["api"]) == [BUCKET]
+    (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
+    assert "short@a" in [each.id for each in looked.leaving]
+    assert parking.pick(BUCKET, ["100@a", "nobody@a"], purge=False)[0] == 1
+    assert list(parking.find(["api"], ["101", "100"])) == [{BUCKET: {"101@a": "101"}}]
+    clock.advance(1)
+    taken = sum(number for number, _ in parking.pick_all(BUCKET, purge=True))
+    assert parking.lot(BUCKET, 0, -1).parked == 0
+    assert taken >= 230
+    assert not store.exists("ratelimit:v1:{api}::aside@fleet")
+    clock.advance(20)
+    let_out(parking)
+    clock.advance(20)
+    parking.published({BUCKET: let_out(parking)})
+    assert not [key for key in store.keys("ratelimit:*@fleet") if "aside" in key]
+
+
+def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[f"{number}@a" for number in range(1000)], "last@b")
+    leaving, steps, again = [], 0, 0.0
+    while again == 0.0:
+        (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
+        leaving, steps, again = [*leaving, *looked.leaving], steps + 1, looked.again
+    assert [each.id for each in leaving] == ["last@b"]
+    assert 10 <= steps <= 12
 
 
 # -- Heavy messages ------------------------------------------------------------------------------------------------
