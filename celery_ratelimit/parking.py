@@ -170,8 +170,8 @@ class Parking:
 
     @property
     def in_use(self) -> bool:
-        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`)."""
-        return self._limiter.pretended_wait is None
+        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`), nor in a store in memory."""
+        return self._limiter.pretended_wait is None and not hasattr(self._limiter.client, "clock")
 
     # -- In --------------------------------------------------------------------------------------------------------
 

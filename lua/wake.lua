@@ -14,6 +14,7 @@ local LOTS, CODE = KEYS[1], KEYS[2]
 --!include queue_of_lots.lua
 --!include code.lua
 
+if call('EXISTS', LOTS) == 0 then return {int(now), 0} end
 local since, resumed = match(call('GET', KEYS[3]) or '', '^%S+ %S+ %S+ %S+ %S+ %S+ %S+ %S+ (%d+) (%d+)')
 local known = tonumber(ARGV[1])
 if ARGV[3] ~= '' and not same_code(ARGV[3]) then known = -1 end
