@@ -39,7 +39,7 @@ HORIZON = 1.0
 MOST = 1000
 #: Tasks that leave, and lots that are looked after, in one script: a millisecond or two of the store's time. And bytes
 #: of messages after which no more leave: what a connection takes in a moment.
-WORK, BYTES = 100, 512_000
+WORK, BYTES = 50, 512_000
 #: Seconds between two looks at a lot, at the least: those whose turn has come meanwhile leave it together.
 PACE = 0.2
 #: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
@@ -340,9 +340,9 @@ class Parking:
     def _of_one_script(self, demands: Sequence[Demand]) -> Sequence[Demand]:
         """Those at the head, and as many with them, that one script may see."""
         if not self._limiter.is_cluster:
-            return demands[:LOTS]
+            return demands[:WORK]
         slot = slot_of(hash_tag(demands[0].name))
-        return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:LOTS]
+        return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:WORK]
 
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """These have left their lots: they are at the broker. What is acknowledged is told with them."""

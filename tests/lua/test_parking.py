@@ -333,7 +333,7 @@ def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Parking, store: r
         (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
         leaving, steps, again = [*leaving, *looked.leaving], steps + 1, looked.again
     assert [each.id for each in leaving] == ["last@b"]
-    assert 10 <= steps <= 12
+    assert 20 <= steps <= 23
 
 
 # -- Heavy messages ------------------------------------------------------------------------------------------------
@@ -651,7 +651,8 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
         due = parking.due(["api"])
         assert 45 <= len(due) <= 55, "500 a second"
         seen.update(due)
-        parking.unpark([Demand(limit, *bucket) for bucket in due], due=True)
+        while due:
+            due = due[len(parking.unpark([Demand(limit, *bucket) for bucket in due], due=True)) :]
     assert len(seen) == 1200
 
 
@@ -674,18 +675,18 @@ def test_another_limit_in_the_code_wakes_the_lots(frozen: Limiter, parking: Park
 
 def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
     """Of several limits, as far as a script may go; the others are due still."""
-    several = [demand("10/s", name=name, key=key) for name in ("api", "other") for key in ("", "x", "y")]
+    several = [demand("10/s", name=name, key=key) for name in ("api", "other") for key in ("", "x")]
     for asked in several:
         park(parking, *[f"t{number}" for number in range(40)], asked=asked)
     looked = parking.unpark(several, due=True)
-    assert [len(each.leaving) for each in looked] == [11] * 6
+    assert [len(each.leaving) for each in looked] == [11] * 4
     assert parking.unpark(several, due=True)[0].leaving == ()
     quick = [demand("10000/s", name="quick", key=key) for key in "xyz"]
     for asked in quick:
         park(parking, *[f"t{number}" for number in range(80)], asked=asked)
     looked = parking.unpark(quick, due=True)
-    assert [(len(each.leaving), each.again == 0) for each in looked] == [(80, False), (18, True)]
-    assert parking.due(["quick"]) == [("quick", "y"), ("quick", "z")]
+    assert [(len(each.leaving), each.again == 0) for each in looked] == [(49, True)]
+    assert sorted(parking.due(["quick"])) == [("quick", key) for key in "xyz"]
 
 
 def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: Clock) -> None:
