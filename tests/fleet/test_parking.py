@@ -129,7 +129,7 @@ def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
 
 
 def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
-    """60 MB: more than one reply can bring within the half second that the store has for it."""
+    """60 MB; a store has half a second for a reply."""
     with Fleet(server, tmp_path, rate="1/h") as fleet:
         fleet.start()
         fleet.send("retry", 0).get(timeout=10)
