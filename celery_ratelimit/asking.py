@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from ._scripts import Script, bulk
 from .decision import Decision, LimitState
 from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, Throttled
-from .keys import bucket_key, bucket_keys, changes_key, config_keys
+from .keys import bucket_key, bucket_keys, changes_key, config_keys, touched_key
 from .limits import AnyLimit, Concurrency, Limit, check_cost
 
 __all__ = ["Asking", "Demand", "Limits", "actual_costs", "each_bucket_once"]
@@ -140,6 +140,7 @@ class Asking:
         self._config = Script("config", replace_includes)
         self._join = Script("join", replace_includes)
         self._probe = Script("probe", replace_includes)
+        self._reset = Script("reset", replace_includes)
         self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
         self.packed = lru_cache(maxsize=1024)(self._pack)
         self._new_id = _Ids()
@@ -190,11 +191,17 @@ class Asking:
         )
 
     def _pieces(
-        self, demands: tuple[Demand, ...], first: Sequence[str | int], kind: str | None, last: Sequence[int]
+        self,
+        script: Script,
+        demands: tuple[Demand, ...],
+        first: Sequence[str | int],
+        kind: str | None,
+        last: Sequence[str | int],
     ) -> Call:
         """What :class:`~celery_ratelimit._scripts.Script` is called with, for a script that ``request.lua`` is part of.
 
         Args:
+            script: which it is.
             demands: the limits.
             first: the arguments before them.
             kind: one more key for each of them, of that kind.
@@ -206,21 +213,39 @@ class Asking:
         if kind is not None:
             pieces += [bulk(bucket_key(self.prefix, demand.name, demand.key, kind)) for demand in demands]
             keys += number
+        if script in self._touching:
+            pieces.append(bulk(*[touched_key(self.prefix, demand.name) for demand in demands]))
+            keys += number
+            last = [*last, *[demand.key for demand in demands]]
         pieces += (bulk(*first), arguments)
         if last:
             pieces.append(bulk(*last))
         return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
-    def _keys(self, demands: Sequence[Demand]) -> list[str]:
-        """What is forgotten when these buckets are reset."""
-        return [k for each in demands for k in bucket_keys(self.prefix, each.name, each.key, each.method)]
+    @cached_property
+    def _touching(self) -> frozenset[Script]:
+        """The scripts that note in which buckets something was given back."""
+        return frozenset((self._cancel, self._settle, self._forget))
+
+    def _reset_pieces(self, demands: Sequence[Demand]) -> Call:
+        keys = [
+            key
+            for each in demands
+            for key in (
+                *bucket_keys(self.prefix, each.name, each.key, each.method),
+                touched_key(self.prefix, each.name),
+            )
+        ]
+        return (), len(keys), len(keys) + len(demands), [bulk(*keys), bulk(*[each.key for each in demands])]
 
     def _leases(self, demand: Demand) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
     def _release_pieces(self, leased: Sequence[Demand], id: str, granted_at: int) -> Call:
         keys = [self._leases(demand) for demand in leased]
-        return (), len(keys), len(keys) + 2, [bulk(*keys), bulk(id, granted_at)]
+        keys += [touched_key(self.prefix, demand.name) for demand in leased]
+        arguments: list[str | int] = [id, granted_at, *[demand.key for demand in leased]]
+        return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 
     def _renew_pieces(self, leases: Sequence[tuple[Demand, str]]) -> Call:
         keys = [self._leases(demand) for demand, _ in leases]
@@ -251,15 +276,16 @@ class Asking:
             raise ConfigurationError(f"{name!r} has no name, so nothing can be stored for it: give it name='…'")
         return name.name, name
 
-    def _change_keys(self, name: str, key: str | None) -> tuple[str, str]:
+    def _change_keys(self, name: str, key: str | None) -> tuple[str, str, str]:
         """What is changed, and where that is told."""
-        return config_keys(self.prefix, name, key or "")[1], changes_key(self.prefix, name)
+        config = config_keys(self.prefix, name, key or "")[1]
+        return config, changes_key(self.prefix, name), touched_key(self.prefix, name)
 
     def _config_call(self, name: str, key: str | None) -> Call:
         return (), 2, 2, [bulk(*config_keys(self.prefix, name, key or ""))]
 
     def _timed_call(self, name: str, key: str | None, us: int) -> Call:
-        return (), 2, 3, [bulk(*self._change_keys(name, key), us)]
+        return (), 3, 5, [bulk(*self._change_keys(name, key), us, key or "")]
 
     # -- Replies into decisions ------------------------------------------------------------------------------------
 

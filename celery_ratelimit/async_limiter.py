@@ -203,9 +203,9 @@ class AsyncLimiter(Asking):
 
     async def reset(self, limits: Limits, *, key: str | None = None) -> None:
         """Forget what was taken: the buckets are full again and the slots of those who wait are gone."""
-        keys = self._keys(self._demands(limits, key, 1))
-        if self.pretended_wait is None:
-            await self._store(self.client.delete(*keys))
+        demands = self._demands(limits, key, 1)
+        for part in self._by_slot(demands) if self.pretended_wait is None else ():
+            await self._reply(self._reset, self._reset_pieces([demands[i] for i in part]))
 
     async def reserve(
         self, limits: Limits, *, id: str, horizon: float, key: str | None = None, cost: int | None = None
@@ -449,7 +449,7 @@ class AsyncLimiter(Asking):
         if self._is_cluster and (parts := self._spread.parts(tuple(demands))):
             return await self._in_turn(self._spread.steps(script, parts, first, kind, last))
         try:
-            return whole_numbers(await self._reply(script, self._pieces(tuple(demands), first, kind, last)))
+            return whole_numbers(await self._reply(script, self._pieces(script, tuple(demands), first, kind, last)))
         except RateLimitError as error:
             raise impossible(demands, error) from error.__cause__
 

@@ -5,22 +5,24 @@ No worker leads. The store says which lots are due; whoever asks first lets thos
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-from ._celery import Worker, task_id_in
+from ._celery import Worker
 from .errors import STORE_TROUBLES
 from .limiter import Demand
 from .limits import AnyLimit
 from .line import Held
 from .outage import Outage
 from .parcels import Parcel, expires_at, marker_in, parcel_of
-from .parking import NOBODY, Bucket, Parked, Parking, marker_of
+from .parking import FOUND, LOTS, NOBODY, Attendance, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]
 
@@ -28,14 +30,18 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds between two looks for lots that are due; and where a worker has found and parked nothing for so many looks.
 LOOK, RARELY, QUIET = 0.2, 1.0, 10
+#: Seconds after which a worker says again which queues it consumes, and after which it is taken for dead.
+ATTEND, ATTENDED = 2.0, 6.0
 #: Seconds after which a lot is looked after that nobody was in before: those who come together leave together.
 SOON = 0.05
 #: Seconds after which it is told which messages have come: they wait for their slots meanwhile.
 TELL = 0.1
 #: Seconds before its slot at which a task should be back: what brokers and timers are usually late.
 LEAD = 0.05
-#: Tasks that are looked at, or let out, at once.
-_PAGE = 500
+#: Seconds after which what is not done with the lots waits for the next turn of the worker's loop.
+TURN = 0.02
+#: Buckets in which others are known to wait: of more than that, those who come ask their limits first.
+MOST_KNOWN = 10_000
 
 
 class Attendant:
@@ -61,16 +67,28 @@ class Attendant:
     ) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
+        self._before, self._behind = return_queue_for("\0").split("\0")
         self._on_store_lost = on_store_lost
         self._sorted: list[str] = []
-        self._known: set[Bucket] = set()
+        self._known: OrderedDict[Bucket, None] = OrderedDict()
+        self._due: dict[Bucket, None] = {}
+        self._revoked: list[str] = []
+        self._called_off: list[tuple[Bucket, list[str]]] = []
+        self._attendance: Attendance | None = None
+        self._attends: frozenset[str] = frozenset()
+        self._attended_at = 0.0
+        self._recalling: dict[str, tuple[str | None, int]] = {}
+        self._waking: dict[str, int] = {}
+        self._woken: dict[str, int] = {}
+        self._changed: set[str] = set()
+        self._cancel_waking: Callable[[], None] | None = None
         self._let_go: deque[tuple[Bucket, str, Any]] = deque()
         self._arriving: dict[Bucket, dict[str, int]] = {}
         self._barred: set[tuple[str, int]] = set()
         self._telling = threading.Lock()
         self._cancel: Callable[[], None] | None = None
         self._cancel_telling: Callable[[], None] | None = None
-        self._soon = False
+        self._soon = self._more_due = False
         self._quiet = QUIET  # looks in a row in which nothing was found
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 
@@ -102,7 +120,7 @@ class Attendant:
         ahead = self._parking.park(
             demand,
             held.id,
-            _text(parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)),
+            _text({"id": request.id, **parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
@@ -111,9 +129,12 @@ class Attendant:
         )
         if ahead < 0:
             if ahead == NOBODY:
-                self._known.discard(bucket)
+                self._known.pop(bucket, None)
             return ahead
-        self._known.add(bucket)
+        self._known[bucket] = None
+        self._known.move_to_end(bucket)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
         if ahead == 0 or self._quiet >= QUIET:
             self._look_soon()
         self._quiet = 0
@@ -184,6 +205,7 @@ class Attendant:
         """Look after the lots from now on."""
         if self._cancel is None:
             self._cancel = self._worker.call_after(LOOK, self._look)
+            self._wake(self._names, 0)  # if this worker's code has other limits than those who were here before
 
     def _look_soon(self) -> None:
         """The first in a lot may have its turn before the next look."""
@@ -193,10 +215,14 @@ class Attendant:
             self._cancel = self._worker.call_after(SOON, self._look)
 
     def close(self) -> None:
-        for cancel in (self._cancel, self._cancel_telling):
+        self._attend_no_more()
+        for cancel in (self._cancel, self._cancel_telling, self._cancel_waking):
             if cancel is not None:
                 cancel()
-        self._cancel = self._cancel_telling = None
+        self._cancel = self._cancel_telling = self._cancel_waking = None
+        self._due.clear()
+        self._waking.clear()
+        self._recalling.clear()
         self._arriving.clear()
         self._let_go.clear()
 
@@ -205,59 +231,184 @@ class Attendant:
         self._cancel, self._soon = self._worker.call_after(pause, self._look), False
         if self._outage or not self._parking.in_use:
             return
+        until = time.monotonic() + TURN
         try:
-            self._let_revoked_out()
-            self.let_out()
+            self._attend()
+            done = self._let_revoked_out(until) and self.let_out(until)
             self._note_acknowledged()
             self._parking.flush()
         except STORE_TROUBLES as error:
             self._on_store_lost(error)
+        else:
+            if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
+                self._cancel()
+                self._cancel = self._worker.call_after(0, self._look)
 
-    def let_out(self) -> None:
-        """Publish those whose turn is near, of all lots that are due."""
+    def let_out(self, until: float) -> bool:
+        """Publish those whose turn is near, of all lots that are due. False: some are left, and time is up."""
+        if not self._due:
+            self._ask_for_due()
+            self._quiet = 0 if self._due else self._quiet + 1
+            if self._quiet >= QUIET:
+                self._known.clear()  # who comes asks first, and is parked if it has to be
+        while self._due:
+            first = itertools.islice(self._due, LOTS)
+            demands = [Demand(self._limits[name], name, key) for name, key in first]
+            looked = self._parking.unpark(demands, due=True, attendance=self._attendance)
+            for each in looked:
+                self._due.pop(each.bucket, None)
+                if each.again is None:
+                    self._known.pop(each.bucket, None)
+                elif each.again <= 0:
+                    self._due[each.bucket] = None  # behind the others
+                if each.another:
+                    self._wake([each.bucket[0]], -1)
+            self._publish({each.bucket: each.leaving for each in looked if each.leaving})
+            if time.monotonic() >= until:
+                return not self._due
+            if not self._due and self._more_due:
+                self._ask_for_due()
+        return True
+
+    def _ask_for_due(self) -> None:
         due = self._parking.due(self._names)
-        self._quiet = 0 if due else self._quiet + 1
-        if self._quiet >= QUIET:
-            self._known.clear()  # who comes asks first, and is parked if it has to be
-        for name, key in due:
-            self._publish((name, key), self._parking.unpark(Demand(self._limits[name], name, key)))
+        self._due.update(dict.fromkeys(due))
+        self._more_due = len(due) >= LOTS
 
-    def _let_revoked_out(self) -> None:
-        """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
-        revoked = set(self._worker.newly_revoked())
-        if not revoked:
+    # -- Whose tasks have somebody to run them ---------------------------------------------------------------------
+
+    def _queues(self) -> frozenset[str]:
+        """The queues whose tasks come here when they leave their lots: by their return queues."""
+        before, behind = self._before, self._behind
+        return frozenset(
+            [
+                queue[len(before) : len(queue) - len(behind)]
+                if queue.startswith(before) and queue.endswith(behind) and len(queue) > len(before) + len(behind)
+                else queue
+                for queue in self._worker.queues
+            ]
+        )
+
+    def _attend(self) -> None:
+        """Say which queues this worker consumes, and hear which nobody does: no slot is given to their tasks."""
+        queues = self._queues()
+        if queues == self._attends and time.monotonic() < self._attended_at + ATTEND:
             return
-        ours = tuple(f"@{queue}" for queue in self._worker.queues)
-        for lot in self._parking.lots(self._names):
-            bucket = lot.name, lot.key
-            pages = [self._parking.lot(bucket, n, n + _PAGE - 1).tasks for n in range(0, lot.parked, _PAGE)]
-            ids = [each.id for page in pages for each in page]
-            found = [id for id in ids if task_id_in(id) in revoked and id.endswith(ours)]
-            for first in range(0, len(found), _PAGE):
-                self._publish(bucket, self._parking.pick(bucket, found[first : first + _PAGE], purge=False))
+        absent = self._attendance.absent if self._attendance is not None else None
+        left = sorted(self._attends - queues)
+        self._attendance = self._parking.attend(self._worker.hostname, sorted(queues), left, ATTENDED)
+        self._attends, self._attended_at = queues, time.monotonic()
+        if absent is None or absent - self._attendance.absent:  # of the first look nobody knows
+            self._recalling = dict.fromkeys(self._names, (None, 0))
+            self._go_on_waking()
 
-    def _publish(self, bucket: Bucket, leaving: Sequence[Parked]) -> None:
-        parcels = {each.id: _parcel(each) for each in leaving}
+    def _attend_no_more(self) -> None:
+        """This worker ends, or connects anew: others need not wait until it is taken for dead."""
+        left, self._attends, self._attendance = sorted(self._attends), frozenset(), None
+        if left and not self._outage and self._parking.in_use:
+            try:
+                self._parking.attend(self._worker.hostname, (), left, ATTENDED)
+            except STORE_TROUBLES as error:
+                logger.debug("not said that nobody consumes %s here: %r", left, error)
+
+    # -- When a limit is another one than it was -------------------------------------------------------------------
+
+    def wake(self, names: Iterable[str]) -> None:
+        """What is stored for these limits has changed: their lots may be due sooner than was foreseen."""
+        names = [name for name in names if name in self._limits]
+        self._changed.update(name for name in names if name in self._waking)
+        for name in names:
+            self._wake([name], self._woken.get(name, 0))
+
+    def _wake(self, names: Iterable[str], since: int) -> None:
+        if not self._parking.in_use:
+            return
+        for name in names:
+            self._waking[name] = min(since, self._waking.get(name, since))
+        self._go_on_waking()
+
+    def _go_on_waking(self) -> None:
+        if self._cancel_waking is None:
+            self._cancel_waking = self._worker.call_after(0, self._wake_on)
+
+    def _wake_on(self) -> None:
+        """One step for one limit after the other, until the turn is over."""
+        self._cancel_waking = None
+        until = time.monotonic() + TURN
+        try:
+            while self._waking and not self._outage and time.monotonic() < until:
+                name, since = next(iter(self._waking.items()))
+                now, more = self._parking.wake(Demand(self._limits[name], name), since)
+                if more:
+                    self._waking[name] = -1  # it has changed, and not all have been told
+                    continue
+                self._waking.pop(name, None)
+                self._woken[name] = now
+                if name in self._changed:  # once more meanwhile
+                    self._changed.discard(name)
+                    self._waking[name] = since
+            while self._recalling and not self._outage and time.monotonic() < until:
+                name, (after, offset) = next(iter(self._recalling.items()))
+                after, offset = self._parking.recall(name, after, offset)
+                self._recalling.pop(name, None)
+                if after is not None:
+                    self._recalling[name] = after, offset
+        except STORE_TROUBLES as error:
+            self._on_store_lost(error)
+        if (self._waking or self._recalling) and self._cancel_waking is None:
+            self._cancel_waking = self._worker.call_after(LOOK if self._outage else 0, self._wake_on)
+
+    def _let_revoked_out(self, until: float) -> bool:
+        """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
+        self._revoked += reversed(self._worker.newly_revoked())
+        if not self._names:
+            self._revoked.clear()
+        while self._revoked or self._called_off:
+            if not self._called_off:
+                number = max(1, FOUND // len(self._names))
+                asked, self._revoked = self._revoked[:number], self._revoked[number:]
+                try:
+                    found = [each for step in self._parking.find(self._names, asked) for each in step.items()]
+                except BaseException:
+                    self._revoked[:0] = asked
+                    raise
+                self._called_off += [(bucket, list(ids)) for bucket, ids in found]
+            else:
+                bucket, ids = self._called_off.pop()
+                _, leaving, left = self._parking.pick(bucket, ids, purge=False)
+                if left:
+                    self._called_off.append((bucket, list(left)))
+                self._publish({bucket: leaving} if leaving else {})
+            if time.monotonic() >= until:
+                return False
+        return True
+
+    def _publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
+        each_of = [(bucket, each) for bucket, several in leaving.items() for each in several]
+        parcels = {each.id: _parcel(each) for _, each in each_of}
         self._apart.update(id for id, parcel in parcels.items() if not parcel)
-        together = [each for each in leaving if each.id not in self._apart]
-        for some in [together, *[[each] for each in leaving if each.id in self._apart]]:
+        together = [pair for pair in each_of if pair[1].id not in self._apart]
+        for some in [together, *[[pair] for pair in each_of if pair[1].id in self._apart]]:
             if not some:
                 continue
             try:
                 self._worker.publish(
-                    [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in some]
+                    [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for bucket, each in some]
                 )
             except self._worker.connection_errors:
                 raise  # Celery connects anew
             except Exception as error:
                 # Nothing is lost: whoever looks after the lot in some seconds publishes them once more, as other
                 # copies; each by itself, lest one that cannot be published keeps the others.
-                self._apart.update(each.id for each in some)
-                ids = ", ".join(each.id for each in some[:5])
+                self._apart.update(each.id for _, each in some)
+                ids = ", ".join(each.id for _, each in some[:5])
                 logger.warning("%d parked tasks (%s) could not be published (%r): tried again", len(some), ids, error)
             else:
-                self._apart.difference_update(each.id for each in some)
-                self._parking.published(bucket, some)
+                self._apart.difference_update(each.id for _, each in some)
+                published: dict[Bucket, list[Parked]] = {}
+                for bucket, each in some:
+                    published.setdefault(bucket, []).append(each)
+                self._parking.published(published)
 
 
 def _parcel(parked: Parked) -> Parcel:

@@ -684,6 +684,7 @@ class Gate:
         """Rates of these limits are others now: whoever waits asks again."""
         self._changed_names |= names
         self._run(*self._lines)
+        self.attendant.wake(names)
         self.worker.recall(lambda request: self._limited_by(request, names))
 
     def _put_back_early(self) -> None:

@@ -14,6 +14,8 @@ from urllib.parse import quote
 __all__ = [
     "DEFAULT_PREFIX",
     "SCHEMA",
+    "all_lots_keys",
+    "attendance_keys",
     "bucket_key",
     "bucket_keys",
     "changes_key",
@@ -22,6 +24,7 @@ __all__ = [
     "hash_tag",
     "lot_keys",
     "lots_key",
+    "touched_key",
 ]
 
 DEFAULT_PREFIX = "ratelimit"
@@ -55,19 +58,36 @@ def changes_key(prefix: str, name: str) -> str:
     return bucket_key(prefix, name, "", "changes")
 
 
+def touched_key(prefix: str, name: str) -> str:
+    """Where it is noted in which buckets of a limit something was given back; see ``lua/include/touch.lua``."""
+    return bucket_key(prefix, name, "", "touched")
+
+
 def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
     """Where a rate or a pause is stored: for the whole limit, and for one key of it; the same where there is none."""
     return bucket_key(prefix, name, "", "config"), bucket_key(prefix, name, key, "config")
 
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
-_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring")
+_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside")
+_ALL_LOTS = ("lots", "code", "where", "asides")
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
-    """The keys of one bucket's parking lot; the last one is shared by all lots of the limit."""
-    own = [bucket_key(prefix, name, key, f"{kind}@{fleet}") for kind in _LOT]
-    return *own, lots_key(prefix, name, fleet)
+    """The keys of one bucket's parking lot; those of :data:`_ALL_LOTS` are shared by all lots of the limit."""
+    own, of_all = [f"{prefix}:{SCHEMA}:{_name(name)}:{escaped}:" for escaped in (escape(key), "")]
+    return *[f"{own}{kind}@{fleet}" for kind in _LOT], *[f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
+
+
+def all_lots_keys(prefix: str, name: str, fleet: str) -> tuple[str, ...]:
+    """What the lots of a limit share: when each is due, in whose code the limit is what, who is where, who is aside."""
+    return tuple([bucket_key(prefix, name, "", f"{kind}@{fleet}") for kind in _ALL_LOTS])
+
+
+def attendance_keys(prefix: str, fleet: str) -> tuple[str, str]:
+    """Which queues of a fleet are consumed: by whom, and until when."""
+    workers, queues = [bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("workers", "queues")]
+    return workers, queues
 
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:

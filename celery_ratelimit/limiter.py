@@ -218,9 +218,9 @@ class Limiter(Asking):
 
     def reset(self, limits: Limits, *, key: str | None = None) -> None:
         """Forget what was taken: the buckets are full again and the slots of those who wait are gone."""
-        keys = self._keys(self._demands(limits, key, 1))
-        if self.pretended_wait is None:
-            self._store(self.client.delete, *keys)
+        demands = self._demands(limits, key, 1)
+        for part in self._by_slot(demands) if self.pretended_wait is None else ():
+            self._reply(self._reset, self._reset_pieces([demands[i] for i in part]))
 
     def reserve(
         self, limits: Limits, *, id: str, horizon: float, key: str | None = None, cost: int | None = None
@@ -515,7 +515,9 @@ class Limiter(Asking):
         if self.is_cluster and (parts := self._spread.parts(tuple(demands))):
             return self._in_turn(self._spread.steps(script, parts, first, kind, last))
         try:
-            return whole_numbers(self._store(script, self._link, *self._pieces(tuple(demands), first, kind, last)))
+            return whole_numbers(
+                self._store(script, self._link, *self._pieces(script, tuple(demands), first, kind, last))
+            )
         except RateLimitError as error:
             raise impossible(demands, error) from error.__cause__
 
@@ -534,7 +536,9 @@ class Limiter(Asking):
         link = self._link
         if len(steps) < 2 or not isinstance(link, ClusterLink):
             return [self._run_one(step) for step in steps]
-        calls = [(step.script, self._pieces(step.demands, step.first, step.kind, step.last)) for step in steps]
+        calls = [
+            (step.script, self._pieces(step.script, step.demands, step.first, step.kind, step.last)) for step in steps
+        ]
         said = link.exchange_all([script.command(*call) for script, call in calls])
         # What has not been run by a node, for whatever reason, is run in the usual way, which sees to it.
         return [

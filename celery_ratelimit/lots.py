@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
-from kombu.utils.json import loads
+from kombu.utils.json import dumps, loads
 
 from ._celery import fleet_of, redelivery_of
 from .binding import limits_of_app
 from .config import limiter_of, settings_of
 from .parcels import RETURN_HEADER, publish_all
-from .parking import Bucket, Lot, Parked, Parking, marker_of
+from .parking import PAGE, Bucket, Lot, Parked, Parking, marker_of
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]
 
-#: Tasks that are read or taken out at once.
-_PAGE = 500
+#: Tasks that are looked for at once in a lot that is read from end to end.
+_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,13 @@ class ParkingLots:
         Returns:
             How many were sent.
         """
+        bucket = name, key
         with self._app.connection_for_write() as connection, connection.channel() as channel:
             released = 0
-            for page in self._pages((name, key), ids):
-                leaving = self._parking.pick((name, key), page, purge=False)
-                publish_all(channel, [(loads(each.message), 0.0, marker_of((name, key), each)) for each in leaving])
-                self._parking.published((name, key), leaving)
+            for _, leaving in self._take_out(bucket, ids, purge=False):
+                if leaving:
+                    publish_all(channel, [(loads(each.message), 0.0, marker_of(bucket, each)) for each in leaving])
+                    self._parking.published({bucket: leaving})
                 released += len(leaving)
             return released
 
@@ -124,18 +125,41 @@ class ParkingLots:
         Returns:
             How many there were.
         """
-        return sum(len(self._parking.pick((name, key), page, purge=True)) for page in self._pages((name, key), ids))
+        return sum(taken for taken, _ in self._take_out((name, key), ids, purge=True))
 
-    def _list(self, bucket: Bucket, first: int, number: int) -> Sequence[Parked]:
-        lot = self._parking.lot(bucket, first, first + number - 1)
-        return lot.tasks if number > 0 else ()
+    def _list(self, bucket: Bucket, first: int, number: int) -> Iterator[Parked]:
+        last = first + number - 1
+        while first <= last:
+            page = self._parking.lot(bucket, first, min(last, first + PAGE - 1)).tasks
+            if not page:
+                return
+            yield from page
+            first += len(page)
 
-    def _pages(self, bucket: Bucket, ids: Sequence[str] | None) -> Iterator[list[str]]:
-        """The ids by which the store knows tasks: of an attempt that is tried again it has another one."""
-        everybody = self._parking.lot(bucket, 0, -1).tasks
-        chosen = [each.id for each in everybody if ids is None or _task(each).id in ids]
-        for first in range(0, len(chosen), _PAGE):
-            yield chosen[first : first + _PAGE]
+    def _take_out(
+        self, bucket: Bucket, ids: Sequence[str] | None, *, purge: bool
+    ) -> Iterator[tuple[int, Sequence[Parked]]]:
+        """In steps of one script: of a task that is tried again the store knows the attempts by ids of their own."""
+        if ids is None:
+            yield from self._parking.pick_all(bucket, purge=purge)
+            return
+        missing = dict.fromkeys(ids)
+        for found in self._parking.find([bucket[0]], list(missing)):
+            here = found.get(bucket, {})
+            yield from self._pick(bucket, list(here), purge)
+            for task in here.values():
+                missing.pop(task, None)
+        # A version before this one may have parked them: it told nobody where.
+        asked = list(missing)
+        for first in range(0, len(asked), _AT_ONCE):
+            written = [dumps(id)[1:-1] for id in asked[first : first + _AT_ONCE]]
+            scanned = [each for page in self._parking.scan(bucket, written) for each in page]
+            yield from self._pick(bucket, [each.id for each in scanned if _task(each).id in missing], purge)
+
+    def _pick(self, bucket: Bucket, stored: Sequence[str], purge: bool) -> Iterator[tuple[int, Sequence[Parked]]]:
+        while stored:
+            taken, leaving, stored = self._parking.pick(bucket, stored, purge=purge)
+            yield taken, leaving
 
     def _lot(self, lot: Lot) -> ParkingLot:
         config = self._limiter.config(self._limits.get(lot.name, lot.name), key=lot.key or None)

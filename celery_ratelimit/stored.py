@@ -114,7 +114,7 @@ def change_of(
         if each.name not in _NOT_STORED and getattr(limit, each.name) != each.default
     }
     note = json.dumps({"limit": said, "by": by or _who()})
-    arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note)
+    arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, key or "")
     return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 
 

@@ -1,12 +1,13 @@
 -- cancel: give back the permits of a reservation, as far as that lets nobody exceed the limit. Once for each id.
 --
--- KEYS   four per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
+-- KEYS   four per limit, see include/request.lua; then one per limit: its ids, see reserve.lua; then one per limit: what was
+--        touched, see include/touch.lua
 -- ARGV   1  id        text: names the reservation
---        2+ six per limit, see include/request.lua
+--        2+ six per limit, see include/request.lua; then one per limit: key of its bucket, text
 -- Reply  1 if there was such a reservation, else 0
 -- Writes each limit's state, and its ids.
 local id = ARGV[1]
-local NUMBER = #KEYS / 5 -- of limits
+local NUMBER = #KEYS / 6 -- of limits
 local FIRST_LIMIT = 2
 local IDS = 4 * NUMBER
 --!include prelude.lua
@@ -14,6 +15,7 @@ local IDS = 4 * NUMBER
 --!include algorithms.lua
 --!include request.lua
 --!include remember.lua
+--!include touch.lua
 
 local found = 0
 for i = 1, #limits do
@@ -27,6 +29,7 @@ for i = 1, #limits do
             remember(KEYS[IDS + i], 'settled ' .. id, now)
             limit.algorithm.check(limit, now, '')
             limit.algorithm.give_back(limit, now, at, limit.cost)
+            touch(KEYS[IDS + NUMBER + i], ARGV[FIRST_LIMIT + 6 * NUMBER + i - 1])
         end
     end
 end

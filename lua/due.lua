@@ -1,14 +1,30 @@
 -- due: which parking lots has somebody to look after?
 --
--- KEYS   of each limit its lots, see include/lot.lua
+-- A lot is looked after when its time comes, or when its bucket was touched (include/touch.lua): each touch is heeded once.
+-- KEYS   of each limit its lots, see include/lot.lua, and what was touched
 -- ARGV   1  most      of each limit no more than so many
+--        2  fleet     text: whose lots
 -- Reply  for each limit: keys of buckets
--- Writes nothing
+-- Writes lots, for what was touched; there a member NUL <fleet>: up to where this fleet has heeded it
 --!include prelude.lua
 --!include now.lua
 
+local MOST_TOUCHED = 500
+local mark = '\0' .. ARGV[2]
 local due = {}
-for i = 1, #KEYS do
-    due[i] = call('ZRANGEBYSCORE', KEYS[i], '-inf', int(now), 'LIMIT', 0, ARGV[1])
+for i = 1, #KEYS, 2 do
+    local lots, touched = KEYS[i], KEYS[i + 1]
+    if call('EXISTS', lots) == 0 then
+        due[#due + 1] = {}
+    else
+        local heeded = call('ZSCORE', touched, mark)
+        local new = call('ZRANGEBYSCORE', touched, heeded and '(' .. int(tonumber(heeded)) or '-inf', '+inf',
+            'WITHSCORES', 'LIMIT', 0, MOST_TOUCHED)
+        for j = 1, #new, 2 do
+            call('ZADD', lots, 'XX', 'LT', int(now), new[j])
+        end
+        if #new > 0 then call('ZADD', touched, int(tonumber(new[#new])), mark) end
+        due[#due + 1] = call('ZRANGEBYSCORE', lots, '-inf', int(now), 'LIMIT', 0, ARGV[1])
+    end
 end
 return due

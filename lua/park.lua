@@ -13,20 +13,21 @@
 --        10+          ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  how many are ahead; -1: nobody is there; -2: there are as many as there may be
 -- Writes the lot; no time to live: it is work
-local LOT = 0
 local id, since = ARGV[6], tonumber(ARGV[3])
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
 
-acknowledged(10)
-local ahead = call('ZCARD', PARKED)
+use_lot(0, ARGV[5])
+acknowledged(10, #ARGV)
+local parked = call('ZCARD', PARKED)
+local ahead = parked + call('ZCARD', ASIDE)
 if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
 if ARGV[1] == '1' and ahead == 0 then return -1 end
 if ARGV[2] ~= '-1' and ahead >= tonumber(ARGV[2]) then return -2 end
 
 if since == 0 then
-    local last = ahead > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
+    local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
     since = max(now, last + 1)
 end
 local copy = tonumber(ARGV[8])
@@ -35,9 +36,18 @@ if chosen then -- this is the one that may run, under a number that no other has
     copy = max(copy, newest + 1)
     note_copies(id, copy, copy, several)
 end
-call('HSET', MESSAGES, id, format('%s %d %d ', ARGV[7], copy, since) .. ARGV[9])
+local message = format('%s %d %d ', ARGV[7], copy, since) .. ARGV[9]
+local place = place_of(id, message)
+call('HSET', MESSAGES, id, message)
+if place then call('ZADD', WHERE, 0, place) end
 call('ZADD', PARKED, int(since), id)
 call('SADD', UNACKED, id)
-if ARGV[4] ~= '0' then call('ZADD', EXPIRING, ARGV[4], id) end
-if ahead == 0 then call('ZADD', LOTS, 0, ARGV[5]) end -- somebody has to look at once
+if ARGV[4] ~= '0' then
+    call('ZADD', EXPIRING, ARGV[4], id)
+    call('ZADD', LOTS, 'XX', 'LT', ARGV[4], ARGV[5])
+end
+-- Somebody has to look at once, if it is the first or has come before the first.
+if parked == 0 or ARGV[3] ~= '0' and call('ZRANK', PARKED, id) == 0 then
+    call('ZADD', LOTS, int(now), ARGV[5])
+end
 return ahead

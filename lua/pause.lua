@@ -1,10 +1,11 @@
 -- pause: let nothing through for some time, anywhere. A shorter pause never shortens one that is there.
 --
--- KEYS   1  config, see include/stored.lua; 2  changes, see include/config.lua
+-- KEYS   1  config, see include/stored.lua; 2  changes, see include/config.lua; 3  what was touched, see include/touch.lua
 -- ARGV   1  lasts     us, >= 0; 0: go on (resume)
+--        2  key       text: of the bucket; '' for the whole limit
 -- Reply  us that it is paused for, from now; for a resume: 1 if it was paused
 -- Writes config; time to live: an hour longer than the pause, if nothing else is there
-local lasts = tonumber(ARGV[1])
+local lasts, BUCKET = tonumber(ARGV[1]), ARGV[2]
 --!include prelude.lua
 --!include now.lua
 --!include config.lua

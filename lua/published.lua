@@ -1,16 +1,23 @@
--- published: these have left the lot and are at the broker again.
+-- published: these have left their lots and are at the broker again.
 --
--- KEYS   see include/lot.lua
--- ARGV   1  number    of the pairs that follow; after them: ids whose older copies are acknowledged by now
---        2+           pairs of an id and the number of its copy
+-- KEYS   for each lot those of include/lot.lua
+-- ARGV   for each lot: its key, text; how many pairs follow; how many ids after them;
+--        pairs of an id and the number of its copy; ids whose older copies are acknowledged by now
 -- Reply  1
--- Writes the lot
-local LOT = 0
+-- Writes the lots
 --!include prelude.lua
 --!include lot.lua
 
-for i = 2, 2 * ARGV[1], 2 do
-    at_broker(ARGV[i], ARGV[i + 1])
+local at = 1
+for lot = 0, #KEYS - 1, LOT_KEYS do
+    use_lot(lot, ARGV[at])
+    local first = at + 3
+    local last = first + 2 * ARGV[at + 1]
+    for i = first, last - 1, 2 do
+        at_broker(ARGV[i], ARGV[i + 1])
+    end
+    acknowledged(last, last + ARGV[at + 2] - 1)
+    if nobody_is_left() then end_lot() end
+    at = last + ARGV[at + 2]
 end
-acknowledged(2 + 2 * ARGV[1])
 return 1

@@ -1,14 +1,15 @@
 -- set_rate: put a rate in the place of the code's, for everyone from the next decision on.
 --
--- KEYS   1  config, see include/stored.lua; 2  changes, see include/config.lua
+-- KEYS   1  config, see include/stored.lua; 2  changes, see include/config.lua; 3  what was touched, see include/touch.lua
 -- ARGV   1  only      1: only if none is there
 --        2  version   whole, > 0: not if one of this or a later version was there; 0: by hand, the version stays
 --        3  lasts     us, > 0: after which the code's rate holds again; 0: for ever
 --        4  algorithm, 5 count, 6 period, 7 size, 8 extra: see include/request.lua
 --        9  note      text: what only clients read
+--        10 key       text: of the bucket; '' for the whole limit
 -- Reply  1 if it is in force now, 0 if another stays
 -- Writes config; no time to live, unless it has an end and no version: then an hour longer
-local version, lasts = tonumber(ARGV[2]), tonumber(ARGV[3])
+local version, lasts, BUCKET = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[10]
 --!include prelude.lua
 --!include now.lua
 --!include config.lua

@@ -1,15 +1,17 @@
 -- settle: correct what a granted request was charged to what it really cost, either way. Once for each id.
 --
--- KEYS   four per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
+-- KEYS   four per limit, see include/request.lua; then one per limit: its ids, see reserve.lua; then one per limit: what was
+--        touched, see include/touch.lua
 -- ARGV   1  id        text, not empty: names the request
 --        2  at        us: when its permits were good, from the reply that granted them
 --        3+ six per limit, see include/request.lua; cost is what was charged
 --        then one per limit: what it should have been, permits, whole, >= 0
+--        then one per limit: key of its bucket, text
 -- Reply  1 if it was corrected now, 0 if it had been before
 -- Writes each limit's state; ids: 'settled <id>' -> us; TTL an hour after the last, which is how long an id is known.
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
-local NUMBER = #KEYS / 5 -- of limits
+local NUMBER = #KEYS / 6 -- of limits
 local FIRST_LIMIT = 3
 local IDS = 4 * NUMBER
 --!include prelude.lua
@@ -17,6 +19,7 @@ local IDS = 4 * NUMBER
 --!include algorithms.lua
 --!include request.lua
 --!include remember.lua
+--!include touch.lua
 
 local corrected = 0
 for i = 1, #limits do
@@ -30,6 +33,7 @@ for i = 1, #limits do
             limit.algorithm.charge(limit, now, more)
         elseif more < 0 then
             limit.algorithm.give_back(limit, now, at, -more)
+            touch(KEYS[IDS + NUMBER + i], ARGV[FIRST_LIMIT + 7 * NUMBER + i - 1])
         end
     end
 end

@@ -1,20 +1,28 @@
 -- unpark: give those who are parked their slots, in order, and let them out shortly before: whoever calls publishes them.
 --
--- KEYS   four of the limit, see include/request.lua; then those of include/lot.lua
--- ARGV   1  horizon   us, >= 0: a task leaves when its slot is no further ahead than that
---        2  most      >= 1: no more than so many have a slot at once, and no more leave in one call
---        3  pace      us, > 0: nobody has to look again sooner
---        4  again     us, > 0: one that is not known to be published by then is published once more
---        5  memory    us, > 0: for how long the broker may hand out an older copy
---        6  key       text: of the bucket
---        7+           the limit, see include/request.lua; its cost is each message's own
--- Reply  us until somebody has to look again, -1 if the lot is empty; then for each that leaves: its id, us until its turn,
---        its message
--- Writes the lot; the slots
-local NUMBER, FIRST_LIMIT, LOT = 1, 7, 4
-local HORIZON_US, MOST, PACE_US = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local AGAIN_US, MEMORY_US = tonumber(ARGV[4]), tonumber(ARGV[5])
-local LOOK_US = 500000 -- a pause or a change of rate is noticed by then
+-- Of several lots, as far as one script may go: what is left is due at once.
+-- KEYS   four for each lot's limit, see include/request.lua; then for each lot those of include/lot.lua
+-- ARGV   1  number    of lots
+--        2  due       1: only those that somebody has to look after now; 0: all
+--        3  horizon   us, >= 0: a task leaves when its slot is no further ahead than that
+--        4  most      >= 1: no more tasks of one lot than that have a slot at once
+--        5  pace      us, > 0: nobody has to look again sooner
+--        6  again     us, > 0: one that is not known to be published by then is published once more
+--        7  memory    us, > 0: for how long the broker may hand out an older copy
+--        8  work      >= 1: tasks that leave and lots that are looked after, together
+--        9  bytes     >= 1: no more tasks leave when their messages are that long
+--        10 absent, 11 attended: how many queues follow; queues that nobody consumes, and if there are any those that somebody does
+--        12+          these; for each lot: key of its bucket, text; then its limit, see include/request.lua; its cost is each message's own
+-- Reply  for each lot that was looked after: us until somebody has to look again (-1: it is empty; 0: at once, not all have left
+--        that may); 1 if whoever looked after a lot of this limit last had another limit in its code, else 0; then for each that
+--        leaves: its id, us until its turn, its message
+-- Writes the lots; the slots
+local NUMBER = tonumber(ARGV[1])
+local FIRST_KEY = 12 + ARGV[10] + ARGV[11]
+local FIRST_LIMIT = FIRST_KEY + NUMBER
+local HORIZON_US, MOST, PACE_US = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local AGAIN_US, MEMORY_US = tonumber(ARGV[6]), tonumber(ARGV[7])
+local WORK, BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
 local LATE_US = 2000000 -- who is later than that has lost its slot
 --!include prelude.lua
 --!include now.lua
@@ -22,63 +30,207 @@ local LATE_US = 2000000 -- who is later than that has lost its slot
 --!include request.lua
 --!include lot.lua
 --!include leave.lua
+--!include queue_of_lots.lua
+--!include code.lua
 
-local limit = limits[1]
-local extra, paused = limit.extra, limit.paused or now
+local work = 0
+local FAR_US = 2592000000000 -- 30 days
 
--- Asks for task `id` with what is in the store by now.
-local function slot_of(id)
+local absent, attended = {}, {}
+for i = 12, 11 + ARGV[10] do absent[ARGV[i]] = true end
+for i = 12 + ARGV[10], FIRST_KEY - 1 do attended[ARGV[i]] = true end
+
+-- How many more may leave.
+local function room_to_leave()
+    return bytes < BYTES and WORK - work or 0
+end
+
+local function let_out(id, wait)
+    work = work + 1
+    leave(id, wait)
+end
+
+-- What a script may do more than once with a limit: what is in the store by now.
+local function read_again(limit)
+    limit.raw, limit.in_use, limit.changed = call('MGET', limit.state_key)[1], nil, nil
+end
+
+-- Asks for task `id`. A second result: there is no slot for it, and when there may be one.
+local function slot_of(limit, extra, id)
     limit.extra, limit.cost = extra, tonumber(match(call('HGET', MESSAGES, id) or '1', '^%d+'))
     limit.grant, limit.owner, limit.first, limit.overdue, limit.behind = now, nil, nil, nil, nil
     limit.algorithm.check(limit, now, id)
-    local slot, full = limit.algorithm.reserve(limit, now, id, max(limit.grant, paused), now + HORIZON_US)
-    limit.raw, limit.in_use, limit.changed = call('MGET', limit.state_key)[1], nil, nil
-    if full then return now + LOOK_US end
+    local paused = max(limit.grant, limit.paused or now)
+    local slot, full = limit.algorithm.reserve(limit, now, id, paused, now + HORIZON_US)
+    read_again(limit)
+    if full or slot > now + HORIZON_US then return nil, full and slot or slot - HORIZON_US end
     return slot
 end
 
--- 1. Whoever let these out may be dead: there may be two of each from now on.
-for _, id in ipairs(call('ZRANGEBYSCORE', LEAVING, '-inf', int(now), 'LIMIT', 0, MOST)) do
-    call('ZREM', LEAVING, id)
-    local cost, copy, rest = match(call('HGET', MESSAGES, id) or '', '^(%d+) (%d+) (.*)$')
-    if cost then
-        local _, newest = copies(id)
-        newest = max(copy, newest or 0) + 1
-        call('HSET', MESSAGES, id, format('%s %d ', cost, newest) .. rest)
-        note_for_a_while(id, '-', newest, '1')
-        leave(id, 0)
+-- Whoever let these out may be dead: there may be two of each from now on.
+local function leave_once_more()
+    local room = room_to_leave()
+    local ids = call('ZRANGEBYSCORE', LEAVING, '-inf', int(now), 'LIMIT', 0, room)
+    for i, id in ipairs(ids) do
+        if room_to_leave() <= 0 then return false end
+        call('ZREM', LEAVING, id)
+        local cost, copy, rest = match(call('HGET', MESSAGES, id) or '', '^(%d+) (%d+) (.*)$')
+        if cost then
+            local _, newest = copies(id)
+            newest = max(copy, newest or 0) + 1
+            call('HSET', MESSAGES, id, format('%s %d ', cost, newest) .. rest)
+            note_for_a_while(id, '-', newest, '1')
+            let_out(id, 0)
+        end
+    end
+    return #ids < room
+end
+
+-- They need no slot: the worker that gets one says that it has expired.
+local function let_out_expired()
+    local room = room_to_leave()
+    local ids = call('ZRANGEBYSCORE', EXPIRING, '-inf', int(now), 'LIMIT', 0, room)
+    for _, id in ipairs(ids) do
+        if room_to_leave() <= 0 then return false end
+        call('ZREM', EXPIRING, id)
+        if is_parked(id) then let_out(id, 0) end
+    end
+    return #ids < room
+end
+
+local function first_of(key)
+    return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+end
+
+-- Tasks that are aside and whose queues somebody consumes again: the first of each queue. They come back at their places, each
+-- when it is the first of all.
+local function first_back(queue)
+    local entry = call('ZRANGEBYLEX', ASIDE, '[' .. queue .. '\0', '(' .. queue .. '\1', 'LIMIT', 0, 1)[1]
+    if not entry then return nil end
+    local since, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
+    return {queue = queue, since = tonumber(since), id = id, entry = entry}
+end
+
+local function who_may_come_back()
+    local back, from = {}, '-'
+    while true do
+        local queue = match(call('ZRANGEBYLEX', ASIDE, from, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z')
+        if not queue then return back end
+        if not absent[queue] then back[#back + 1] = first_back(queue) end
+        from = '[' .. queue .. '\1'
     end
 end
 
--- 2. The expired need no slot: the worker that gets one says so.
-for _, id in ipairs(call('ZRANGEBYSCORE', EXPIRING, '-inf', int(now), 'LIMIT', 0, MOST)) do
-    call('ZREM', EXPIRING, id)
-    if call('ZSCORE', PARKED, id) then leave(id, 0) end
-end
-
--- 3. Those whose turn is near. Who has a slot and does not come leaves it to others.
-for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '-inf', int(now - LATE_US), 'LIMIT', 0, MOST)) do
-    limit.extra = extra
-    limit.algorithm.leave(limit, now, id)
-    limit.raw, limit.in_use = call('MGET', limit.state_key)[1], nil
-end
-local look = now + LOOK_US
-local room = MOST - call('ZCOUNT', limit.slots_key, int(now), '+inf')
-for i = 1, min(room, MOST - #out / 3) do
-    local id = call('ZRANGE', PARKED, 0, 0)[1]
-    if not id then break end
-    local slot = slot_of(id)
-    if slot > now + HORIZON_US then
-        look = min(look, slot - HORIZON_US)
-        break
+local function bring_back(back, before)
+    for i, first in ipairs(back) do
+        while first and first.since <= before and room_to_leave() > 0 do
+            work = work + 1
+            if call('ZREM', ASIDE, first.entry) == 1 then
+                no_more_aside(first.id, first.since)
+                call('ZADD', PARKED, int(first.since), first.id)
+                before = first.since
+            end
+            first = first_back(first.queue)
+        end
+        back[i] = first or false -- of this queue nobody is aside any more
     end
-    leave(id, slot - now)
 end
 
-if nobody_is_left() then
-    call('ZREM', LOTS, ARGV[6])
-    return {-1, unpack(out)}
+-- Sets a task aside if nobody consumes its queue.
+local function set_aside(id, since)
+    local entries = {}
+    for _, queue in ipairs(queues_of(id)) do
+        if attended[queue] then return false end
+        if absent[queue] then entries[#entries + 1] = aside(queue, since, id) end
+    end
+    if #entries == 0 then return false end
+    for _, entry in ipairs(entries) do call('ZADD', ASIDE, 0, entry) end
+    call('ZREM', PARKED, id)
+    call('ZADD', ASIDES, 0, bucket)
+    work = work + 1
+    return true
 end
-look = max(look, now + PACE_US)
-call('ZADD', LOTS, int(look), ARGV[6])
-return {look - now, unpack(out)}
+
+-- The first of those whose queues somebody consumes; false: the script has done enough.
+local function next_one(back)
+    while true do
+        local id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
+        if #back > 0 then
+            bring_back(back, tonumber(since) or math.huge)
+            id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
+        end
+        if room_to_leave() <= 0 and id then return false end
+        if not id or next(absent) == nil or not set_aside(id, since) then return id end
+    end
+end
+
+-- Those whose turn is near. Returns when the next one may have its turn; nil: at once.
+local function let_out_next(limit, back)
+    local extra = limit.extra
+    -- Who has a slot and does not come leaves it to others.
+    for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '-inf', int(now - LATE_US), 'LIMIT', 0, WORK)) do
+        work = work + 1
+        limit.extra = extra
+        limit.algorithm.leave(limit, now, id)
+        read_again(limit)
+    end
+    for _ = 1, MOST - call('ZCOUNT', limit.slots_key, int(now), '+inf') do
+        local id = next_one(back)
+        if not id then return id == nil and math.huge or nil end
+        local slot, later = slot_of(limit, extra, id)
+        if not slot then
+            -- Sooner, if one who has a slot does not come, or a lease ends with its holder, or what is stored.
+            later = min(later, (first_of(limit.slots_key) or math.huge) + LATE_US)
+            if limit.method == 'concurrency' then
+                local ends = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+                later = min(later, tonumber(ends) or math.huge)
+            end
+            if limit.ends then
+                later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, bucket) or 0) * EACH_US)
+            end
+            return later
+        end
+        let_out(id, slot - now)
+    end
+    return tonumber(call('ZRANGEBYSCORE', limit.slots_key, int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]) or now
+end
+
+-- Returns us until somebody has to look again.
+local function look_after(limit)
+    if ARGV[2] == '1' then
+        local due = tonumber(call('ZSCORE', LOTS, bucket))
+        if not due then return -1 end
+        if due > now then return due - now end -- somebody has done it meanwhile
+    end
+    local back = call('EXISTS', ASIDE) == 1 and who_may_come_back() or {}
+    local look = leave_once_more() and let_out_expired() and let_out_next(limit, back)
+    if not look then
+        call('ZADD', LOTS, int(now), bucket)
+        return 0
+    end
+    local leaving = first_of(LEAVING)
+    if look == math.huge and call('EXISTS', ASIDE) == 1 then look = now + FAR_US end -- somebody says when there is somebody
+    if #back > 0 and call('EXISTS', ASIDE) == 0 then call('ZREM', ASIDES, bucket) end
+    if look == math.huge and not leaving then
+        end_lot()
+        return -1
+    end
+    look = max(now + PACE_US, min(look, leaving or math.huge, first_of(EXPIRING) or math.huge))
+    call('ZADD', LOTS, int(look), bucket)
+    return look - now
+end
+
+local answer, asked = {}, {}
+for i, limit in ipairs(limits) do
+    if room_to_leave() < 2 then break end -- one for the lot itself
+    use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[FIRST_KEY + i - 1])
+    work, out = work + 1, {}
+    local again, another = look_after(limit), 0
+    if not asked[CODE] then
+        local at = FIRST_LIMIT + 6 * (i - 1)
+        asked[CODE] = true
+        another = same_code(table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]}, ' ')) and 0 or 1
+    end
+    answer[i] = {again, another, unpack(out)}
+end
+return answer

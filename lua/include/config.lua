@@ -20,7 +20,8 @@ end
 
 local HOUR_US = 3600000000
 
--- Tells those who look (KEYS[2], one for all keys of a limit) that whoever waits may come at another time: us of the change,
+--!include touch.lua
+-- Tells those who look (KEYS[2], one for all keys of a limit; KEYS[3], what was touched, of BUCKET) that whoever waits may come at another time: us of the change,
 -- then of each end of what is stored that is to come. Kept for an hour after the last of them.
 local function tell()
     local told, last = int(now), max(now, config.expiry)
@@ -29,6 +30,7 @@ local function tell()
     end
     if config.expiry > 0 then told = told .. ' ' .. int(config.expiry) end
     call('SET', KEYS[2], told, 'PX', int(ceil((last - now + HOUR_US) / 1000)))
+    touch(KEYS[3], BUCKET)
 end
 
 local function keep_config()

@@ -1,8 +1,8 @@
 -- Lets parked tasks out. They are taken for published only when that is said (published.lua), or when one arrives.
 --
 -- Uses AGAIN_US, after which one is published once more; MEMORY_US, for which it is remembered that there may be two.
--- Leaves `out`: for each its id, us until its turn, its message.
-local out = {}
+-- Leaves `out`: for each its id, us until its turn, its message; and `bytes`, of all messages.
+local out, bytes = {}, 0
 
 local function note_for_a_while(id, chosen, newest, several)
     note_copies(id, chosen, newest, several)
@@ -11,9 +11,12 @@ end
 
 local function leave(id, wait)
     local message = call('HGET', MESSAGES, id)
-    call('ZREM', PARKED, id)
+    local was_aside = call('ZREM', PARKED, id) == 0
     call('ZREM', EXPIRING, id)
     if not message then return end
+    if was_aside then no_more_aside(id, match(message, '^%d+ %d+ (%d+)')) end
+    local place = place_of(id, message)
+    if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)
     if call('SREM', UNACKED, id) == 1 then
         local copy = match(message, '^%d+ (%d+)')
@@ -23,8 +26,5 @@ local function leave(id, wait)
     out[#out + 1] = id
     out[#out + 1] = int(wait)
     out[#out + 1] = message
-end
-
-local function nobody_is_left()
-    return call('ZCARD', PARKED) + call('ZCARD', LEAVING) == 0
+    bytes = bytes + #message
 end

@@ -1,6 +1,6 @@
 -- The parking lot of one bucket: the messages of throttled tasks, until their turn is near.
 --
--- KEYS from LOT + 1 on
+-- KEYS from `lot + 1` on, after use_lot(lot, key of the bucket)
 --   1  parked     sorted set, id -> us: its place in the order
 --   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of those that are parked or leaving
 --   3  leaving    sorted set, id -> us at which it is published once more, unless it is known by then that it was published
@@ -9,9 +9,24 @@
 --                 message. The first is '-' if whichever comes first may run; the last is 1 if they are not only an older
 --                 one, which is no more once it is acknowledged
 --   6  expiring   sorted set, id -> us at which the task expires
---   7  lots       sorted set, key of a bucket -> us at which somebody has to look after its lot; one for each limit
+--   7  aside      sorted set, "<queue> NUL <us: its place, 16 digits> NUL <id>" -> 0: parked, too, and out of the way of others for as
+--                 long as nobody consumes its queue; an entry for each queue that it may be of
+--   8  lots       sorted set, key of a bucket -> us at which somebody has to look after its lot; one for each limit
+--   9  code       string: the limit as it is in the code of whoever looked after one of these lots last; one for each limit.
+--                 Another code would have looked at another time: see same_code()
+--   10 where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
+--   11 asides     sorted set, key of a bucket -> 0: whose lots have somebody aside; one for each limit
+-- A message begins with {"id": "<task's id>", unless an older version has parked it: that one is not in `where`.
 -- Copies of a message are numbered: 0 is the user's own, each that leaves the lot has one more than the one before.
-local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, LOTS = unpack(KEYS, LOT + 1, LOT + 7)
+local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES
+local LOT_KEYS = 11
+local bucket
+
+local function use_lot(lot, key)
+    bucket = key
+    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES =
+        unpack(KEYS, lot + 1, lot + LOT_KEYS)
+end
 
 -- Which copy may run, the newest one, and whether there are several; nothing where there is only one message.
 local function copies(id)
@@ -31,11 +46,52 @@ local function at_broker(id, copy)
 end
 
 -- The older copy of each is acknowledged.
-local function acknowledged(first)
-    for i = first, #ARGV do
+local function acknowledged(first, last)
+    for i = first, last do
         if call('SREM', UNACKED, ARGV[i]) == 0 then
             local _, _, several = copies(ARGV[i])
             if several == '0' then call('HDEL', TWICE, ARGV[i]) end
         end
     end
+end
+
+-- The entry of `where` for a task, by what is kept in `messages`; nothing for one that is not there.
+local function place_of(id, message)
+    local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"')
+    return task and format('%s\0%s\0%s', task, id, bucket)
+end
+
+-- There is nobody in this lot any more. (What an older version has let out is in `where` still.)
+local function end_lot()
+    call('ZREM', LOTS, bucket)
+    call('ZREM', ASIDES, bucket)
+    if call('EXISTS', LOTS) == 0 then call('UNLINK', WHERE) end
+end
+
+local function nobody_is_left()
+    return call('ZCARD', PARKED) + call('ZCARD', LEAVING) + call('ZCARD', ASIDE) == 0
+end
+
+local function is_parked(id)
+    if call('ZSCORE', PARKED, id) then return true end
+    return call('EXISTS', ASIDE) == 1 and call('HEXISTS', MESSAGES, id) == 1 and not call('ZSCORE', LEAVING, id)
+end
+
+-- The queues that a task may be of: what stands behind each @ of its id, which may have several.
+local function queues_of(id)
+    local queues, at = {}, string.find(id, '@', 1, true)
+    while at do
+        queues[#queues + 1] = string.sub(id, at + 1)
+        at = string.find(id, '@', at + 1, true)
+    end
+    return queues
+end
+
+local function aside(queue, since, id)
+    return format('%s\0%016d\0%s', queue, since, id)
+end
+
+-- It is out of the way no longer.
+local function no_more_aside(id, since)
+    for _, queue in ipairs(queues_of(id)) do call('ZREM', ASIDE, aside(queue, since, id)) end
 end

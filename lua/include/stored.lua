@@ -11,6 +11,7 @@ local function put_in_force(limit, now, text)
     local version, expiry, paused, method, count, period, size, extra, since, resumed = match(text, CONFIG)
     if paused - now > 0 then limit.paused = max(limit.paused or 0, tonumber(paused)) end
     local ended = expiry ~= '0' and expiry - now <= 0
+    if expiry ~= '0' and not ended then limit.ends = min(limit.ends or expiry, tonumber(expiry)) end
     limit.since = max(limit.since, tonumber(ended and expiry or since))
     limit.resumed = max(limit.resumed, tonumber(resumed))
     if method == '-' or ended then return true end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -12,7 +13,8 @@ import redis
 from celery.exceptions import TaskRevokedError
 
 from benchmarks.measures import displacement
-from celery_ratelimit import Limiter
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter import Demand
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, outcome, until
 
@@ -87,6 +89,76 @@ def test_a_parked_task_that_will_not_run_leaves_at_once(
         assert not store.exists(f"ratelimit:v1:{{{NAME}}}::slots")
 
 
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_workers_of_one_queue_go_and_those_of_another_have_the_quota(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str
+) -> None:
+    rate, number = 20, 300
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate=f"{rate}/s") as fleet:
+        limiter.pause(NAME, 600)
+        fleet.start("-Q", "a")
+        fleet.launch("-Q", "b")
+        until(lambda: " ready." in fleet.log(1), 20)
+        for index in range(number):
+            fleet.send("retry", index, queue="a")
+            fleet.send("retry", 1000 + index, queue="b")
+        until(lambda: parked(fleet) == 2 * number, 30, "all being parked")
+        if how == "killed":
+            fleet.kill(0)
+        else:
+            fleet.workers[0].terminate()
+            until(lambda: fleet.workers[0].poll() is not None, 20)
+        limiter.resume(NAME)
+        gone = _now(store)
+        # Who is killed is missed after six seconds.
+        settled = gone + (3.0 if how == "stopped" else 9.0)
+        until(lambda: len([start for start in fleet.starts() if start.index >= 1000]) == number, 60, "all of b")
+        of_b = sorted(permit.at for permit in fleet.permits())
+        after = [at for at in of_b if at >= settled]
+        assert len(after) >= 100
+        assert (len(after) - 1) / (after[-1] - after[0]) >= 0.95 * rate
+        assert {start.index for start in fleet.starts()} == set(range(1000, 1000 + number))
+        (lot,) = fleet.parking_lots().lots(NAME)
+        assert lot.parked >= number - rate * (settled - gone) - rate
+        fleet.launch("-Q", "a")
+        fleet.wait_for(2 * number, 60)
+        assert sorted(start.index for start in fleet.starts() if start.index < 1000) == list(range(number))
+        assert displacement([start for start in fleet.starts() if start.index < 1000])[0] <= 10
+        assert_never_over(fleet.permits(), rate)
+
+
+def test_heavy_tasks_that_expire_together_all_end(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """60 MB; a store has half a second for a reply."""
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        fleet.send("retry", 0).get(timeout=10)
+        Limiter.from_url(server.url).pause(NAME, 600)
+        expires = datetime.now(timezone.utc) + timedelta(seconds=12)
+        text = "x" * 200_000
+        results = [fleet.send("retry", index, expires=expires, argsrepr="", shadow=text) for index in range(1, 301)]
+        until(lambda: parked(fleet) == 300, 12, "all being parked")
+        for result in results:
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=30)
+        assert not list(fleet.parking_lots().lots(NAME))
+
+
+def test_an_attempt_that_is_revoked_while_it_is_parked_leaves_at_once(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """The store knows it by another id than that of the first attempt."""
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        result = fleet.send("stubborn", 0)
+        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 1, 10)
+        assert fleet.started() == 1
+        result.revoke()
+        until(lambda: parked(fleet, "tests.apps.fleet.stubborn") == 0, 10)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+
+
 def test_people_let_parked_tasks_out_and_throw_them_away(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
@@ -104,7 +176,7 @@ def test_people_let_parked_tasks_out_and_throw_them_away(
         until(lambda: fleet.log().count(f"[{results[4].id}] received") == 2, 10, "it being delivered")
         until(lambda: parked(fleet) == 3, 10, "it being parked again: its limit is closed")
         assert [task.id for task in lots.tasks(NAME)] == [result.id for result in results[3:]], "where it was"
-        store.delete(f"ratelimit:v1:{{{NAME}}}::state")
+        Limiter.from_url(server.url).reset(Limit("1/h", name=NAME))
         fleet.wait_for(2, 10)
         assert [start.index for start in fleet.starts()] == [0, 3], "the limit is open: the first one may go"
         assert lots.purge(NAME) == 2
@@ -216,3 +288,39 @@ def test_wait_leaves_a_closed_queue_in_the_broker_and_serves_the_others(
 def _now(store: redis.Redis) -> float:
     seconds, microseconds = store.time()
     return float(seconds) + microseconds / 1e6
+
+
+def test_one_busy_tenant_beside_many_whose_limits_are_closed(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    name, number, rate = "tests.apps.fleet.tenant", 1000, 20
+    limit = Limit("1/h", name=name, key="tenant:{tenant}")
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        parking = fleet.parking_lots()._parking
+        for index in range(number):
+            asked = Demand(limit, name, f"tenant:{index}")
+            assert limiter.ask((asked,)).allowed
+            message = json.dumps({"headers": {"id": f"{index}"}})
+            parking.park(asked, f"{index}@celery", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        limiter.set_rate(name, f"{rate}/s", key="tenant:busy")
+        for index in range(200):
+            fleet.send("tenant", index, "busy")
+        fleet.start(number=2)
+        fleet.wait_for(20, 20)
+        lots = f"ratelimit:v1:{{{name}}}::lots@{parking._fleet}"
+        until(lambda: store.zcount(lots, (_now(store) + 600) * 1e6, "+inf") == number, 20, "all having been looked at")
+        before, first = dict(store.zrange(lots, 0, -1, withscores=True)), fleet.started()
+        store.config_resetstat()
+        fleet.wait_for(first + 60, 20)
+        scripts = store.info("commandstats")["cmdstat_evalsha"]["calls"]
+        tasks = fleet.started() - first
+        fleet.wait_for(200, 40)
+        after = dict(store.zrange(lots, 0, -1, withscores=True))
+        assert {key: at for key, at in after.items() if key != "tenant:busy"} == {
+            key: at for key, at in before.items() if key != "tenant:busy"
+        }, "nobody has looked at those that are closed"
+        assert scripts <= 4 * tasks
+        at = sorted(permit.at for permit in fleet.permits())[20:]
+        assert (len(at) - 1) / (at[-1] - at[0]) >= 0.95 * rate
+        assert_never_over(fleet.permits(), rate)

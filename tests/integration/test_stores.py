@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import subprocess
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +22,8 @@ from redis.sentinel import Sentinel
 
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.parking import Attendance, Parking
 from celery_ratelimit.spread import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, until
@@ -506,3 +509,39 @@ def test_an_async_limiter_behind_sentinels(sentinel_store: Sentinels) -> None:
             assert (await limiter.acquire(SPREAD)).allowed
 
     asyncio.run(main())
+
+
+def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
+    """What one script does elsewhere is one for each slot; no key is missing in any of them."""
+    parking = Parking(on_cluster, "fleet", redelivery=3600)
+    limits = [Limit("1000/s", name=name, key="k") for name in ("one", "two", "three", "four")]
+    demands = [Demand(limit, str(limit.name), f"k{number}") for number in range(3) for limit in limits]
+    names = [str(limit.name) for limit in limits]
+    ids = [f"{number}@{queue}" for number in range(4) for queue in "ab"]
+    for demand in demands:
+        for id in ids:
+            message = json.dumps({"id": id[0], "headers": {"id": id[0]}})
+            parking.park(demand, id, message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    assert parking.attend("w", "ab", (), 6) == (set("ab"), set())
+    assert parking.attend("w", "b", "a", 6).absent == {"a"}
+    assert sorted(parking.due(names)) == sorted((demand.name, demand.key) for demand in demands)
+    left: list[Demand] = list(demands)
+    gone: Counter[str] = Counter()
+    attendance = Attendance(frozenset("b"), frozenset("a"))
+    while left:
+        looked = {each.bucket: each.leaving for each in parking.unpark(left, attendance=attendance)}
+        gone.update(each.id for leaving in looked.values() for each in leaving)
+        parking.published(looked)
+        left = [demand for demand in left if (demand.name, demand.key) not in looked]
+    assert gone == dict.fromkeys([id for id in ids if id.endswith("b")], len(demands))
+    assert sum(lot.parked for lot in parking.lots(names)) == 4 * len(demands)
+    found = [bucket for step in parking.find(names, ["1"]) for bucket in step]
+    assert sorted(found) == sorted((demand.name, demand.key) for demand in demands)
+    for demand in demands:
+        parking.wake(demand, 0)
+        parking.recall(demand.name, None, 0)
+        assert not [each for page in parking.scan((demand.name, demand.key), ["1"]) for each in page]
+        assert sum(taken for taken, _ in parking.pick_all((demand.name, demand.key), purge=True)) == 4
+        on_cluster.reset(demand.limit, key=demand.key)
+    on_cluster.reset(limits, key="k")
+    assert not list(parking.lots(names))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Sequence
+
 import pytest
 import redis
 
-from celery_ratelimit import Limit, Limiter
+from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter import Demand
-from celery_ratelimit.parking import FULL, NOBODY, Parked, Parking
+from celery_ratelimit.parking import FULL, NOBODY, Attendance, Parked, Parking
 from tests.conftest import START, Clock
 
 from .frozen import demand, expiries, us
@@ -19,6 +22,11 @@ API = demand("10/s")
 @pytest.fixture
 def parking(frozen: Limiter, clock: Clock) -> Parking:
     return Parking(frozen, "fleet", redelivery=3600)
+
+
+def message_of(id: str) -> str:
+    """As a worker has it: a task's own id is what stands before the queue."""
+    return json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})
 
 
 def park(
@@ -37,7 +45,7 @@ def park(
         answer = parking.park(
             asked,
             id,
-            f"message of {id}",
+            message_of(id),
             copy=copy,
             since=since,
             expires=expires,
@@ -47,13 +55,23 @@ def park(
     return answer
 
 
+def let_out(parking: Parking, asked: Demand = API) -> list[Parked]:
+    """Who leaves, by as many scripts as it takes."""
+    leaving: list[Parked] = []
+    again: float | None = 0.0
+    while again == 0.0:
+        (looked,) = parking.unpark([asked])
+        leaving, again = [*leaving, *looked.leaving], looked.again
+    return leaving
+
+
 def unpark(parking: Parking, asked: Demand = API) -> list[tuple[str, int]]:
     """Who leaves, and in how many microseconds they have their turn."""
-    return [(each.id, us(each.wait)) for each in parking.unpark(asked)]
+    return [(each.id, us(each.wait)) for each in let_out(parking, asked)]
 
 
 def publish(parking: Parking, *copies: tuple[str, int]) -> None:
-    parking.published(BUCKET, [Parked(id, copy, 0, 0.0, "") for id, copy in copies])
+    parking.published({BUCKET: [Parked(id, copy, 0, 0.0, "") for id, copy in copies]})
 
 
 def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
@@ -83,7 +101,9 @@ def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Parking, clock
     publish(parking, ("a", 1), ("b", 1))
     clock.set(START + 1_000_000)
     assert unpark(parking) == []
-    assert not store.keys("ratelimit:*@fleet"), "not even the memory of who might have come twice"
+    assert store.keys("ratelimit:*@fleet") == ["ratelimit:v1:{api}::code@fleet"], (
+        "not even the memory of who might have come twice"
+    )
 
 
 def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: Parking) -> None:
@@ -94,14 +114,14 @@ def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: 
     assert park(parking, "c", most=2) == FULL
     assert park(parking, "c", most=3) == 2
     lot = parking.lot(BUCKET, 0, -1)
-    assert [(each.id, each.message) for each in lot.tasks] == [(id, f"message of {id}") for id in "abc"]
+    assert [(each.id, each.message) for each in lot.tasks] == [(id, message_of(id)) for id in "abc"]
 
 
 def test_who_was_throttled_before_keeps_its_place(parking: Parking, clock: Clock) -> None:
     clock.set(START + 5_000_000)
     park(parking, "late")
     park(parking, "early", copy=2, since=START)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("early", 2), ("late", 1)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("early", 2), ("late", 1)]
 
 
 def test_each_pays_what_it_costs(frozen: Limiter, parking: Parking) -> None:
@@ -139,10 +159,10 @@ def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
     frozen.pause("api", 60)
     assert unpark(parking) == []
     clock.set(START + 500_000)
-    assert parking.due(["api"]) == [BUCKET], "somebody looks twice a second"
-    assert unpark(parking) == []
+    assert parking.due(["api"]) == []
     frozen.resume("api")
     frozen.set_rate("api", "50/s")
+    assert parking.due(["api"]) == [BUCKET]
     assert len(unpark(parking)) == 51, "one now, and those of the next second"
 
 
@@ -150,8 +170,8 @@ def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Parking)
     quick = demand("100000/s")
     frozen.ask((quick,))
     park(parking, *[f"t{number}" for number in range(1500)])
-    assert len(parking.unpark(quick)) == 1000
-    assert parking.unpark(quick) == []
+    assert len(let_out(parking, quick)) == 1000
+    assert let_out(parking, quick) == []
 
 
 def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, parking: Parking, clock: Clock) -> None:
@@ -179,10 +199,507 @@ def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Pa
 
 def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: redis.Redis) -> None:
     park(parking, "a", "b", "c")
-    assert [each.id for each in parking.pick(BUCKET, ["b", "nobody"], purge=False)] == ["b"]
-    assert [each.id for each in parking.pick(BUCKET, ["a", "c"], purge=True)] == ["a", "c"]
+    taken, leaving, left = parking.pick(BUCKET, ["b", "nobody"], purge=False)
+    assert (taken, [each.id for each in leaving], left) == (1, ["b"], [])
+    assert parking.pick(BUCKET, ["a", "c"], purge=True) == (2, [], [])
     publish(parking, ("b", 1))
-    assert parking.lots(["api"]) == [] or parking.lots(["api"])[0].parked == 0
+    assert list(parking.lots(["api"])) == []
+
+
+# -- Queues that nobody consumes -----------------------------------------------------------------------------------
+
+
+def attend(parking: Parking, worker: str, *queues: str, left: Sequence[str] = ()) -> Attendance:
+    return parking.attend(worker, queues, left, 6)
+
+
+NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
+
+
+def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    assert attend(parking, "one", "a", "b") == ({"a", "b"}, set())
+    assert attend(parking, "two", "b") == ({"b"}, set())
+    assert attend(parking, "three", "a") == ({"a"}, set())
+    assert attend(parking, "one", left=["a", "b"]) == (set(), set()), "others do"
+    assert attend(parking, "three", left=["a"]) == ({"b"}, {"a"})
+    assert attend(parking, "two", "b") == ({"b"}, {"a"})
+    clock.advance(5.9)
+    assert attend(parking, "four", "c").absent == {"a"}
+    clock.advance(0.1)
+    assert attend(parking, "four", "c").absent == {"a", "b"}, "it was killed, or hangs"
+    assert attend(parking, "three", "a").absent == {"b"}
+    clock.advance(30 * 86_400 - 1)
+    assert attend(parking, "four", "c").absent == {"a", "b"}
+    clock.advance(2)
+    assert attend(parking, "four", "c") == ({"c"}, {"a"}), "after a month nobody knows of b"
+
+
+def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    assert frozen.ask((API,)).allowed
+    park(parking, *[f"{number}@{queue}" for number in range(30) for queue in "ab"])
+    park(parking, "odd@a@b", "odd@b@a", "unknown@c", "none")
+    (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
+    assert [(each.id, us(each.wait)) for each in looked.leaving] == [
+        (f"{number}@b", (number + 1) * 100_000) for number in range(10)
+    ]
+    (lot,) = parking.lots(["api"])
+    assert lot.parked == 54, "whoever is aside is parked"
+    assert {each.id for each in parking.lot(BUCKET, 0, -1).tasks} == {
+        *[f"{number}@a" for number in range(30)],
+        *[f"{number}@b" for number in range(10, 30)],
+        *("odd@a@b", "odd@b@a", "unknown@c", "none"),
+    }
+    assert lot.oldest == START / 1e6
+    # Somebody consumes it again: first in, first out.
+    clock.advance(1)
+    (looked,) = parking.unpark([API], attendance=Attendance(frozenset("ab"), frozenset()))
+    assert [each.id for each in looked.leaving] == [f"{number}@a" for number in range(10)]
+    clock.advance(1)
+    (looked,) = parking.unpark([API], attendance=Attendance(frozenset("ab"), frozenset()))
+    assert [each.id for each in looked.leaving] == [f"{number}@{queue}" for number in range(10, 15) for queue in "ab"]
+
+
+def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    several = [demand("10/s", key=key) for key in ("", *[f"t{number}" for number in range(600)])]
+    for asked in several:
+        park(parking, "1@a", "2@a", asked=asked)
+    left = list(several)
+    while left:
+        left = left[len(parking.unpark(left, attendance=NOBODY_AT_A)) :]
+    left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
+    while left:
+        parking.unpark(left, due=True, attendance=NOBODY_AT_A)
+        left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
+    clock.advance(86_400)
+    assert parking.due(["api"]) == []
+    after, offset = parking.recall("api", None, 0)
+    assert (offset, after) == (500, "t547")
+    assert parking.recall("api", after, offset) == (None, 601)
+    seen = []
+    gone: dict[str, list[str]] = {}
+    for _ in range(14):
+        due = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
+        seen += [asked.key for asked in due]
+        while due:
+            looked = parking.unpark(due, due=True)
+            for each in looked:
+                gone.setdefault(each.bucket[1], []).extend(parked.id for parked in each.leaving)
+            due = due[len([each for each in looked if each.again]) :]
+        clock.advance(0.1)
+    assert all(ids == ["1@a", "2@a"] for ids in gone.values())
+    assert len(set(seen)) == 601
+    assert not store.exists("ratelimit:v1:{api}::asides@fleet")
+
+
+def test_whoever_is_aside_expires_and_is_taken_out_like_others(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    park(parking, "short@a", expires=START / 1e6 + 2)
+    park(parking, *[f"{number}@a" for number in range(250)])
+    while parking.unpark([API], attendance=NOBODY_AT_A)[0].again == 0:
+        pass
+    assert park(parking, "behind@b", only_behind=True) == 251
+    assert park(parking, "behind@b", most=3) == 252, "it is there"
+    assert park(parking, "full@b", most=252) == FULL
+    assert parking.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
+    clock.advance(2)
+    assert parking.due(["api"]) == [BUCKET]
+    (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
+    assert "short@a" in [each.id for each in looked.leaving]
+    assert parking.pick(BUCKET, ["100@a", "nobody@a"], purge=False)[0] == 1
+    assert list(parking.find(["api"], ["101", "100"])) == [{BUCKET: {"101@a": "101"}}]
+    clock.advance(1)
+    taken = sum(number for number, _ in parking.pick_all(BUCKET, purge=True))
+    assert parking.lot(BUCKET, 0, -1).parked == 0
+    assert taken >= 230
+    assert not store.exists("ratelimit:v1:{api}::aside@fleet")
+    clock.advance(20)
+    let_out(parking)
+    clock.advance(20)
+    parking.published({BUCKET: let_out(parking)})
+    assert not [key for key in store.keys("ratelimit:*@fleet") if "aside" in key]
+
+
+def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[f"{number}@a" for number in range(1000)], "last@b")
+    leaving, steps, again = [], 0, 0.0
+    while again == 0.0:
+        (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
+        leaving, steps, again = [*leaving, *looked.leaving], steps + 1, looked.again
+    assert [each.id for each in leaving] == ["last@b"]
+    assert 20 <= steps <= 23
+
+
+# -- Heavy messages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["their turn", "expired", "not reported"])
+def test_no_reply_is_longer_than_a_connection_can_take(
+    frozen: Limiter, parking: Parking, clock: Clock, why: str
+) -> None:
+    quick = demand("1000/s")
+    several = [quick, demand("1000/s", key="other")]
+    for asked in several:
+        for number in range(10):
+            parking.park(
+                asked,
+                f"{number}@q",
+                message_of(f"{number}@q") + " " * 200_000,
+                copy=1,
+                since=0,
+                expires=START / 1e6 + 1 if why == "expired" else 0.0,
+                only_behind=False,
+                most=None,
+            )
+    if why == "expired":
+        frozen.pause("api", 60)
+        clock.advance(1)
+    if why == "not reported":
+        for asked in several:
+            assert len(let_out(parking, asked)) == 10
+        clock.advance(10)
+    left = list(several)
+    sizes = []
+    while left:
+        looked = parking.unpark(left, due=True)
+        sizes.append(sum(len(each.leaving) for each in looked))
+        more = [asked for asked, each in zip(left, looked, strict=False) if each.again == 0.0]
+        left = [*left[len(looked) :], *more]
+    assert sum(sizes) == 20
+    assert max(sizes) == 3, "200 kB each, and no more when half a megabyte is reached"
+
+
+def test_a_message_that_is_longer_than_that_goes_alone(parking: Parking, clock: Clock) -> None:
+    for id in "abc":
+        parking.park(API, id, "{}" + " " * 2_000_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    (looked,) = parking.unpark([API])
+    assert ([each.id for each in looked.leaving], looked.again) == (["a"], 0.0)
+    taken, leaving, left = parking.pick(BUCKET, ["b", "c"], purge=False)
+    assert (taken, [each.id for each in leaving], left) == (1, ["b"], ["c"])
+    clock.advance(1)
+    assert [number for number, _ in parking.pick_all(BUCKET, purge=True)] == [1]
+    park(parking, "d")
+
+
+def test_heavy_tasks_are_listed_a_few_at_a_time(parking: Parking) -> None:
+    for id in "abcdefg":
+        parking.park(API, id, "{}" + " " * 200_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    assert [each.id for each in parking.lot(BUCKET, 0, -1).tasks] == ["a", "b", "c"]
+    assert [each.id for each in parking.lot(BUCKET, 3, -1).tasks] == ["d", "e", "f"]
+
+
+# -- Which tasks are where -----------------------------------------------------------------------------------------
+
+
+def everything(steps: Iterable[tuple[int, list[Parked]]]) -> list[str]:
+    return [each.id for _, leaving in steps for each in leaving]
+
+
+def test_a_task_is_found_by_its_own_id_for_as_long_as_it_is_parked(
+    frozen: Limiter, parking: Parking, store: redis.Redis
+) -> None:
+    keyed = demand("1/h", name="keyed", key="t\n1")
+    park(parking, "one@q", "one.1@q", "one@other")
+    park(parking, "one@third", "ones@q", asked=keyed)
+    assert list(parking.find(["api", "keyed", "empty"], ["one", "nobody"])) == [
+        {("api", ""): {"one@q": "one", "one@other": "one"}, ("keyed", "t\n1"): {"one@third": "one"}}
+    ]
+    assert parking.pick(BUCKET, ["one@q"], purge=True)[0] == 1
+    assert list(parking.find(["api"], ["one"])) == [{BUCKET: {"one@other": "one"}}]
+    assert len(let_out(parking)) == 2
+    assert list(parking.find(["api"], ["one"])) == [{}]
+    assert store.zcard("ratelimit:v1:{api}::where@fleet") == 0
+
+
+def test_look_ups_are_bounded(frozen: Limiter, parking: Parking) -> None:
+    park(parking, *[f"{number}@q" for number in range(700)])
+    found = list(parking.find(["api", "other"], [str(number) for number in range(700)]))
+    assert [len(each[BUCKET]) for each in found] == [125, 125, 125, 125, 125, 75]
+
+
+def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[f"new{number}@q" for number in range(500)])
+    for number in range(500):
+        park(parking, f"old{number}@q")
+        written = json.dumps({"to": "q.throttled", "headers": {"id": f"old{number}"}})
+        store.hset("ratelimit:v1:{api}::messages@fleet", f"old{number}@q", f"1 1 {START + 500 + number} {written}")
+        store.zrem("ratelimit:v1:{api}::where@fleet", f"old{number}\0old{number}@q\0")
+    assert list(parking.find(["api"], ["old499"])) == [{}]
+    pages = list(parking.scan(BUCKET, ['"old499"', '"new4"', '"old3"']))
+    assert [each.id for page in pages for each in page] == ["old3@q", "old499@q"]
+    assert len(pages) >= 7
+
+
+@pytest.mark.parametrize("purge", [False, True], ids=["released", "thrown away"])
+def test_all_are_taken_out_in_steps_and_each_once(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis, purge: bool
+) -> None:
+    """Those that are let out may be back, at their old places, before the last of them has gone."""
+    names = [f"t{number:03}@q" for number in range(500)]
+    park(parking, *names)
+    park(parking, "x@q", "y@q", since=START + 199)  # at one time
+    clock.advance(1)
+    steps = parking.pick_all(BUCKET, purge=purge)
+    taken, seen = 0, []
+    for number, leaving in steps:
+        assert number <= 100
+        taken += number
+        seen += leaving
+        if not purge:
+            parking.published({BUCKET: leaving})
+            for each in leaving:
+                park(parking, each.id, copy=2, since=each.since)
+        clock.advance(0.001)
+        park(parking, f"new{taken}@q")
+    assert taken == 502
+    if purge:
+        assert parking.lot(BUCKET, 0, -1).parked == 6, "who has come meanwhile"
+        assert store.zcard("ratelimit:v1:{api}::where@fleet") == 6
+    else:
+        assert sorted(each.id for each in seen) == sorted([*names, "x@q", "y@q"])
+        assert parking.lot(BUCKET, 0, -1).parked == 508
+
+
+def test_lots_are_listed_in_pages(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+    for number in range(450):
+        park(parking, "a", asked=demand("1/h", key=f"t{number}"))
+    assert sorted(lot.key for lot in parking.lots(["api"])) == sorted(f"t{number}" for number in range(450))
+    store.config_resetstat()
+    assert len(list(parking.lots(["api"]))) == 450
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5
+
+
+def test_what_an_older_version_has_let_out_is_forgotten_when_the_last_lot_ends(
+    parking: Parking, store: redis.Redis
+) -> None:
+    park(parking, "a@q")
+    store.zadd("ratelimit:v1:{api}::where@fleet", {"old\0old@q\0": 0})
+    let_out(parking)
+    publish(parking, ("a@q", 1))
+    assert not store.exists("ratelimit:v1:{api}::where@fleet")
+
+
+# -- When somebody looks -------------------------------------------------------------------------------------------
+
+
+def wake(parking: Parking, asked: Demand, since: int = 0) -> int:
+    """Tells the lots that their limit has changed; how many steps that took."""
+    steps, more = 0, True
+    while more:
+        _, more = parking.wake(asked, since)
+        steps += 1
+    return steps
+
+
+def closed(frozen: Limiter, parking: Parking, asked: Demand, id: str = "a") -> None:
+    """Somebody is parked, and has been told to wait for long."""
+    while frozen.ask((asked,)).allowed:
+        pass
+    park(parking, id, asked=asked)
+    assert unpark(parking, asked) == []
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit("1/h", name="api"),
+        Limit("1/h", name="api", algorithm="sliding_log"),
+        Limit("1/h", name="api", algorithm="fixed_window"),
+        Limit("1/h", name="api", algorithm="sliding_window"),
+        Limit("1/h", name="api", refill="interval"),
+    ],
+    ids=lambda limit: str(limit.method),
+)
+def test_a_closed_lot_is_looked_after_when_its_turn_comes_and_no_sooner(
+    frozen: Limiter, parking: Parking, clock: Clock, limit: Limit
+) -> None:
+    asked = Demand(limit, "api")
+    closed(frozen, parking, asked)
+    turn = us(frozen.peek(limit).retry_after)
+    assert turn >= 3_600_000_000
+    clock.set(START + turn - 1_000_001)
+    assert parking.due(["api"]) == []
+    clock.set(START + turn - 1_000_000)
+    assert parking.due(["api"]) == [BUCKET]
+    assert [id for id, _ in unpark(parking, asked)] == ["a"]
+
+
+def test_a_paused_lot_is_looked_after_a_moment_before_the_pause_ends(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    frozen.pause("api", 60)
+    park(parking, "a")
+    assert unpark(parking) == []
+    clock.set(START + 58_999_999)
+    assert parking.due(["api"]) == []
+    clock.set(START + 59_000_000)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking) == [("a", 1_000_000)]
+
+
+@pytest.mark.parametrize("how", ["settle", "cancel", "forget", "reset", "rate of the key", "end of the key's rate"])
+def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: Parking, clock: Clock, how: str) -> None:
+    limit = Limit("10/h", burst=10, name="api", key="{tenant}")
+    asked, bucket = Demand(limit, "api", "t"), ("api", "t")
+    other = Parking(frozen, "other", redelivery=3600)
+    if how == "end of the key's rate":
+        frozen.set_rate(limit, "1/d", key="t", for_=60)
+    if how == "cancel":
+        assert frozen.reserve(limit, id="r", key="t", cost=10, horizon=0).allowed
+    else:
+        decision = frozen.acquire(limit, key="t", cost=10)
+    if how == "forget":
+        frozen.ask((asked,), id="waits", claim=1e6)
+    for each in (parking, other):
+        park(each, "a", asked=asked)
+        each.due(["api"])
+        assert unpark(each, asked) == []
+        assert each.due(["api"]) == []
+    clock.advance(1)
+    if how == "settle":
+        assert frozen.settle(decision, 1)
+    elif how == "cancel":
+        assert frozen.cancel(limit, id="r", key="t", cost=10)
+    elif how == "forget":
+        frozen.forget((asked,), id="waits")
+    elif how == "reset":
+        frozen.reset(limit, key="t")
+    elif how == "rate of the key":
+        frozen.set_rate(limit, "100/s", key="t")
+    else:
+        clock.advance(58)
+        assert parking.due(["api"]) == []
+        clock.advance(1)
+    for each in (parking, other):
+        assert each.due(["api"]) == [bucket]
+        unpark(each, asked)
+        if how != "end of the key's rate":
+            clock.advance(0.1)
+            assert each.due(["api"]) == [], "by each fleet once, whoever of it asks"
+
+
+def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    asked = Demand(Concurrency(1, name="api", lease=60), "api")
+    held = frozen.ask((asked,), id="holder")
+    clock.advance(30)
+    park(parking, "a", asked=asked)
+    assert unpark(parking, asked) == [], "held for half a minute by now, so for another one"
+    clock.advance(20)
+    assert parking.due(["api"]) == []
+    assert frozen.release(held)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking, asked) == [("a", 0)]
+
+
+def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    asked = Demand(Concurrency(1, name="api", lease=60), "api")
+    frozen.ask((asked,), id="holder")
+    clock.advance(50)
+    park(parking, "a", asked=asked)
+    assert unpark(parking, asked) == []
+    clock.advance(10)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking, asked) == [("a", 0)]
+
+
+def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    limit = Limit("1/h", name="api", key="{tenant}")
+
+    def demands(number: int) -> list[Demand]:
+        return [Demand(limit, "api", f"t{index}") for index in range(number)]
+
+    def looked(number: int) -> None:
+        waiting = demands(number)
+        while waiting:
+            waiting = waiting[len(parking.unpark(waiting)) :]
+
+    for asked in demands(200):
+        frozen.ask((asked,))
+        park(parking, "a", asked=asked)
+    looked(200)
+    assert wake(parking, demands(1)[0]) == 1
+    assert parking.due(["api"]) == [], "nothing has changed"
+    clock.advance(1)
+    frozen.set_rate("api", "2/h")
+    assert wake(parking, demands(1)[0]) == 1
+    assert len(parking.due(["api"])) == 100, "all of them, so many at a time"
+    looked(200)
+    assert parking.due(["api"]) == []
+    for asked in demands(1200)[200:]:
+        frozen.ask((asked,))
+        park(parking, "a", asked=asked)
+    looked(1200)
+    since, _ = parking.wake(demands(1)[0], clock.us)
+    clock.advance(1)
+    frozen.set_rate("api", "3/h")
+    assert wake(parking, demands(1)[0], since) == 3, "500 a script"
+    assert wake(parking, demands(1)[0], since) == 1, "by whichever worker"
+    assert len(parking.due(["api"])) <= 1
+    seen = set()
+    for _ in range(24):
+        clock.advance(0.1)
+        due = parking.due(["api"])
+        assert 45 <= len(due) <= 55, "500 a second"
+        seen.update(due)
+        while due:
+            due = due[len(parking.unpark([Demand(limit, *bucket) for bucket in due], due=True)) :]
+    assert len(seen) == 1200
+
+
+def test_another_limit_in_the_code_wakes_the_lots(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    """A worker of the next deploy has another rate, and one of the deploy before is still about."""
+    old, new = demand("1/h"), demand("1/m")
+    closed(frozen, parking, old)
+    clock.advance(1)
+    assert wake(parking, old) == 1
+    assert parking.due(["api"]) == []
+    assert wake(parking, new) == 1
+    assert parking.due(["api"]) == [BUCKET]
+    (looked,) = parking.unpark([old])  # by the old one, which sees it far away
+    assert looked.another
+    (looked,) = parking.unpark([new])
+    assert looked.another
+    (looked,) = parking.unpark([new])
+    assert not looked.another
+
+
+def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+    """Of several limits, as far as a script may go; the others are due still."""
+    several = [demand("10/s", name=name, key=key) for name in ("api", "other") for key in ("", "x")]
+    for asked in several:
+        park(parking, *[f"t{number}" for number in range(40)], asked=asked)
+    looked = parking.unpark(several, due=True)
+    assert [len(each.leaving) for each in looked] == [11] * 4
+    assert parking.unpark(several, due=True)[0].leaving == ()
+    quick = [demand("10000/s", name="quick", key=key) for key in "xyz"]
+    for asked in quick:
+        park(parking, *[f"t{number}" for number in range(80)], asked=asked)
+    looked = parking.unpark(quick, due=True)
+    assert [(len(each.leaving), each.again == 0) for each in looked] == [(49, True)]
+    assert sorted(parking.due(["quick"])) == [("quick", key) for key in "xyz"]
+
+
+def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    limit = Limit("10/h", burst=10, name="api")
+    frozen.ask((Demand(limit, "api", "", 10),))
+    park(parking, "dear", asked=Demand(limit, "api", "", 10))
+    park(parking, "cheap", asked=Demand(limit, "api", "", 1))
+    assert unpark(parking, Demand(limit, "api")) == []
+    clock.set(START + 360_000_000)
+    assert parking.due(["api"]) == []
+    parking.pick(BUCKET, ["dear"], purge=True)
+    assert parking.due(["api"]) == [BUCKET]
+    assert unpark(parking, Demand(limit, "api")) == [("cheap", 0)]
 
 
 # -- A worker dies between two steps -------------------------------------------------------------------------------
@@ -192,7 +709,7 @@ def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Par
     park(parking, "a")
     # Still parked: the message that comes once more is of no use.
     assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
-    assert [each.id for each in parking.unpark(API)] == ["a"]
+    assert [each.id for each in let_out(parking, API)] == ["a"]
     publish(parking, ("a", 1))
     # It has left meanwhile: only what came from the lot may run.
     assert parking.arrive(BUCKET, {"a": 1}) == set()
@@ -204,7 +721,7 @@ def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, stor
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
     parking.flush()
-    parking.unpark(API)
+    let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.arrive(BUCKET, {"a": 1, "b": 0}) == set()
     assert not store.keys("ratelimit:*:twice@fleet")
@@ -212,7 +729,7 @@ def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, stor
 
 def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Parking, store: redis.Redis) -> None:
     park(parking, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     assert store.keys("ratelimit:*:twice@fleet")
     parking.acknowledged(BUCKET, "a")
     publish(parking, ("a", 1))
@@ -225,12 +742,12 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
 ) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 1)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 1)]
     # Here the worker dies. Another looks after the lot.
     clock.set(START + 9_000_000)
-    assert parking.unpark(API) == []
+    assert let_out(parking, API) == []
     clock.set(START + 10_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     if was_published:
         assert parking.arrive(BUCKET, {"a": 1}) == set()
@@ -243,22 +760,22 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
 def test_one_that_arrives_was_published(parking: Parking, clock: Clock) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.unpark(API)  # published, and the worker dies before it says so
+    let_out(parking, API)  # published, and the worker dies before it says so
     assert parking.arrive(BUCKET, {"a": 1}) == set()
     clock.set(START + 60_000_000)
-    assert parking.unpark(API) == []
+    assert let_out(parking, API) == []
 
 
 def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
     """It came back, its limit was paused, it is parked again as copy 2; copy 1 is delivered once more."""
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.arrive(BUCKET, {"a": 2}) == set()
@@ -267,9 +784,9 @@ def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
 def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Parking, clock: Clock) -> None:
     """Let out and not reported, so there are two; the first to come finds its limit closed and is parked once more."""
     park(parking, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     clock.set(START + 10_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     assert parking.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
     park(parking, "a", copy=1)
@@ -278,7 +795,7 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Park
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
     clock.set(START + 11_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 3)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 3)]
     publish(parking, ("a", 3))
     assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
     assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
@@ -289,20 +806,20 @@ def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Parki
     """It comes back, and is parked once more, before the worker that published it has said so."""
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.unpark(API)
+    let_out(parking, API)
     assert parking.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)
     publish(parking, ("a", 1))
     assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
     clock.set(START + 1_000_000)
-    assert [(each.id, each.copy) for each in parking.unpark(API)] == [("a", 2)]
+    assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
 
 
 def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, store: redis.Redis) -> None:
     park(parking, "a", "b", expires=START / 1e6 + 3600)
     unpark(parking)
     assert {key.rpartition(":")[2] for key in store.keys("ratelimit:*@fleet")} == {
-        f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots")
+        f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots", "code")
     }
     (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
     assert expiries(store).get(remembered) == START + 7_200_000_000

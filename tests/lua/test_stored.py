@@ -692,7 +692,7 @@ def test_a_look_and_a_refused_change_write_nothing(limiter: Same, store: redis.R
     limiter.expire("other", 5)
     limiter.delete("other")
     assert store.mget(CONFIG, CHANGES) == before
-    assert set(store.scan_iter("ratelimit:*")) == {CONFIG, CHANGES}
+    assert set(store.scan_iter("ratelimit:*")) == {CONFIG, CHANGES, "ratelimit:v1:{api}::touched"}
 
 
 # -- Scripts -----------------------------------------------------------------------------------------------------------

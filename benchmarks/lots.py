@@ -1,0 +1,266 @@
+"""Very many parked tasks: what one step costs the store and a worker, at most.
+
+    python -m benchmarks.lots [closed] [million] [heavy]
+
+closed   a tenant at 20/s beside 5,000, and then 100,000, whose limits are closed: used of the rate, scripts a task, and
+         the workers' CPU while nobody has anything to do
+million  1,000,000 tasks in one lot, and then one each in 100,000 lots: list, purge one, release one, revoke, look,
+         expire. The longest script (SLOWLOG) and the longest step of each, which is what a worker's loop waits for
+heavy    1,500 messages of 200 kB that expire together; 300 of 2 MB at 300/s
+
+Two workers of two processes where there are workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import redis
+
+from benchmarks import TASK
+from benchmarks.workers import QUEUE, Fleet, scripts
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.lots import ParkingLots, parking_of
+from celery_ratelimit.parking import Parking
+
+NAME = f"{TASK}.tenant"
+LIMIT = Limit("1/h", name=NAME, key="{tenant}")
+BUSY = 20
+#: Microseconds: what takes less is shown as this.
+_NOTED = 500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []], metavar="SCENARIO")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of tasks (default: %(default)s)")
+    options = parser.parse_args()
+    for scenario in options.scenarios or SCENARIOS:
+        SCENARIOS[scenario](options.scale)
+
+
+def closed(scale: float) -> None:
+    for number in (5_000, 100_000):
+        _closed(round(number * scale))
+
+
+def _closed(number: int) -> None:
+    with Fleet("lots", rate=BUSY) as fleet:
+        parking = parking_of(fleet.sender)
+        _park(fleet.redis, parking, ((f"t{index}", f"{index}", 0.0) for index in range(number)))
+        fleet.start()
+        lots = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+        fleet.wait(lambda: fleet.redis.zcount(lots, (time.time() + 600) * 1e6, "+inf") >= number, 400, every=0.5)
+        before = fleet.cpu()
+        time.sleep(10)
+        idle = fleet.cpu() - before
+        Limiter(fleet.redis).set_rate(LIMIT, f"{BUSY}/s", key="busy")
+        with fleet.sender.producer_or_acquire() as producer:
+            for index in range(400):
+                fleet.sender.send_task(NAME, args=[index, "busy"], producer=producer, queue=QUEUE)
+        fleet.wait_for_first(20)
+        first, before = fleet.started(), fleet.cpu()
+        fleet.redis.config_resetstat()
+        fleet.wait(lambda: fleet.started() >= first + 300, 120)
+        calls, cpu, tasks = scripts(fleet.calls()), fleet.cpu() - before, fleet.started() - first
+        starts = sorted(start.at for start in fleet.starts())[first : first + 300]
+        used = (len(starts) - 1) / (starts[-1] - starts[0]) / BUSY
+    print(
+        f"{number:,} closed lots: {used:.3f} of {BUSY}/s, {calls / tasks:.2f} scripts and {cpu / tasks * 1e3:.1f} ms "
+        f"of CPU a task; idle {idle / 10 * 1e3:.1f} ms a second for both workers",
+        flush=True,
+    )
+
+
+def million(scale: float) -> None:
+    _million(round(1_000_000 * scale), 1)
+    _million(round(100_000 * scale), round(100_000 * scale))
+
+
+def _million(tasks: int, lots: int) -> None:
+    with Fleet("lots", rate=1) as fleet:
+        client, parking, people = fleet.redis, parking_of(fleet.sender), ParkingLots(fleet.sender)
+        expires = time.time() + 3600
+        _park(client, parking, ((f"t{index % lots}", f"{index}", expires) for index in range(tasks)))
+        print(f"{tasks:,} parked in {lots:,} lots, {client.info('memory')['used_memory'] / 1e6:,.0f} MB", flush=True)
+        some = [f"task-{index}" for index in range(10, tasks, max(1, tasks // 1000))][:1000]
+        of = [f"t{index}" if lots > 1 else "t0" for index in range(6)]
+        deep = max(0, tasks // lots - 1000)
+        measure = _Measure(client)
+        measure("look", lambda: _look(parking))
+        measure("list lots", lambda: parking.lots([NAME]))
+        measure("list 1,000 tasks", lambda: _once(lambda: people.tasks(NAME, of[0], first=deep, number=1000)))
+        measure("purge one", lambda: _once(lambda: people.purge(NAME, of[3], ids=["task-3"])))
+        measure("release one", lambda: _once(lambda: people.release(NAME, of[4], ids=["task-4"])))
+        measure("purge one that is not there", lambda: _once(lambda: people.purge(NAME, of[5], ids=["nobody"])))
+        measure("find 1,000 revoked", lambda: parking.find([NAME], some))
+        measure("let 1,000 revoked out", lambda: _let_out(parking, some))
+        measure("wake all", lambda: _wake(parking))
+        measure("purge 10,000", lambda: itertools.islice(parking.pick_all((NAME, "t0"), purge=True), 100))
+        _let_expire(client, parking, 20_000, lots)
+        measure("expire 20,000", lambda: _expire(parking, 20_000))
+
+
+class _Measure:
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        client.config_set("slowlog-log-slower-than", _NOTED)  # Valkey notes each command of a script, too
+        client.config_set("slowlog-max-len", 1000)
+
+    def __call__(self, what: str, steps: Callable[[], Iterator[Any]]) -> None:
+        """Run it step by step: a step is what keeps a worker's loop before it looks at the time."""
+        self.client.slowlog_reset()
+        longest, number, began = 0.0, 0, time.perf_counter()
+        iterator = iter(steps())
+        while True:
+            at = time.perf_counter()
+            try:
+                next(iterator)
+            except StopIteration:
+                break
+            longest = max(longest, time.perf_counter() - at)
+            number += 1
+        took = time.perf_counter() - began
+        slow = max(
+            [e["duration"] for e in self.client.slowlog_get(1000) if e["command"][:4].upper() in (b"EVAL", b"ZSCA")],
+            default=_NOTED,
+        )
+        print(
+            f"  {what:<28} longest script {slow / 1e3:6.2f} ms; {number:>5} steps, longest {longest * 1e3:7.2f} ms; "
+            f"{took:.2f} s in all",
+            flush=True,
+        )
+
+
+def _look(parking: Parking) -> Iterator[None]:
+    while due := parking.due([NAME]):
+        parking.unpark([Demand(LIMIT, *bucket) for bucket in due], due=True)
+        yield
+
+
+def _once(act: Callable[[], Any]) -> Iterator[Any]:
+    yield act()
+
+
+def _let_out(parking: Parking, tasks: Sequence[str]) -> Iterator[None]:
+    for found in parking.find([NAME], tasks):
+        for bucket, ids in found.items():
+            left: Sequence[str] = list(ids)
+            while left:
+                _, leaving, left = parking.pick(bucket, left, purge=False)
+                parking.published({bucket: leaving})
+                yield
+
+
+def _wake(parking: Parking) -> Iterator[None]:
+    more = True
+    while more:
+        _, more = parking.wake(Demand(LIMIT, NAME), -1)
+        yield
+
+
+def _let_expire(client: redis.Redis, parking: Parking, number: int, lots: int) -> None:
+    now = time.time() * 1e6
+    of_all = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+    with client.pipeline(transaction=False) as pipe:
+        for key, _ in itertools.islice(client.zscan_iter(of_all, count=1000), number):
+            expiring = f"ratelimit:v1:{{{NAME}}}:{key.decode()}:expiring@{parking._fleet}"
+            for id in (
+                client.zrange(expiring, 0, number // lots - 1) if lots == 1 else [f"task-{key[1:].decode()}@celery"]
+            ):
+                pipe.zadd(expiring, {id: now})
+            pipe.zadd(of_all, {key: now})
+        pipe.execute()
+
+
+def _expire(parking: Parking, left: int) -> Iterator[None]:
+    while left > 0 and (due := parking.due([NAME])):
+        looked = parking.unpark([Demand(LIMIT, *bucket) for bucket in due], due=True)
+        leaving = {each.bucket: each.leaving for each in looked if each.leaving}
+        parking.published(leaving)
+        left -= sum(map(len, leaving.values()))
+        yield
+
+
+def heavy(scale: float) -> None:
+    name = f"{TASK}.heavy"
+    for number, size, expires in ((round(1500 * scale), 200_000, True), (round(300 * scale), 2_000_000, False)):
+        with Fleet("lots", rate=300) as fleet:
+            limiter = Limiter(fleet.redis)
+            limiter.pause(name, 3600)
+            fleet.start()
+            with fleet.sender.producer_or_acquire() as producer:
+                for index in range(number):
+                    end = 60 + 0.04 * number if expires else None
+                    fleet.sender.send_task(
+                        name, args=[index, "x" * size], producer=producer, queue=QUEUE, expires=end, argsrepr=""
+                    )
+            sent = time.monotonic()
+            fleet.wait(lambda n=number: _kept(fleet) == n, 120, every=0.2)
+            parked, at = _kept(fleet), time.monotonic()
+            if not expires:
+                limiter.resume(name)
+                fleet.wait(lambda n=number: fleet.started() >= n, 120)
+            fleet.wait(
+                lambda: _kept(fleet) == 0 and fleet.drained() and not fleet.redis.llen(f"{QUEUE}.throttled"), 180
+            )
+            print(
+                f"{number} messages of {size / 1e6:g} MB: {parked} parked {at - sent:.0f} s after they were sent; "
+                f"{time.monotonic() - at:.1f} s later {_kept(fleet)} are left and {fleet.started()} have run",
+                flush=True,
+            )
+
+
+def _gone(fleet: Fleet) -> bool:
+    return _kept(fleet) == 0 and fleet.drained() and not fleet.redis.llen(f"{QUEUE}.throttled")
+
+
+def _kept(fleet: Fleet) -> int:
+    """Tasks in the lots, or on their way out."""
+    return sum(fleet.redis.hlen(key) for key in fleet.redis.keys("ratelimit:*:messages@*"))
+
+
+def _park(client: redis.Redis, parking: Parking, tasks: Iterator[tuple[str, str, float]], *, size: int = 300) -> None:
+    """Park tasks whose limits are closed by their scripts, many in one round trip."""
+    limiter = parking._limiter
+    script, ask = parking.scripts["park"], limiter._acquire
+    demand = Demand(LIMIT, NAME, "first")
+    limiter.ask((demand,))
+    parking.park(demand, "x", "{}", copy=1, since=0, expires=0.0, only_behind=True, most=None)
+    known: set[str] = set()
+    digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
+    with client.pipeline(transaction=False) as pipe:
+        for count, (tenant, index, expires) in enumerate(tasks):
+            headers = {"lang": "py", "task": NAME, "id": f"task-{index}", "ratelimit": {"queue": QUEUE}}
+            message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": "x" * size, "headers": headers}
+            message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}
+            message |= {"priority": 0, "delivery_mode": 2, "expires": None, "properties": {}}
+            kept = (0, -1, 0, int(expires * 1e6), tenant, f"task-{index}@{QUEUE}", 1, 1, json.dumps(message))
+            if tenant not in known:
+                known.add(tenant)
+                _, number, _, pieces = limiter._pieces(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
+                pipe.execute_command("EVALSHA", asks, number, *_values(pieces))
+            keys = _values([parking._make_keys((NAME, tenant))])
+            pipe.execute_command("EVALSHA", digest, len(keys), *keys, *kept)
+            if count % 1000 == 999:
+                pipe.execute()
+        pipe.execute()
+
+
+def _values(pieces: Sequence[bytes]) -> list[bytes]:
+    from celery_ratelimit._scripts import unbulk
+
+    return unbulk(b"".join(pieces))
+
+
+SCENARIOS: dict[str, Callable[[float], None]] = {"closed": closed, "million": million, "heavy": heavy}
+
+
+if __name__ == "__main__":
+    main()

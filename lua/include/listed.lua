@@ -1,0 +1,12 @@
+-- The ids of a lot from place `from` to place `to`, counted from 0; -1: the last one. Those that are aside come after the others.
+local function listed(parked, aside, from, to)
+    local number = call('ZCARD', parked)
+    local ids = call('ZRANGE', parked, from, to)
+    if to == '-1' or to - number >= 0 then
+        local first, last = max(0, from - number), to == '-1' and -1 or to - number
+        for _, entry in ipairs(call('ZRANGE', aside, int(first), int(last))) do
+            ids[#ids + 1] = match(entry, '^[^%z]*%z%d+%z(.*)$')
+        end
+    end
+    return ids
+end

@@ -1,0 +1,12 @@
+-- Notes that a turn under a limit may come sooner than was foreseen: something was given back. Whoever has parked tasks there
+-- looks at it again, see due.lua.
+--
+-- touched key, one for each limit: sorted set, key of a bucket -> us. Each is later than all before it, whatever the clock does.
+-- Expires a minute after the last.
+local TOUCHED_US = 60000000
+local function touch(key, bucket)
+    local last = tonumber(call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]) or 0
+    call('ZADD', key, int(max(now, last + 1)), bucket)
+    call('ZREMRANGEBYSCORE', key, '-inf', int(now - TOUCHED_US))
+    call('PEXPIRE', key, int(TOUCHED_US / 1000))
+end
