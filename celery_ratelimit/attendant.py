@@ -227,8 +227,12 @@ class Attendant:
         if not leaving:
             return
         try:
-            self._worker.publish(
-                [(loads(each.message), max(0.0, each.wait - LEAD), marker_of(bucket, each)) for each in leaving]
+            parcels = [loads(each.message) for each in leaving]
+            missing = self._worker.publish(
+                [
+                    (parcel, max(0.0, each.wait - LEAD), marker_of(bucket, each))
+                    for parcel, each in zip(parcels, leaving, strict=True)
+                ]
             )
         except self._worker.connection_errors:
             raise  # Celery connects anew
@@ -236,4 +240,7 @@ class Attendant:
             # Nothing is lost: whoever looks after the lot in some seconds publishes them once more.
             logger.warning("%d parked tasks could not be published (%r): tried again", len(leaving), error)
         else:
-            self._parking.published(bucket, leaving)
+            if missing:
+                logger.warning("The broker has no queue %s: parked tasks stay parked", ", ".join(sorted(missing)))
+            there = [each for parcel, each in zip(parcels, leaving, strict=True) if parcel["to"] not in missing]
+            self._parking.published(bucket, there)

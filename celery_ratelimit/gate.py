@@ -30,7 +30,7 @@ from .limits import AnyLimit
 from .line import Held, Line, stored_id
 from .lots import parking_of
 from .outage import Outage
-from .parcels import RETURN_HEADER
+from .parcels import marker_among
 from .parking import FULL, HORIZON, NOBODY
 from .signals import task_throttled
 
@@ -78,7 +78,7 @@ class Gate:
             worker,
             parking_of(worker.app),
             limits,
-            settings.return_queue_for,
+            worker.return_queue_for,
             self.outage,
             lambda error: self.outage.begin(error, self._store_is_back),
         )
@@ -129,11 +129,11 @@ class Gate:
         else:
             waiting.append(held)
         self._held += 1
-        if returned:
+        if returned and not self.worker.came_beside(request):
             self._widen(held)
         if len(waiting) == 1 or old:  # else whatever those ahead of it wait for moves the line on
             self._run(line_key)
-        if plan.policy.throttle == "wait" and held in waiting:
+        if plan.policy.throttle == "wait" and held in waiting and (not returned or self.worker.is_full):
             self._left.leave(held, line)
 
     def _is_another_copy(self, held: Held) -> bool:
@@ -166,8 +166,8 @@ class Gate:
 
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
-        marker = getattr(context, RETURN_HEADER, None)
-        if not isinstance(marker, dict) or self.outage:
+        marker = marker_among(vars(context))
+        if not marker or self.outage:
             return  # it was never sent back, so it has no slot
         try:
             plan = self._plan(task, str(marker.get("queue")))
@@ -437,7 +437,7 @@ class Gate:
     def _send_back(self, line: Line, waiting: deque[Held], held: Held, wait: float, name: str | None) -> bool:
         delay = min(wait, self._longest) - LEAD
         try:
-            self.worker.send_back(held.request, held.queue, self.settings.return_queue_for(held.queue), delay)
+            self.worker.send_back(held.request, held.queue, self.worker.return_queue_for(held.queue), delay)
         except Exception as error:
             self._hold_on(line, waiting, held, error)
             return True

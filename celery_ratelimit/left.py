@@ -36,7 +36,7 @@ class LeftQueues:
             return
         waiting = [each for each in (*line.slotted, *line.new) if each.queue == queue]
         wait = max(0.0, line.closed_until - time.monotonic()) + (len(waiting) - 1) * line.interval
-        if wait < LONG:
+        if wait < LONG or not self._worker.may_stop_consuming(queue):
             return
         self._worker.stop_consuming(queue)
         self._queues[queue] = (set(), line)
@@ -59,5 +59,5 @@ class LeftQueues:
 
     def _put_aside(self, held: Held) -> None:
         self._queues[held.queue][0].add(held)
-        if not held.widened:
+        if not held.widened and not self._worker.came_beside(held.request):
             self._widen(held)

@@ -3,6 +3,8 @@
 Line numbers are those of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
 """
 
-from .worker import MOST_RETURNED, PERMIT, Worker, fleet_of, redelivery_of
+from .outbox import publish_on
+from .returns import MOST_RETURNED
+from .worker import PERMIT, Worker, fleet_of, redelivery_of
 
-__all__ = ["MOST_RETURNED", "PERMIT", "Worker", "fleet_of", "redelivery_of"]
+__all__ = ["MOST_RETURNED", "PERMIT", "Worker", "fleet_of", "publish_on", "redelivery_of"]

@@ -58,7 +58,8 @@ def test_on_rabbitmq(
 def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
     pool = SimpleNamespace(is_green=is_green, apply_async=lambda *args, **options: None)
     app = Celery(set_as_current=False)
-    return SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool, on_task_request=print)
+    names = ("on_task_request", "apply_eta_task", "_limit_task", "_limit_post_eta")
+    return SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool, **dict.fromkeys(names, print))
 
 
 def test_one_thread_at_a_time_is_in_the_gate() -> None:
@@ -83,7 +84,8 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
 
 
 def sent_back() -> SimpleNamespace:
-    return SimpleNamespace(message=SimpleNamespace(headers={"ratelimit": {"queue": "celery"}}))
+    marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
+    return SimpleNamespace(message=SimpleNamespace(headers={"celery-ratelimit-return": marker}))
 
 
 @pytest.mark.parametrize("is_green", [False, True], ids=["thread", "greenlet"])
