@@ -119,6 +119,7 @@ class _Window:
             self._raised += raised
             self._widened += widened
             value = self._base + self._raised
-            if qos.max_prefetch is not None and self._raised > 0:
-                value = min(value, qos.max_prefetch)
+            most = getattr(qos, "max_prefetch", None)  # since kombu 5.5
+            if most is not None and self._raised > 0:
+                value = min(value, most)
             qos.value = self._last = max(1, value + self._widened)
