@@ -366,7 +366,7 @@ def test_queues_that_end_with_their_worker_leave_none_behind(
         everywhere = Exchange("everywhere", type="fanout")
         fleet.start(QUICK)
         for index in range(15):
-            fleet.send("retry", index, exchange="everywhere", routing_key="", declare=[everywhere])
+            fleet.send("retry", index, exchange="everywhere", routing_key="celery", declare=[everywhere])
             fleet.send("retry", 100 + index, exchange="C.dq2", exchange_type="direct", routing_key="w0@test")
         fleet.wait_for(30, 20)
         assert sorted(start.index for start in fleet.starts()) == [*range(15), *range(100, 115)]
@@ -380,6 +380,20 @@ def test_queues_that_end_with_their_worker_leave_none_behind(
         else:
             broker: Broker = request.getfixturevalue("broker")
             assert not any(broker.has(name) for name in names)
+
+
+def test_a_queue_that_its_last_consumer_deletes_is_not_left_alone(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Others are, while their limit is closed for long: with ``throttle="wait"``."""
+    with Fleet(server, tmp_path, rate="2/s", app=APP, broker=broker.url) as fleet:
+        fleet.env["TEST_BROADCAST"] = "everywhere.one"
+        everywhere = Exchange("everywhere", type="fanout")
+        fleet.start(QUICK, "-c", "4")
+        for index in range(20):
+            fleet.send("wait", index, exchange="everywhere", routing_key="celery", declare=[everywhere])
+        starts = fleet.wait_for(20, 20)
+        assert sorted(start.index for start in starts) == list(range(20))
 
 
 # -- The marker --------------------------------------------------------------------------------------------------------
