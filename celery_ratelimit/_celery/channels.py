@@ -8,6 +8,10 @@ What is relied on, of py-amqp 5.4:
 * ``AbstractChannel._callbacks`` (amqp/abstract_channel.py 38): by method, who is called when the broker sends it.
 * ``Connection.sock`` (amqp/connection.py): reading from one that was shut down is an ``OSError``, which Celery's loops
   take for what it is (celery/worker/loops.py), whatever has become of the error that was raised first.
+
+Of kombu 5.7: ``Channel.close`` (kombu/transport/redis.py 1890) first reads what was asked for by BRPOP. Of two channels
+of a connection that is lost only the one that was told so has nothing to read; the other fails there, and would keep
+what it has.
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ __all__ = ["end_connection_with"]
 
 
 def end_connection_with(channel: Any) -> None:
-    """From now on the connection ends when the broker closes ``channel``, or cancels one of its consumers.
+    """From now on the connection ends when the broker closes ``channel``, or cancels one of its consumers (AMQP).
 
-    On other transports than AMQP nothing is done: there channels are not the broker's.
+    And ``channel`` ends when the connection is lost: it gives back what it has (Redis).
     """
+    if hasattr(channel, "_brpop_read"):
+        _close_whole(channel)
     if not isinstance(channel, amqp.Channel):
         return
     callbacks: dict[Any, Any] = channel._callbacks
@@ -49,6 +55,18 @@ def end_connection_with(channel: Any) -> None:
             raise
 
     callbacks[spec.Channel.Close], callbacks[spec.Basic.Cancel] = closed, cancelled
+
+
+def _close_whole(channel: Any) -> None:
+    close = channel.close
+
+    def close_whole() -> None:
+        try:
+            close()
+        except channel.connection_errors:
+            close()  # there is nothing to be read any more
+
+    channel.close = close_whole
 
 
 def _hang_up(connection: Any) -> None:

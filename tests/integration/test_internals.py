@@ -245,6 +245,15 @@ def test_a_channel_that_the_broker_closes_is_opened_again_without_its_consumers(
     assert issubclass(pyamqp.Channel, amqp.Channel)
 
 
+def test_a_redis_channel_reads_once_more_before_it_gives_back_what_it_has() -> None:
+    close = source(RedisChannel.close)
+    assert close.index("self._brpop_read()") < close.index("super().close()")
+    read = source(RedisChannel._brpop_read)
+    assert "self._in_poll = None" in read[read.index("finally:") :]
+    assert "restore_unacked_once()" in source(virtual.Channel.close)
+    assert "channel.close()" in source(virtual.Transport.close_connection)
+
+
 def test_what_the_outbox_says_to_its_channel() -> None:
     assert "wait=None" in str(inspect.signature(AbstractChannel.send_method))
     assert "already closed" in source(AbstractChannel.wait)
