@@ -392,7 +392,7 @@ class Attendant:
             if not some:
                 continue
             try:
-                self._worker.publish(
+                missing = self._worker.publish(
                     [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for bucket, each in some]
                 )
             except self._worker.connection_errors:
@@ -405,10 +405,15 @@ class Attendant:
                 logger.warning("%d parked tasks (%s) could not be published (%r): tried again", len(some), ids, error)
             else:
                 self._apart.difference_update(each.id for _, each in some)
+                if missing:
+                    logger.warning("The broker has no queue %s: parked tasks stay parked", ", ".join(sorted(missing)))
                 published: dict[Bucket, list[Parked]] = {}
                 for bucket, each in some:
+                    if parcels[each.id]["to"] in missing:
+                        continue
                     published.setdefault(bucket, []).append(each)
-                self._parking.published(published)
+                if published:
+                    self._parking.published(published)
 
 
 def _parcel(parked: Parked) -> Parcel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_tasks": {},
     "ratelimit_queues": {},
     "ratelimit_on_store_error": "defer",
-    "ratelimit_prefix": DEFAULT_PREFIX,
+    "ratelimit_prefix": None,
     "ratelimit_return_queue": "{queue}.throttled",
     "ratelimit_fleet": None,
 }
@@ -63,7 +64,7 @@ class Settings:
         tasks: limits by task name or pattern, as written; one without a name is each matching task's own.
         queues: limits by queue.
         on_store_error: what becomes of a task when the store does not answer.
-        prefix: what every key in the store begins with.
+        prefix: what every key in the store begins with; where ``global_keyprefix`` is set, that first.
         return_queue: where tasks that are sent back wait, a template over ``queue``.
         fleet: names the broker, so that parked tasks come back to it; ``""``: after its URL.
     """
@@ -83,7 +84,11 @@ class Settings:
         return self.url.startswith("memory:")
 
     def return_queue_for(self, queue: str) -> str:
-        return self.return_queue.replace("{queue}", queue)
+        """The name of a queue's return queue. A return queue is its own: it may be consumed like any other."""
+        before, after = self.return_queue.split("{queue}")
+        long_enough = len(queue) > len(before) + len(after)
+        is_one = long_enough and queue.startswith(before) and queue.endswith(after)
+        return queue if is_one else before + queue + after
 
 
 def settings_of(app: Celery) -> Settings:
@@ -209,7 +214,7 @@ def _read(app: Celery) -> Settings:
         raise ConfigurationError(
             f"ratelimit_on_store_error={on_store_error!r} is not one of {', '.join(map(repr, ON_STORE_ERROR))}"
         )
-    prefix = value["ratelimit_prefix"]
+    prefix = _prefix(app) if value["ratelimit_prefix"] is None else value["ratelimit_prefix"]
     if not isinstance(prefix, str) or not prefix or set(prefix) & set("{} "):
         raise ConfigurationError(f"ratelimit_prefix={prefix!r} must be a text without spaces and braces")
     return_queue = value["ratelimit_return_queue"]
@@ -232,6 +237,13 @@ def _read(app: Celery) -> Settings:
         prefix=prefix,
         return_queue=return_queue,
     )
+
+
+def _prefix(app: Celery) -> str:
+    """Apps that share a Redis with a ``global_keyprefix`` each have tasks of their own there; so they have limits."""
+    options = app.conf.broker_transport_options or {}
+    apart = re.sub(r"[{}\s%]", lambda found: f"%{ord(found[0]):02X}", str(options.get("global_keyprefix") or ""))
+    return apart + DEFAULT_PREFIX
 
 
 def _mapping(value: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:

@@ -32,7 +32,7 @@ from .limiter import Demand, Limiter
 from .line import Held, Line, Unlimited
 from .lots import parking_of
 from .outage import Outage
-from .parcels import RETURN_HEADER
+from .parcels import marker_among
 from .parking import FULL, HORIZON, NOBODY
 from .room import AHEAD, PACE, Room
 from .signals import task_throttled
@@ -81,7 +81,7 @@ class Gate:
             worker,
             parking_of(worker.app),
             limits,
-            settings.return_queue_for,
+            worker.return_queue_for,
             self.outage,
             lambda error: self.outage.begin(error, self._store_is_back),
         )
@@ -146,11 +146,11 @@ class Gate:
             waiting.append(held)
         self._room.held += 1
         self._limited += 1
-        if returned:
+        if returned and not self.worker.came_beside(request):
             self._widen(held)
         if len(waiting) == 1 or old:  # else whatever those ahead of it wait for moves the line on
             self._run(line_key)
-        if plan.policy.throttle == "wait" and held in waiting:
+        if plan.policy.throttle == "wait" and held in waiting and (not returned or self.worker.is_full):
             self._leave_alone(held, line)
 
     def _is_another_copy(self, held: Held) -> bool:
@@ -239,8 +239,8 @@ class Gate:
 
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
-        marker = getattr(context, RETURN_HEADER, None)
-        if not isinstance(marker, dict) or self.outage:
+        marker = marker_among(vars(context))
+        if not marker or self.outage:
             return  # it was never sent back, so it has no slot
         try:
             plan = self._plan(task, str(marker.get("queue")))
@@ -615,7 +615,7 @@ class Gate:
     def _send_back(self, line: Line, waiting: deque[Held], held: Held, wait: float, name: str | None) -> bool:
         delay = min(wait, self._longest) - LEAD
         try:
-            self.worker.send_back(held.request, held.queue, self.settings.return_queue_for(held.queue), delay)
+            self.worker.send_back(held.request, held.queue, self.worker.return_queue_for(held.queue), delay)
         except Exception as error:
             self._hold_on(line, waiting, held, error)
             return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ._celery import Worker
 
@@ -17,6 +17,7 @@ LONG = 3.0
 class Waiting(Protocol):
     """A request in the gate. ``widened``: it does not count against the worker's prefetch."""
 
+    request: Any
     queue: str
     widened: bool
 
@@ -49,7 +50,8 @@ class LeftQueues:
             self._put_aside(held)
             return
         waiting = [other for other in among if other.queue == queue]
-        if first + (len(waiting) - 1) * each() < self._long:
+        wait = first + (len(waiting) - 1) * each()
+        if wait < self._long or not self._worker.may_stop_consuming(queue):
             return
         self._worker.stop_consuming(queue)
         self._queues[queue] = (set(), each)
@@ -72,5 +74,5 @@ class LeftQueues:
 
     def _put_aside(self, held: Waiting) -> None:
         self._queues[held.queue][0].add(held)
-        if not held.widened:
+        if not held.widened and not self._worker.came_beside(held.request):
             self._widen(held)

@@ -9,10 +9,10 @@ from typing import Any
 from celery import Celery
 from kombu.utils.json import dumps, loads
 
-from ._celery import fleet_of, redelivery_of
+from ._celery import fleet_of, publish_on, redelivery_of
 from .binding import limits_of_app
 from .config import limiter_of, settings_of
-from .parcels import RETURN_HEADER, publish_all
+from .parcels import marker_among
 from .parking import PAGE, Bucket, Lot, Parked, Parking, marker_of
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]
@@ -102,16 +102,18 @@ class ParkingLots:
             ids: of the tasks; default: all that are parked now.
 
         Returns:
-            How many were sent.
+            How many were sent. Whose queue is not at the broker (RabbitMQ) stays parked: no worker consumes it.
         """
         bucket = name, key
         with self._app.connection_for_write() as connection, connection.channel() as channel:
             released = 0
             for _, leaving in self._take_out(bucket, ids, purge=False):
-                if leaving:
-                    publish_all(channel, [(loads(each.message), 0.0, marker_of(bucket, each)) for each in leaving])
-                    self._parking.published({bucket: leaving})
-                released += len(leaving)
+                parcels = [(loads(each.message), 0.0, marker_of(bucket, each)) for each in leaving]
+                missing = publish_on(channel, parcels) if parcels else set()
+                sent = [each for each, to in zip(leaving, parcels, strict=True) if to[0]["to"] not in missing]
+                if sent:
+                    self._parking.published({bucket: sent})
+                released += len(sent)
             return released
 
     def purge(self, name: str, key: str = "", ids: Sequence[str] | None = None) -> int:
@@ -180,6 +182,6 @@ def _task(parked: Parked) -> ParkedTask:
         str(headers.get("task")),
         str(headers.get("argsrepr", "")),
         str(headers.get("kwargsrepr", "")),
-        str(headers[RETURN_HEADER]["queue"]),
+        str(marker_among(headers)["queue"]),
         parked.since / 1e6,
     )

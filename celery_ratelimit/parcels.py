@@ -11,10 +11,18 @@ from typing import Any
 
 from kombu import Producer
 
-__all__ = ["RETURN_HEADER", "Parcel", "expires_at", "marker_in", "parcel_of", "publish_all"]
+__all__ = ["Parcel", "expires_at", "marker_among", "marker_in", "parcel_of", "publish_all", "without_marker"]
 
 #: The header that a message carries while it is sent back: what to restore when its task starts.
-RETURN_HEADER = "ratelimit"
+RETURN_HEADER = "celery-ratelimit-return"
+
+#: Its name in 0.1, whose workers may be in the same fleet: it is written as well, unless the user has one of that name,
+#: and it is what both keep up to date.
+OLD_HEADER = "ratelimit"
+
+#: What a marker says in any case, and what it may say.
+_ALWAYS = {"queue", "eta", "exchange", "routing_key"}
+_AT_TIMES = {"again", "lot", "id", "copy", "since", "CC"}
 
 #: Properties that the transport writes anew at every publish.
 _TRANSPORT_PROPERTIES = (
@@ -29,18 +37,41 @@ _PARAMETERS = frozenset(inspect.signature(Producer.publish).parameters)
 Parcel = dict[str, Any]
 
 
-def marker_in(message: Any) -> dict[str, Any]:
-    """What a message that has come back says of itself; nothing if it comes from its sender.
+def marker_among(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a message with these headers, or what was made of them, says of its coming back; nothing if it does not."""
+    for name in (OLD_HEADER, RETURN_HEADER):
+        marker: Any = headers.get(name) if isinstance(headers, dict) else None
+        if _is_ours(marker):
+            found: dict[str, Any] = marker
+            return found
+    return {}
 
-    A header of that name that is not as ours is the sender's own.
-    """
-    headers = message.headers
-    marker = headers.get(RETURN_HEADER) if isinstance(headers, dict) else None
-    return marker if marker is not None and _is_ours(marker) else {}
+
+def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
+    """Take the marker out of headers; returns it."""
+    marker = marker_among(headers)
+    for name in (OLD_HEADER, RETURN_HEADER):
+        if _is_ours(headers.get(name)):
+            del headers[name]
+    return marker
+
+
+def marker_in(message: Any) -> dict[str, Any]:
+    """What a message that has come back says of itself; nothing if it comes from its sender."""
+    return marker_among(message.headers)
+
+
+def _mark(headers: dict[str, Any], marker: Mapping[str, Any]) -> None:
+    headers[RETURN_HEADER] = marker
+    if OLD_HEADER not in headers or _is_ours(headers[OLD_HEADER]):
+        headers[OLD_HEADER] = marker
 
 
 def _is_ours(marker: Any) -> bool:
-    if not isinstance(marker, dict) or not isinstance(marker.get("queue"), str) or not marker["queue"]:
+    """Whether a header is a marker of ours, and not one of the user's under the same name, or what somebody made up."""
+    if not isinstance(marker, dict) or not _ALWAYS <= marker.keys() <= _ALWAYS | _AT_TIMES:
+        return False
+    if not isinstance(marker["queue"], str) or not marker["queue"]:
         return False
     texts = [marker.get(name) for name in ("eta", "exchange", "routing_key", "id")]
     numbers = [marker.get(name, 0) for name in ("copy", "since")]
@@ -66,21 +97,20 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
     headers = dict(message.headers)
     properties = dict(message.properties or {})
     options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
-    marker = marker_in(message)
-    if not return_queue:
-        headers.pop(RETURN_HEADER, None)
-        if marker:
-            headers["eta"] = marker.get("eta")
-    elif not marker:
-        headers[RETURN_HEADER] = {
+    marker = without_marker(headers)
+    if return_queue:
+        first = {
             "queue": queue,
             "eta": headers.get("eta"),
             "exchange": request.delivery_info.get("exchange"),
             "routing_key": request.delivery_info.get("routing_key"),
-            "id": id,
+            **({"id": id} if id else {}),
         }
-        if "CC" in headers:
-            headers[RETURN_HEADER]["CC"] = headers.pop("CC")
+        if "CC" in headers and not marker:
+            first["CC"] = headers.pop("CC")
+        _mark(headers, marker or first)
+    elif marker:
+        headers["eta"] = marker.get("eta")
     return {
         "to": return_queue or queue,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),
@@ -95,22 +125,32 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
     }
 
 
-def publish_all(channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
+def publish_all(
+    channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]], *, mandatory: bool = False
+) -> None:
     """Publish messages in one go, where kombu can (5.7, on Redis). If that fails, any number of them was published."""
     producer = Producer(channel, auto_declare=False)
+    options = {"mandatory": True} if mandatory else {}
     with producer.batch() if hasattr(producer, "batch") else nullcontext():
         for parcel, delay, marker in parcels:
-            publish(producer, parcel, delay, marker)
+            publish(producer, parcel, delay, marker, **options)
 
 
-def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[str, Any] | None = None) -> None:
-    """Publish a message to where it goes, to be taken up after ``delay`` seconds.
+def publish(
+    producer: Any,
+    parcel: Parcel,
+    delay: float = 0.0,
+    marker: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Publish a message to where it goes, to be taken up after ``delay`` seconds; ``options`` are for the transport.
 
-    ``marker`` is added to what its :data:`RETURN_HEADER` says. Its own time to live is counted from its publishing.
+    ``marker`` is added to what the one in its headers says. Its own time to live is counted from its publishing.
     """
     headers = dict(parcel["headers"])
-    if RETURN_HEADER in headers:
-        headers[RETURN_HEADER] = {**headers[RETURN_HEADER], **(marker or {})}
+    before = marker_among(headers)
+    if before:
+        _mark(headers, {**before, **(marker or {})})
         headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
     if _on_amqp(producer):
         headers.pop("CC", None)  # RabbitMQ would send it to those queues once more
@@ -127,6 +167,7 @@ def publish(producer: Any, parcel: Parcel, delay: float = 0.0, marker: Mapping[s
         delivery_mode=parcel["delivery_mode"] if parcel["delivery_mode"] in (1, 2) else None,
         expiration=None if expires is None else max(0.001, expires - time.time()),
         **_properties(producer, parcel["properties"]),
+        **options,
     )
 
 

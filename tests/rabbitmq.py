@@ -66,6 +66,19 @@ class Broker:
                 return 0, 0
             return said.message_count, said.consumer_count
 
+    def has(self, queue: str) -> bool:
+        with kombu.Connection(self.url) as connection:
+            try:
+                connection.default_channel.queue_declare(queue, passive=True)
+            except exceptions.ChannelError:
+                return False
+            return True
+
+    def declare(self, queue: str) -> None:
+        """Declare a durable queue without any arguments."""
+        with kombu.Connection(self.url) as connection:
+            connection.default_channel.queue_declare(queue, durable=True, auto_delete=False)
+
     def delete(self, queue: str) -> None:
         """Remove a queue with all that is in it, as somebody with a management page would."""
         with kombu.Connection(self.url) as connection:

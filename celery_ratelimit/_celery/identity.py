@@ -12,7 +12,6 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 from __future__ import annotations
 
-import re
 from hashlib import blake2b
 from typing import Any
 
@@ -28,11 +27,7 @@ except ImportError:  # no redis-py that kombu would take
         """No message has one."""
 
 
-__all__ = ["RedisQoS", "stored_id", "task_id_in"]
-
-_FORM = re.compile(r"(.*?)(?:\.[^~@]*)?~[0-9a-f]{10}@.*", re.DOTALL)
-#: That of the version before.
-_FORMER = re.compile(r"(.*?)(?:\.\d+)?@.*", re.DOTALL)
+__all__ = ["RedisQoS", "stored_id"]
 
 
 def stored_id(request: Any, queue: str) -> str:
@@ -45,12 +40,6 @@ def stored_id(request: Any, queue: str) -> str:
     if marker:  # the version before has sent it back
         return f"{attempt}@{queue}"
     return f"{attempt}~{_identity(request)}@{queue}"
-
-
-def task_id_in(stored: str) -> str:
-    """The task's id, out of what the store knows a message by."""
-    match = _FORM.fullmatch(stored) or _FORMER.fullmatch(stored)
-    return match[1] if match else stored
 
 
 def _identity(request: Any) -> str:

@@ -19,8 +19,8 @@ What is relied on:
 * ``pool.is_green`` (celery/concurrency/base.py 61), and the ``eta`` and ``entry`` of the greenlets in the queue of such
   a pool's timer (gevent.py 60, eventlet.py 53).
 * ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message.
-* ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): the one place that knows which queue a message comes
-  from on every transport.
+* ``AMQP.Queues`` makes queues as the app's settings say, ``Queues.new_missing`` one that nobody has named
+  (celery/app/amqp.py 235 and 317).
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 
 from celery.concurrency import prefork
 from celery.worker import state
-from kombu import Exchange, Queue
 from kombu.transport import virtual
 
-from ..parcels import RETURN_HEADER, Parcel, marker_in, parcel_of, publish_all
+from ..parcels import Parcel, marker_in, parcel_of, without_marker
 from . import endings
 from .identity import RedisQoS, stored_id
+from .outbox import NoSuchQueue, Outbox
 from .pool import Pool
+from .prefetch import Prefetch
+from .returns import MOST_RETURNED, Returns, consumers, noted
 
 __all__ = ["MOST_RETURNED", "PERMIT", "Worker", "fleet_of", "redelivery_of"]
 
@@ -57,9 +59,6 @@ logger = logging.getLogger("celery_ratelimit")
 #: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
 #: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked).
 PERMIT = "ratelimit_permit"
-
-#: Messages that have come back and wait in a worker for their turn, without counting against its prefetch.
-MOST_RETURNED = 500
 
 #: Messages that are acknowledged at once, and seconds after which they are, be they fewer. Until then a worker that
 #: is killed leaves them at the broker, too.
@@ -86,14 +85,21 @@ class Worker:
         self._start = consumer.on_task_request
         self.pool = Pool(consumer.pool)
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
-        self._return_queues: set[str] = set()
-        self._origins: dict[str, str] = {}
+        self._prefetch = Prefetch(consumer)
+        self._returns = Returns(consumer, self._prefetch)
         self._let_go: list[Any] = []
         self._acknowledge_later: Callable[[], None] | None = None
         #: Whether timers go off in another thread or greenlet than the one that reads from the broker: in which.
         self._apart = consumer.hub is None
         self._green = bool(consumer.pool.is_green)
         self._threaded = self._apart and not self._green
+        self._outbox = Outbox(
+            self.app,
+            lambda: self._consumer.connection,
+            lambda: self._on_amqp,
+            self._apart,
+            self._returns.declaration,
+        )
         #: Whoever comes into the gate holds it where timers have a thread; greenlets let one another in.
         self.turn: AbstractContextManager[Any] = threading.RLock() if self._threaded else nullcontext()
 
@@ -138,8 +144,9 @@ class Worker:
         elif self._threaded:
             timer = self._consumer.timer
             getattr(timer, "schedule", timer).max_interval = LATEST
+        self._prefetch.pass_celerys_limit(self.came_back, self.came_beside)
         seen = self._in_turn(self._contained(self._origin_checked(on_message)))
-        self.app.amqp.Consumer = _stamping(self.app.amqp.Consumer, seen, self._window)
+        self._beside, self.app.amqp.Consumer = consumers(self.app.amqp.Consumer, seen, self._returns)
 
     def _in_turn(self, function: Callable[..., None]) -> Callable[..., None]:
         """The same, by one thread at a time."""
@@ -175,8 +182,8 @@ class Worker:
 
         def checked(message: Any) -> None:
             marker = marker_in(message)
-            came_by = _noted(message, "ratelimit_queue")
-            origin = self._origins.get(came_by, came_by)
+            came_by = noted(message, "ratelimit_queue")
+            origin = self._returns.origin_of(came_by) if marker else came_by
             if marker and origin and marker["queue"] not in {came_by, origin, *self.app.amqp.queues}:
                 logger.warning(
                     "A message in queue %r says to be from queue %r, which is not known here: taken as from %r",
@@ -203,39 +210,17 @@ class Worker:
 
         return tell
 
-    def _window(self, queue: str) -> tuple[int, int] | None:
-        """How many messages of a queue, and of others, the broker may hand out, where it counts for each by itself.
-
-        With quorum queues (celery/worker/consumer/tasks.py 115) RabbitMQ does, and the number stands: tasks that have
-        come back and wait for their slots must not keep those behind them from coming.
-        """
-        consumer = self._consumer
-        counts_together = getattr(consumer, "qos_global", not _has_quorum_queues(self.app))
-        if counts_together or not self._on_amqp or queue not in self._return_queues:
-            return None
-        return MOST_RETURNED, consumer.initial_prefetch_count
-
     def consume_return_queues(self, name_for: Callable[[str], str]) -> None:
-        """Consume, beside each queue of this worker, the queue that its throttled tasks are sent back to."""
-        queues = self.app.amqp.queues
-        for name, queue in list(queues.consume_from.items()):
-            back = name_for(name)
-            self._return_queues.add(back)
-            self._origins.setdefault(back, name)
-            # Native delayed delivery, which comes with quorum queues, wants topic exchanges.
-            kind = "topic" if (queue.queue_arguments or {}).get("x-queue-type") == "quorum" else "direct"
-            # A queue that is itself a return queue (a worker started for it alone) has none of its own.
-            if back not in queues.consume_from and not any(name_for(other) == name for other in queues):
-                queues.select_add(
-                    Queue(
-                        back,
-                        Exchange(back, kind),
-                        back,
-                        durable=queue.durable,
-                        queue_arguments=queue.queue_arguments,
-                        max_priority=queue.max_priority,
-                    )
-                )
+        """Consume, beside each queue of this worker, the queue by which its throttled tasks come back.
+
+        Args:
+            name_for: what it is called.
+        """
+        self._returns.set_up(name_for, self._beside, self._outbox)
+
+    def return_queue_for(self, queue: str) -> str:
+        """The queue by which throttled tasks of ``queue`` come back; that may be ``queue`` itself."""
+        return self._returns.name_for(queue)
 
     @property
     def forks(self) -> bool:
@@ -263,11 +248,11 @@ class Worker:
 
     def widen_prefetch(self) -> None:
         """Let one more message come in, as Celery does for each task that waits for its ETA."""
-        self._consumer.qos.increment_eventually()
+        self._prefetch.widen(1)
 
     def narrow_prefetch(self) -> None:
         """Undo :meth:`widen_prefetch`."""
-        self._consumer.qos.decrement_eventually()
+        self._prefetch.widen(-1)
 
     def stop_consuming(self, queue: str) -> None:
         """Leave the messages of a queue in the broker from now on.
@@ -277,9 +262,14 @@ class Worker:
         :attr:`is_full`.
         """
         if self._apart and self._on_amqp:  # a task whose own countdown has ended comes by another thread
-            self._consumer.call_soon(self._consumer.task_consumer.cancel_by_queue, queue)
+            self._consumer.call_soon(self._consumer.task_consumer.leave_alone, queue)
         else:
-            self._consumer.task_consumer.cancel_by_queue(queue)
+            self._consumer.task_consumer.leave_alone(queue)
+
+    def may_stop_consuming(self, queue: str) -> bool:
+        """Not a queue that would be deleted then, with what is in it."""
+        found = self._returns.queues.get(queue)
+        return found is None or not found.auto_delete
 
     @property
     def is_full(self) -> bool:
@@ -349,8 +339,8 @@ class Worker:
         return found
 
     def _holds(self, entry: Any, wanted: Callable[[Any], bool]) -> bool:
-        """Whether a timer's entry is for such a request: strategy.py 212 and consumer.py 734."""
-        if getattr(entry.fun, "__name__", "") != "apply_eta_task":
+        """Whether a timer's entry is for such a request: strategy.py 200 and 212, consumer.py 378 and 734."""
+        if getattr(entry.fun, "__name__", "") not in ("apply_eta_task", "_limit_post_eta"):
             return False
         request = entry.args[0]
         # A greenlet of its own may be at it; or it has come, and its greenlet is at others of its line.
@@ -372,7 +362,7 @@ class Worker:
         marker = marker_in(message)
         if marker:
             return str(marker.get("queue"))
-        return _noted(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
+        return noted(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
 
     @staticmethod
     def came_back(request: Any) -> bool:
@@ -388,17 +378,22 @@ class Worker:
             return None
 
     @staticmethod
+    def came_beside(request: Any) -> bool:
+        """Whether it came by a return queue that is consumed beside its own: it is not part of the prefetch."""
+        return hasattr(request.message, "ratelimit_beside")
+
+    @staticmethod
     def age(request: Any) -> float:
         """Seconds since the broker has handed its message out: its countdown was spent here."""
-        since = _noted(request.message, "ratelimit_since")
+        since = noted(request.message, "ratelimit_since")
         return time.monotonic() - since if since else 0.0
 
     @staticmethod
     def restore(request: Any) -> None:
         """Undo in a request what sending it back has changed, so that its task finds it as it was sent."""
-        fields, marker = request.request_dict, marker_in(request.message)
+        fields = request.request_dict
+        marker = without_marker(fields)
         if marker:
-            fields.pop(RETURN_HEADER, None)
             fields["eta"] = marker.get("eta")
             if "CC" in marker:
                 fields["CC"] = marker["CC"]
@@ -412,19 +407,38 @@ class Worker:
         self._start(request)
 
     def redirect(self, request: Any, queue: str) -> None:
-        """Publish the message as the user has sent it to another queue, and acknowledge this copy."""
-        self._publish(request.message.channel, [(parcel_of(request, queue, ""), 0.0, {})])
+        """Publish the message as the user has sent it to another queue, and acknowledge this copy.
+
+        A queue that is not there is made, as it would be for whoever sends a task to it.
+        """
+        self._publish_one(request, (parcel_of(request, queue, ""), 0.0, {}), self._declaration_of)
         self.let_go(request)
+
+    def _declaration_of(self, name: str) -> Any:
+        """A queue as the app's settings have it, without a trace in ``app.amqp.queues``: None if they have none."""
+        queues = self.app.amqp.queues
+        if name in queues:
+            return queues[name]
+        return self.app.amqp.Queues((queues.new_missing(name),))[name] if queues.create_missing else None
 
     def send_back(self, request: Any, queue: str, return_queue: str, delay: float) -> None:
         """Publish the message again as it is, to come back after ``delay`` seconds, and acknowledge this copy.
 
-        In that order, and on the channel that it came by: a crash between the two leaves a duplicate with the same
-        id, never a gap. Raises what the publish raises; the message then is unacknowledged still.
+        In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
+        raises; the message then is unacknowledged still.
         """
         parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
-        self._publish(request.message.channel, [(parcel, delay, {"again": True})])
+        self._publish_one(request, (parcel, delay, {"again": True}))
         self.let_go(request)
+
+    def _publish_one(
+        self,
+        request: Any,
+        parcel: tuple[Parcel, float, Mapping[str, Any]],
+        declaration: Callable[[str], Any] | None = None,
+    ) -> None:
+        for missing in self._outbox.publish(request.message.channel, [parcel], declaration):
+            raise NoSuchQueue(missing)
 
     def let_go(self, request: Any) -> None:
         """Acknowledge a message that waits elsewhere from now on; the broker hears of it in a moment.
@@ -474,39 +488,20 @@ class Worker:
                 self._acknowledge_later()
         self._let_go, self._acknowledge_later = [], None
 
-    def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
-        """Publish messages that were parked, with their delays and markers; see :func:`publish`."""
+    def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> set[str]:
+        """Publish messages that were parked, with their delays and markers; see :func:`publish`.
+
+        Returns:
+            Queues that the broker does not have; what was to go there was not published.
+        """
         if self._few_countdowns:
             parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
-        self._publish(self._consumer.task_consumer.channel, parcels)
-
-    def _publish(self, channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> None:
-        with self._publishing(channel) as usable:
-            for queue in dict.fromkeys(parcel["to"] for parcel, _, _ in parcels):
-                self._make_sure_of(queue, usable)
-            publish_all(usable, parcels)
-
-    @contextmanager
-    def _publishing(self, channel: Any) -> Iterator[Any]:
-        """The channel to publish on: ``channel``, unless it is AMQP's and another thread reads from it all the time.
-
-        To publish is to read there, whether the broker has blocked the connection (amqp/channel.py, basic_publish).
-        """
-        if self._apart and self._on_amqp:
-            with self.app.producer_pool.acquire(block=True) as producer:
-                yield producer.channel
-        else:
-            yield channel
+        return self._outbox.publish(self._consumer.task_consumer.channel, parcels)
 
     @property
     def _on_amqp(self) -> bool:
         connection = self._consumer.connection  # None while Celery connects anew
         return connection is not None and bool(connection.transport.driver_type == "amqp")
-
-    def _make_sure_of(self, queue: str, channel: Any) -> None:
-        """Declare a queue, where a message to one that somebody has removed would be dropped without a word."""
-        if self._on_amqp:
-            self.app.amqp.queues[queue].bind(channel).queue_declare()
 
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
@@ -523,8 +518,8 @@ class Worker:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that this worker consumes."""
-        return list(self.app.amqp.queues.consume_from)
+        """The queues that this worker consumes for tasks, those included that it leaves alone for now."""
+        return list(self._returns.queues)
 
     @property
     def hears_after(self) -> float:
@@ -538,7 +533,7 @@ class Worker:
     @property
     def several_queues(self) -> bool:
         """Whether tasks come from more than one queue."""
-        return len(set(self.queues) - self._return_queues) > 1
+        return len(self.queues) > 1
 
     def newly_revoked(self) -> list[str]:
         """The ids of tasks that were revoked since this was asked last, the newest first."""
@@ -587,13 +582,6 @@ def redelivery_of(app: Any) -> float:
     return float(options.get("visibility_timeout") or default)
 
 
-def _has_quorum_queues(app: Any) -> bool:
-    """What celery.utils.quorum_queues looks at, for versions of Celery that do not keep what follows from it."""
-    if not app.conf.get("worker_detect_quorum_queues", False):
-        return False
-    return any((queue.queue_arguments or {}).get("x-queue-type") == "quorum" for queue in app.amqp.queues.values())
-
-
 def fleet_of(app: Any) -> str:
     """A short name for the broker that an app's messages go to: what its workers have in common."""
     with app.connection_for_write() as connection:
@@ -601,50 +589,3 @@ def fleet_of(app: Any) -> str:
     options = app.conf.broker_transport_options or {}
     said = [*sorted(urls), *(str(options.get(name, "")) for name in ("global_keyprefix", "master_name"))]
     return hashlib.sha1("\n".join(said).encode(), usedforsecurity=False).hexdigest()[:10]
-
-
-def _noted(message: Any, name: str) -> Any:
-    """What :func:`_stamping` has noted on a message."""
-    return getattr(message, name, None) or (message.delivery_info or {}).get(name)
-
-
-def _stamping(base: type, on_message: Callable[[Any], None], window: Callable[[str], tuple[int, int] | None]) -> type:
-    """A kombu consumer that notes on each message its queue and when it came, and shows it to ``on_message``.
-
-    A routing key is not that: a topic exchange has many queues for one. AMQP gives a consumer tag, Redis nothing.
-    """
-    base = getattr(base, "ratelimit_base", base)
-
-    class Consumer(base):
-        ratelimit_base = base
-
-        def _basic_consume(self, queue: Any, *args: Any, **kwargs: Any) -> Any:
-            consume = queue.consume
-
-            def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
-                def stamped(message: Any) -> Any:
-                    now = time.monotonic()
-                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 92)
-                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_since=now)
-                    else:
-                        message.ratelimit_queue, message.ratelimit_since = queue.name, now
-                    on_message(message)
-                    return callback(message)
-
-                consumed = consume(tag, stamped, **options)
-                endings.contain_unreadable(self.channel, queue.name)
-                return consumed
-
-            on_amqp = self.channel.connection.client.transport.driver_type == "amqp"
-            numbers = window(queue.name)
-            queue.consume = consume_stamped
-            try:
-                if numbers is not None:
-                    self.channel.basic_qos(0, numbers[0], False)  # for whatever is consumed from now on
-                return super()._basic_consume(queue, *args, **kwargs)
-            finally:
-                del queue.consume
-                if numbers is not None:
-                    self.channel.basic_qos(0, numbers[1], False)
-
-    return Consumer

@@ -12,7 +12,7 @@ import redis
 from kombu import Connection, Exchange, Queue
 from kombu import Consumer as KombuConsumer
 
-from celery_ratelimit._celery import stored_id, task_id_in
+from celery_ratelimit._celery import stored_id
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 
@@ -96,7 +96,6 @@ def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None
     assert ids[0] == ids[1]
     assert ids[2] == ids[3]
     assert (ids[1] == ids[2]) == broker_url.startswith("amqp")
-    assert {task_id_in(id) for id in ids} == {"this"}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +110,7 @@ def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None
 def test_what_has_come_back_keeps_what_it_was_known_by(
     fields: dict[str, Any], marker: dict[str, Any], expected: str
 ) -> None:
+    marker = {"eta": None, "exchange": "", "routing_key": "jobs", **marker}
     message = SimpleNamespace(headers={"ratelimit": marker}, body=b"", properties={}, channel=None)
     request = SimpleNamespace(id="this", message=message, request_dict=fields)
     assert stored_id(request, "jobs") == expected
@@ -135,6 +135,4 @@ def test_ids_differ_by_attempt_nesting_body_and_queue() -> None:
     ]
     assert known_as() == known_as(retries=0, replaced_task_nesting=0)
     assert len({known_as(), *others}) == 1 + len(others)
-    assert [task_id_in(each) for each in others] == ["that", *["this"] * 6, "th~is", "this@jobs", "\ud83d"]
     assert all(each.endswith(("@jobs", "@b")) for each in others)
-    assert task_id_in("this@jobs") == task_id_in("this.2@jobs") == "this"

@@ -58,9 +58,10 @@ def test_on_rabbitmq(
 def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:
     pool = SimpleNamespace(is_green=is_green, apply_async=lambda *args, **options: None)
     app = Celery(set_as_current=False)
-    controller = SimpleNamespace(_process_task=print)
-    consumer = SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool, on_task_request=print)
-    consumer.controller, consumer.create_task_handler = controller, lambda: print
+    names = ("on_task_request", "apply_eta_task", "_limit_task", "_limit_post_eta")
+    consumer = SimpleNamespace(app=app, hostname="worker", hub=None, timer=timer, pool=pool)
+    vars(consumer).update(dict.fromkeys(names, print), create_task_handler=lambda: print)
+    consumer.controller = SimpleNamespace(_process_task=print)
     return consumer
 
 
@@ -86,7 +87,8 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
 
 
 def sent_back() -> SimpleNamespace:
-    return SimpleNamespace(message=SimpleNamespace(headers={"ratelimit": {"queue": "celery"}}))
+    marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
+    return SimpleNamespace(message=SimpleNamespace(headers={"celery-ratelimit-return": marker}))
 
 
 @pytest.mark.parametrize("is_green", [False, True], ids=["thread", "greenlet"])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import amqp
 import pytest
+from amqp.abstract_channel import AbstractChannel
+from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
 from celery.app.task import Context
 from celery.concurrency.base import BasePool
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
-from celery.worker import WorkController, request, state, strategy
+from celery.worker import WorkController, loops, request, state, strategy
 from celery.worker.consumer import consumer
 from kombu import Connection, Exchange, Producer, Queue
 from kombu import Consumer as KombuConsumer
@@ -25,9 +29,12 @@ from kombu.common import QoS
 from kombu.message import Message
 from kombu.transport import pyamqp, virtual
 from kombu.transport.redis import Channel as RedisChannel
+from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
 
-from celery_ratelimit._celery.worker import Worker, _stamping
+from celery_ratelimit._celery.prefetch import Prefetch
+from celery_ratelimit._celery.returns import Returns, consumers
+from celery_ratelimit._celery.worker import Worker
 
 
 def source(thing: object) -> str:
@@ -155,9 +162,9 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
     with Connection(request.getfixturevalue(kind).url) as connection:
         queue = Queue("orders", Exchange("shop", type="topic"), routing_key="order.*")
         before = time.monotonic()
-        with _stamping(KombuConsumer, lambda message: None, lambda name: None)(
-            connection.default_channel, [queue], on_message=came.append
-        ):
+        celerys = SimpleNamespace(task_consumer=None)
+        for_tasks = consumers(KombuConsumer, lambda message: None, Returns(celerys, Prefetch(celerys)))[1]
+        with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
             connection.drain_events(timeout=5)
         (message,) = came
@@ -180,12 +187,98 @@ def test_revoked_ids_are_the_keys_of_a_dict() -> None:
     assert isinstance(state.revoked, LimitedSet)
 
 
-def test_quorum_queues_are_known_by_the_consumers_qos() -> None:
+def test_the_worker_has_one_consumer_for_its_tasks_when_it_starts_to_consume() -> None:
+    from celery.app.amqp import AMQP
     from celery.worker.consumer.tasks import Tasks
 
-    start = source(Tasks.start)
-    if "c.qos_global = " in start:  # Celery 5.7; before it, that there are quorum queues says so
-        assert start.index("c.qos_global = qos_global") < start.index("c.task_consumer = ")
+    assert "return self.Consumer(" in source(AMQP.TaskConsumer)
+    assert "c.task_consumer = c.app.amqp.TaskConsumer(" in source(Tasks.start)
+    for loop in (loops.asynloop, loops.synloop):
+        text = source(loop)
+        assert text.index("consumer.on_message = on_task_received") < text.index("consumer.consume()")
+    assert "c.task_consumer.cancel" in source(Tasks.stop)
+    assert "self.task_consumer.cancel_by_queue(" in source(consumer.Consumer.cancel_task_queue)
+    assert "self._basic_consume(" in source(KombuConsumer._consume_queues)
+    assert KombuConsumer.close is KombuConsumer.cancel  # one function of two names
+
+
+def test_a_channel_counts_by_itself() -> None:
+    poll = source(MultiChannelPoller.on_poll_start)
+    assert "for channel in self._channels" in poll
+    assert "channel.qos.can_consume()" in poll
+    assert "self.qos.prefetch_count = prefetch_count" in source(virtual.Channel.basic_qos)
+    assert "self._queue_cycle" in source(RedisChannel._brpop_start)
+    assert "self._qos = self.QoS(self)" in source(virtual.Channel.qos.fget)
+
+
+def test_the_prefetch_is_asked_for_at_each_change_and_its_increments_alone_are_bounded() -> None:
+    assert "max_prefetch" in source(QoS.increment_eventually)
+    assert "max_prefetch" not in source(QoS.decrement_eventually)
+    assert "def set_prefetch_count" in source(sys.modules["celery.worker.consumer.tasks"].Tasks.start)
+    for owner in (strategy.default, consumer.Consumer._limit_post_eta, consumer.Consumer.apply_eta_task):
+        assert ".qos." in source(owner)
+    for loop in (loops.asynloop, loops.synloop):
+        assert "qos.prev != qos.value" in source(loop)
+
+
+def test_celerys_own_rate_limit_has_two_ways_in() -> None:
+    built = source(strategy.default)
+    assert "limit_task = consumer._limit_task" in built
+    assert "limit_post_eta = consumer._limit_post_eta" in built
+    assert "return limit_task(req, bucket, 1)" in built
+    assert "eta, limit_post_eta, (req, bucket, 1)" in built
+    moved = source(consumer.Consumer._limit_move_to_pool)
+    assert moved.index("task_reserved(request)") < moved.index("self.on_task_request(request)")
+    assert "self.qos.decrement_eventually()" in source(consumer.Consumer._limit_post_eta)
+
+
+def test_a_channel_that_the_broker_closes_is_opened_again_without_its_consumers() -> None:
+    """The reason for ``end_connection_with``, and where it steps in."""
+    closed = source(amqp.Channel._on_close)
+    assert "self._do_revive()" in closed
+    assert "raise error_for_code(" in closed
+    assert "consume" not in source(amqp.Channel._do_revive)
+    assert "spec.Channel.Close: self._on_close" in source(amqp.Channel._setup_listeners)
+    assert "spec.Basic.Cancel: self._on_basic_cancel" in source(amqp.Channel._setup_listeners)
+    assert "raise ConsumerCancelled(" in source(amqp.Channel._on_basic_cancel)
+    assert "listeners = [self._callbacks[method_sig]]" in source(AbstractChannel.dispatch_method)
+    assert isinstance(amqp.Connection.sock, property)
+    assert issubclass(RecoverableConnectionError, amqp.Connection.connection_errors)
+    assert issubclass(pyamqp.Channel, amqp.Channel)
+
+
+def test_a_redis_channel_reads_once_more_before_it_gives_back_what_it_has() -> None:
+    close = source(RedisChannel.close)
+    assert close.index("self._brpop_read()") < close.index("super().close()")
+    read = source(RedisChannel._brpop_read)
+    assert "self._in_poll = None" in read[read.index("finally:") :]
+    assert "restore_unacked_once()" in source(virtual.Channel.close)
+    assert "channel.close()" in source(virtual.Transport.close_connection)
+
+
+def test_what_the_outbox_says_to_its_channel() -> None:
+    assert "wait=None" in str(inspect.signature(AbstractChannel.send_method))
+    assert "already closed" in source(AbstractChannel.wait)
+    assert "self.connection = self.connection, None" in source(amqp.Channel.collect)
+    assert "self.events.get('basic_return')" in source(amqp.Channel._on_basic_return)
+    assert "spec.Basic.Qos, argsig, (prefetch_size, prefetch_count, a_global)," in source(amqp.Channel.basic_qos)
+    assert "argsig='lBb'" in source(amqp.Channel.basic_qos)
+    assert "mandatory" in inspect.signature(Producer.publish).parameters
+
+
+def test_queues_are_made_without_being_kept() -> None:
+    from celery.app.amqp import Queues
+    from celery.utils.nodenames import WORKER_DIRECT_EXCHANGE, worker_direct
+
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.task_queue_max_priority = 7
+    made = app.amqp.Queues((app.amqp.queues.new_missing("later"),))["later"]
+    assert made.queue_arguments == {"x-max-priority": 7}
+    assert "later" not in app.amqp.queues
+    assert app.amqp.queues.get("later") is None
+    assert app.amqp.queues.create_missing is True
+    assert isinstance(app.amqp.queues, Queues)
+    assert worker_direct("one@two").exchange == WORKER_DIRECT_EXCHANGE != Exchange("one")
 
 
 def test_every_message_goes_through_one_handler() -> None:

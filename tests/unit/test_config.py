@@ -140,6 +140,30 @@ def test_the_other_defaults() -> None:
     assert settings.return_queue_for("emails") == "emails.throttled"
 
 
+@pytest.mark.parametrize("template", ["{queue}.throttled", "back-{queue}", "{queue}", "a{queue}a"])
+def test_a_return_queue_is_its_own(template: str) -> None:
+    settings = settings_of(make_app(URL, ratelimit_return_queue=template))
+    for queue in ("emails", ".throttled", "back-", "a"):
+        back = settings.return_queue_for(queue)
+        assert back == template.replace("{queue}", queue)
+        assert settings.return_queue_for(back) == back
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix"),
+    [
+        ({}, "ratelimit"),
+        ({"global_keyprefix": ""}, "ratelimit"),
+        ({"global_keyprefix": "one:"}, "one:ratelimit"),
+        ({"global_keyprefix": "{one} 1%:"}, "%7Bone%7D%201%25:ratelimit"),
+    ],
+)
+def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: dict[str, str], prefix: str) -> None:
+    assert settings_of(make_app(URL, broker_transport_options=options)).prefix == prefix
+    chosen = settings_of(make_app(URL, broker_transport_options=options, ratelimit_prefix="ratelimit"))
+    assert chosen.prefix == "ratelimit"
+
+
 # -- What cannot be ----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,191 @@
+"""Publishes messages as they were: on RabbitMQ on a channel of its own, and to queues that are there.
+
+Nothing else is on that channel, so that nothing which the broker refuses there ends what is consumed. A publishing has
+succeeded when the broker has answered the next question on it: it takes up what comes by a channel in its order, says
+what it refuses by closing the channel, and returns what no queue would get.
+
+What is relied on, of py-amqp 5.4:
+
+* ``AbstractChannel._callbacks`` (amqp/abstract_channel.py 38), and that ``send_method`` (61) does not wait unless told.
+* ``Channel.collect`` (amqp/channel.py 154); whoever waits for an answer then is told that it will not come
+  (abstract_channel.py 100).
+* ``Channel.events["basic_return"]`` (channel.py 2012), for what was published as ``mandatory``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import amqp
+from amqp import spec
+from amqp.exceptions import ChannelError, PreconditionFailed, RecoverableConnectionError, error_for_code
+
+from ..parcels import Parcel, publish_all
+
+__all__ = ["NoSuchQueue", "Outbox", "publish_on"]
+
+#: A message, the seconds after which it is taken up, and what is added to its marker.
+Parcels = Sequence[tuple[Parcel, float, Mapping[str, Any]]]
+
+
+class NoSuchQueue(Exception):
+    """The broker has no queue of that name, and how it should be declared is its own worker's to say."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the broker has no queue {name!r}: no worker that would consume it has ever been there")
+
+
+def publish_on(channel: Any, parcels: Parcels) -> set[str]:
+    """Publish messages on a channel that nobody else uses; returns the queues that are not there, on AMQP."""
+    if isinstance(channel, amqp.Channel):
+        return _Channel(channel).publish(parcels)
+    publish_all(channel, parcels)
+    return set()
+
+
+class Outbox:
+    """Where messages go out of a worker.
+
+    Args:
+        app: the app; its producers' connections are used where ``apart``.
+        connection: the worker's connection to its broker.
+        on_amqp: whether that is AMQP.
+        apart: whether another thread or greenlet reads from that connection all the time. Who publishes reads, too.
+        declaration: how a queue is to be declared by this worker; None: that is not its part.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        connection: Callable[[], Any],
+        on_amqp: Callable[[], bool],
+        apart: bool,
+        declaration: Callable[[str], Any],
+    ) -> None:
+        self._app, self._connection, self._on_amqp, self._apart = app, connection, on_amqp, apart
+        self._declaration = declaration
+        self._free: list[_Channel] = []
+        self._of: Any = None
+
+    def publish(self, channel: Any, parcels: Parcels, declaration: Callable[[str], Any] | None = None) -> set[str]:
+        """Publish messages; on another broker than AMQP on ``channel``.
+
+        A queue that is not there is declared, if ``declaration`` says how.
+
+        Returns:
+            The queues that are not there; none of what was to go to them was published.
+        """
+        if not self._on_amqp():
+            publish_all(channel, parcels)
+            return set()
+        with self._channel(self._apart) as own:
+            missing = own.publish(parcels)
+            found = {name: (declaration or self._declaration)(name) for name in missing}
+            declared = [name for name, queue in found.items() if queue is not None]
+            for name in declared:
+                found[name].bind(own.channel).queue_declare()
+            if declared:
+                missing -= set(declared)
+                missing |= own.publish([each for each in parcels if each[0]["to"] in declared])
+            return missing
+
+    def declare(self, queue: Any) -> bool:
+        """Declare a queue, on AMQP; False: it is there, declared otherwise."""
+        try:
+            with self._channel(apart=False) as own:  # the thread that reads sees to what is consumed
+                queue.bind(own.channel).queue_declare()
+        except PreconditionFailed:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _channel(self, apart: bool) -> Iterator[_Channel]:
+        """A channel that nobody uses: while one waits for an answer, other messages come in, and go out again."""
+        if apart:
+            with self._app.producer_pool.acquire(block=True) as producer:
+                yield _Channel(producer.channel)
+            return
+        connection = self._connection()
+        if connection is not self._of:
+            self._of, self._free = connection, []
+        own = self._free.pop() if self._free else _Own(connection.channel())
+        try:
+            yield own
+        except BaseException as error:
+            own.discard()
+            if own.error is not None and isinstance(error, RecoverableConnectionError):
+                raise own.error from None  # the broker has closed this channel alone
+            raise
+        if own.error is None:
+            self._free.append(own)
+
+
+class _Channel:
+    """An AMQP channel to publish on, of a connection of its own."""
+
+    error: Exception | None = None
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self._returned: set[str] = set()
+
+    def publish(self, parcels: Parcels) -> set[str]:
+        """Publish messages; returns the queues that are not there. Raises what the broker says to one of them."""
+        handlers = self.channel.events["basic_return"]
+        handlers.add(self._on_return)
+        try:
+            publish_all(self.channel, parcels, mandatory=True)
+            self._settle()
+        finally:
+            handlers.discard(self._on_return)
+        returned, self._returned = self._returned, set()
+        return returned
+
+    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        self._returned.add(routing_key)
+
+    def _settle(self) -> None:
+        """Wait until the broker has seen to all that was published: any question will do."""
+        self.channel.basic_qos(0, 0, False)
+
+    def discard(self) -> None:
+        """It is not used again."""
+
+
+class _Own(_Channel):
+    """The same on the worker's connection, where others read as well.
+
+    What the broker says of this channel is nobody else's: who reads it notes it, and whoever waits finds it.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)
+        self._answered = False
+        channel._callbacks[spec.Channel.Close] = self._on_close
+        channel._callbacks[spec.Basic.QosOk] = self._on_answer
+
+    def _settle(self) -> None:
+        self._answered = False
+        self.channel.send_method(spec.Basic.Qos, "lBb", (0, 0, False))
+        while not self._answered:
+            connection = self.channel.connection
+            if connection is None:
+                raise RecoverableConnectionError("connection already closed")
+            connection.drain_events()
+
+    def _on_answer(self) -> None:
+        self._answered = True
+
+    def _on_close(self, code: int, text: str, class_id: int, method_id: int) -> None:
+        self.error = error_for_code(code, text, (class_id, method_id), ChannelError)
+        self.channel.send_method(spec.Channel.CloseOk)
+        self.channel.collect()
+
+    def discard(self) -> None:
+        if self.channel.connection is not None:
+            # Nobody waits: an answer to what was asked before may be on its way, and is nobody's.
+            self.channel.is_closing = True
+            with contextlib.suppress(Exception):
+                self.channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))

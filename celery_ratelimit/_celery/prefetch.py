@@ -1,0 +1,125 @@
+"""How many messages a worker takes in: whoever widens it narrows it by as much, and returned tasks are not part of it.
+
+What is relied on; line numbers are those of Celery and kombu 5.7.0:
+
+* ``Consumer.qos`` (celery/worker/consumer/tasks.py 55), a ``kombu.common.QoS`` (kombu/common.py 363), made anew for
+  each connection: its methods are looked up at each call. It clamps increments to ``max_prefetch``, which is
+  ``worker_eta_task_limit``, and not decrements: it falls for good.
+* Each message with an ETA is an increment (strategy.py 199 and 211), and a decrement when the ETA has come:
+  ``Consumer.apply_eta_task`` (consumer.py 734), ``_limit_post_eta`` (378). Both are read when the strategies are built,
+  as is ``_limit_task`` (374), which is called for messages without one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["Prefetch"]
+
+
+class Prefetch:
+    """The window of the queues that a worker consumes for tasks.
+
+    Args:
+        consumer: Celery's.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._local = threading.local()
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """What is done within for a message's ETA leaves the window alone: the message came in beside it."""
+        before = getattr(self._local, "untouched", False)
+        self._local.untouched = True
+        try:
+            yield
+        finally:
+            self._local.untouched = before
+
+    def widen(self, number: int) -> None:
+        """Let ``number`` more messages in; fewer, if it is negative. No limit of tasks with an ETA applies."""
+        self.keep().add(widened=number)
+
+    def keep(self) -> _Window:
+        """See to it that the window of this connection can be widened and narrowed by as much."""
+        qos = self._consumer.qos
+        window: _Window | None = getattr(qos, "ratelimit_window", None)
+        if window is None:
+            window = qos.ratelimit_window = _Window(qos)
+            qos.increment_eventually = self._unless_untouched(window, 1)
+            qos.decrement_eventually = self._unless_untouched(window, -1)
+        return window
+
+    def _unless_untouched(self, window: _Window, sign: int) -> Callable[..., int]:
+        def change(n: int = 1) -> int:
+            if not getattr(self._local, "untouched", False):
+                window.add(raised=sign * n)
+            return int(window.qos.value)
+
+        return change
+
+    def pass_celerys_limit(self, came_back: Callable[[Any], bool], came_beside: Callable[[Any], bool]) -> None:
+        """Who ``came_back`` has paid Celery's own ``rate_limit`` on its first delivery, and does not pay it again."""
+        consumer = self._consumer
+        apply_eta_task, limit_task, limit_post_eta = (
+            consumer.apply_eta_task,
+            consumer._limit_task,
+            consumer._limit_post_eta,
+        )
+
+        @functools.wraps(apply_eta_task)
+        def apply(request: Any) -> None:
+            if came_beside(request):
+                with self.untouched():
+                    apply_eta_task(request)
+            else:
+                apply_eta_task(request)
+
+        @functools.wraps(limit_task)
+        def limit(request: Any, bucket: Any, tokens: int) -> None:
+            if came_back(request):
+                consumer._limit_move_to_pool(request)
+            else:
+                limit_task(request, bucket, tokens)
+
+        @functools.wraps(limit_post_eta)
+        def post_eta(request: Any, bucket: Any, tokens: int) -> None:
+            if came_back(request):
+                apply(request)
+            else:
+                limit_post_eta(request, bucket, tokens)
+
+        consumer.apply_eta_task, consumer._limit_task, consumer._limit_post_eta = apply, limit, post_eta
+
+
+class _Window:
+    """The value of a ``kombu.common.QoS``, and what it is made of.
+
+    ``base``, and what was ``raised`` for tasks with an ETA, up to ``max_prefetch``; and what was ``widened``.
+    """
+
+    def __init__(self, qos: Any) -> None:
+        self.qos = qos
+        self._lock = threading.Lock()  # the worker's loop has taken away kombu's own (consumer.py, patch_all)
+        self._base = self._last = int(qos.value)
+        self._raised = self._widened = 0
+
+    def add(self, *, raised: int = 0, widened: int = 0) -> None:
+        qos = self.qos
+        with self._lock:
+            if not qos.value:
+                return  # without a limit
+            self._base += qos.value - self._last  # somebody has set it: consumer.py 872
+            self._raised += raised
+            self._widened += widened
+            value = self._base + self._raised
+            most = getattr(qos, "max_prefetch", None)  # since kombu 5.5
+            if most is not None and self._raised > 0:
+                value = min(value, most)
+            qos.value = self._last = max(1, value + self._widened)

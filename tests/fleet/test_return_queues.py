@@ -1,0 +1,414 @@
+"""Return queues: each goes with its queue, is declared as its queue is, and comes in whatever the worker is full of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kombu import Exchange
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+from tests.rabbitmq import Broker
+
+QUICK = "--without-mingle"
+APP = "tests.apps.returning"
+RETRY = "tests.apps.fleet.retry"
+
+
+def done_by(fleet: Fleet, index: int) -> list[str]:
+    return sorted(re.findall(r"\[([0-9a-f-]{36})\] succeeded", fleet.log(index)))
+
+
+def received(fleet: Fleet, id: str, index: int = 0) -> int:
+    return fleet.log(index).count(f"[{id}] received")
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> str:
+    return str(server.url if request.param == "redis" else request.getfixturevalue("broker").url)
+
+
+# -- Split workers -----------------------------------------------------------------------------------------------------
+
+QUORUM = {"x-queue-type": "quorum"}
+#: As people have them: one with priorities, one of the other type.
+SPLIT: dict[str, Any] = {
+    "task_queues": {
+        "a": {"exchange": "a", "routing_key": "a", "queue_arguments": {"x-max-priority": 5}},
+        "b": {"exchange": "b", "exchange_type": "topic", "routing_key": "b", "queue_arguments": QUORUM},
+    },
+    "task_default_queue": "a",
+    "ratelimit_quotas": {"shared": "60/s"},
+    "ratelimit_tasks": {"tests.apps.fleet.plain": "shared"},
+}
+
+
+def send_to_both(fleet: Fleet, number: int) -> dict[str, list[str]]:
+    sent: dict[str, list[str]] = {"a": [], "b": []}
+    for index in range(number):
+        for queue, ids in sent.items():
+            ids.append(fleet.send("plain", index if queue == "a" else -1 - index, queue=queue, priority=index % 5).id)
+    return {queue: sorted(ids) for queue, ids in sent.items()}
+
+
+def test_workers_of_different_queues_leave_each_others_alone(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Each looks after the lots of the quota that both have: what it publishes for the other has to go there."""
+    with Fleet(server, tmp_path, broker=broker.url, install=True, **SPLIT) as fleet:
+        for queue in ("a", "b"):
+            fleet.launch(QUICK, "-Q", queue)
+        fleet.start(number=0)
+        sent = send_to_both(fleet, 120)
+        fleet.wait_for(240, 40)
+        until(lambda: all(done_by(fleet, n) == sent[queue] for n, queue in enumerate("ab")), 20, "each by its own")
+        assert_never_over(fleet.permits(), 60)
+        for index in (0, 1):
+            assert "PreconditionFailed" not in fleet.log(index)
+            assert "Traceback" not in fleet.log(index)
+        fleet.stop()
+        assert broker.ready("a", "b", "a.throttled", "b.throttled") == 0
+
+
+def both_killed_once(fleet: Fleet, number: int, timeout: float) -> None:
+    """Each runs all of its own: as tasks are acknowledged late, also what was running."""
+    with fleet:
+        for queue in ("a", "b"):
+            fleet.launch(QUICK, "-Q", queue)
+        fleet.start(number=0)
+        sent = send_to_both(fleet, number)
+        for index, started in ((0, number // 2), (1, number)):
+            fleet.wait_for(started, timeout)
+            fleet.kill(index)
+            fleet.launch(QUICK, "-Q", "ab"[index])
+        everything = {*range(number), *range(-number, 0)}
+        until(lambda: {start.index for start in fleet.starts()} == everything, timeout, "every task")
+        assert_never_over(fleet.permits(), 60 if number < 1000 else 200)
+        for index, queue in enumerate("abab"):
+            assert set(done_by(fleet, index)) <= set(sent[queue])
+            assert "PreconditionFailed" not in fleet.log(index)
+        assert len(fleet.starts()) <= 2 * number + 8, "again only what was running"
+
+
+def test_both_workers_are_killed_once(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    conf = {**SPLIT, "task_acks_late": True, "task_reject_on_worker_lost": True}
+    both_killed_once(Fleet(server, tmp_path, broker=broker.url, install=True, **conf), 120, 40)
+
+
+def test_a_queue_that_nobody_has_declared_yet_is_waited_for(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Its own worker declares it. Until then its tasks stay where they are, and the others go on."""
+    with Fleet(server, tmp_path, broker=broker.url, install=True, **SPLIT) as fleet:
+        fleet.start(QUICK, "-Q", "a,b")
+        fleet.kill(0)
+        fleet.workers.clear()
+        for queue in ("a.throttled", "b.throttled"):
+            broker.delete(queue)
+        fleet.launch(QUICK, "-Q", "b")
+        until(lambda: broker.consumers("b.throttled") == 1, 20, "the worker")
+        sent = send_to_both(fleet, 30)
+        until(lambda: done_by(fleet, 0) == sent["b"], 20, "all of its own")
+        assert broker.ready("a") == 30
+        assert "Traceback" not in fleet.log(0)
+
+
+def test_a_return_queue_of_other_arguments_is_used_as_it_is(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Left by a queue that was made anew, or by somebody who has declared it as he thought."""
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **{**SPLIT, "ratelimit_tasks": {}}) as fleet:
+        broker.declare("a.throttled")
+        fleet.start(QUICK, "-Q", "a")
+        for index in range(30):
+            fleet.send("retry", index, queue="a")
+        fleet.wait_for(30, 20)
+        assert "other arguments" in fleet.log()
+        assert "Traceback" not in fleet.log()
+        fleet.stop()
+        assert broker.ready("a", "a.throttled") == 0
+
+
+def test_no_queue_is_invented_where_none_may_be(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    conf = {"task_queues": {"a": {"exchange": "a"}, "gpu": {"exchange": "gpu"}}, "task_create_missing_queues": False}
+    with Fleet(server, tmp_path, rate="20/s", broker=broker_url, task_default_queue="a", **conf) as fleet:
+        fleet.start(QUICK, "-Q", "a")
+        for index in range(30):
+            fleet.send("retry", index, queue="a")
+        fleet.wait_for(30, 10)
+        assert "Traceback" not in fleet.log()
+        (queues,) = (fleet.sender.control.inspect().active_queues() or {}).values()
+        assert [queue["name"] for queue in queues] == ["a"], "what Celery says of the worker"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["may be made", "may not"])
+def test_what_overflows_to_a_queue_that_is_not_there(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, known: bool
+) -> None:
+    """It is made as it is for whoever sends to it; where none is made, the tasks are kept."""
+    conf = {"task_queues": {"celery": {"exchange": "celery", "routing_key": "celery"}}, "task_queue_max_priority": 3}
+    with Fleet(server, tmp_path, rate="4/s", broker=broker.url, task_create_missing_queues=known, **conf) as fleet:
+        results = [fleet.send("overflowing", index, queue="celery") for index in range(20)]
+        fleet.start(QUICK, "-Q", "celery")
+        if known:
+            until(lambda: broker.ready("later") >= 5, 10, "tasks going to the other queue")
+            fleet.start(QUICK, "-Q", "later")
+        else:
+            until(lambda: "no queue 'later'" in fleet.log(), 10, "the reason in the log")
+            broker.declare("later")
+            until(lambda: broker.ready("later") >= 5, 10, "tasks going to the other queue")
+            assert broker.ready("later") + fleet.started() <= 20
+            return
+        assert sorted(result.get(timeout=20) for result in results) == list(range(20))
+        assert "Traceback" not in fleet.log()
+
+
+def test_what_is_released_to_a_queue_that_is_not_there_stays(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="1/h", broker=broker.url, ratelimit_url=server.url) as fleet:
+        for index in range(5):
+            fleet.send("retry", index)
+        fleet.start(QUICK)
+        until(lambda: [lot.parked for lot in fleet.parking_lots().lots(RETRY)] == [4], 10, "four being parked")
+        fleet.kill(0)
+        fleet.workers.clear()
+        broker.delete("celery.throttled")
+        assert fleet.parking_lots().release(RETRY) == 0
+        fleet.start(QUICK)
+        until(lambda: fleet.log(0).count("received") >= 4, 30, "all being there still")
+
+
+# -- What breaks a channel ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", [(), ("-P", "threads"), ("-P", "gevent")], ids=["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("swallowed", [0, 1], ids=["read", "swallowed"])
+@pytest.mark.parametrize("which", ["main", "beside"])
+def test_a_channel_that_the_broker_closes_is_mended(
+    server: EmbeddedServer,
+    store: redis.Redis,
+    broker: Broker,
+    tmp_path: Path,
+    which: str,
+    swallowed: int,
+    pool: tuple[str, ...],
+) -> None:
+    with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url) as fleet:
+        fleet.start(QUICK, *pool)
+        fleet.sender.control.broadcast("break_channel", arguments={"which": which, "swallowed": swallowed})
+        until(
+            lambda: "Trying to re-establish" in fleet.log() or "onnection to broker lost" in fleet.log(), 10, "a loss"
+        )
+        until(lambda: all(broker.consumers(each) == 1 for each in ("celery", "celery.throttled")), 20, "both again")
+        for index in range(30):
+            fleet.send("retry", index)
+        fleet.wait_for(30, 20)
+        assert sorted({start.index for start in fleet.starts()}) == list(range(30))
+        assert fleet.workers[0].poll() is None
+
+
+# -- They go with their queues -----------------------------------------------------------------------------------------
+
+
+def waiting(fleet: Fleet, url: str, queue: str) -> int:
+    """Messages in a queue, or parked."""
+    with fleet.sender.connection_for_read() as connection:
+        try:
+            ready = connection.default_channel.queue_declare(queue, passive=True).message_count
+        except connection.channel_errors:
+            ready = 0
+    return int(ready)
+
+
+def test_they_follow_queues_that_are_added_and_cancelled(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="5/s", broker=broker_url) as fleet:
+        fleet.start(QUICK, "-Q", "first")
+        control = fleet.sender.control
+        control.add_consumer("second", reply=True)
+        for index in range(20):
+            fleet.send("retry", index, queue="second")
+        fleet.wait_for(20, 20)
+
+        for index in range(20, 60):
+            fleet.send("retry", index, queue="second")
+        fleet.wait_for(22, 20)
+        control.cancel_consumer("second", reply=True)
+        until(lambda: "Canceling queue second" in fleet.log(), 10)
+        # What it has in its hands comes to its end, a second's worth; the rest waits for whoever consumes the queue.
+        at_most = fleet.started() + 15
+        for index in range(100, 140):
+            fleet.send("tenant", index, "idle", queue="first")
+        until(lambda: {start.index for start in fleet.starts()} >= set(range(100, 140)), 20, "the other queue's tasks")
+        assert fleet.started() - 40 <= at_most < 60
+        control.add_consumer("second", reply=True)
+        fleet.wait_for(100, 30)
+        assert sorted(start.index for start in fleet.starts()) == [*range(60), *range(100, 140)]
+
+
+def test_a_worker_for_a_return_queue_alone(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="20/s", broker=broker_url) as fleet:
+        fleet.launch(QUICK, "-Q", "celery.throttled")
+        fleet.start(QUICK, "-Q", "celery")
+        for index in range(100):
+            fleet.send("retry", index)
+        fleet.wait_for(100, 30)
+        assert sorted(start.index for start in fleet.starts()) == list(range(100))
+        assert_never_over(fleet.permits(), 20)
+        assert done_by(fleet, 0), "it has run some of them"
+        assert "throttled.throttled" not in fleet.log(0)
+
+
+def test_they_come_in_although_the_prefetch_is_full(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="2/s", app=APP, broker=broker_url) as fleet:
+        ids = [fleet.send("retry", index).id for index in range(5)]
+        for index in range(100, 120):
+            fleet.sender.send_task("tests.apps.returning.long", (index, 5.0))
+        fleet.start(QUICK, "-c", "1")
+        until(lambda: sum(received(fleet, id) == 2 for id in ids) >= 4, 15, "what was throttled coming back")
+        assert sum(start.index >= 100 for start in fleet.starts()) <= 1, "the first of the long tasks runs still"
+
+
+@pytest.mark.parametrize("strategy", ["priority", "sorted"])
+def test_an_order_of_queues_does_not_put_them_last(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, strategy: str
+) -> None:
+    options = {"queue_order_strategy": strategy}
+    with Fleet(server, tmp_path, rate="20/s", app=APP, broker_transport_options=options) as fleet:
+        ids = [fleet.send("retry", index, queue="high").id for index in range(20)]
+        for index in range(100, 180):
+            fleet.sender.send_task("tests.apps.returning.long", (index, 0.1), queue="low")
+        fleet.start(QUICK, "-c", "1", "-Q", "high,low")
+        until(lambda: sum(received(fleet, id) == 2 for id in ids) >= 17, 30, "what was throttled coming back")
+        assert store.llen("low") >= 20, "before the other queue is empty"
+
+
+# -- What the prefetch is ----------------------------------------------------------------------------------------------
+
+
+def prefetch_of(fleet: Fleet) -> int:
+    (stats,) = (fleet.sender.control.inspect().stats() or {}).values()
+    return int(stats["prefetch_count"])
+
+
+@pytest.mark.parametrize("send", ["throttled", "countdown"])
+@pytest.mark.parametrize("most", [None, 5])
+def test_the_prefetch_is_what_it_was(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path, most: int | None, send: str
+) -> None:
+    """``worker_eta_task_limit`` bounds how far kombu widens it, but not how far it narrows it again."""
+    with Fleet(server, tmp_path, rate="20/s", broker=broker_url, worker_eta_task_limit=most) as fleet:
+        fleet.start(QUICK, "-c", "4")
+        assert prefetch_of(fleet) == 16
+        for index in range(20):
+            if send == "throttled":
+                fleet.send("retry", index)
+            else:
+                fleet.send("plain", index, countdown=1)
+        fleet.wait_for(20, 20)
+        until(lambda: prefetch_of(fleet) == 16, 10, "the prefetch being what it was")
+
+
+def test_what_comes_back_does_not_let_others_in(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """It is not part of the prefetch; Celery would let in a message for each that waits for its countdown."""
+    with Fleet(server, tmp_path, rate="40/s", app=APP, broker=broker_url) as fleet:
+        ids = [fleet.send("retry", index).id for index in range(60)]
+        longs = [fleet.sender.send_task("tests.apps.returning.long", (index, 5.0)).id for index in range(100, 150)]
+        fleet.start(QUICK, "-c", "1")
+        until(lambda: sum(received(fleet, id) == 2 for id in ids) >= 40, 20, "what was throttled coming back")
+        assert sum(received(fleet, id) for id in longs) <= 8, "one runs, four wait; the same again to be sure"
+
+
+def test_celerys_own_rate_limit_is_paid_once(
+    broker_url: str, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """On the first delivery. Paid again it would be the tighter one, with half of its rate for what is throttled."""
+    with Fleet(server, tmp_path, rate="18/s", app=APP, broker=broker_url) as fleet:
+        for index in range(90):
+            fleet.sender.send_task("tests.apps.returning.twice_limited", (index,))
+        fleet.start(QUICK)
+        starts = fleet.wait_for(90, 30)
+        assert sorted(start.index for start in starts) == list(range(90))
+        assert_never_over(fleet.permits(), 18)
+        assert starts[-1].at - starts[0].at <= 90 / 18 * 1.4
+
+
+# -- Queues that end with their worker ---------------------------------------------------------------------------------
+
+
+def test_queues_that_end_with_their_worker_leave_none_behind(
+    request: pytest.FixtureRequest,
+    broker_url: str,
+    server: EmbeddedServer,
+    store: redis.Redis,
+    tmp_path: Path,
+) -> None:
+    with Fleet(server, tmp_path, rate="10/s", app=APP, broker=broker_url, worker_direct=True) as fleet:
+        fleet.env["TEST_BROADCAST"] = "everywhere.one"
+        everywhere = Exchange("everywhere", type="fanout")
+        fleet.start(QUICK)
+        for index in range(15):
+            fleet.send("retry", index, exchange="everywhere", routing_key="celery", declare=[everywhere])
+            fleet.send("retry", 100 + index, exchange="C.dq2", exchange_type="direct", routing_key="w0@test")
+        fleet.wait_for(30, 20)
+        assert sorted(start.index for start in fleet.starts()) == [*range(15), *range(100, 115)]
+        assert_never_over(fleet.permits(), 10)
+        assert "throttled by" in fleet.log()
+        fleet.stop()
+        names = ("everywhere.one.throttled", "w0@test.dq2.throttled")
+        if broker_url == server.url:
+            assert not store.keys("*everywhere.one.throttled*")
+            assert not store.keys("*dq2.throttled*")
+        else:
+            broker: Broker = request.getfixturevalue("broker")
+            assert not any(broker.has(name) for name in names)
+
+
+def test_a_queue_that_its_last_consumer_deletes_is_not_left_alone(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
+) -> None:
+    """Others are, while their limit is closed for long: with ``throttle="wait"``."""
+    with Fleet(server, tmp_path, rate="2/s", app=APP, broker=broker.url) as fleet:
+        fleet.env["TEST_BROADCAST"] = "everywhere.one"
+        everywhere = Exchange("everywhere", type="fanout")
+        fleet.start(QUICK, "-c", "4")
+        for index in range(20):
+            fleet.send("wait", index, exchange="everywhere", routing_key="celery", declare=[everywhere])
+        starts = fleet.wait_for(20, 20)
+        assert sorted(start.index for start in starts) == list(range(20))
+
+
+# -- The marker --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", ["mine", {"limit": 5}, {"queue": "x"}, None], ids=repr)
+def test_a_users_header_of_our_old_name_is_the_users(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, own: Any
+) -> None:
+    with Fleet(server, tmp_path, rate="2/s") as fleet:
+        ids = [fleet.send("whole", headers={"ratelimit": own}).id for _ in range(3)]
+        fleet.start(QUICK)
+        paths: list[Callable[[], bool]] = [(tmp_path / f"{id}.request").exists for id in ids]
+        until(lambda: all(exists() for exists in paths), 15, "every task")
+        for id in ids:
+            found = json.loads((tmp_path / f"{id}.request").read_text())
+            assert found["headers"]["ratelimit"] == own
+            assert not [name for name in found["headers"] if name.startswith("celery-ratelimit")]

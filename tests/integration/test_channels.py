@@ -1,0 +1,36 @@
+"""Two channels of one connection to Redis: when it is lost, each gives back what it has."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Producer, Queue
+
+from celery_ratelimit._celery.channels import end_connection_with
+from celery_ratelimit.testing import EmbeddedServer
+
+
+def test_each_channel_of_a_lost_connection_gives_back_what_it_has(server: EmbeddedServer, store: redis.Redis) -> None:
+    """As Celery closes it: kombu still reads what a channel has asked for, and leaves it at the error of that."""
+    connection = Connection(server.url)
+    came: list[Any] = []
+    channels = [connection.default_channel, connection.channel()]
+    for number, channel in enumerate(channels):
+        end_connection_with(channel)
+        Consumer(channel, [Queue(f"q{number}")], on_message=came.append).consume()
+        Producer(channel).publish({}, routing_key=f"q{number}")
+    while len(came) < 2:
+        connection.drain_events(timeout=5)
+    with contextlib.suppress(TimeoutError):
+        connection.drain_events(timeout=0.1)  # both have asked for more
+    store.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(connection.connection_errors):
+        connection.drain_events(timeout=5)
+    for close in (connection.collect, connection.close):  # celery/worker/consumer/consumer.py 476 and 487
+        with contextlib.suppress(Exception):
+            close()
+    assert not store.hlen("unacked")
+    assert [store.llen("q0"), store.llen("q1")] == [1, 1]

@@ -1,0 +1,142 @@
+"""What goes out to RabbitMQ: known to be there, or to have been refused; and nothing of it ends what is consumed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import amqp
+import pytest
+from kombu import Connection, Consumer, Queue
+from kombu.message import Message
+
+from celery_ratelimit._celery.channels import end_connection_with
+from celery_ratelimit._celery.outbox import Outbox
+from tests.rabbitmq import Broker
+
+
+def a_parcel(to: str, **properties: Any) -> tuple[dict[str, Any], float, dict[str, Any]]:
+    parcel = {
+        "to": to,
+        "body": b"[]",
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "compression": None,
+        "headers": {},
+        "priority": 0,
+        "delivery_mode": 2,
+        "expires": None,
+        "properties": properties,
+    }
+    return parcel, 0.0, {}
+
+
+REFUSED = {"user_id": "somebody else"}
+
+
+@pytest.fixture(params=[False, True], ids=["", "confirmed"])
+def connection(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Connection]:
+    with Connection(broker.url, transport_options={"confirm_publish": request.param}) as connected:
+        yield connected
+
+
+def an_outbox(connection: Connection, declaration: Callable[[str], Any] = lambda name: None) -> Outbox:
+    return Outbox(None, lambda: connection, lambda: True, False, declaration)
+
+
+def drained(connection: Connection) -> None:
+    while True:
+        try:
+            connection.drain_events(timeout=0.5)
+        except TimeoutError:
+            return
+
+
+def test_a_queue_that_is_not_there_is_told_and_the_others_get_theirs(connection: Connection) -> None:
+    connection.default_channel.queue_declare("there")
+    outbox = an_outbox(connection)
+    for _ in range(2):
+        assert outbox.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")]) == {"nowhere"}
+    assert connection.default_channel.queue_declare("there", passive=True).message_count == 4
+
+
+def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
+    outbox = an_outbox(connection, lambda name: Queue(name, max_priority=3) if name == "mine" else None)
+    parcels = [a_parcel("mine"), a_parcel("nowhere"), a_parcel("mine")]
+    assert outbox.publish(None, parcels) == {"nowhere"}
+    Queue("mine", max_priority=3)(connection.default_channel).queue_declare()
+    assert connection.default_channel.queue_declare("mine", passive=True).message_count == 2
+
+
+def test_what_is_declared_otherwise_is_left_as_it_is(connection: Connection) -> None:
+    outbox = an_outbox(connection)
+    assert outbox.declare(Queue("mine", max_priority=3))
+    assert outbox.declare(Queue("mine", max_priority=3))
+    assert not outbox.declare(Queue("mine"))
+    assert outbox.publish(None, [a_parcel("mine")]) == set()
+
+
+def test_what_is_refused_is_told_and_ends_nothing_else(connection: Connection) -> None:
+    came: list[Message] = []
+    outbox = an_outbox(connection)
+    with Consumer(connection.default_channel, [Queue("in")], on_message=came.append):
+        for number in range(1, 4):
+            with pytest.raises(amqp.PreconditionFailed):
+                outbox.publish(None, [a_parcel("in", **REFUSED)])
+            assert outbox.publish(None, [a_parcel("in")]) == set()
+            drained(connection)
+            assert len(came) == number
+    assert len(connection.connection.channels) <= 3, "the connection itself, what is consumed, and one to publish"
+
+
+def test_who_publishes_while_another_waits_gets_an_answer_of_its_own(connection: Connection) -> None:
+    """What comes in meanwhile is sent on; what the broker says of the one channel is read by who waits for another."""
+    connection.default_channel.queue_declare("out")
+    outbox = an_outbox(connection)
+    came = itertools.count()
+    sent: list[set[str]] = []
+
+    def send_on(message: Message) -> None:
+        next(came)
+        message.ack()
+        sent.append(outbox.publish(None, [a_parcel("out")] * 3))
+
+    with Consumer(connection.default_channel, [Queue("in")], on_message=send_on):
+        for _ in range(10):
+            with pytest.raises(amqp.PreconditionFailed):
+                outbox.publish(None, [a_parcel("in"), a_parcel("in"), a_parcel("in", **REFUSED)])
+        drained(connection)
+    assert next(came) == 20
+    assert sent == [set()] * 20
+    assert connection.default_channel.queue_declare("out", passive=True).message_count == 60
+
+
+def break_by_closing(channel: Any) -> None:
+    channel.basic_ack(4711)
+
+
+def break_by_cancelling(channel: Any) -> None:
+    with channel.connection.client.clone() as another:
+        another.default_channel.queue_delete("in")
+
+
+@pytest.mark.parametrize("break_it", [break_by_closing, break_by_cancelling])
+def test_a_channel_that_ends_takes_its_connection_along(
+    connection: Connection, break_it: Callable[[Any], None]
+) -> None:
+    """Whoever reads it, and whatever has become of the error: the next one who reads is told, too."""
+    channel = connection.channel()
+    end_connection_with(channel)
+    with Consumer(channel, [Queue("in")], on_message=lambda message: None):
+        break_it(channel)
+        for _ in range(2):
+            with pytest.raises(connection.connection_errors):
+                connection.drain_events(timeout=5)
+
+
+def test_a_channel_that_is_closed_in_order_takes_nothing_along(connection: Connection) -> None:
+    channel = connection.channel()
+    end_connection_with(channel)
+    channel.close()
+    connection.default_channel.queue_declare("still")
