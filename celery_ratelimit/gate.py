@@ -185,7 +185,7 @@ class Gate:
         if self._unlimited and self._unlimited[-1] is waiting:
             if len(self._unlimited) * self._room.seconds_of_one(request.task.name) < self.worker.hears_after:
                 self._widen(waiting)
-            if self._limited:
+            if self._limited and self.worker.several_queues:
                 self._left.leave(waiting, self._unlimited, 0.0, lambda: self._room.seconds_of_one(request.task.name))
 
     def on_end(self, request: Any) -> None:
