@@ -22,7 +22,7 @@ from celery_ratelimit.testing import free_port
 __all__ = ["Broker", "RabbitMQ", "find_server", "running_node"]
 
 #: Virtual hosts that are there from the start: they cost nothing measurable, one made by ``rabbitmqctl`` costs 0.7 s.
-HOSTS = 50
+HOSTS = 200
 
 #: Who may do everything; the password is the name.
 USERS = ("guest", "other")

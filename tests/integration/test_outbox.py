@@ -16,23 +16,24 @@ from celery_ratelimit._celery.outbox import Outbox
 from tests.rabbitmq import Broker
 
 
-def a_parcel(to: str, **properties: Any) -> tuple[dict[str, Any], float, dict[str, Any]]:
+def a_parcel(to: str, **headers: Any) -> tuple[dict[str, Any], float, dict[str, Any]]:
     parcel = {
         "to": to,
         "body": b"[]",
         "content_type": "application/json",
         "content_encoding": "utf-8",
         "compression": None,
-        "headers": {},
+        "headers": headers,
         "priority": 0,
         "delivery_mode": 2,
         "expires": None,
-        "properties": properties,
+        "properties": {},
     }
     return parcel, 0.0, {}
 
 
-REFUSED = {"user_id": "somebody else"}
+#: RabbitMQ wants a list there.
+REFUSED = {"BCC": "somebody else"}
 
 
 @pytest.fixture(params=[False, True], ids=["", "confirmed"])

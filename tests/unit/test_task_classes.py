@@ -46,12 +46,12 @@ def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
     app.close()
 
 
-def test_a_task_has_what_the_apps_task_class_gives(app: Celery) -> None:
+def test_a_task_has_what_the_apps_task_class_gives(app: Celery, request: pytest.FixtureRequest) -> None:
     @app.task(base=RateLimitedTask, limits="5/s")
     def charge(order: int) -> int:
         return order
 
-    @shared_task(base=RateLimitedTask, limits="5/s", name="shop.shared")
+    @shared_task(base=RateLimitedTask, limits="5/s", name=request.node.name)  # it stays for ever
     def refund(order: int) -> int:
         return order
 
