@@ -81,6 +81,7 @@ class Attendant:
         self._waking: dict[str, int] = {}
         self._woken: dict[str, int] = {}
         self._changed: set[str] = set()
+        self._is_new = False
         self._cancel_waking: Callable[[], None] | None = None
         self._let_go: deque[tuple[Bucket, str, Any]] = deque()
         self._arriving: dict[Bucket, dict[str, int]] = {}
@@ -205,7 +206,8 @@ class Attendant:
         """Look after the lots from now on."""
         if self._cancel is None:
             self._cancel = self._worker.call_after(LOOK, self._look)
-            self._wake(self._names, 0)  # if this worker's code has other limits than those who were here before
+            self._is_new = True
+            self._go_on_waking()
 
     def _look_soon(self) -> None:
         """The first in a lot may have its turn before the next look."""
@@ -299,7 +301,7 @@ class Attendant:
         self._attendance = self._parking.attend(self._worker.hostname, sorted(queues), left, ATTENDED)
         self._attends, self._attended_at = queues, time.monotonic()
         if absent is None or absent - self._attendance.absent:  # of the first look nobody knows
-            self._recalling = dict.fromkeys(self._names, (None, 0))
+            self._recalling = dict.fromkeys(self._parking.occupied(self._names), (None, 0))
             self._go_on_waking()
 
     def _attend_no_more(self) -> None:
@@ -336,6 +338,11 @@ class Attendant:
         self._cancel_waking = None
         until = time.monotonic() + TURN
         try:
+            if self._is_new and not self._outage:
+                # This worker's code may have other limits than those who were here before.
+                names = self._parking.occupied(self._names) if self._parking.in_use else ()
+                self._waking = {**dict.fromkeys(names, 0), **self._waking}
+                self._is_new = False
             while self._waking and not self._outage and time.monotonic() < until:
                 name, since = next(iter(self._waking.items()))
                 now, more = self._parking.wake(Demand(self._limits[name], name), since)
@@ -355,7 +362,7 @@ class Attendant:
                     self._recalling[name] = after, offset
         except STORE_TROUBLES as error:
             self._on_store_lost(error)
-        if (self._waking or self._recalling) and self._cancel_waking is None:
+        if (self._waking or self._recalling or self._is_new) and self._cancel_waking is None:
             self._cancel_waking = self._worker.call_after(LOOK if self._outage else 0, self._wake_on)
 
     def _let_revoked_out(self, until: float) -> bool:

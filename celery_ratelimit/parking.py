@@ -150,6 +150,7 @@ class Parking:
             "scan",
             "attend",
             "recall",
+            "occupied",
         )
         self.scripts = {name: Script(name, limiter.replace_includes) for name in names}
 
@@ -277,6 +278,15 @@ class Parking:
         reply = self._call("attend", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
         attended, absent = [frozenset([_text(queue) for queue in each]) for each in reply]
         return Attendance(attended | set(queues), absent - set(queues))
+
+    def occupied(self, names: Sequence[str]) -> list[str]:
+        """Those of the limits that have lots in which somebody is parked."""
+        found: list[str] = []
+        for part in [names] if not self._limiter.is_cluster else [[name] for name in names]:
+            keys = [lots_key(self._limiter.prefix, name, self._fleet) for name in part]
+            reply = self._call("occupied", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
+            found += [name for name, some in zip(part, reply, strict=True) if int(some)]
+        return found
 
     def recall(self, name: str, after: str | None, offset: int) -> tuple[str | None, int]:
         """A queue is consumed again: lots of a limit in which tasks are aside are due. In steps.
