@@ -321,7 +321,7 @@ class Gate:
         """Free processes are for those who wait: first for who has its turn, then in the order in which they came."""
         while True:
             for line_key in list(self._wants):
-                if self._room.idle() <= 0 and self._room.for_permits(time.monotonic()) <= 0:
+                if self._room.idle() <= 0 and not self._room.has_for_permit(time.monotonic()):
                     break
                 if line_key in self._wants and not self._waits_behind_unlimited(self._lines[line_key]):
                     del self._wants[line_key]
@@ -458,7 +458,7 @@ class Gate:
             if (held.slotted or held.plan.policy.throttle == "wait") and now < line.next_ask:
                 return
             may_start = (waiting is line.slotted or not line.slotted) and not self._waits_behind_unlimited(line)
-            may_start = may_start and self._room.for_permits(now) > 0
+            may_start = may_start and self._room.has_for_permit(now)
             # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not
             # wait for one: it asks for its slot alone, and makes room for what is behind it.
             if not may_start and (held.slotted or line.open or held.plan.policy.throttle != "retry"):
@@ -535,7 +535,7 @@ class Gate:
             return
         held.paid = decision.granted_at
         line.wants = line.wants or at <= now
-        self._room.promise(at)
+        self._room.promise(at, held.request.task.name)
         heapq.heappush(line.due, (at, next(self._numbers), held))
         if decision.retry_after > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
             self._announce(held, decision.retry_after, held.demands[0].name)
@@ -648,7 +648,7 @@ class Gate:
         """The store does not answer: what ``ratelimit_on_store_error`` says."""
         self.outage.begin(error, self._store_is_back)
         choice = self.settings.on_store_error
-        if choice in ("local", "allow") and self._room.for_permits(time.monotonic()) <= 0:
+        if choice in ("local", "allow") and not self._room.has_for_permit(time.monotonic()):
             line.wants = True
             return False
         if choice == "local":

@@ -8,7 +8,8 @@ to the pool starts at once; where tasks are very short a few wait in the pool, o
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right, insort
+import math
+from bisect import insort
 
 from ._celery import Pool
 
@@ -39,19 +40,31 @@ class Room:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.held = 0
-        self._grants: list[float] = []
+        self._grants: list[tuple[float, float]] = []  # when, and the share of a process until the next may begin
         self._coming: dict[str, float] = {}
         self._next: list[tuple[float, str]] = []
 
     # -- Who has spoken for a process -------------------------------------------------------------------------------
 
-    def promise(self, at: float) -> None:
-        """A permit was taken for a task that is held; it is good at that time."""
-        insort(self._grants, at)
+    def promise(self, at: float, name: str) -> None:
+        """A permit was taken for a task of this name that is held; it is good at that time.
+
+        Tasks that are short may have one process, one after the other.
+        """
+        insort(self._grants, (at, min(1.0, self._pool.takes(name) / PACE)))
 
     def take_back(self, at: float) -> None:
         """Undo :meth:`promise`: the task starts, or does not."""
-        self._grants.remove(at)
+        self._grants.remove(next(each for each in self._grants if each[0] == at))
+
+    def _promised(self, until: float) -> float:
+        """Processes that permits which are good by then were taken for."""
+        promised = 0.0
+        for at, share in self._grants:
+            if at > until:
+                break
+            promised += share
+        return promised
 
     def expect(self, id: str, at: float) -> None:
         """A task that waits here for the end of its countdown has its turn at that time."""
@@ -85,16 +98,14 @@ class Room:
         """Processes that would start a task at once."""
         return self._pool.idle(self.held)
 
-    def for_permits(self, now: float) -> int:
-        """Tasks that a permit may be taken for now: as many as can start at its time.
+    def has_for_permit(self, now: float) -> bool:
+        """Whether a permit may be taken for one task more: whether it can start at its time.
 
-        One more, where all processes are busy, if one with a short task can be expected to be free in a moment: what
-        proves wrong is one permit, which is not used.
+        Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
+        what proves wrong is one permit, which is not used.
         """
-        free = self.idle() - bisect_right(self._grants, now + PACE)
-        if free == 0 and self._pool.have_young(1, now, PACE):
-            return 1
-        return free
+        idle, promised = self.idle(), self._promised(now + PACE)
+        return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, PACE))
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""
@@ -114,7 +125,7 @@ class Room:
             turn: when the next one has its turn, which has no permit yet; infinity: nobody waits for one.
         """
         takes, idle = self._pool.takes(name), self.idle()
-        kept = claims + bisect_right(self._grants, now + max(LEAST_BACKLOG, 2 * takes))
+        kept = claims + math.ceil(self._promised(now + max(LEAST_BACKLOG, 2 * takes)))
         if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):
             # Not the only one, for long: nothing without limits would run any more.
             kept = self._pool.processes > 1 or takes <= LEAST_BACKLOG

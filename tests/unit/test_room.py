@@ -30,28 +30,35 @@ class Pool:
         return number <= (self.processes if young else 0)
 
 
-def room(*pool: object, grants: tuple[float, ...] = ()) -> Room:
+def room(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> Room:
     made = Room(Pool(*pool))  # type: ignore[arg-type]
     for grant in grants:
-        made.promise(NOW + grant)
+        made.promise(NOW + grant, taking)
     return made
 
 
 @pytest.mark.parametrize(
-    ("pool", "grants", "permits"),
+    ("pool", "grants", "taking", "may"),
     [
-        ((4, 4), (), 4),
-        ((4, 2), (0.0, 0.01), 0),  # both are promised
-        ((4, 2), (0.05,), 2),  # promised, but for later
-        ((4, 0, "5"), (), 0),  # busy for long: no permit on a guess
-        ((4, 0, "0.001"), (), 1),  # one may be free in a moment, and one permit is all that can be lost
-        ((4, 0, "0.001"), (0.0,), -1),  # and that one is taken
-        ((4, 0, "0.001", NOW - 1), (), 0),  # overdue: it says nothing any more
-        ((4, -3, "0.001"), (), -3),
+        ((4, 4), (), "5", True),
+        ((4, 2), (0.0,), "5", True),
+        ((4, 2), (0.0, 0.01), "5", False),  # both are promised
+        ((4, 2), (0.0, 0.05), "5", True),  # promised, but one for later
+        ((1, 1), (0.0,), "0.001", True),  # through in a moment
+        ((1, 1), (0.0,) * 19, "0.001", True),
+        ((1, 1), (0.0,) * 21, "0.001", False),  # 21 ms in 20
+        ((1, 1), (0.0,), "inf", False),  # nobody knows how long that takes
+        ((4, 0, "5"), (), "5", False),  # busy for long: no permit on a guess
+        ((4, 0, "0.001"), (), "5", True),  # one may be free in a moment, and one permit is all that can be lost
+        ((4, 0, "0.001"), (0.0,), "0.001", False),  # and that one is taken
+        ((4, 0, "0.001", NOW - 1), (), "5", False),  # overdue: it says nothing any more
+        ((4, -3, "0.001"), (), "5", False),
     ],
 )
-def test_for_how_many_a_permit_may_be_taken(pool: tuple[object, ...], grants: tuple[float, ...], permits: int) -> None:
-    assert room(*pool, grants=grants).for_permits(NOW) == permits
+def test_whether_a_permit_may_be_taken(
+    pool: tuple[object, ...], grants: tuple[float, ...], taking: str, may: bool
+) -> None:
+    assert room(*pool, grants=grants, taking=taking).has_for_permit(NOW) is may
 
 
 @pytest.mark.parametrize(
@@ -90,9 +97,10 @@ def test_whether_an_unlimited_task_may_start(
 
 def test_a_promise_is_taken_back() -> None:
     made = room(4, 1, grants=(0.0, 0.05))
+    assert not made.has_for_permit(NOW)
     made.take_back(NOW)
-    assert made.for_permits(NOW) == 1
-    assert made.for_permits(NOW + 0.05) == 0
+    assert made.has_for_permit(NOW)
+    assert not made.has_for_permit(NOW + 0.05)
 
 
 def test_who_is_expected_has_its_turn_until_it_comes_or_is_late() -> None:

@@ -20,7 +20,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Before a pool with room, at ``NOW``; ``gate.started`` are the lateness of those it lets in."""
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: NOW))
     gate = object.__new__(Gate)
-    gate._room = Room(SimpleNamespace(idle=lambda held: 8, processes=8))  # type: ignore[arg-type]
+    gate._room = Room(SimpleNamespace(idle=lambda held: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
     gate.started = []  # type: ignore[attr-defined]
     gate._start = lambda held, granted_at: gate.started.append(held.late)  # type: ignore[attr-defined,method-assign]
     return gate
@@ -33,7 +33,7 @@ def line_of(gate: Gate, interval: float, *lates: float) -> Line:
         held = SimpleNamespace(late=late, paid=1, demands=demands, slotted=True)
         heapq.heappush(line.due, (NOW - late, number, held))  # type: ignore[misc]
     for late in lates:
-        gate._room.promise(NOW - late)
+        gate._room.promise(NOW - late, "task")
     return line
 
 
@@ -56,8 +56,7 @@ def test_of_permits_that_are_late_together_only_the_latest_are_used(
     assert gate.started == started  # type: ignore[attr-defined]
     asks_again = [held.late for held in line.slotted]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
-    spoken_for = 8 - gate._room.for_permits(NOW + 1)
-    assert spoken_for == sum(late < 0 for late in lates), "those that were not used are forgotten"
+    assert gate._room._promised(NOW + 1) == sum(late < 0 for late in lates), "those that were not used are forgotten"
 
 
 def test_an_interval_late_is_not_too_late(gate: Gate) -> None:
