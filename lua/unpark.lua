@@ -159,7 +159,7 @@ local function next_one(back)
             bring_back(back, tonumber(since) or math.huge)
             id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         end
-        if room_to_leave() <= 0 and id then return false end
+        if room_to_leave() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
         if not id or next(absent) == nil or not set_aside(id, since) then return id end
     end
 end

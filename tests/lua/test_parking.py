@@ -824,3 +824,34 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, s
     (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
     assert expiries(store).get(remembered) == START + 7_200_000_000
     publish(parking, ("a", 1), ("b", 1))
+
+
+# -- The next look is never later than the next turn ---------------------------------------------------------------
+
+
+def out_when_due(parking: Parking, clock: Clock, asked: Demand, attendance: Attendance | None = None) -> list[str]:
+    """Who leaves within three seconds, if a lot is looked at when it is due and never else."""
+    gone: list[str] = []
+    for _ in range(30):
+        while parking.due([asked.name]):
+            for looked in parking.unpark([asked], due=True, attendance=attendance):
+                gone += [each.id for each in looked.leaving]
+                parking.published({looked.bucket: looked.leaving})
+        clock.advance(0.1)
+    return gone
+
+
+@pytest.mark.parametrize(("rate", "number", "size"), [("10000/s", 120, 1), ("10/s", 3, 600_000)], ids=["many", "large"])
+def test_a_script_that_stops_while_the_others_are_aside_goes_on(
+    frozen: Limiter, parking: Parking, clock: Clock, rate: str, number: int, size: int
+) -> None:
+    """Whoever was brought back has left, nobody else is in the lot itself, and the script has done enough."""
+    asked, ids = demand(rate), [f"{place}@a" for place in range(number)]
+    for id in ids:
+        text = json.dumps({"id": id, "body": "x" * size})
+        parking.park(asked, id, text, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    while parking.unpark([asked], attendance=NOBODY_AT_A)[0].again == 0:
+        pass
+    clock.advance(5)
+    parking.recall("api", None, 0)
+    assert out_when_due(parking, clock, asked, Attendance(frozenset("ab"), frozenset())) == ids
