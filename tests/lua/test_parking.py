@@ -855,3 +855,16 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
     clock.advance(5)
     parking.recall("api", None, 0)
     assert out_when_due(parking, clock, asked, Attendance(frozenset("ab"), frozenset())) == ids
+
+
+def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    """What is noted for a slot lies the burst behind it: ten seconds here."""
+    asked = demand("2000/s", burst=20_000)
+    assert frozen.ask((demand("2000/s", burst=20_000, cost=20_000),)).allowed
+    park(parking, *[f"t{number}" for number in range(1500)], asked=asked)
+    leaving = let_out(parking, asked)
+    assert len(leaving) == 1000
+    clock.advance(0.5)
+    assert all(frozen.ask((asked,), id=each.id).allowed for each in leaving)
+    assert parking.due(["api"]) == [BUCKET]
+    assert len(let_out(parking, asked)) == 500
