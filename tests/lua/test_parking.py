@@ -868,3 +868,13 @@ def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Parking
     assert all(frozen.ask((asked,), id=each.id).allowed for each in leaving)
     assert parking.due(["api"]) == [BUCKET]
     assert len(let_out(parking, asked)) == 500
+
+
+def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parking: Parking, clock: Clock) -> None:
+    """As broadcast queues do, of which each start of a worker has another one."""
+    for number in range(1050):
+        attend(parking, f"w{number}", f"bcast.{number}")
+    clock.advance(10)
+    attend(parking, "one", "a", "b")
+    attend(parking, "one", left=["a"])
+    assert "a" in attend(parking, "one", "b").absent
