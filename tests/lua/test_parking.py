@@ -878,3 +878,12 @@ def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parkin
     attend(parking, "one", "a", "b")
     attend(parking, "one", left=["a"])
     assert "a" in attend(parking, "one", "b").absent
+
+
+@pytest.mark.parametrize("key", ["a\0b", "\0", "a\0" + "b" * 200, "%s", "\udc80"])
+def test_a_key_of_any_characters_is_found(parking: Parking, key: str) -> None:
+    asked = demand("10/s", key=key)
+    park(parking, "t@a", asked=asked)
+    assert list(parking.find(["api"], ["t"])) == [{("api", key): {"t@a": "t"}}]
+    assert parking.pick(("api", key), ["t@a"], purge=True)[0] == 1
+    assert list(parking.find(["api"], ["t"])) == [{}]
