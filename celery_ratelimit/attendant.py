@@ -76,7 +76,7 @@ class Attendant:
         self._called_off: list[tuple[Bucket, list[str]]] = []
         self._attendance: Attendance | None = None
         self._attends: frozenset[str] = frozenset()
-        self._attended_at = 0.0
+        self._attended_at = self._recall_until = 0.0
         self._recalling: dict[str, tuple[str | None, int]] = {}
         self._waking: dict[str, int] = {}
         self._woken: dict[str, int] = {}
@@ -297,8 +297,12 @@ class Attendant:
         absent = self._attendance.absent if self._attendance is not None else None
         left = sorted(self._attends - queues)
         self._attendance = self._parking.attend(self._worker.hostname, sorted(queues), left, ATTENDED)
+        begun = queues - self._attends
         self._attends, self._attended_at = queues, time.monotonic()
-        if absent is None or absent - self._attendance.absent:  # of the first look nobody knows
+        if begun:  # somebody who has not heard of it may set their tasks aside anew, and end before it hears
+            self._recall_until = self._attended_at + ATTENDED
+        new = absent is None or absent - self._attendance.absent  # of the first look nobody knows
+        if new or self._attended_at < self._recall_until:
             self._recalling = dict.fromkeys(self._names, (None, 0))
             self._go_on_waking()
 
