@@ -53,6 +53,7 @@ end
 -- What a script may do more than once with a limit: what is in the store by now.
 local function read_again(limit)
     limit.raw, limit.in_use, limit.changed = call('MGET', limit.state_key)[1], nil, nil
+    read_other(limit, now)
 end
 
 -- Asks for task `id`. A second result: there is no slot for it, and when there may be one.

@@ -887,3 +887,18 @@ def test_a_key_of_any_characters_is_found(parking: Parking, key: str) -> None:
     assert list(parking.find(["api"], ["t"])) == [{("api", key): {"t@a": "t"}}]
     assert parking.pick(("api", key), ["t@a"], purge=True)[0] == 1
     assert list(parking.find(["api"], ["t"])) == [{}]
+
+
+def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    """A worker was killed, another goes on, and somebody has stored a rate of another algorithm."""
+    asked = Demand(Limit("20/s", name="api", warmup=2), "api")
+    while frozen.ask((asked,)).allowed:
+        pass
+    park(parking, *[f"t{number}" for number in range(200)], asked=asked)
+    let_out(parking, asked)
+    clock.advance(1.5)
+    let_out(parking, asked)
+    clock.advance(0.5)
+    frozen.set_rate("api", "100/s")
+    clock.advance(0.5)
+    assert let_out(parking, asked)
