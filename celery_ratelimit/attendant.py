@@ -67,7 +67,6 @@ class Attendant:
     ) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
-        self._before, self._behind = return_queue_for("\0").split("\0")
         self._on_store_lost = on_store_lost
         self._sorted: list[str] = []
         self._known: OrderedDict[Bucket, None] = OrderedDict()
@@ -279,7 +278,7 @@ class Attendant:
 
     def _queues(self) -> frozenset[str]:
         """The queues whose tasks come here when they leave their lots: by their return queues."""
-        before, behind = self._before, self._behind
+        before, behind = self._return_queue_for("\0").split("\0")  # what they are called is known once it consumes
         return frozenset(
             [
                 queue[len(before) : len(queue) - len(behind)]
