@@ -67,7 +67,6 @@ class Attendant:
     ) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
-        self._before, self._behind = return_queue_for("\0").split("\0")
         self._on_store_lost = on_store_lost
         self._sorted: list[str] = []
         self._known: OrderedDict[Bucket, None] = OrderedDict()
@@ -76,7 +75,7 @@ class Attendant:
         self._called_off: list[tuple[Bucket, list[str]]] = []
         self._attendance: Attendance | None = None
         self._attends: frozenset[str] = frozenset()
-        self._attended_at = 0.0
+        self._attended_at = self._recall_until = 0.0
         self._recalling: dict[str, tuple[str | None, int]] = {}
         self._waking: dict[str, int] = {}
         self._woken: dict[str, int] = {}
@@ -281,7 +280,7 @@ class Attendant:
 
     def _queues(self) -> frozenset[str]:
         """The queues whose tasks come here when they leave their lots: by their return queues."""
-        before, behind = self._before, self._behind
+        before, behind = self._return_queue_for("\0").split("\0")  # what they are called is known once it consumes
         return frozenset(
             [
                 queue[len(before) : len(queue) - len(behind)]
@@ -299,8 +298,12 @@ class Attendant:
         absent = self._attendance.absent if self._attendance is not None else None
         left = sorted(self._attends - queues)
         self._attendance = self._parking.attend(self._worker.hostname, sorted(queues), left, ATTENDED)
+        begun = queues - self._attends
         self._attends, self._attended_at = queues, time.monotonic()
-        if absent is None or absent - self._attendance.absent:  # of the first look nobody knows
+        if begun:  # somebody who has not heard of it may set their tasks aside anew, and end before it hears
+            self._recall_until = self._attended_at + ATTENDED
+        new = absent is None or absent - self._attendance.absent  # of the first look nobody knows
+        if new or self._attended_at < self._recall_until:
             self._recalling = dict.fromkeys(self._parking.occupied(self._names), (None, 0))
             self._go_on_waking()
 

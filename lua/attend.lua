@@ -32,5 +32,5 @@ call('ZREMRANGEBYSCORE', WORKERS, '-inf', int(now))
 call('ZREMRANGEBYSCORE', QUEUES, '-inf', int(now - KNOWN))
 call('PEXPIRE', WORKERS, int(ceil(LASTS / 1000)))
 call('PEXPIRE', QUEUES, int(ceil(KNOWN / 1000)))
-local absent = call('ZRANGEBYSCORE', QUEUES, '-inf', int(now), 'LIMIT', 0, 1000)
+local absent = call('ZRANGE', QUEUES, int(now), '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1000) -- the latest: some names are one worker's
 return {#absent > 0 and call('ZRANGEBYSCORE', QUEUES, '(' .. int(now), '+inf') or {}, absent}

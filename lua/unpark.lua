@@ -53,6 +53,7 @@ end
 -- What a script may do more than once with a limit: what is in the store by now.
 local function read_again(limit)
     limit.raw, limit.in_use, limit.changed = call('MGET', limit.state_key)[1], nil, nil
+    read_other(limit, now)
 end
 
 -- Asks for task `id`. A second result: there is no slot for it, and when there may be one.
@@ -159,7 +160,7 @@ local function next_one(back)
             bring_back(back, tonumber(since) or math.huge)
             id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         end
-        if room_to_leave() <= 0 and id then return false end
+        if room_to_leave() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
         if not id or next(absent) == nil or not set_aside(id, since) then return id end
     end
 end
@@ -192,7 +193,7 @@ local function let_out_next(limit, back)
         end
         let_out(id, slot - now)
     end
-    return tonumber(call('ZRANGEBYSCORE', limit.slots_key, int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]) or now
+    return now -- so many have slots: when one of them will have come is not known
 end
 
 -- Returns us until somebody has to look again.

@@ -58,7 +58,7 @@ end
 -- The entry of `where` for a task, by what is kept in `messages`; nothing for one that is not there.
 local function place_of(id, message)
     local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"')
-    return task and format('%s\0%s\0%s', task, id, bucket)
+    return task and task .. '\0' .. id .. '\0' .. bucket -- Lua's format ends a text at its first NUL
 end
 
 -- There is nobody in this lot any more. (What an older version has let out is in `where` still.)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,9 @@ import redis
 from celery import chord, signature
 from celery.canvas import chunks
 
-from celery_ratelimit import Limiter
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 
@@ -93,3 +96,30 @@ def test_limited_calls_within_a_task_of_celerys_own_are_told_of_once(
         said = [line for line in fleet.log().splitlines() if "such calls are not throttled" in line]
         assert len(said) == 1
         assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in said[0]
+
+
+def test_one_that_ends_before_it_has_heard_that_a_queue_is_consumed_again(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """It sets aside once more what was called back, and is not there any more when it would call it back itself."""
+    name = "tests.apps.fleet.retry"
+    asked = Demand(Limit("10/s", name=name), name)
+    with Fleet(server, tmp_path, rate="10/s", ratelimit_fleet="f") as fleet:
+        fleet.start(QUICK, "-Q", "a")
+        for index in range(150):
+            fleet.send("retry", index, queue="a")
+        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots(name)) > 100, 20, "a backlog")
+        fleet.kill(0)
+        parking = parking_of(fleet.sender)
+        until(lambda: "a" in parking.attend("ends", ["b"], [], 6.0).absent, 15, "the end of queue a being known")
+        known = parking.attend("ends", ["b"], [], 6.0)
+        while (looked := parking.unpark([asked], attendance=known)[0]).again == 0 or looked.leaving:
+            time.sleep(0.05)
+        before = fleet.started()
+        fleet.launch(QUICK, "-Q", "a")
+        until(lambda: "a" not in parking.attend("asks", ["c"], [], 0.1).absent, 30, "a worker of queue a")
+        ends = time.monotonic() + 1.0
+        while time.monotonic() < ends:
+            parking.unpark([asked], due=True, attendance=known)
+            time.sleep(0.01)
+        until(lambda: fleet.started() >= before + 30, 20, "its tasks going on")

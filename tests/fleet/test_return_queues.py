@@ -12,6 +12,7 @@ import pytest
 import redis
 from kombu import Exchange
 
+from celery_ratelimit.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
@@ -271,6 +272,17 @@ def test_a_worker_for_a_return_queue_alone(
         assert_never_over(fleet.permits(), 20)
         assert done_by(fleet, 0), "it has run some of them"
         assert "throttled.throttled" not in fleet.log(0)
+
+
+def test_a_worker_for_a_return_queue_alone_is_there_for_the_queues_tasks(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """Those that are parked come back by what it consumes: slots are for them, although nobody consumes the queue."""
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start(QUICK, "-Q", "a.throttled")
+        parking = parking_of(fleet.sender)
+        parking.attend("other", ["a", "c"], [], 6.0)
+        until(lambda: "a" not in parking.attend("other", ["c"], ["a"], 6.0).absent, 10, "its saying so")
 
 
 def test_they_come_in_although_the_prefetch_is_full(

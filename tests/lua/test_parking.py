@@ -824,3 +824,81 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, s
     (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
     assert expiries(store).get(remembered) == START + 7_200_000_000
     publish(parking, ("a", 1), ("b", 1))
+
+
+# -- The next look is never later than the next turn ---------------------------------------------------------------
+
+
+def out_when_due(parking: Parking, clock: Clock, asked: Demand, attendance: Attendance | None = None) -> list[str]:
+    """Who leaves within three seconds, if a lot is looked at when it is due and never else."""
+    gone: list[str] = []
+    for _ in range(30):
+        while parking.due([asked.name]):
+            for looked in parking.unpark([asked], due=True, attendance=attendance):
+                gone += [each.id for each in looked.leaving]
+                parking.published({looked.bucket: looked.leaving})
+        clock.advance(0.1)
+    return gone
+
+
+@pytest.mark.parametrize(("rate", "number", "size"), [("10000/s", 120, 1), ("10/s", 3, 600_000)], ids=["many", "large"])
+def test_a_script_that_stops_while_the_others_are_aside_goes_on(
+    frozen: Limiter, parking: Parking, clock: Clock, rate: str, number: int, size: int
+) -> None:
+    """Whoever was brought back has left, nobody else is in the lot itself, and the script has done enough."""
+    asked, ids = demand(rate), [f"{place}@a" for place in range(number)]
+    for id in ids:
+        text = json.dumps({"id": id, "body": "x" * size})
+        parking.park(asked, id, text, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    while parking.unpark([asked], attendance=NOBODY_AT_A)[0].again == 0:
+        pass
+    clock.advance(5)
+    parking.recall("api", None, 0)
+    assert out_when_due(parking, clock, asked, Attendance(frozenset("ab"), frozenset())) == ids
+
+
+def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    """What is noted for a slot lies the burst behind it: ten seconds here."""
+    asked = demand("2000/s", burst=20_000)
+    assert frozen.ask((demand("2000/s", burst=20_000, cost=20_000),)).allowed
+    park(parking, *[f"t{number}" for number in range(1500)], asked=asked)
+    leaving = let_out(parking, asked)
+    assert len(leaving) == 1000
+    clock.advance(0.5)
+    assert all(frozen.ask((asked,), id=each.id).allowed for each in leaving)
+    assert parking.due(["api"]) == [BUCKET]
+    assert len(let_out(parking, asked)) == 500
+
+
+def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parking: Parking, clock: Clock) -> None:
+    """As broadcast queues do, of which each start of a worker has another one."""
+    for number in range(1050):
+        attend(parking, f"w{number}", f"bcast.{number}")
+    clock.advance(10)
+    attend(parking, "one", "a", "b")
+    attend(parking, "one", left=["a"])
+    assert "a" in attend(parking, "one", "b").absent
+
+
+@pytest.mark.parametrize("key", ["a\0b", "\0", "a\0" + "b" * 200, "%s", "\udc80"])
+def test_a_key_of_any_characters_is_found(parking: Parking, key: str) -> None:
+    asked = demand("10/s", key=key)
+    park(parking, "t@a", asked=asked)
+    assert list(parking.find(["api"], ["t"])) == [{("api", key): {"t@a": "t"}}]
+    assert parking.pick(("api", key), ["t@a"], purge=True)[0] == 1
+    assert list(parking.find(["api"], ["t"])) == [{}]
+
+
+def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    """A worker was killed, another goes on, and somebody has stored a rate of another algorithm."""
+    asked = Demand(Limit("20/s", name="api", warmup=2), "api")
+    while frozen.ask((asked,)).allowed:
+        pass
+    park(parking, *[f"t{number}" for number in range(200)], asked=asked)
+    let_out(parking, asked)
+    clock.advance(1.5)
+    let_out(parking, asked)
+    clock.advance(0.5)
+    frozen.set_rate("api", "100/s")
+    clock.advance(0.5)
+    assert let_out(parking, asked)
