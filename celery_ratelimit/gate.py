@@ -262,6 +262,12 @@ class Gate:
             self._plans[known] = plan
             return plan
 
+    def begin(self) -> None:
+        """The worker has started, or has a new connection. What ran before runs on."""
+        self.changes.watch()
+        self.attendant.watch()
+        self._watch_ends()
+
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
         with self.worker.turn:
@@ -277,6 +283,9 @@ class Gate:
         if self._cancel_look is not None:
             self._cancel_look()
             self._cancel_look = None
+        if self._cancel_ends is not None:
+            self._cancel_ends()
+            self._cancel_ends = None
         for line in lines:
             if line.cancel is not None:
                 line.cancel()

@@ -102,3 +102,23 @@ def test_no_permit_is_used_long_after_its_time(
         good = {permit.index: permit.at for permit in permits}
         used_after = [start.at - good[start.index] for start in fleet.starts() if start.index in good]
         assert max(used_after) < seconds / 2, "whoever had to wait for the long ones asked again"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_free(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    """Celery before 5.7 forgets what they run."""
+    with fleet_of(server, tmp_path) as fleet:
+        fleet.start("-P", pool, "-c", "4")
+        for index in range(4):
+            send(fleet, UNLIMITED, OTHERS + index, 4.0)
+        fleet.wait_for(4, 20)
+        for index in range(20):
+            send(fleet, LIMITED, index)
+        store.client_kill_filter(_type="normal", skipme=True)
+        fleet.wait_for(24, 40)
+        permits = fleet.permits()
+        assert_never_over(permits, RATE)
+        good = {permit.index: permit.at for permit in permits}
+        assert max(start.at - good[start.index] for start in fleet.starts() if start.index in good) < 1.0
