@@ -25,6 +25,9 @@ KEEP, KEEP_SHARE = 1.0, 0.5
 #: Seconds that an unlimited task may wait in the pool itself: what a process needs to hear of the next one; and more,
 #: the further away the next turn is. While nobody waits: no longer than those who come back from a lot come ahead.
 LEAST_BACKLOG, MOST_BACKLOG, FREE_BACKLOG = 0.005, 0.05, 1.0
+#: What unlimited tasks have of the pool's time, at the least, where limited ones could use all of it; and seconds that
+#: one waits for it where nobody knows what the one before has taken; and at the least.
+LEAST_SHARE, UNKNOWN_PAUSE, LEAST_PAUSE = 0.05, 1.0, 0.1
 #: Seconds after its time from which on a request that should be back is not waited for.
 LATE = 0.1
 
@@ -103,6 +106,13 @@ class Room:
     def seconds_of_one(self, name: str) -> float:
         """Seconds from one to the next, when tasks of this name have all processes."""
         return self._pool.takes(name) / max(1, self._pool.processes)
+
+    def pause_after(self, name: str) -> float:
+        """Seconds after an unlimited task of this name from which on another is to have a process, whoever waits."""
+        takes = self._pool.takes(name)
+        if takes == float("inf"):
+            return UNKNOWN_PAUSE
+        return max(LEAST_PAUSE, takes / (LEAST_SHARE * max(1, self._pool.processes)))
 
     def for_unlimited(self, now: float, name: str, *, claims: int, turn: float) -> bool:
         """Whether a task of this name, which has no limit, may start.
