@@ -91,6 +91,7 @@ class Gate:
         self._numbers = itertools.count()
         self._room = Room(worker.pool)
         self._unlimited: deque[Unlimited] = deque()
+        self._passed: tuple[float, Any] | None = None  # when the last one without limits was started, and which it was
         self._limited = 0  # requests with limits that are held
         self._wants: dict[Buckets, None] = {}  # lines that wait for a process, in the order of their turns to ask
         self._lines_at: dict[tuple[str, str], dict[Buckets, None]] = {}  # lines by each of their buckets
@@ -178,7 +179,7 @@ class Gate:
         """A request without limits: it passes, unless others wait for a process, or are about to have their turn."""
         self.worker.restore(request)
         self._room.held += 1
-        waiting = Unlimited(request, queue, next(self._numbers))
+        waiting = Unlimited(request, queue, next(self._numbers), time.monotonic())
         self._unlimited.append(waiting)
         if len(self._unlimited) == 1:  # else the next one that ends moves them on
             self._run()
@@ -262,6 +263,12 @@ class Gate:
             self._plans[known] = plan
             return plan
 
+    def begin(self) -> None:
+        """The worker has started, or has a new connection. What ran before runs on."""
+        self.changes.watch()
+        self.attendant.watch()
+        self._watch_ends()
+
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
         with self.worker.turn:
@@ -277,6 +284,9 @@ class Gate:
         if self._cancel_look is not None:
             self._cancel_look()
             self._cancel_look = None
+        if self._cancel_ends is not None:
+            self._cancel_ends()
+            self._cancel_ends = None
         for line in lines:
             if line.cancel is not None:
                 line.cancel()
@@ -301,6 +311,8 @@ class Gate:
         try:
             while True:
                 self._put_back_early()
+                if self._is_one_owed() and self._room.idle() > 0:
+                    self._let_one_pass(owed=True)
                 for line_key in line_keys:
                     self._pump(line_key)
                 self._admit()
@@ -329,15 +341,31 @@ class Gate:
             if not self._let_one_pass():
                 return
 
-    def _let_one_pass(self) -> bool:
-        """Start the next request without limits, if nobody who waits is to have the process."""
+    def _is_one_owed(self) -> bool:
+        """Whether limited tasks, more than the pool can run, would keep those without limits out for too long."""
+        if not self._unlimited:
+            return False
+        since, pause = self._unlimited[0].since, self._room.pause_after("")
+        if self._passed is not None:
+            passed_at, request = self._passed
+            if self.worker.pool.has(request):
+                return False
+            since, pause = max(since, passed_at), self._room.pause_after(request.task.name)
+        return time.monotonic() - since >= pause
+
+    def _let_one_pass(self, *, owed: bool = False) -> bool:
+        """Start the next request without limits, if nobody who waits is to have the process; or it is ``owed`` one."""
         if not self._unlimited:
             return False
         waiting = self._unlimited[0]
         request, now = waiting.request, time.monotonic()
-        claims = sum(not self._waits_behind_unlimited(self._lines[line_key]) for line_key in self._wants)
-        if not self._room.for_unlimited(now, request.task.name, claims=claims, turn=self._next_turn(now)):
+        claims, turn = 0, float("inf")
+        if not owed:
+            claims = sum(not self._waits_behind_unlimited(self._lines[line_key]) for line_key in self._wants)
+            turn = self._next_turn(now)
+        if not self._room.for_unlimited(now, request.task.name, claims=claims, turn=turn):
             return False
+        self._passed = now, request
         self._unlimited.popleft()
         self._leaves(waiting)
         self.worker.start(request)
@@ -458,7 +486,7 @@ class Gate:
             if (held.slotted or held.plan.policy.throttle == "wait") and now < line.next_ask:
                 return
             may_start = (waiting is line.slotted or not line.slotted) and not self._waits_behind_unlimited(line)
-            may_start = may_start and self._room.has_for_permit(now)
+            may_start = may_start and self._room.has_for_permit(now, owed=self._is_one_owed())
             # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not
             # wait for one: it asks for its slot alone, and makes room for what is behind it.
             if not may_start and (held.slotted or line.open or held.plan.policy.throttle != "retry"):

@@ -50,7 +50,7 @@ class LeftQueues:
             self._put_aside(held)
             return
         waiting = [other for other in among if other.queue == queue]
-        wait = first + (len(waiting) - 1) * each()
+        wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
         if wait < self._long or not self._worker.may_stop_consuming(queue):
             return
         self._worker.stop_consuming(queue)

@@ -59,6 +59,7 @@ class Unlimited:
     request: Any
     queue: str
     number: int
+    since: float
     widened: bool = False
 
 

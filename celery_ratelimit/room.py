@@ -26,6 +26,9 @@ KEEP, KEEP_SHARE = 1.0, 0.5
 #: Seconds that an unlimited task may wait in the pool itself: what a process needs to hear of the next one; and more,
 #: the further away the next turn is. While nobody waits: no longer than those who come back from a lot come ahead.
 LEAST_BACKLOG, MOST_BACKLOG, FREE_BACKLOG = 0.005, 0.05, 1.0
+#: What unlimited tasks have of the pool's time, at the least, where limited ones could use all of it; and seconds that
+#: one waits for it where nobody knows what the one before has taken; and at the least.
+LEAST_SHARE, UNKNOWN_PAUSE, LEAST_PAUSE = 0.05, 1.0, 0.1
 #: Seconds after its time from which on a request that should be back is not waited for.
 LATE = 0.1
 
@@ -98,13 +101,13 @@ class Room:
         """Processes that would start a task at once."""
         return self._pool.idle(self.held)
 
-    def has_for_permit(self, now: float) -> bool:
+    def has_for_permit(self, now: float, *, owed: bool = False) -> bool:
         """Whether a permit may be taken for one task more: whether it can start at its time.
 
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
-        what proves wrong is one permit, which is not used.
+        what proves wrong is one permit, which is not used. ``owed``: the next process is somebody else's.
         """
-        idle, promised = self.idle(), self._promised(now + PACE)
+        idle, promised = self.idle(), self._promised(now + PACE) + owed
         return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, PACE))
 
     def ahead(self, name: str) -> float:
@@ -114,6 +117,13 @@ class Room:
     def seconds_of_one(self, name: str) -> float:
         """Seconds from one to the next, when tasks of this name have all processes."""
         return self._pool.takes(name) / max(1, self._pool.processes)
+
+    def pause_after(self, name: str) -> float:
+        """Seconds after an unlimited task of this name from which on another is to have a process, whoever waits."""
+        takes = self._pool.takes(name)
+        if takes == float("inf"):
+            return UNKNOWN_PAUSE
+        return max(LEAST_PAUSE, takes / (LEAST_SHARE * max(1, self._pool.processes)))
 
     def for_unlimited(self, now: float, name: str, *, claims: int, turn: float) -> bool:
         """Whether a task of this name, which has no limit, may start.

@@ -73,8 +73,7 @@ class GateStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
-            self.gate.changes.watch()
-            self.gate.attendant.watch()
+            self.gate.begin()
 
     def stop(self, consumer: Any) -> None:
         if self.gate is not None:

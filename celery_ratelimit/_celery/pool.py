@@ -10,6 +10,10 @@ What is relied on:
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
   (celery/worker/worker.py 308).
+* ``Consumer.on_close`` (celery/worker/consumer/consumer.py), at a lost connection: it empties ``reserved_requests`` and
+  makes a prefork pool ``flush`` (celery/concurrency/asynpool.py 1079). Before Celery 5.7 the first forgets what runs,
+  whose processes then look free, and the second empties ``pool._pool._cache``: the ends of those jobs are not heard any
+  more. What no process has begun with (``_accepted``) is let go of without a word, by all versions.
 """
 
 from __future__ import annotations
@@ -85,6 +89,26 @@ class Pool:
     def has(self, request: Any) -> bool:
         """Whether a request that was handed to the pool waits there, or runs."""
         return request in self._jobs or request in state.reserved_requests
+
+    def forget_nothing(self, consumer: Any) -> None:
+        """From now on what runs when the connection is lost is known to run on, and the pool tells of its end."""
+        on_close = consumer.on_close
+
+        @functools.wraps(on_close)
+        def closed(*args: Any, **kwargs: Any) -> Any:
+            cache = getattr(getattr(self._pool, "_pool", None), "_cache", None)
+            running = tuple(state.active_requests)
+            begun = {id: job for id, job in (cache or {}).items() if getattr(job, "_accepted", False)}
+            try:
+                return on_close(*args, **kwargs)
+            finally:
+                state.reserved_requests.update(request for request in running if request in state.active_requests)
+                if cache is not None:
+                    cache.update((id, job) for id, job in begun.items() if not job.ready())
+                    for request in [request for request, job in self._jobs.items() if job.since is None]:
+                        del self._jobs[request]
+
+        consumer.on_close = closed
 
     def watch(self, on_end: Callable[[Any], None]) -> None:
         """From now on ``on_end`` gets each request that has ended: in whichever thread or greenlet it did."""

@@ -137,6 +137,7 @@ class Worker:
         if at_once:
             self._start = controller._process_task
         self._consumer.on_task_request = self._in_turn(come)
+        self.pool.forget_nothing(self._consumer)
         self.pool.watch(self._tells_the_loop(self._in_turn(self._contained(on_end))))
         hub = self._consumer.hub
         if hub is not None:

@@ -18,5 +18,6 @@ def busy(index: int, seconds: float) -> None:
 
 
 @app.task(base=RateLimitedTask, limits=RATE, throttle=os.environ.get("TEST_THROTTLE", "retry"))
-def limited(index: int) -> None:
+def limited(index: int, seconds: float = 0.0) -> None:
     note(index)
+    time.sleep(seconds)

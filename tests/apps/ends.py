@@ -35,6 +35,8 @@ def end(self: Any, index: int, how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exits":
         raise SystemExit(1)
+    if how == "takes a while":
+        time.sleep(2)
     if how == "takes long":
         time.sleep(60)
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over
+from tests.fleet_of import Fleet, assert_never_over, until
 
 LIMITED, UNLIMITED = "tests.apps.beside.limited", "tests.apps.beside.busy"
 RATE = 10
@@ -102,3 +102,40 @@ def test_no_permit_is_used_long_after_its_time(
         good = {permit.index: permit.at for permit in permits}
         used_after = [start.at - good[start.index] for start in fleet.starts() if start.index in good]
         assert max(used_after) < seconds / 2, "whoever had to wait for the long ones asked again"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_free(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    """Celery before 5.7 forgets what they run."""
+    with fleet_of(server, tmp_path) as fleet:
+        fleet.start("-P", pool, "-c", "4")
+        for index in range(4):
+            send(fleet, UNLIMITED, OTHERS + index, 4.0)
+        fleet.wait_for(4, 20)
+        for index in range(20):
+            send(fleet, LIMITED, index)
+        store.client_kill_filter(_type="normal", skipme=True)
+        fleet.wait_for(24, 40)
+        permits = fleet.permits()
+        assert_never_over(permits, RATE)
+        good = {permit.index: permit.at for permit in permits}
+        assert max(start.at - good[start.index] for start in fleet.starts() if start.index in good) < 1.0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_limit_above_what_the_pool_can_do_does_not_keep_others_out(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    """There are always more who come back from the lot, and have their turn, than there are processes."""
+    with fleet_of(server, tmp_path) as fleet:
+        fleet.env["TEST_RATE"] = "100/s"
+        for index in range(800):
+            fleet.sender.send_task(LIMITED, args=[index, 0.1], queue="limited")
+        fleet.start("-P", pool, "-c", "2", "-Q", "limited,celery")
+        fleet.wait_for(80, 40)
+        for index in range(3):
+            send(fleet, UNLIMITED, OTHERS + index, 0.05)
+        until(lambda: sum(start.index >= OTHERS for start in fleet.starts()) == 3, 20, "the start of the others")
+        assert fleet.started() < 700, "limited ones wait still"

@@ -123,3 +123,16 @@ def test_a_lost_connection_frees_what_does_not_run(
         fleet.wait_for(2, 20)
         store.client_kill_filter(_type="normal", skipme=True)
         all_places_are_free(fleet, store)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_tasks_that_run_while_the_connection_is_lost(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    """Celery before 5.7 does not hear of their ends, on prefork."""
+    with fleet_of(server, tmp_path, pool) as fleet:
+        for index in range(2):
+            send(fleet, index, "takes a while")
+        fleet.wait_for(2, 20)
+        store.client_kill_filter(_type="normal", skipme=True)
+        all_places_are_free(fleet, store)
