@@ -322,8 +322,8 @@ class Gate:
                 line_keys = tuple(self._lines)
         finally:
             self._pumping = False
-        if (self._wants or self._unlimited) and self._cancel_look is None:
-            self._cancel_look = self.worker.call_after(LOOK, self._look)
+            if (self._wants or self._unlimited) and self._cancel_look is None:
+                self._cancel_look = self.worker.call_after(LOOK, self._look)
 
     def _look(self) -> None:
         self._cancel_look = None
