@@ -394,16 +394,18 @@ class Gate:
             return
         line.wants = False
         self._move_on(line)
+        if self._lines.get(line_key) is not line:
+            return  # the connection was lost while a greenlet was here: nobody of it is held any more
         if not line:
             if line.cancel is not None:
                 line.cancel()
             line.turn = 0.0
             self._wants.pop(line_key, None)
-            if self._lines.pop(line_key, None) is not None:  # else the connection was lost while a greenlet was here
-                for bucket in line_key:
-                    del self._lines_at[bucket][line_key]
-                    if not self._lines_at[bucket]:
-                        del self._lines_at[bucket]
+            del self._lines[line_key]
+            for bucket in line_key:
+                del self._lines_at[bucket][line_key]
+                if not self._lines_at[bucket]:
+                    del self._lines_at[bucket]
         else:
             self._set_timer(line_key, line)
             if line.wants:

@@ -13,7 +13,7 @@ from bisect import insort
 
 from ._celery import Pool
 
-__all__ = ["AHEAD", "LATE", "Room"]
+__all__ = ["AHEAD", "PACE", "Room"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.

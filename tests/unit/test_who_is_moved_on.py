@@ -51,3 +51,20 @@ def test_who_asks_for_the_place_that_is_free(gate: Any) -> None:
     gate.on_end(request)
     assert gate.moved == [asks]
     assert gate._lines[asks].next_ask == 0.0, "whenever it was to ask again"
+
+
+def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) -> None:
+    """Greenlets let others in while they wait for the store's answer: also whoever closes the gate."""
+    ended = next(iter(gate._lines))
+    line = gate._lines[ended]
+    line.new.append(SimpleNamespace(until=1e9, number=0))
+
+    def lose_the_connection(line: Line) -> None:
+        line.wants = True
+        gate._lines.clear()
+        gate._lines_at.clear()
+        gate._wants.clear()
+
+    gate._move_on, gate._set_timer = lose_the_connection, lambda key, line: None
+    Gate._pump(gate, ended)
+    assert not gate._wants
