@@ -1,10 +1,11 @@
-# make demo: the whole thing, seen.   make test: the whole suite.   make bench: the figures.
+# make demo: the whole thing, seen.   make test: does it work here?   make test-all: the whole suite.
+# make bench: the figures.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test celery-suite bench lint clean
+.PHONY: demo test test-all celery-suite bench lint clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -17,8 +18,11 @@ demo: $(STAMP)
 	@$(BIN)/python -m example_project.demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+
+# Those of make test, too: everything there is.
+test-all: $(STAMP) lint
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 celery-suite: $(STAMP)
 	$(BIN)/python -m tests.outside $(SUITE)

@@ -83,10 +83,10 @@ def change() -> None:
         _watch(fleet, lambda: not fleet.redis.llen(QUEUE), 60)
         parked = _parked(fleet)
         limiter = Limiter(fleet.redis)
-        limiter.set_rate(TASK, "100/s")
+        limiter.set_rate(TASK, "100/s", force=True)
         changed = time.time()
         time.sleep(3)
-        limiter.pause(TASK, 60)
+        limiter.pause(TASK, 60, force=True)
         paused = time.time()
         time.sleep(3)
         starts = [start.at for start in fleet.starts()]

@@ -1,11 +1,13 @@
 """Very many parked tasks: what one step costs the store and a worker, at most.
 
-    python -m benchmarks.lots [closed] [million] [heavy]
+    python -m benchmarks.lots [closed] [million] [turns] [heavy]
 
 closed   a tenant at 20/s beside 5,000, and then 100,000, whose limits are closed: used of the rate, scripts a task, and
          the workers' CPU while nobody has anything to do
 million  1,000,000 tasks in one lot, and then one each in 100,000 lots: list, purge one, release one, revoke, look,
          expire. The longest script (SLOWLOG) and the longest step of each, which is what a worker's loop waits for
+turns    a worker beside 1,000,000 tasks in one lot and one each in 100,000 others: how long one turn of its loop takes
+         while it looks, parks, publishes, lets revoked tasks out and lets them expire
 heavy    1,500 messages of 200 kB that expire together; 300 of 2 MB at 300/s
 
 Two workers of two processes where there are workers.
@@ -34,6 +36,8 @@ LIMIT = Limit("1/h", name=NAME, key="{tenant}")
 BUSY = 20
 #: Microseconds: what takes less is shown as this.
 _NOTED = 500
+#: What says that a message of ours comes back.
+_MARKER = {"queue": QUEUE, "eta": None, "exchange": "", "routing_key": QUEUE}
 
 
 def main() -> None:
@@ -60,7 +64,7 @@ def _closed(number: int) -> None:
         before = fleet.cpu()
         time.sleep(10)
         idle = fleet.cpu() - before
-        Limiter(fleet.redis).set_rate(LIMIT, f"{BUSY}/s", key="busy")
+        Limiter(fleet.redis).set_rate(LIMIT, f"{BUSY}/s", key="busy", force=True)
         with fleet.sender.producer_or_acquire() as producer:
             for index in range(400):
                 fleet.sender.send_task(NAME, args=[index, "busy"], producer=producer, queue=QUEUE)
@@ -188,12 +192,66 @@ def _expire(parking: Parking, left: int) -> Iterator[None]:
         yield
 
 
+def turns(scale: float) -> None:
+    tasks, lots = round(1_000_000 * scale), round(100_000 * scale)
+    with Fleet("lots", rate=BUSY, workers=1) as fleet:
+        client, parking, limiter = fleet.redis, parking_of(fleet.sender), Limiter(fleet.redis)
+        path, expires = fleet.directory / "turns", time.time() + 3600
+        _park(client, parking, (("deep", f"deep-{index}", expires) for index in range(tasks)))
+        _park(
+            client, parking, ((f"t{index}", f"{index}", expires) for index in range(lots)), ends="2026-01-01T00:00:00"
+        )
+        print(f"{tasks:,} parked in one lot, one each in {lots:,}", flush=True)
+        fleet.env["BENCH_TURNS"] = str(path)
+        of_all = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+
+        def show(what: str) -> None:
+            time.sleep(1)
+            noted = [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
+            path.write_text("")
+            walls, cpus = [sorted(times) or [0.0] for times in (zip(*noted, strict=True) if noted else ((), ()))]
+            print(
+                f"  {what:<34} {len(noted):>6} turns above 1 ms; longest {walls[-1] * 1e3:6.1f} ms, of its CPU "
+                f"{cpus[-1] * 1e3:6.1f} ms; 99 of 100 below {walls[len(walls) * 99 // 100] * 1e3:6.1f} ms",
+                flush=True,
+            )
+
+        fleet.start()
+        fleet.wait(lambda: client.zcount(of_all, (time.time() + 600) * 1e6, "+inf") >= lots, 600, every=0.5)
+        show("starts, looks at all lots")
+        time.sleep(5)
+        show("idle for 5 s")
+        with fleet.sender.producer_or_acquire() as producer:
+            for index in range(2000):
+                tenant = "deep" if index % 2 else f"t{index}"
+                fleet.sender.send_task(NAME, args=[index, tenant], producer=producer, queue=QUEUE)
+        fleet.wait(fleet.drained, 120, every=0.1)
+        show("parks 2,000")
+        limiter.set_rate(LIMIT, "200/s", key="deep")
+        fleet.wait(lambda: fleet.started() >= 2000, 60)
+        show("publishes and runs 2,000")
+        limiter.set_rate(LIMIT, "1/h", key="deep")
+        revoked = [f"task-deep-{index}" for index in range(min(10_000, tasks // 10), tasks, max(1, tasks // 1000))]
+        for first in range(
+            0, len(revoked), 25
+        ):  # Celery looks each up in the result backend, all of a command in a turn
+            fleet.sender.control.revoke(revoked[first : first + 25])
+        time.sleep(5)
+        show("lets 1,000 revoked out")
+        _let_expire(client, parking, round(20_000 * scale), lots + 1)
+        fleet.wait(lambda: not client.zcount(of_all, "-inf", time.time() * 1e6), 120, every=0.1)
+        show(f"lets {round(20_000 * scale):,} expire")
+        limiter.set_rate(LIMIT, "2/h")
+        time.sleep(10)
+        show("wakes all")
+
+
 def heavy(scale: float) -> None:
     name = f"{TASK}.heavy"
     for number, size, expires in ((round(1500 * scale), 200_000, True), (round(300 * scale), 2_000_000, False)):
         with Fleet("lots", rate=300) as fleet:
             limiter = Limiter(fleet.redis)
-            limiter.pause(name, 3600)
+            limiter.pause(name, 3600, force=True)
             fleet.start()
             with fleet.sender.producer_or_acquire() as producer:
                 for index in range(number):
@@ -205,7 +263,7 @@ def heavy(scale: float) -> None:
             fleet.wait(lambda n=number: _kept(fleet) == n, 120, every=0.2)
             parked, at = _kept(fleet), time.monotonic()
             if not expires:
-                limiter.resume(name)
+                limiter.resume(name, force=True)
                 fleet.wait(lambda n=number: fleet.started() >= n, 120)
             fleet.wait(
                 lambda: _kept(fleet) == 0 and fleet.drained() and not fleet.redis.llen(f"{QUEUE}.throttled"), 180
@@ -226,8 +284,15 @@ def _kept(fleet: Fleet) -> int:
     return sum(fleet.redis.hlen(key) for key in fleet.redis.keys("ratelimit:*:messages@*"))
 
 
-def _park(client: redis.Redis, parking: Parking, tasks: Iterator[tuple[str, str, float]], *, size: int = 300) -> None:
-    """Park tasks whose limits are closed by their scripts, many in one round trip."""
+def _park(
+    client: redis.Redis,
+    parking: Parking,
+    tasks: Iterator[tuple[str, str, float]],
+    *,
+    size: int = 300,
+    ends: str | None = None,
+) -> None:
+    """Park tasks whose limits are closed by their scripts, many in one round trip. ``ends``: when their headers say."""
     limiter = parking._limiter
     script, ask = parking.scripts["park"], limiter._acquire
     demand = Demand(LIMIT, NAME, "first")
@@ -237,11 +302,12 @@ def _park(client: redis.Redis, parking: Parking, tasks: Iterator[tuple[str, str,
     digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
     with client.pipeline(transaction=False) as pipe:
         for count, (tenant, index, expires) in enumerate(tasks):
-            headers = {"lang": "py", "task": NAME, "id": f"task-{index}", "ratelimit": {"queue": QUEUE}}
-            message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": "x" * size, "headers": headers}
+            headers = {"lang": "py", "task": NAME, "id": f"task-{index}", "ratelimit": _MARKER, "expires": ends}
+            body = json.dumps([[0, tenant], {}, {"text": "x" * size}])
+            message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": body, "headers": headers}
             message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}
             message |= {"priority": 0, "delivery_mode": 2, "expires": None, "properties": {}}
-            kept = (0, -1, 0, int(expires * 1e6), tenant, f"task-{index}@{QUEUE}", 1, 1, json.dumps(message))
+            kept = (0, -1, 0, int(expires * 1e6), tenant, f"task-{index}@{QUEUE}", 1, 1, 0, json.dumps(message))
             if tenant not in known:
                 known.add(tenant)
                 _, number, _, pieces = limiter._pieces(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
@@ -259,7 +325,7 @@ def _values(pieces: Sequence[bytes]) -> list[bytes]:
     return unbulk(b"".join(pieces))
 
 
-SCENARIOS: dict[str, Callable[[float], None]] = {"closed": closed, "million": million, "heavy": heavy}
+SCENARIOS: dict[str, Callable[[float], None]] = {"closed": closed, "million": million, "turns": turns, "heavy": heavy}
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def spawn(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start ``command`` at the root of the repository, with its output in ``log``."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+def spawn(command: Sequence[str], log: Path, env: Mapping[str, str], root: Path = ROOT) -> subprocess.Popen[bytes]:
+    """Start ``command`` at the root of the repository, or of another copy of it, with its output in ``log``."""
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=root,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -181,6 +181,16 @@ class Sentinels:
         until(lambda: all(self._names(number) not in (lost.port, 0) for number in range(3)), 40, "a failover")
         return self.master
 
+    def hand_over(self) -> EmbeddedServer:
+        """A planned failover, to the replica, which is returned. The old master is well: it serves on for ten seconds
+        whoever is connected to it, and what it has taken then is thrown away.
+        """
+        old = self.master
+        with self._ask(0) as sentinel:
+            sentinel.execute_command("SENTINEL", "FAILOVER", self.NAME)
+        until(lambda: self.master is not old, 20, "a failover")
+        return self.master
+
     def _names(self, number: int) -> int:
         """The port of the master that a Sentinel names; 0 if it believes it dead."""
         with self._ask(number) as sentinel:

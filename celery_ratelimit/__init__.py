@@ -7,8 +7,11 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .asking import Asking
 from .decision import Decision
 from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
 from .limiter import Limiter
@@ -16,7 +19,8 @@ from .limits import Concurrency, Limit
 
 if TYPE_CHECKING:
     from .async_limiter import AsyncLimiter
-    from .task import RateLimitedTask
+    from .lots import ParkingLots
+    from .task import RateLimitedMixin, RateLimitedTask
     from .worker import install
 
 __version__ = "0.1.0"
@@ -29,7 +33,9 @@ __all__ = [
     "ImpossibleRequest",
     "Limit",
     "Limiter",
+    "ParkingLots",
     "RateLimitError",
+    "RateLimitedMixin",
     "RateLimitedTask",
     "StoreUnavailable",
     "Throttled",
@@ -37,18 +43,38 @@ __all__ = [
 ]
 
 
+#: Imported when first asked for, so that the limiter can be used where Celery is not loaded.
+_LATER = {
+    "AsyncLimiter": "async_limiter",
+    "ParkingLots": "lots",
+    "RateLimitedMixin": "task",
+    "RateLimitedTask": "task",
+    "install": "worker",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Imported when first asked for, so that the limiter can be used where Celery is not loaded.
-    if name == "AsyncLimiter":
-        from .async_limiter import AsyncLimiter
-
-        return AsyncLimiter
-    if name == "RateLimitedTask":
-        from .task import RateLimitedTask
-
-        return RateLimitedTask
-    if name == "install":
-        from .worker import install
-
-        return install
+    if name in _LATER:
+        found = getattr(import_module(f".{_LATER[name]}", __name__), name)
+        _be_there_for_workers()
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _of_app(kind: type[Asking], app: Any) -> Any:
+    # The limiter needs no Celery: what an app is, is known where this leads to.
+    from .apps import async_limiter_of, limiter_of
+
+    return limiter_of(app) if issubclass(kind, Limiter) else async_limiter_of(app)
+
+
+Asking.of_app = _of_app
+
+
+def _be_there_for_workers() -> None:
+    """Workers of this process have the gate if their app has limits; where Celery is not loaded there are none."""
+    if "celery" in sys.modules:
+        import_module(".autoload", __name__)
+
+
+_be_there_for_workers()

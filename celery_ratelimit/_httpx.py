@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
 import httpx
@@ -10,18 +10,16 @@ import httpx
 from .asking import Limits
 from .async_limiter import AsyncLimiter
 from .limiter import Limiter
+from .per_request import Asked, PerRequest, RequestKey
 
 __all__ = ["AsyncLimitedTransport", "LimitedTransport"]
-
-#: Which bucket a request uses: one for all, or what a callable says, as ``lambda request: request.url.host``.
-RequestKey = str | Callable[[httpx.Request], str]
 
 
 class LimitedTransport(httpx.BaseTransport):
     """Takes a permit for every request, then sends it by another transport.
 
     >>> client = httpx.Client(transport=LimitedTransport(limiter, "stripe"))
-    >>> client = httpx.Client(transport=LimitedTransport(limiter, PER_HOST, key=lambda request: request.url.host))
+    >>> client = httpx.Client(transport=LimitedTransport(limiter, Limit("10/s", name="crawl", key="{host}")))
 
     Every request counts: each one that a redirect leads to, too. A place under :class:`Concurrency` is held until the
     response has been read or closed.
@@ -29,13 +27,16 @@ class LimitedTransport(httpx.BaseTransport):
     Args:
         limiter: who is asked.
         limits: as in :meth:`Limiter.acquire`.
-        key: the bucket, for limits that are kept by key: a text, or a callable that gets the request.
+        key: in place of the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that
+            gets the request. Limits that are not kept by key are left whole; where none is, those that are
+            given as such, not by name, are from here on.
         cost: permits that a request takes; default: what each limit says.
         max_wait: seconds that a request may wait for its turn. Default: as long as it takes; the timeouts of httpx do
             not count that time.
         transport: what sends. Default: ``httpx.HTTPTransport()``.
 
     Raises:
+        ConfigurationError: an unknown quota, or a key that a request does not have.
         Throttled: by every call of the client whose turn is further away than ``max_wait``. Not an ``httpx.HTTPError``.
 
     *Warning*: a client that is given a transport passes none of its own options (``verify``, ``http2``, ``limits``, …)
@@ -52,13 +53,13 @@ class LimitedTransport(httpx.BaseTransport):
         max_wait: float | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._limiter, self._limits, self._key, self._cost, self._max_wait = limiter, limits, key, cost, max_wait
+        self._limiter, self._max_wait = limiter, max_wait
+        self._each = PerRequest(limiter, limits, key, cost)
         self._transport = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        key = self._key(request) if callable(self._key) else self._key
         with ExitStack() as held:
-            held.enter_context(self._limiter.permit(self._limits, key=key, cost=self._cost, max_wait=self._max_wait))
+            held.enter_context(self._limiter.permit(**_asked(self._each, request), max_wait=self._max_wait))
             response = self._transport.handle_request(request)
             if not response.is_closed and isinstance(response.stream, httpx.SyncByteStream):
                 response.stream = _Stream(response.stream, held.pop_all())
@@ -84,12 +85,12 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
         max_wait: float | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._limiter, self._limits, self._key, self._cost, self._max_wait = limiter, limits, key, cost, max_wait
+        self._limiter, self._max_wait = limiter, max_wait
+        self._each = PerRequest(limiter, limits, key, cost)
         self._transport = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        key = self._key(request) if callable(self._key) else self._key
-        permit = self._limiter.permit(self._limits, key=key, cost=self._cost, max_wait=self._max_wait)
+        permit = self._limiter.permit(**_asked(self._each, request), max_wait=self._max_wait)
         async with AsyncExitStack() as held:
             await held.enter_async_context(permit)
             response = await self._transport.handle_async_request(request)
@@ -99,6 +100,10 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._transport.aclose()
+
+
+def _asked(each: PerRequest, request: httpx.Request) -> Asked:
+    return each.asks(request, request.url.host, request.method, request.url.path)
 
 
 class _Stream(httpx.SyncByteStream):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 
 from .asking import Limits, leased
 from .limiter import Limiter
+from .per_request import PerRequest, RequestKey
 
 __all__ = ["LimitedAdapter"]
 
@@ -26,13 +27,16 @@ class LimitedAdapter(HTTPAdapter):
     Args:
         limiter: who is asked.
         limits: as in :meth:`Limiter.acquire`.
-        key: the bucket, for limits that are kept by key: a text, or a callable that gets the prepared request.
+        key: in place of the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that
+            gets the prepared request. Limits that are not kept by key are left whole; where none is, those that are
+            given as such, not by name, are from here on.
         cost: permits that a request takes; default: what each limit says.
         max_wait: seconds that a request may wait for its turn. Default: as long as it takes; the timeouts of requests
             do not count that time, ``Response.elapsed`` does.
         options: those of ``requests.adapters.HTTPAdapter``.
 
     Raises:
+        ConfigurationError: an unknown quota, or a key that a request does not have.
         Throttled: by every call of the session whose turn is further away than ``max_wait``. Not a
             ``requests.RequestException``.
 
@@ -45,17 +49,19 @@ class LimitedAdapter(HTTPAdapter):
         limiter: Limiter,
         limits: Limits,
         *,
-        key: str | Callable[[PreparedRequest], str] | None = None,
+        key: RequestKey | None = None,
         cost: int | None = None,
         max_wait: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._limiter, self._limits, self._key, self._cost, self._max_wait = limiter, limits, key, cost, max_wait
+        self._limiter, self._max_wait = limiter, max_wait
+        self._each = PerRequest(limiter, limits, key, cost)
 
     def send(self, request: PreparedRequest, stream: bool = False, *args: Any, **options: Any) -> Response:
-        key = self._key(request) if callable(self._key) else self._key
-        with self._limiter.permit(self._limits, key=key, cost=self._cost, max_wait=self._max_wait) as decision:
+        url = urlsplit(request.url or "")
+        asked = self._each.asks(request, str(url.hostname or ""), request.method or "", str(url.path))
+        with self._limiter.permit(**asked, max_wait=self._max_wait) as decision:
             response = super().send(request, stream, *args, **options)
             if not stream and leased(decision.demands):
                 _ = response.content  # as the session is about to do

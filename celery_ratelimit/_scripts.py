@@ -33,11 +33,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
-__all__ = ["ClusterLink", "Link", "Script", "bulk", "link_to", "load_source", "slot_of"]
+from .deadline import with_deadline
+from .masters import Master
+
+__all__ = ["ClusterLink", "Link", "Script", "SentinelLink", "bulk", "link_to", "load_source", "slot_of"]
 
 _INCLUDE = re.compile(r"^--!include (\w+)\.lua\n", re.MULTILINE)
 _ALGORITHMS = "--!algorithms\n"
 _METHOD = re.compile("[a-z_]+")
+#: Tried, to find keys on each node of a cluster.
+_MOST_NAMES = 10_000
+#: A master whose replicas are gone, perhaps since one of them is the master now (Redis 6.2 wraps it).
+_NOREPLICAS = re.compile(r"^NOREPLICAS |: -NOREPLICAS ")
 
 
 @cache
@@ -119,9 +126,9 @@ class Script:
                     return link.exchange(_command(variant, keys, values, pieces))
                 return link.execute("EVALSHA", variant.digest, keys, *unbulk(b"".join(pieces)))
             except NoScriptError:
-                return link.execute("EVAL", variant.source, keys, *unbulk(b"".join(pieces)))
+                return link.evaluate(variant.source, keys, values, pieces)
         except ResponseError as error:
-            self._add_algorithm(methods, error)
+            self._add_algorithm(methods, variant, error)
             return self(link, methods, keys, values, pieces)
 
     def command(self, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> bytes:
@@ -145,19 +152,28 @@ class Script:
             except NoScriptError:
                 return await execute("EVAL", variant.source, keys, *arguments)
         except ResponseError as error:
-            self._add_algorithm(methods, error)
+            self._add_algorithm(methods, variant, error)
             return await self.awaited(execute, methods, keys, values, pieces)
 
-    def _add_algorithm(self, methods: Any, error: ResponseError) -> None:
+    def _add_algorithm(self, methods: Any, asked: _Variant, error: ResponseError) -> None:
         """What is stored for a limit has an algorithm that the request does not name: from now on it is put in.
+
+        Others may ask at the same time and put it in first, so what counts is what was asked, not what is there now.
+
+        Args:
+            methods: the algorithms that the request names.
+            asked: what was run for them.
+            error: what it said.
 
         Raises:
             ResponseError: that was not what the script said.
         """
         verb, _, method = str(error).partition(" ")
-        held = self._variants[methods].methods
-        if verb != "LOAD" or method in held or not _METHOD.fullmatch(method):
+        if verb != "LOAD" or method in asked.methods or not _METHOD.fullmatch(method):
             raise error
+        held = self._variants[methods].methods
+        if method in held:
+            return
         try:
             self._make(methods, {*held, method})
         except FileNotFoundError:
@@ -191,9 +207,12 @@ class Link:
     ``Redis.execute_command`` takes a connection from its pool and gives it back at every call, which is a
     third of the cost of asking for a permit (``benchmarks/``, scenario ``acquire``). A stack of idle ones saves that.
     One for each thread would, too, but under gevent each timer is a greenlet, which is a thread for the ``threading``
-    module: it would connect whenever it asks. One of Sentinel's asks where the master is whenever it connects. Clients
-    with a pool of another kind are used as they are.
+    module: it would connect whenever it asks. Each call has a deadline. Clients with a pool of another kind are used as
+    they are.
     """
+
+    #: Whether another server is being made the master, so that what is written now may be lost.
+    is_moving = False
 
     def __init__(self, client: Redis) -> None:
         self._client = client
@@ -210,27 +229,53 @@ class Link:
     def exchange(self, command: bytes) -> Any:
         """Send a command in its wire form and return the reply.
 
-        A connection that the store has closed (a restart), or that leads to what has become a replica (a failover), is
-        replaced once. A timeout is final: asking again would keep the caller for twice as long.
+        A connection that the store has closed (a restart), or that leads to what has become a replica or has none any
+        more (a failover), is replaced once. A timeout is final: asking again would keep the caller for twice as long.
         """
         try:
             return self._exchange(command)
         except (RedisConnectionError, ReadOnlyError):
             return self._exchange(command)
+        except ResponseError as error:
+            if not _NOREPLICAS.search(str(error)):
+                raise
+            return self._exchange(command)
+
+    def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        """Run a script that the store does not know, see :class:`Script`."""
+        if not self.takes_bytes:
+            return self.execute("EVAL", source, keys, *unbulk(b"".join(pieces)))
+        return self.exchange(b"*%d\r\n%b" % (3 + values, bulk("EVAL", source, keys)) + b"".join(pieces))
+
+    def call(self, *command: str | int) -> Any:
+        """Send a command on the way on which scripts are sent."""
+        if not self.takes_bytes:
+            return self.execute(*command)
+        return self.exchange(b"*%d\r\n%b" % (len(command), bulk(*command)))
 
     def execute(self, *command: Any) -> Any:
         """Send a command through the client."""
         return self._client.execute_command(*command)
 
+    def close(self) -> None:
+        """Close the idle connections. Whoever asks afterwards makes new ones."""
+        if self._pid == os.getpid():  # after a fork they are the parent's
+            while self._idle:
+                self._idle.pop().disconnect()
+
     def _exchange(self, command: bytes) -> Any:
         connection = self._take()
         try:
+            connection.begin()
             connection.send_packed_command([command], check_health=False)
             reply = connection.read_response()
         except ResponseError as error:
             if isinstance(error, ReadOnlyError) or ": -READONLY " in str(error):  # as Redis 6.2 wraps it
                 self._drop(connection)
                 raise ReadOnlyError(str(error)) from None
+            if _NOREPLICAS.search(str(error)):
+                self._drop(connection)
+                raise
             self._idle.append(connection)  # the reply, read to its end: the connection is in order
             raise
         except BaseException:
@@ -247,15 +292,55 @@ class Link:
             return self._idle.pop()
         except IndexError:
             assert self._pool is not None
-            connection = self._pool.connection_class(**self._pool.connection_kwargs)
-            connection.connect()  # left to the first command, one of Sentinel's would not ask where the master is
+            connection = with_deadline(self._pool.connection_class)(**self._pool.connection_kwargs)
+            self._connect(connection)
             return connection
+
+    def _connect(self, connection: Any) -> None:
+        connection.connect()
 
     def _drop(self, connection: Any) -> None:
         """The idle ones, too: they lead to where this one led."""
         connection.disconnect()
-        while self._idle:
-            self._idle.pop().disconnect()
+        with suppress(IndexError):  # others take some meanwhile
+            while True:
+                self._idle.pop().disconnect()
+
+
+class SentinelLink(Link):
+    """The same for a master that is known to Sentinels: no connection is used that leads elsewhere."""
+
+    def __init__(self, client: Redis) -> None:
+        super().__init__(client)
+        self._master = Master(self._pool)
+
+    @property
+    def is_moving(self) -> bool:  # type: ignore[override]
+        return self._master.is_moving
+
+    def close(self) -> None:
+        super().close()
+        self._master.watch_no_more()
+        self._pid = 0
+
+    def _take(self) -> Any:
+        master = self._master
+        if self._pid != os.getpid():
+            master.watch()
+        master.uses += 1
+        while True:
+            connection = super()._take()
+            address = master.address
+            if address is None or (connection.host, connection.port) == address:
+                return connection
+            self._drop(connection)
+
+    def _connect(self, connection: Any) -> None:
+        address = self._master.address
+        if address is None:
+            connection.connect()  # which asks the Sentinels, one after the other
+        else:
+            connection.connect_to(address)
 
 
 class ClusterLink(Link):
@@ -284,6 +369,11 @@ class ClusterLink(Link):
             self._look_anew()
             raise
 
+    def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        return self.execute(
+            "EVAL", source, keys, *unbulk(b"".join(pieces))
+        )  # the source may have what looks like a tag
+
     def exchange_all(self, commands: Sequence[bytes]) -> list[Any]:
         """Send commands to their nodes at once, and return the replies; an error in the place of one that got none.
 
@@ -299,6 +389,7 @@ class ClusterLink(Link):
                     link = self._link_for(command)
                     if link not in taken:
                         taken[link] = link._take()
+                        taken[link].begin()
                     taken[link].send_packed_command([command], check_health=False)
                     results.append(None)
                 except (RedisError, RedisClusterException) as error:
@@ -328,6 +419,22 @@ class ClusterLink(Link):
             self._look_anew()
         return results
 
+    def name_for_each_node(self, stem: str) -> list[str]:
+        """Names that begin with ``stem``, whose keys are on one node each, one name for each node that has any keys."""
+        nodes = self._client.nodes_manager
+        wanted = {node.name for node, *_ in nodes.slots_cache.values()}
+        names: dict[str, str] = {}
+        for number in range(_MOST_NAMES):
+            if len(names) == len(wanted):
+                break
+            name = f"{stem}{number}"
+            names.setdefault(nodes.get_node_from_slot(slot_of(name)).name, name)
+        return list(names.values())
+
+    def close(self) -> None:
+        for link in list(self._nodes.values()):
+            link.close()
+
     def _look_anew(self) -> None:
         """A node hangs. Another may have taken its place meanwhile: who asks next shall know."""
         with suppress(RedisError, RedisClusterException):
@@ -346,7 +453,10 @@ class ClusterLink(Link):
 
 def link_to(client: Any) -> Link:
     """The way to the store that fits a client."""
-    return ClusterLink(client) if isinstance(client, RedisCluster) else Link(client)
+    if isinstance(client, RedisCluster):
+        return ClusterLink(client)
+    pool: Any = getattr(client, "connection_pool", None)
+    return SentinelLink(client) if type(pool) is SentinelConnectionPool and pool.is_master else Link(client)
 
 
 def slot_of(tag: str) -> int:

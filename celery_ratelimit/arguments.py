@@ -8,10 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from .asking import Demand, each_bucket_once, own_key
-from .errors import ConfigurationError
-from .limits import AnyLimit, Concurrency, check_cost, template_fields
+from .errors import ConfigurationError, shown
+from .limits import AnyLimit, Concurrency, template_fields
+from .templates import cost_of, key_of
 
-__all__ = ["Cost", "Demands", "Key", "check_arguments", "demands_of", "reader_of", "runs_later", "signature_of"]
+__all__ = [
+    "Cost",
+    "Demands",
+    "Key",
+    "check_arguments",
+    "check_key",
+    "demands_of",
+    "reader_of",
+    "runs_later",
+    "signature_of",
+]
 
 #: A template over a call's arguments, or a callable that gets them.
 Key = str | Callable[..., str]
@@ -21,13 +32,12 @@ Cost = int | str | Callable[..., int]
 Demands = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Demand, ...]]
 
 
-def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], key: Key | None, cost: Cost | None) -> Demands:
+def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None) -> Demands:
     """How calls of a function are turned into demands.
 
     Args:
         function: the one whose arguments are read.
         limits: what it is limited by; each has a name.
-        key: in place of the limits' own keys.
         cost: in place of the limits' own costs, but for :class:`Concurrency`, where a call is one place.
 
     Raises:
@@ -43,8 +53,6 @@ def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], key: Key
             raise ConfigurationError(
                 f"{where}: {limit!r} has no name, so it has no bucket in the store: give it name=…"
             )
-        if key is not None:
-            limit = replace(limit, key=key)
         if cost is not None and not isinstance(limit, Concurrency):
             limit = replace(limit, cost=cost)
         check_arguments(limit, signature, where)
@@ -74,8 +82,8 @@ def demands_of(
             Demand(
                 limit,
                 limit.name or "",
-                own_key(limit, _key(limit, arguments, args, kwargs), node),
-                _cost(limit, arguments, args, kwargs),
+                own_key(limit, key_of(limit, arguments, args, kwargs), node),
+                cost_of(limit, arguments, args, kwargs),
             )
             for limit in limits
         ]
@@ -115,6 +123,16 @@ def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where:
             )
 
 
+def check_key(limit: AnyLimit, where: str) -> None:
+    """A task's key that names no argument is the same for every call: that is no key, and is hardly what was meant."""
+    if isinstance(limit.key, str) and not template_fields(limit.key):
+        named = limit.key if limit.key.isidentifier() else "tenant_id"
+        raise ConfigurationError(
+            f"{where}: key={shown(limit.key)} of limit {limit.name!r} is the same for every call: name the task's "
+            f"arguments in braces, key={'{' + named + '}'!r}, or leave key= out"
+        )
+
+
 def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if signature is None:
         return dict(kwargs)
@@ -125,32 +143,3 @@ def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs:
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments.update(arguments.pop(name))
     return arguments
-
-
-def _key(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    if limit.key is None:
-        return ""
-    if isinstance(limit.key, str):
-        try:
-            return limit.key.format_map(arguments)
-        except (KeyError, AttributeError, IndexError, TypeError) as error:
-            raise ConfigurationError(
-                f"limit {limit.name!r}: key={limit.key!r} cannot be filled from the arguments "
-                f"{', '.join(arguments) or '(none)'}: {error!r}"
-            ) from error
-    return str(limit.key(*args, **kwargs))
-
-
-def _cost(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    assert limit.name is not None
-    cost: Any = limit.cost
-    if callable(cost):
-        cost = cost(*args, **kwargs)
-    elif isinstance(cost, str):
-        try:
-            cost = arguments[cost]
-        except KeyError:
-            raise ConfigurationError(
-                f"limit {limit.name!r}: cost={cost!r} is not among the arguments {', '.join(arguments) or '(none)'}"
-            ) from None
-    return check_cost(limit.name, cost, limit.most)

@@ -7,16 +7,19 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from ._scripts import Script, bulk
 from .decision import Decision, LimitState
-from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, Throttled
-from .keys import bucket_key, bucket_keys, changes_key, config_keys, touched_key
+from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, Throttled, shown
+from .keys import bucket_key, bucket_keys, changes_key, config_keys, short, touched_key
 from .limits import AnyLimit, Concurrency, Limit, check_cost
+from .names import listed, near
+from .specs import quotas_of
+from .templates import cost_of, key_of
 
 __all__ = ["Asking", "Demand", "Limits", "actual_costs", "each_bucket_once"]
 
@@ -25,6 +28,10 @@ _FOREVER = 1e9
 
 #: Seconds; a call does not look for a free place more often, unless it has been told to.
 _SHORTEST_NAP = 0.25
+
+#: Seconds by which a call of several limits wakes up before its turn, and takes its permits ahead, for exactly then:
+#: one that wakes up late leaves a part of a limit unused.
+_EARLY = 0.05
 
 #: Permits; more than any limit holds.
 _MOST_SETTLED = 10**9
@@ -77,13 +84,31 @@ class Demand:
 
 
 def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:
-    """The demands, those on one bucket as one, the dearest: a bucket that is named twice is paid once."""
+    """The demands, those on one bucket as one, the dearest: a bucket that is named twice is paid once.
+
+    Raises:
+        ConfigurationError: two limits that differ have one name.
+    """
     buckets: dict[tuple[str, str], Demand] = {}
+    limits: dict[str, AnyLimit] = {}
     for demand in demands:
+        other = limits.setdefault(demand.name, demand.limit)
+        if other is not demand.limit and _as_bucket(other) != _as_bucket(demand.limit):
+            raise ConfigurationError(
+                f"two limits of one request are named {demand.name!r} and differ: {other!r} and {demand.limit!r}; "
+                "give one of them another name"
+            )
         known = buckets.setdefault((demand.name, demand.key), demand)
         if demand.cost > known.cost:
             buckets[demand.name, demand.key] = demand
     return tuple(buckets.values())
+
+
+def _as_bucket(limit: AnyLimit) -> AnyLimit:
+    """The limit without what calls may differ in, and its name, which it may have from elsewhere."""
+    if isinstance(limit, Concurrency):
+        return replace(limit, name=None, key=None)
+    return replace(limit, name=None, key=None, cost=1)
 
 
 #: What the public methods take as limits.
@@ -120,12 +145,17 @@ class Asking:
     #: microseconds, and does not ask the store. Set by :mod:`celery_ratelimit.testing`.
     pretended_wait: ClassVar[int | None] = None
 
+    #: Makes the limiter of an app, of this kind: set by the package, since what an app is, is known further up.
+    of_app: ClassVar[Callable[[type[Asking], Any], Any]]
+
     def __init__(
-        self, quotas: Mapping[str, AnyLimit] | None, prefix: str, replace_includes: Mapping[str, str] | None
+        self, quotas: Mapping[str, Any] | None, prefix: str, replace_includes: Mapping[str, str] | None
     ) -> None:
         self.prefix = prefix
         self.replace_includes = replace_includes
-        self.quotas = dict(quotas or {})
+        self.quotas = quotas_of(quotas)
+        #: What else may be named: the limits of an app's tasks and queues.
+        self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self._acquire = Script("acquire", replace_includes)
         self._peek = Script("peek", replace_includes)
         self._reserve = Script("reserve", replace_includes)
@@ -147,32 +177,87 @@ class Asking:
 
     # -- Limits into demands ---------------------------------------------------------------------------------------
 
-    def _demands(self, limits: Limits, key: str | None, cost: int | None) -> tuple[Demand, ...]:
+    def _demands(
+        self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None = None
+    ) -> tuple[Demand, ...]:
+        if args is not None:
+            return self._read_arguments(self._several(limits), key, cost, args)
+        if isinstance(key, str):
+            key = short(key)
         if isinstance(limits, str):
-            return self._known(self._quota(limits), key, cost)
-        if not isinstance(limits, (Limit, Concurrency)):
-            limits = self._several(limits)
-        return self._known(limits, key, cost)
+            read: AnyLimit | tuple[AnyLimit, ...] = self._quota(limits)
+        else:
+            read = limits if isinstance(limits, AnyLimit) else self._several(limits)
+        try:
+            return self._known(read, key, cost)
+        except TypeError:  # a key or a cost that cannot be looked up is none, which is now said
+            return self._read_limits(read, key, cost)
 
     def _several(self, limits: Limits) -> tuple[AnyLimit, ...]:
-        """The limits themselves, of a function's whose calls differ in key and cost."""
-        several = (limits,) if isinstance(limits, (str, Limit, Concurrency)) else limits
+        """The limits themselves."""
+        several = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
+        if not isinstance(several, Iterable):
+            raise _no_limit(several)
         return tuple([self._quota(each) if isinstance(each, str) else each for each in several])
+
+    def _kept_by(self, limits: Limits, key: str | Callable[..., str] | None) -> tuple[AnyLimit, ...]:
+        """The limits of calls that all have their key in one way, a template or a callable.
+
+        Those that are kept by key are kept by this one, and the others are left whole. If there are none, it is for
+        those that are written here, and not shared by their names.
+        """
+        several = self._several(limits)
+        if key is None:
+            return several
+        written = [limits] if isinstance(limits, (str, AnyLimit)) else list(limits)
+        chosen = [limit.key is not None for limit in several]
+        if not any(chosen):
+            chosen = [not isinstance(each, str) for each in written]
+        if several and not any(chosen):
+            raise _not_kept_by_key(several, key)
+        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(several, chosen, strict=True)])
 
     @staticmethod
     def _read_limits(limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None) -> tuple[Demand, ...]:
-        several = limits if isinstance(limits, tuple) else (limits,)
-        if not several:
-            raise ConfigurationError("no limit was named: pass a quota's name, a Limit, or several of them")
+        several = _some(limits if isinstance(limits, tuple) else (limits,), key)
         return each_bucket_once([_demand(limit, key, cost) for limit in several])
 
+    @staticmethod
+    def _read_arguments(
+        limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
+    ) -> tuple[Demand, ...]:
+        """As from a task's arguments: each limit takes its own key and cost, unless they are given."""
+        if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+            raise ConfigurationError(
+                f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
+            )
+        several = _some(limits, key)
+        return each_bucket_once(
+            [
+                _demand(
+                    limit,
+                    key_of(limit, args, (), args) if key is None and limit.key is not None else key,
+                    cost_of(limit, args, (), args) if cost is None else cost,
+                )
+                for limit in several
+            ]
+        )
+
     def _quota(self, name: str) -> AnyLimit:
-        try:
-            limit = self.quotas[name]
-        except KeyError:
+        limit = self._found(name)
+        if limit is None:
             known = ", ".join(sorted(self.quotas)) or "none is defined"
-            raise ConfigurationError(f"there is no quota named {name!r} (quotas: {known})") from None
+            close = near(name, self._names())
+            raise ConfigurationError(
+                f"there is no quota named {shown(name)} (quotas: {known}){f'; {close}' if close else ''}"
+            )
         return limit if limit.name is not None else replace(limit, name=name)
+
+    def _found(self, name: str) -> AnyLimit | None:
+        return self.quotas.get(name) or self.others().get(name)
+
+    def _names(self) -> set[str]:
+        return {*self.quotas, *self.others()}
 
     # -- Demands into bytes ----------------------------------------------------------------------------------------
 
@@ -268,24 +353,74 @@ class Asking:
 
     # -- What people store -----------------------------------------------------------------------------------------
 
-    def _code(self, name: str | AnyLimit) -> tuple[str, AnyLimit | None]:
-        """The name of a limit, and the limit as the code here has it."""
+    def _code(self, name: str | AnyLimit, key: str | None, *, force: bool) -> tuple[str, AnyLimit | None]:
+        """The name of a limit, and the limit as the code here has it.
+
+        Raises:
+            ConfigurationError: it has no name, or no such bucket.
+        """
+        code: AnyLimit | None
         if isinstance(name, str):
-            return name, self.quotas.get(name)
-        if name.name is None:
+            code = self._found(name)
+        elif not isinstance(name, AnyLimit):
+            raise _no_limit(name)
+        elif name.name is None:
             raise ConfigurationError(f"{name!r} has no name, so nothing can be stored for it: give it name='…'")
-        return name.name, name
+        else:
+            code, name = name, name.name
+        if not name:
+            raise ConfigurationError("name='' is no limit's")
+        if key is not None and not isinstance(key, str):
+            raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
+        if code is not None and key is not None and code.key is None and not code.per_worker and not force:
+            raise _not_kept_by_key([replace(code, name=name)], key)
+        return name, code
+
+    def _traces(self, name: str, key: str | None) -> list[str]:
+        """Where the store has something of a limit that is stored or in use: keys of its name, so that nothing is
+        searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
+        """
+        traces = [*self._change_keys(name, key), *config_keys(self.prefix, name, "")]
+        for bucket in ("", short(key or "")):
+            traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
+        return list(dict.fromkeys(traces))
+
+    def _unknown(self, name: str) -> ConfigurationError:
+        names = self._names()
+        tasks = ""
+        if self.others is not dict:  # an app's; a process that only sends may have imported none of its tasks
+            tasks = ". Tasks are known once they are imported: app.loader.import_default_modules()"
+        return ConfigurationError(
+            f"nobody knows a limit {shown(name)} ({near(name, names) or listed(names)}): it is no quota here, and the "
+            f"store has nothing of that name{tasks}. If it is right all the same, pass force=True"
+        )
+
+    def _demands_to_reset(
+        self, limits: Limits, key: str | None, args: Mapping[str, Any] | None, *, force: bool
+    ) -> tuple[Demand, ...]:
+        """With ``force``, what is not known here stands for whatever limit of that name has such a bucket."""
+        if not force:
+            return self._demands(limits, key, 1, args)
+        known: list[AnyLimit] = []
+        unknown: list[Demand] = []
+        for each in [limits] if isinstance(limits, (str, AnyLimit)) else limits:
+            name, code = self._code(each, key, force=True)
+            if code is None or (key is not None and code.key is None):
+                unknown += [Demand(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
+            else:
+                known.append(code if code.name is not None else replace(code, name=name))
+        return (*(self._demands(known, key, 1, args) if known else ()), *unknown)
 
     def _change_keys(self, name: str, key: str | None) -> tuple[str, str, str]:
         """What is changed, and where that is told."""
-        config = config_keys(self.prefix, name, key or "")[1]
+        config = config_keys(self.prefix, name, short(key or ""))[1]
         return config, changes_key(self.prefix, name), touched_key(self.prefix, name)
 
     def _config_call(self, name: str, key: str | None) -> Call:
-        return (), 2, 2, [bulk(*config_keys(self.prefix, name, key or ""))]
+        return (), 2, 2, [bulk(*config_keys(self.prefix, name, short(key or "")))]
 
     def _timed_call(self, name: str, key: str | None, us: int) -> Call:
-        return (), 3, 5, [bulk(*self._change_keys(name, key), us, key or "")]
+        return (), 3, 5, [bulk(*self._change_keys(name, key), us, short(key or ""))]
 
     # -- Replies into decisions ------------------------------------------------------------------------------------
 
@@ -331,14 +466,31 @@ def microseconds(seconds: float) -> int:
     return math.ceil(min(seconds, _FOREVER) * 1e6)
 
 
+def seconds_of(what: str, seconds: Any, least: float = -math.inf) -> float:
+    """How long somebody would wait, no longer than forever; ConfigurationError unless it is a number of seconds."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not seconds >= least:
+        raise ConfigurationError(
+            f"{what}={shown(seconds)} must be a number of seconds{', 0 or more' if least == 0 else ''}"
+        )
+    return float(max(-_FOREVER, min(seconds, _FOREVER)))
+
+
 def whole_numbers(reply: Any) -> list[int]:
     """A script's reply: one whole number, or several in a text."""
     return [reply] if isinstance(reply, int) else [int(each) for each in reply.split()]
 
 
 def impossible(demands: Sequence[Demand], error: RateLimitError) -> RateLimitError:
-    """What the store's error means, if it says that a stored limit is smaller than what is asked of it."""
+    """What the store's error means, if it says that the request cannot be: a stored limit is smaller than its cost, or
+    its id is that of another reservation.
+    """
     verb, _, rest = str(error.__cause__).partition(" ")
+    if verb == "RESERVED":
+        name = demands[int(rest) - 1].name
+        return ConfigurationError(
+            f"the id of this reservation is another's, of other limits than {name!r}: give each an id of its own"
+        )
     if verb != "IMPOSSIBLE":
         return error
     which, size = map(int, rest.split())
@@ -356,7 +508,11 @@ def nap(decision: Decision) -> float:
     When a place will be free is an estimate, and nobody is told that one is: a call looks after a quarter of the wait.
     """
     wait = decision.retry_after
-    return wait if decision.allowed or not leased(decision.demands) else min(wait, max(_SHORTEST_NAP, wait / 4))
+    if decision.allowed:
+        return wait
+    if leased(decision.demands):
+        return min(wait, max(_SHORTEST_NAP, wait / 4))
+    return wait - _EARLY if len(decision.states) > 1 and wait > _EARLY else wait
 
 
 def throttled(decision: Decision) -> Throttled:
@@ -375,7 +531,7 @@ def check_actual(demands: Sequence[Demand], actual: Sequence[int]) -> None:
     for demand, cost in zip(demands, actual, strict=True):
         if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < _MOST_SETTLED:
             raise ConfigurationError(
-                f"limit {demand.name!r}: an actual cost of {cost!r} is not a whole number, 0 or more"
+                f"limit {demand.name!r}: an actual cost of {shown(cost)} is not a whole number, 0 or more"
             )
 
 
@@ -386,22 +542,53 @@ def check_settled(decision: Decision) -> None:
 
 def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
     """The bucket's key: with ``per_worker`` each node has one of its own; default: each machine."""
-    return f"{key}@{node or socket.gethostname()}" if limit.per_worker else key
+    return f"{short(key)}@{node or socket.gethostname()}" if limit.per_worker else short(key)
+
+
+def _no_limit(value: Any) -> ConfigurationError:
+    return ConfigurationError(f"{shown(value)} is not a limit: pass a quota's name, a Limit, or several of them")
+
+
+def _some(limits: tuple[AnyLimit, ...], key: str | None) -> tuple[AnyLimit, ...]:
+    """The limits: at least one, each is one, and one of them is kept by key if a key is given."""
+    if not limits:
+        raise ConfigurationError("no limit was named: pass a quota's name, a Limit, or several of them")
+    for limit in limits:
+        if not isinstance(limit, AnyLimit):
+            raise _no_limit(limit)
+    if key is not None and all(limit.key is None for limit in limits):
+        raise _not_kept_by_key(limits, key)
+    return limits
+
+
+def _not_kept_by_key(limits: Sequence[AnyLimit], key: Any) -> ConfigurationError:
+    names = ", ".join(repr(limit.name) for limit in limits)
+    return ConfigurationError(
+        f"limit {names} is not kept by key, so there is no bucket {shown(key)} of it: leave key= out, or give the "
+        "limit a key, such as key='tenant:{tenant_id}'"
+    )
 
 
 def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> Demand:
     name = limit.name
     if name is None:
         raise ConfigurationError(f"{limit!r} has no name, so it has no bucket in the store: give it name='…'")
-    if limit.key is not None and key is None:
-        raise ConfigurationError(f"limit {name!r} is kept by key: pass key='…'")
-    if key is not None and not isinstance(key, str):
-        raise ConfigurationError(f"limit {name!r}: key={key!r} must be a text")
+    if limit.key is None:
+        key = None  # it is whole, whatever stands beside it
+    elif key is None:
+        raise ConfigurationError(
+            f"limit {name!r} is kept by key: pass key='…', the bucket as it is shown, or args={{…}}, from which it "
+            f"takes its own ({limit.key!r})"
+        )
+    elif not isinstance(key, str):
+        raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
     if isinstance(limit, Concurrency):
         return Demand(limit, name, own_key(limit, key or ""), 1)
     if cost is None:
         if not isinstance(limit.cost, int):
-            raise ConfigurationError(f"limit {name!r} takes its cost from a task's arguments: pass cost=…")
+            raise ConfigurationError(
+                f"limit {name!r} takes its cost from a task's arguments: pass cost=… or args={{…}}"
+            )
         return Demand(limit, name, own_key(limit, key or ""), limit.cost)
     return Demand(limit, name, own_key(limit, key or ""), check_cost(name, cost, limit.most))
 

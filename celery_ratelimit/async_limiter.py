@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from redis.asyncio import RedisCluster
+from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ._scripts import Script
 from .arguments import Cost, Key, reader_of
@@ -29,26 +30,27 @@ from .asking import (
     leased,
     microseconds,
     nap,
+    seconds_of,
     throttled,
     whole_numbers,
 )
+from .async_link import AsyncClusterLink
 from .decision import Decision
-from .errors import STORE_TROUBLES, ConfigurationError, RateLimitError
-from .health import STORE_ERRORS, trouble
+from .errors import STORE_TROUBLES, ConfigurationError, RateLimitError, StoreUnavailable
+from .health import STORE_ERRORS, out_of_reach, trouble
 from .keys import DEFAULT_PREFIX
-from .leases import RENEWALS, renewal_pause
+from .leases import RENEWALS, UNKNOWN, renewal_pause
 from .limiter import TAKE_AHEAD
 from .limits import AnyLimit, Concurrency
+from .masters import AsyncMaster
+from .refusals import addresses_of, mend_by_asking
 from .spread import Spread, Step, Steps, parts_of
 from .stored import LimitConfig, change_of, length_of, read_config
-from .stores import SOCKET_TIMEOUT, async_client_of
+from .stores import SOCKET_TIMEOUT, async_client_of, async_close_client
 
 __all__ = ["AsyncLimiter"]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: Later than any permit: a place whose time is not known counts as held for no time.
-_UNKNOWN = 2**53
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,7 +69,8 @@ class AsyncLimiter(Asking):
 
     Args:
         client: a ``redis.asyncio`` client of any kind; see :meth:`from_url` for one with fitting timeouts.
-        quotas: limits by name, so that calls can name them.
+        quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
+            a :class:`Concurrency`, or a mapping of its arguments.
         prefix: what every key in the store begins with.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
 
@@ -80,7 +83,7 @@ class AsyncLimiter(Asking):
         self,
         client: Any,
         *,
-        quotas: Mapping[str, AnyLimit] | None = None,
+        quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
         replace_includes: Mapping[str, str] | None = None,
     ) -> None:
@@ -89,16 +92,20 @@ class AsyncLimiter(Asking):
         self._time: Any = getattr(client, "clock", time)  # see Limiter
         self._sleep = getattr(self._time, "sleep_async", asyncio.sleep)
         self._owns_client = False
-        self._is_cluster = isinstance(client, RedisCluster)
+        self._served = False
+        self._cluster = AsyncClusterLink(client) if isinstance(client, RedisCluster) else None
+        self._is_cluster = self._cluster is not None
         self._spread = Spread(self)
         self._at_work: set[asyncio.Task[Any]] = set()
+        pool = getattr(client, "connection_pool", None)
+        self._master = AsyncMaster(pool) if isinstance(pool, SentinelConnectionPool) and pool.is_master else None
 
     @classmethod
     def from_url(
         cls,
         url: str,
         *,
-        quotas: Mapping[str, AnyLimit] | None = None,
+        quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
         **options: Any,
     ) -> AsyncLimiter:
@@ -113,10 +120,21 @@ class AsyncLimiter(Asking):
         Raises:
             ConfigurationError: the URL is not one of a Redis-protocol store.
         """
-        if url.startswith("memory:"):
+        if isinstance(url, str) and url.startswith("memory:"):
             return cls(_memory_client(url), quotas=quotas, prefix=prefix)
         limiter = cls(async_client_of(url, **options), quotas=quotas, prefix=prefix)
         limiter._owns_client = True
+        if limiter._cluster is not None:
+            limiter._cluster.timeout = options.get("timeout", limiter._cluster.timeout)
+        return limiter
+
+    @classmethod
+    def from_app(cls, app: Any) -> AsyncLimiter:
+        """A limiter of a Celery app's store, which knows its limits as :meth:`Limiter.from_app` does.
+
+        Another one at each call, since it belongs to an event loop: ``async with AsyncLimiter.from_app(app) as …``.
+        """
+        limiter: AsyncLimiter = cls.of_app(cls, app)
         return limiter
 
     async def aclose(self) -> None:
@@ -125,8 +143,10 @@ class AsyncLimiter(Asking):
             _, late = await asyncio.wait(self._at_work, timeout=SOCKET_TIMEOUT)
             for task in late:
                 task.cancel()
+        if self._cluster is not None:
+            await self._cluster.aclose()
         if self._owns_client:
-            await self.client.aclose(**({} if self._is_cluster else {"close_connection_pool": True}))
+            await async_close_client(self.client)
 
     async def __aenter__(self) -> AsyncLimiter:
         return self
@@ -141,6 +161,7 @@ class AsyncLimiter(Asking):
         limits: Limits,
         *,
         key: str | None = None,
+        args: Mapping[str, Any] | None = None,
         cost: int | None = None,
         max_wait: float = 0.0,
     ) -> Decision:
@@ -150,10 +171,16 @@ class AsyncLimiter(Asking):
         sleeps without holding a connection. Cancelled while it waits, it gives its slot back. Of a permit that it had
         already taken, up to a second ahead, comes back what can be given to others without anybody exceeding a limit.
         """
-        return await self._take(self._demands(limits, key, cost), max_wait)
+        return await self._take(self._demands(limits, key, cost, args), max_wait)
 
     def permit(
-        self, limits: Limits, *, key: str | None = None, cost: int | None = None, max_wait: float | None = None
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+        max_wait: float | None = None,
     ) -> AbstractAsyncContextManager[Decision]:
         """An ``async with`` block that runs when it has its permits.
 
@@ -166,14 +193,14 @@ class AsyncLimiter(Asking):
             Throttled: its turn is further away than ``max_wait``, or there is no room to wait: a block cannot be
                 skipped.
         """
-        return self._permit(self._demands(limits, key, cost), max_wait)
+        return self._permit(self._demands(limits, key, cost, args), max_wait)
 
     def limited(
         self, limits: Limits, *, key: Key | None = None, cost: Cost | None = None, max_wait: float | None = None
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator for coroutine functions: every call takes a permit first, as :meth:`permit` does.
 
-        >>> @limiter.limited("stripe", key="tenant:{tenant_id}")
+        >>> @limiter.limited(["stripe", "tenant"])
         ... async def charge(tenant_id, amount): ...
 
         As :meth:`Limiter.limited <celery_ratelimit.Limiter.limited>`.
@@ -185,7 +212,7 @@ class AsyncLimiter(Asking):
                     f"{function!r} is no coroutine function: use Limiter.limited for a plain one, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._several(limits), key, cost)
+            demands = reader_of(function, self._kept_by(limits, key), cost)
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -196,26 +223,55 @@ class AsyncLimiter(Asking):
 
         return decorate
 
-    async def peek(self, limits: Limits, *, key: str | None = None, cost: int | None = None) -> Decision:
+    async def peek(
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+    ) -> Decision:
         """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
-        demands = self._demands(limits, key, cost)
+        demands = self._demands(limits, key, cost, args)
         return self._decision(demands, await self._run(self._peek, demands, ""))
 
-    async def reset(self, limits: Limits, *, key: str | None = None) -> None:
-        """Forget what was taken: the buckets are full again and the slots of those who wait are gone."""
-        demands = self._demands(limits, key, 1)
+    async def reset(
+        self, limits: Limits, *, key: str | None = None, args: Mapping[str, Any] | None = None, force: bool = False
+    ) -> None:
+        """Forget what was taken: the buckets are full again and the slots of those who wait are gone.
+
+        With ``force`` a name that is no quota here means whatever limit bears it; see :meth:`set_rate`.
+        """
+        demands = self._demands_to_reset(limits, key, args, force=force)
         for part in self._by_slot(demands) if self.pretended_wait is None else ():
             await self._reply(self._reset, self._reset_pieces([demands[i] for i in part]))
 
     async def reserve(
-        self, limits: Limits, *, id: str, horizon: float, key: str | None = None, cost: int | None = None
+        self,
+        limits: Limits,
+        *,
+        id: str,
+        horizon: float,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
     ) -> Decision:
         """As :meth:`Limiter.reserve <celery_ratelimit.Limiter.reserve>`: permits ahead of time, under an id."""
-        return await self.reserve_demands(self._demands(limits, key, cost), id=id, horizon=horizon)
+        return await self.reserve_demands(
+            self._demands(limits, key, cost, args), id=id, horizon=seconds_of("horizon", horizon, 0)
+        )
 
-    async def cancel(self, limits: Limits, *, id: str, key: str | None = None, cost: int | None = None) -> bool:
+    async def cancel(
+        self,
+        limits: Limits,
+        *,
+        id: str,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+    ) -> bool:
         """As :meth:`Limiter.cancel <celery_ratelimit.Limiter.cancel>`: give a reservation back. Idempotent."""
-        return await self.cancel_demands(self._demands(limits, key, cost), id=id)
+        return await self.cancel_demands(self._demands(limits, key, cost, args), id=id)
 
     async def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> bool:
         """As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`: correct what a granted call was charged."""
@@ -248,9 +304,11 @@ class AsyncLimiter(Asking):
         version: int | None = None,
         for_: float | None = None,
         by: str | None = None,
+        force: bool = False,
     ) -> bool:
         """As :meth:`Limiter.set_rate <celery_ratelimit.Limiter.set_rate>`."""
-        call = change_of(self, name, rate, key=key, version=version, for_=for_, by=by)
+        known = await self._named(name, key, force)
+        call = change_of(self, *known, rate, key=key, version=version, for_=for_, by=by)
         return bool(await self._reply(self._set_rate, call) == 1)
 
     async def try_set_rate(
@@ -261,39 +319,49 @@ class AsyncLimiter(Asking):
         key: str | None = None,
         for_: float | None = None,
         by: str | None = None,
+        force: bool = False,
     ) -> bool:
         """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
-        call = change_of(self, name, rate, key=key, only_if_none=True, for_=for_, by=by)
+        known = await self._named(name, key, force)
+        call = change_of(self, *known, rate, key=key, only_if_none=True, for_=for_, by=by)
         return bool(await self._reply(self._set_rate, call) == 1)
 
-    async def expire(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> bool:
+    async def expire(
+        self, name: str | AnyLimit, seconds: float, *, key: str | None = None, force: bool = False
+    ) -> bool:
         """The stored rate ends in so many seconds; then the code's holds again. False: none is stored."""
-        call = self._timed_call(self._code(name)[0], key, length_of(seconds, "seconds"))
+        us = length_of(seconds, "seconds")
+        call = self._timed_call((await self._named(name, key, force))[0], key, us)
         return bool(await self._reply(self._expire_rate, call) == 1)
 
-    async def delete(self, name: str | AnyLimit, *, key: str | None = None) -> bool:
+    async def delete(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> bool:
         """As :meth:`Limiter.delete <celery_ratelimit.Limiter.delete>`."""
-        return bool(await self._reply(self._expire_rate, self._timed_call(self._code(name)[0], key, 0)) == 1)
+        call = self._timed_call((await self._named(name, key, force))[0], key, 0)
+        return bool(await self._reply(self._expire_rate, call) == 1)
 
-    async def config(self, name: str | AnyLimit, *, key: str | None = None) -> LimitConfig:
+    async def config(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> LimitConfig:
         """What is in force for a limit, since when and by whom: code and store side by side."""
-        limit_name, code = self._code(name)
+        limit_name, code = await self._named(name, key, force)
         reply = await self._reply(self._config, self._config_call(limit_name, key))
         return read_config(limit_name, key or "", code, reply)
 
-    async def available(self, limits: Limits, *, key: str | None = None) -> int:
+    async def available(self, limits: Limits, *, key: str | None = None, args: Mapping[str, Any] | None = None) -> int:
         """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
-        decision = await self.peek(limits, key=key, cost=1)
+        decision = await self.peek(limits, key=key, args=args, cost=1)
         return min(state.remaining for state in decision.states) if decision.allowed else 0
 
-    async def pause(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> float:
+    async def pause(
+        self, name: str | AnyLimit, seconds: float, *, key: str | None = None, force: bool = False
+    ) -> float:
         """As :meth:`Limiter.pause <celery_ratelimit.Limiter.pause>`."""
-        call = self._timed_call(self._code(name)[0], key, length_of(seconds, "seconds"))
+        us = length_of(seconds, "seconds")
+        call = self._timed_call((await self._named(name, key, force))[0], key, us)
         return int(await self._reply(self._pause, call)) / 1e6
 
-    async def resume(self, name: str | AnyLimit, *, key: str | None = None) -> bool:
+    async def resume(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> bool:
         """End a pause. False: there was none."""
-        return bool(await self._reply(self._pause, self._timed_call(self._code(name)[0], key, 0)) == 1)
+        call = self._timed_call((await self._named(name, key, force))[0], key, 0)
+        return bool(await self._reply(self._pause, call) == 1)
 
     # -- The same for demands --------------------------------------------------------------------------------------
 
@@ -345,11 +413,24 @@ class AsyncLimiter(Asking):
     async def ping(self) -> None:
         """Raises :class:`StoreUnavailable` unless the store answers."""
         if self.pretended_wait is None:
-            await self._store(self.client.ping())
+            await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
+
+    async def _named(self, name: str | AnyLimit, key: str | None, force: bool) -> tuple[str, AnyLimit | None]:
+        """A limit that somebody knows, by its name; and as the code here has it."""
+        known, code = self._code(name, key, force=force)
+        if code is None and not force and not await self._exist(self._traces(known, key)):
+            raise self._unknown(known)
+        return known, code
+
+    async def _exist(self, keys: Sequence[str]) -> bool:
+        if self._cluster is None:
+            return bool(await self._store(self.client.exists(*keys)))
+        return bool(await self._store(self._cluster.execute("EXISTS", *keys, key=keys[0])))
 
     # -- How it is done --------------------------------------------------------------------------------------------
 
     async def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+        max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
         waits = max_wait > 0
         id = self._new_id() if waits or leased(demands) else ""
         deadline = self._time.monotonic() + max_wait
@@ -385,7 +466,7 @@ class AsyncLimiter(Asking):
             elif id:
                 await self.forget(demands, id=id)
                 if not known:
-                    await self.release_demands(demands, id=id, granted_at=_UNKNOWN)
+                    await self.release_demands(demands, id=id, granted_at=UNKNOWN)
 
     @asynccontextmanager
     async def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> AsyncIterator[Decision]:
@@ -404,13 +485,17 @@ class AsyncLimiter(Asking):
             await asyncio.shield(self._start(self._end(decision, pause)))
 
     async def _keep_renewing(self, decision: Decision, pause: float) -> None:
-        kept = True
+        kept, said = True, ""
         while kept:
             await asyncio.sleep(pause)
             try:
-                kept = await self.renew(decision)
+                kept, said = await self.renew(decision), ""
             except STORE_TROUBLES as error:
                 logger.debug("lease not renewed this time: %r", error)
+            except Exception as error:  # see Leases
+                if said != repr(error):
+                    said = repr(error)
+                    logger.error("A lease was not renewed, and is tried again", exc_info=True)
         logger.warning(
             "The lease of %s under %s was lost while it is in use: the store was out of reach for too long",
             *(decision.id, ", ".join(repr(demand.name) for demand in leased(decision.demands))),
@@ -479,10 +564,24 @@ class AsyncLimiter(Asking):
 
     async def _reply(self, script: Script, call: Call) -> Any:
         """What a script answers: the one place where scripts are run."""
-        return await self._store(script.awaited(self.client.execute_command, *call))
+        if self._master is not None and self._master.is_due():
+            self._start(self._master.look())
+        execute = self.client.execute_command if self._cluster is None else self._cluster.execute
+        return await self._store(script.awaited(execute, *call))
 
     async def _store(self, answer: Awaitable[R]) -> R:
         try:
-            return await answer
+            answered = await answer
         except STORE_ERRORS as error:
-            raise trouble(error) from error
+            if self._master is not None:
+                self._master.doubt()
+            raise await self._trouble(error) from error
+        self._served = True
+        return answered
+
+    async def _trouble(self, error: Exception) -> RateLimitError:
+        told = trouble(error)
+        if not self._served and isinstance(told, StoreUnavailable):  # it may never do
+            mend = await asyncio.to_thread(mend_by_asking, error, addresses_of(self.client), SOCKET_TIMEOUT)
+            return told if mend is None else out_of_reach(error, mend)
+        return told

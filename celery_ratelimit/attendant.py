@@ -20,9 +20,10 @@ from .errors import STORE_TROUBLES
 from .limiter import Demand
 from .limits import AnyLimit
 from .line import Held
+from .orphans import Orphans
 from .outage import Outage
-from .parcels import Parcel, expires_at, marker_in, parcel_of
-from .parking import FOUND, LOTS, NOBODY, Attendance, Bucket, Parked, Parking, marker_of
+from .parcels import Parcel, expires_at, marker_among, marker_in, parcel_of
+from .parking import AGAIN, FOUND, LOTS, NOBODY, Attendance, Bucket, Parked, Parking, marker_of
 
 __all__ = ["Attendant"]
 
@@ -36,10 +37,15 @@ ATTEND, ATTENDED = 2.0, 6.0
 SOON = 0.05
 #: Seconds after which it is told which messages have come: they wait for their slots meanwhile.
 TELL = 0.1
+#: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
+OTHERS_TELL = 1.5
 #: Seconds before its slot at which a task should be back: what brokers and timers are usually late.
 LEAD = 0.05
-#: Seconds after which what is not done with the lots waits for the next turn of the worker's loop.
-TURN = 0.02
+#: Seconds after which what is not done with the lots waits for the next turn of the worker's loop: the last step may
+#: take thirty milliseconds more, as it publishes fifty tasks. And revoked tasks that leave in one step.
+TURN, REVOKED = 0.01, 25
+#: Seconds until that next turn: a timer without any delay goes off in the same one.
+NEXT = 0.001
 #: Buckets in which others are known to wait: of more than that, those who come ask their limits first.
 MOST_KNOWN = 10_000
 
@@ -54,6 +60,7 @@ class Attendant:
         return_queue_for: the queue that a task comes back by.
         outage: while it lasts nobody asks the store.
         on_store_lost: called with the error when the store does not answer.
+        orphans_after: see :class:`~celery_ratelimit.orphans.Orphans`.
     """
 
     def __init__(
@@ -64,10 +71,12 @@ class Attendant:
         return_queue_for: Callable[[str], str],
         outage: Outage,
         on_store_lost: Callable[[Any], None],
+        orphans_after: float,
     ) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
         self._on_store_lost = on_store_lost
+        self._orphans = Orphans(worker, parking, limits, orphans_after, outage, on_store_lost)
         self._sorted: list[str] = []
         self._known: OrderedDict[Bucket, None] = OrderedDict()
         self._due: dict[Bucket, None] = {}
@@ -89,6 +98,7 @@ class Attendant:
         self._cancel: Callable[[], None] | None = None
         self._cancel_telling: Callable[[], None] | None = None
         self._soon = self._more_due = False
+        self._looked_at, self._looks_from = time.monotonic(), 0.0
         self._quiet = QUIET  # looks in a row in which nothing was found
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 
@@ -117,6 +127,7 @@ class Attendant:
         request, bucket = held.request, (demand.name, demand.key)
         marker = marker_in(request.message)
         self._note_acknowledged()
+        self._orphans.say(demand.name)
         ahead = self._parking.park(
             demand,
             held.id,
@@ -126,6 +137,7 @@ class Attendant:
             expires=expires_at(request) or 0.0,
             only_behind=only_behind,
             most=most,
+            doubts=held.doubts,
         )
         if ahead < 0:
             if ahead == NOBODY:
@@ -171,7 +183,7 @@ class Attendant:
             # It may have been parked before its worker was killed, or before the store's answer was lost; in the lot of
             # any of its limits.
             buckets = [(demand.name, demand.key) for demand in held.demands]
-            return not any(self._parking.arrive(bucket, {held.id: copy}) for bucket in buckets)
+            return not any(self._parking.arrive(bucket, {held.id: copy}, held.doubts) for bucket in buckets)
         if copy and (self._telling.locked() or any(held.id in copies for copies in self._arriving.values())):
             self._tell_all()
         if (held.id, copy) in self._barred:
@@ -179,10 +191,20 @@ class Attendant:
             return False
         return True
 
+    def store_is_back(self) -> None:
+        """It hears at once what has come meanwhile: who looks after the lots might send that once more."""
+        if time.monotonic() - self._looked_at > AGAIN / 2:
+            self._looks_from = time.monotonic() + OTHERS_TELL
+        if self._arriving and self._cancel_telling is None:
+            self._cancel_telling = self._worker.call_after(0, self._tell)
+
     def _tell(self) -> None:
         self._cancel_telling = None
-        if self._outage or not self._parking.in_use:
-            return  # who starts will ask
+        if self._outage:
+            self._cancel_telling = self._worker.call_after(LOOK, self._tell)
+            return
+        if not self._parking.in_use:
+            return
         try:
             self._tell_all()
         except STORE_TROUBLES as error:
@@ -206,6 +228,7 @@ class Attendant:
         if self._cancel is None:
             self._cancel = self._worker.call_after(LOOK, self._look)
             self._is_new = True
+            self._orphans.begin()
             self._go_on_waking()
 
     def _look_soon(self) -> None:
@@ -217,6 +240,7 @@ class Attendant:
 
     def close(self) -> None:
         self._attend_no_more()
+        self._orphans.close()
         for cancel in (self._cancel, self._cancel_telling, self._cancel_waking):
             if cancel is not None:
                 cancel()
@@ -230,9 +254,10 @@ class Attendant:
     def _look(self) -> None:
         pause = RARELY if self._quiet >= QUIET else LOOK
         self._cancel, self._soon = self._worker.call_after(pause, self._look), False
-        if self._outage or not self._parking.in_use:
+        if self._outage or not self._parking.in_use or time.monotonic() < self._looks_from:
             return
-        until = time.monotonic() + TURN
+        self._looked_at = time.monotonic()
+        until = self._looked_at + TURN
         try:
             self._attend()
             done = self._let_revoked_out(until) and self.let_out(until)
@@ -243,7 +268,7 @@ class Attendant:
         else:
             if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
                 self._cancel()
-                self._cancel = self._worker.call_after(0, self._look)
+                self._cancel = self._worker.call_after(NEXT, self._look)
 
     def let_out(self, until: float) -> bool:
         """Publish those whose turn is near, of all lots that are due. False: some are left, and time is up."""
@@ -302,6 +327,7 @@ class Attendant:
         self._attends, self._attended_at = queues, time.monotonic()
         if begun:  # somebody who has not heard of it may set their tasks aside anew, and end before it hears
             self._recall_until = self._attended_at + ATTENDED
+            self._orphans.say_now()
         new = absent is None or absent - self._attendance.absent  # of the first look nobody knows
         if new or self._attended_at < self._recall_until:
             self._recalling = dict.fromkeys(self._parking.occupied(self._names), (None, 0))
@@ -334,7 +360,7 @@ class Attendant:
 
     def _go_on_waking(self) -> None:
         if self._cancel_waking is None:
-            self._cancel_waking = self._worker.call_after(0, self._wake_on)
+            self._cancel_waking = self._worker.call_after(NEXT, self._wake_on)
 
     def _wake_on(self) -> None:
         """One step for one limit after the other, until the turn is over."""
@@ -366,7 +392,7 @@ class Attendant:
         except STORE_TROUBLES as error:
             self._on_store_lost(error)
         if (self._waking or self._recalling or self._is_new) and self._cancel_waking is None:
-            self._cancel_waking = self._worker.call_after(LOOK if self._outage else 0, self._wake_on)
+            self._cancel_waking = self._worker.call_after(LOOK if self._outage else NEXT, self._wake_on)
 
     def _let_revoked_out(self, until: float) -> bool:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""
@@ -385,9 +411,9 @@ class Attendant:
                 self._called_off += [(bucket, list(ids)) for bucket, ids in found]
             else:
                 bucket, ids = self._called_off.pop()
-                _, leaving, left = self._parking.pick(bucket, ids, purge=False)
-                if left:
-                    self._called_off.append((bucket, list(left)))
+                _, leaving, left = self._parking.pick(bucket, ids[:REVOKED], purge=False)
+                if left := [*left, *ids[REVOKED:]]:
+                    self._called_off.append((bucket, left))
                 self._publish({bucket: leaving} if leaving else {})
             if time.monotonic() >= until:
                 return False
@@ -415,6 +441,8 @@ class Attendant:
                 logger.warning("%d parked tasks (%s) could not be published (%r): tried again", len(some), ids, error)
             else:
                 self._apart.difference_update(each.id for _, each in some)
+                for _, each in some:
+                    self._orphans.uses(parcels[each.id]["to"], marker_among(parcels[each.id]["headers"])["queue"])
                 if missing:
                     logger.warning("The broker has no queue %s: parked tasks stay parked", ", ".join(sorted(missing)))
                 published: dict[Bucket, list[Parked]] = {}

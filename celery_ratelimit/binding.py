@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import socket
@@ -12,11 +11,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from .arguments import check_arguments, demands_of, signature_of
+from .arguments import check_arguments, check_key, demands_of, signature_of
 from .config import Settings, kept, limits_of, named, settings_of
 from .errors import ConfigurationError
 from .limiter import Demand
 from .limits import AnyLimit, Concurrency
+from .options import THROTTLES, Policy, has_options, policy_of, refuse_forgotten
 
 __all__ = [
     "THROTTLES",
@@ -25,6 +25,7 @@ __all__ = [
     "Plan",
     "Policy",
     "is_built_in",
+    "is_meant",
     "limits_of_app",
     "make_plan",
     "node_of",
@@ -32,39 +33,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("celery_ratelimit")
-
-THROTTLES = ("retry", "wait", "drop", "fail")
-OVERFLOWS = ("fail", "drop")
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What becomes of a task whose limit is closed: the options of :class:`~celery_ratelimit.RateLimitedTask`.
-
-    Attributes:
-        throttle: ``"retry"``, ``"wait"``, ``"drop"`` or ``"fail"``.
-        inline_wait: seconds that any task may be held in the worker.
-        max_wait: seconds; a task whose turn is further away is given up; ``None``: never.
-        overflow: what becomes of one that is given up: ``"fail"``, ``"drop"``, or the queue that it goes to.
-    """
-
-    throttle: str
-    inline_wait: float
-    max_wait: float | None
-    overflow: str
-
-    @property
-    def waits(self) -> bool:
-        """Whether a throttled task waits for its turn."""
-        return self.throttle in ("retry", "wait")
-
-    @property
-    def claim(self) -> float:
-        """Seconds within which a throttled task may have a slot."""
-        if not self.waits:
-            return 0.0
-        return 1e9 if self.max_wait is None else self.max_wait
-
 
 #: The buckets that a message asks, in order: names and keys. Messages that ask the same ones stand in one line.
 Buckets = tuple[tuple[str, str], ...]
@@ -139,15 +107,19 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     if own is not None:
         limits += limits_of(own, settings.quotas, where)
     for pattern, matching in settings.tasks:
-        if pattern == task.name or (fnmatchcase(task.name, pattern) and not is_built_in(task.name)):
+        if is_meant(pattern, task.name):
             limits += matching
     limits = [*named(limits, task.name), *settings.queues.get(queue, ())]
     if not limits:
+        refuse_forgotten(task, where)
+        if settings.queues or has_options(task):  # it may come by a queue that is limited
+            policy_of(task, (), where)
         return None
     signature = signature_of(task.run)
     for limit in limits:
+        check_key(limit, where)
         check_arguments(limit, signature, where)
-    policy = _policy(task, limits, where)
+    policy = policy_of(task, limits, where)
     if queue == policy.overflow:
         policy = replace(policy, max_wait=None)  # where it goes when its turn is far away, it waits
     fixed = None
@@ -155,6 +127,11 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     if all(limit.key is None and isinstance(limit.cost, int) for limit in limits):
         fixed = Plan(tuple(limits), policy, None, None, node).demands((), {})
     return Plan(tuple(limits), policy, signature, fixed, node)
+
+
+def is_meant(pattern: str, name: str) -> bool:
+    """Whether a name or pattern of ``ratelimit_tasks`` means the task of this name."""
+    return pattern == name or (fnmatchcase(name, pattern) and not is_built_in(name))
 
 
 def is_built_in(name: str) -> bool:
@@ -230,30 +207,3 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "
                 f"but a name is one bucket: give one of them another name="
             )
-
-
-def _is_misspelt(overflow: str, app: Any) -> bool:
-    """Any text may be a queue's name; "wait", or nearly "fail", and no queue that the app knows of, hardly is."""
-    if overflow in OVERFLOWS or overflow in app.amqp.queues:
-        return False
-    return overflow in THROTTLES or bool(difflib.get_close_matches(overflow.lower(), OVERFLOWS, n=1, cutoff=0.7))
-
-
-def _policy(task: Any, limits: Sequence[AnyLimit], where: str) -> Policy:
-    throttle = getattr(task, "throttle", "retry")
-    if throttle not in THROTTLES:
-        raise ConfigurationError(f"{where}: throttle={throttle!r} is not one of {', '.join(map(repr, THROTTLES))}")
-    inline_wait = getattr(task, "inline_wait", None)
-    if inline_wait is None:
-        # Two intervals bridge a timer's jitter; beyond 20 ms a task had better not occupy the worker.
-        inline_wait = min(0.020, 2 * max(limit.interval for limit in limits))
-    overflow = getattr(task, "overflow", "fail")
-    if not isinstance(overflow, str) or not overflow or _is_misspelt(overflow, task.app):
-        raise ConfigurationError(f"{where}: overflow={overflow!r} is neither 'fail' nor 'drop' nor the name of a queue")
-    max_wait = getattr(task, "max_wait", None)
-    for name, seconds in (("inline_wait", inline_wait), ("max_wait", max_wait)):
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9
-        ):
-            raise ConfigurationError(f"{where}: {name}={seconds!r} must be a number of seconds, 0 or more")
-    return Policy(throttle, float(inline_wait), None if max_wait is None else float(max_wait), overflow)

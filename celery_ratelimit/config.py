@@ -6,30 +6,33 @@ import difflib
 import logging
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from billiard.process import current_process
 from celery import Celery
 
 from .errors import ConfigurationError, StoreUnavailable
+from .health import is_no_store
 from .keys import DEFAULT_PREFIX
 from .leases import Leases
 from .limiter import Limiter, without_password
-from .limits import AnyLimit, Concurrency, Limit
+from .limits import AnyLimit, check_quota
+from .specs import limit_of, named
 from .stores import SCHEMES, is_sentinel
 
 __all__ = [
     "Settings",
     "check_store",
     "forks_apart",
+    "has_limits",
     "kept",
     "leases_of",
     "limiter_of",
     "limits_of",
     "named",
     "settings_of",
+    "store_options",
 ]
 
 logger = logging.getLogger("celery_ratelimit")
@@ -46,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_prefix": None,
     "ratelimit_return_queue": "{queue}.throttled",
     "ratelimit_fleet": None,
+    "ratelimit_orphans_after": 60,
 }
 
 _HARMLESS = set(string.ascii_letters + string.digits + ".-_")
@@ -67,9 +71,10 @@ class Settings:
         prefix: what every key in the store begins with; where ``global_keyprefix`` is set, that first.
         return_queue: where tasks that are sent back wait, a template over ``queue``.
         fleet: names the broker, so that parked tasks come back to it; ``""``: after its URL.
+        orphans_after: seconds after which what no worker attends to goes back to the queues that it was sent to.
     """
 
-    url: str
+    url: str = field(repr=False)
     quotas: Mapping[str, AnyLimit]
     tasks: tuple[tuple[str, tuple[AnyLimit, ...]], ...]
     queues: Mapping[str, tuple[AnyLimit, ...]]
@@ -77,6 +82,7 @@ class Settings:
     prefix: str
     return_queue: str
     fleet: str
+    orphans_after: float = 60.0
 
     @property
     def in_memory(self) -> bool:
@@ -102,17 +108,8 @@ def settings_of(app: Celery) -> Settings:
 
 
 def limiter_of(app: Celery) -> Limiter:
-    """The limiter of ``app``: one an app and process; its connections are not carried across a fork."""
-
-    def make() -> Limiter:
-        settings = settings_of(app)
-        if settings.in_memory and current_process().name != "MainProcess":
-            raise forks_apart(settings.url)
-        options = _store_options(app, settings.url)
-        return Limiter.from_url(settings.url, quotas=settings.quotas, prefix=settings.prefix, **options)
-
-    limiter: Limiter = kept(app, "limiter", make)
-    return limiter
+    """:meth:`Limiter.from_app`."""
+    return Limiter.from_app(app)
 
 
 def leases_of(app: Celery) -> Leases:
@@ -121,29 +118,42 @@ def leases_of(app: Celery) -> Leases:
     return leases
 
 
-def check_store(app: Celery) -> None:
-    """Raises :class:`ConfigurationError` unless a store that can keep limits answers at the configured URL.
+def check_store(app: Celery) -> StoreUnavailable | None:
+    """Whether a store that can keep limits answers at the configured URL. What may go wrong with it is logged.
 
-    What may go wrong with it is logged.
+    Returns:
+        Why it does not answer, where ``ratelimit_on_store_error`` says what to do meanwhile; None: it answers.
+
+    Raises:
+        ConfigurationError: it does not answer, and ``ratelimit_on_store_error="raise"``; or it will never do.
     """
-    shown = without_password(settings_of(app).url)
+    settings = settings_of(app)
+    shown = without_password(settings.url)
     try:
         for warning in limiter_of(app).check_store():
             logger.warning("ratelimit_url=%r: %s", shown, warning)
     except ConfigurationError as error:
         raise ConfigurationError(f"ratelimit_url={shown!r}: {error}") from error
     except StoreUnavailable as error:
-        raise ConfigurationError(
-            f"ratelimit_url={shown!r}: no Redis or Valkey answers there ({error.__cause__}). "
-            "Start the store, or set ratelimit_url to where it is"
-        ) from error
+        text = f"ratelimit_url={shown!r}: no Redis or Valkey answers there ({error.__cause__})"
+        if settings.on_store_error != "raise" and _has_limiter(app) and not is_no_store(error.__cause__):
+            lost = StoreUnavailable(text)
+            lost.__cause__ = error.__cause__
+            return lost
+        raise ConfigurationError(f"{text}. Start the store, or set ratelimit_url to where it is") from error
+    return None
+
+
+def _has_limiter(app: Celery) -> bool:
+    """Whether there is a limiter to ask later: a cluster's client is not to be had while none of its nodes answers."""
+    return "limiter" in app.__dict__.get("_celery_ratelimit", {})
 
 
 def forks_apart(url: str) -> ConfigurationError:
     """The error of a store in memory under a pool whose processes would each count for themselves."""
     return ConfigurationError(
-        f"ratelimit_url={url!r} counts within one process, but the prefork pool runs tasks in others: start the worker "
-        "with --pool=solo or --pool=threads, or set ratelimit_url to a Redis or Valkey ('redis://localhost:6379/0')"
+        f"ratelimit_url={without_password(url)!r} counts within one process, but the prefork pool runs tasks in "
+        "others: start the worker with --pool=solo or --pool=threads, or set ratelimit_url to a Redis or Valkey ('redis://localhost:6379/0')"
     )
 
 
@@ -156,51 +166,15 @@ def limits_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> tuple[An
         where: what to call this place in an error.
     """
     several = spec if isinstance(spec, (list, tuple)) else [spec]
-    return tuple(_limit(each, quotas, where) for each in several)
-
-
-def named(limits: Iterable[AnyLimit], owner: str) -> tuple[AnyLimit, ...]:
-    """The limits, each once, those without a name called after their ``owner``: ``owner``, ``owner#2``, …"""
-    result: dict[AnyLimit, None] = {}
-    unnamed = 0
-    for limit in dict.fromkeys(limits):
-        if limit.name is None:
-            unnamed += 1
-            limit = replace(limit, name=owner if unnamed == 1 else f"{owner}#{unnamed}")
-        result[limit] = None
-    return tuple(result)
-
-
-def _limit(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> AnyLimit:
-    if isinstance(spec, (Limit, Concurrency)):
-        return spec
-    try:
-        if isinstance(spec, Mapping):
-            return Concurrency(**spec) if "limit" in spec else Limit(**spec)
-        if isinstance(spec, str):
-            return quotas[spec] if spec in quotas else Limit(spec)
-    except TypeError as error:
-        raise ConfigurationError(f"{where}: {dict(spec)!r} does not describe a limit: {error}") from None
-    except ConfigurationError as error:
-        if isinstance(spec, str) and not spec[:1].isdigit():
-            close = difflib.get_close_matches(spec, quotas, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(sorted(quotas)) or "none is defined in ratelimit_quotas"
-            raise ConfigurationError(f"{where}: there is no quota {spec!r} (quotas: {known}){hint}") from None
-        raise ConfigurationError(f"{where}: {error}") from None
-    raise ConfigurationError(
-        f"{where}: {spec!r} is not a limit: give a rate such as '100/s', a quota's name, a Limit, a Concurrency, "
-        "or a list of those"
-    )
+    if not several:
+        raise ConfigurationError(f"{where}: {spec!r} names no limit: leave it out, or say which limit it has")
+    return tuple(limit_of(each, quotas, where) for each in several)
 
 
 def _read(app: Celery) -> Settings:
     value = {name: app.conf.get(name, default) for name, default in DEFAULTS.items()}  # loads what is lazy
     _refuse_unknown(app)
-    quotas = {
-        name: named([_limit(spec, {}, f"ratelimit_quotas[{name!r}]")], name)[0]
-        for name, spec in _mapping(value, "ratelimit_quotas")
-    }
+    quotas = {name: _quota(name, spec) for name, spec in _mapping(value, "ratelimit_quotas")}
     tasks = tuple(
         (pattern, limits_of(spec, quotas, f"ratelimit_tasks[{pattern!r}]"))
         for pattern, spec in _mapping(value, "ratelimit_tasks")
@@ -227,8 +201,12 @@ def _read(app: Celery) -> Settings:
     fleet = value["ratelimit_fleet"]
     if fleet is not None and (not isinstance(fleet, str) or not fleet or not set(fleet) <= _HARMLESS):
         raise ConfigurationError(f"ratelimit_fleet={fleet!r} must be a name of letters, digits, '.', '-' and '_'")
+    orphans_after = value["ratelimit_orphans_after"]
+    if isinstance(orphans_after, bool) or not isinstance(orphans_after, (int, float)) or not 0 <= orphans_after < 1e9:
+        raise ConfigurationError(f"ratelimit_orphans_after={orphans_after!r} must be a number of seconds, 0 or more")
     return Settings(
         fleet=fleet or "",
+        orphans_after=float(orphans_after),
         url=_url(app, value["ratelimit_url"]),
         quotas=quotas,
         tasks=tasks,
@@ -237,6 +215,11 @@ def _read(app: Celery) -> Settings:
         prefix=prefix,
         return_queue=return_queue,
     )
+
+
+def _quota(name: str, spec: Any) -> AnyLimit:
+    where = f"ratelimit_quotas[{name!r}]"
+    return check_quota(name, named([limit_of(spec, {}, where)], name)[0], where)
 
 
 def _prefix(app: Celery) -> str:
@@ -253,19 +236,34 @@ def _mapping(value: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
 
 
 def _refuse_unknown(app: Celery) -> None:
+    for written, name in _written(app):
+        if name not in DEFAULTS:
+            close = difflib.get_close_matches(name, DEFAULTS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(DEFAULTS)}"
+            raise ConfigurationError(f"there is no setting {written!r}: {hint}")
+
+
+def _written(app: Celery) -> Iterator[tuple[str, str]]:
+    """The ``ratelimit_*`` settings of an app: as they are written, and what that means."""
+    app.conf.get("ratelimit_url")  # loads what is lazy
     namespace = app.conf.prefix or ""
     for mapping in app.conf.maps:
-        for written in mapping:
-            name = str(written)
+        for written in map(str, mapping):
+            name = written
             if namespace and name.startswith(namespace):
                 name = name[len(namespace) :]
             elif namespace and name.isupper():
                 continue  # somebody else's, outside of the namespace: django-ratelimit has a RATELIMIT_ENABLE
-            name = name.lower()
-            if name.startswith("ratelimit_") and name not in DEFAULTS:
-                close = difflib.get_close_matches(name, DEFAULTS, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(DEFAULTS)}"
-                raise ConfigurationError(f"there is no setting {written!r}: {hint}")
+            if name.lower().startswith("ratelimit_"):
+                yield written, name.lower()
+
+
+def has_limits(app: Celery) -> bool:
+    """Whether anything of an app is limited: a setting, or a task that says so. Nothing is checked."""
+    # In capitals and without a namespace it may be another package's, unless it bears one of our names.
+    if any(name in DEFAULTS or not written.isupper() for written, name in _written(app)):
+        return True
+    return any(getattr(task, "limits", None) is not None for task in list(app.tasks.values()))
 
 
 def _url(app: Celery, configured: Any) -> str:
@@ -280,7 +278,7 @@ def _url(app: Celery, configured: Any) -> str:
     for candidate in (app.conf.broker_url, app.conf.result_backend):
         several = ";".join(map(str, candidate)) if isinstance(candidate, (list, tuple)) else str(candidate or "")
         if is_sentinel(several):
-            if "master_name" in _store_options(app, several) or "service_name=" in several:
+            if "master_name" in store_options(app, several) or "service_name=" in several:
                 return several
         elif _is_store(several):
             return several.split(";")[0]
@@ -295,7 +293,7 @@ def _is_store(url: str) -> bool:
     return bool(separator) and scheme in SCHEMES
 
 
-def _store_options(app: Celery, url: str) -> dict[str, Any]:
+def store_options(app: Celery, url: str) -> dict[str, Any]:
     """What Celery keeps beside a URL of Sentinels: for the broker, and where it says nothing for the result backend."""
     if not is_sentinel(url):
         return {}

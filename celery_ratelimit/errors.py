@@ -6,6 +6,8 @@ a request that no waiting could satisfy, and a store that does not answer.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "STORE_TROUBLES",
     "ConfigurationError",
@@ -14,7 +16,24 @@ __all__ = [
     "StoreMisconfigured",
     "StoreUnavailable",
     "Throttled",
+    "shown",
 ]
+
+#: Characters of a value that an error shows.
+_LONGEST = 120
+
+
+def shown(value: Any) -> str:
+    """A value as errors show it: never so long that nobody reads them, and never an error of its own."""
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST:  # which Python may refuse to write out
+        return f"{'-' * (value < 0)}1e{int(abs(value).bit_length() * 0.30103)} or so"
+    if isinstance(value, (str, bytes)) and len(value) > _LONGEST:
+        return f"{value[: _LONGEST - 40]!r}… ({len(value)} characters)"
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 40]}…"
 
 
 class RateLimitError(Exception):
@@ -41,9 +60,10 @@ class ImpossibleRequest(RateLimitError, ValueError):
         self.capacity = capacity
 
     def __str__(self) -> str:
+        cost = shown(self.cost)
         return (
-            f"limit {self.limit!r} can never grant {self.cost} permits at once: it holds {self.capacity} at most. "
-            f"Raise its burst (or the count of its window) to at least {self.cost}, or lower the cost"
+            f"limit {self.limit!r} can never grant {cost} permits at once: it holds {self.capacity} at most. "
+            f"Raise its burst (or the count of its window) to at least {cost}, or lower the cost"
         )
 
 
@@ -54,15 +74,23 @@ class Throttled(RateLimitError):
     Attributes:
         limit: the name of the limit that said no.
         retry_after: seconds until it could have started.
+        max_wait: seconds that it would have waited; ``None``: it was not to wait.
+        key: of the limit's bucket; ``""``: the limit has only one.
     """
 
-    def __init__(self, limit: str, retry_after: float) -> None:
-        super().__init__(limit, retry_after)
+    def __init__(self, limit: str, retry_after: float, max_wait: float | None = None, key: str = "") -> None:
+        # A result backend makes it anew from these, perhaps in a process of an older version.
+        more = () if max_wait is None and not key else (max_wait, key)
+        super().__init__(limit, retry_after, *more)
         self.limit = limit
         self.retry_after = retry_after
+        self.max_wait = max_wait
+        self.key = key
 
     def __str__(self) -> str:
-        return f"throttled by limit {self.limit!r}: a permit is free in {self.retry_after:.3f} s"
+        key = f", key {self.key!r}" if self.key else ""
+        beyond = f", beyond max_wait={self.max_wait:g} s" if self.max_wait is not None else ""
+        return f"throttled by limit {self.limit!r}{key}: a permit is free in {self.retry_after:.3f} s{beyond}"
 
 
 class StoreUnavailable(RateLimitError):

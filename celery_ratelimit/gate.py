@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,15 +26,16 @@ from .binding import AppLimits, Buckets, Plan, is_built_in, plan_of
 from .changes import Changes
 from .config import Settings
 from .decision import Decision
-from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, Throttled
+from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError
 from .leases import Leases
 from .left import LeftQueues, Waiting
 from .limiter import Demand, Limiter
 from .line import Held, Line, Unlimited
 from .lots import parking_of
 from .outage import Outage
+from .outcome import Outcome
 from .parcels import marker_among
-from .parking import FULL, HORIZON, NOBODY
+from .parking import FULL, HORIZON, NOBODY, OVERTAKEN
 from .room import AHEAD, PACE, Room
 from .signals import task_throttled
 from .within import Within
@@ -84,6 +86,7 @@ class Gate:
             worker.return_queue_for,
             self.outage,
             lambda error: self.outage.begin(error, self._store_is_back),
+            settings.orphans_after,
         )
         self._within = Within()
         self._plans: dict[tuple[str, str], Plan | None] = {}
@@ -116,7 +119,8 @@ class Gate:
             demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
         except Exception as error:
             # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
-            logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=True)
+            traceback = not isinstance(error, RateLimitError)  # ours say what to do
+            logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=traceback)
             self.worker.fail(request, error)
             return
         if is_built_in(request.task.name):
@@ -156,17 +160,24 @@ class Gate:
 
     def _is_another_copy(self, held: Held) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
-        if self.outage or not self._parks(held.plan):
+        if not self._parks(held.plan):
+            held.doubtful = False
+            return False
+        if self.outage:
             return False
         try:
             if self.attendant.may_run(held):
+                held.doubtful = False
                 return False
         except STORE_TROUBLES as error:
             self.outage.begin(error, self._store_is_back)
             return False
+        self._end_copy(held)
+        return True
+
+    def _end_copy(self, held: Held) -> None:
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
         self.worker.let_go(held.request)
-        return True
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
@@ -268,6 +279,15 @@ class Gate:
         self.changes.watch()
         self.attendant.watch()
         self._watch_ends()
+
+    def lose(self, error: RateLimitError, on_end: Callable[[], None]) -> None:
+        """The store is lost already when the worker starts. ``on_end`` is called when it is there."""
+
+        def back() -> None:
+            on_end()
+            self._store_is_back()
+
+        self.outage.begin(error, back)
 
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
@@ -469,6 +489,10 @@ class Gate:
                 self._leave(held)
                 self._forget_slot(held)
                 continue
+            if held.doubtful and self._is_another_copy(held):
+                waiting.popleft()
+                self._leave(held)
+                continue
             if time.monotonic() >= held.until:
                 # The broker would soon take it for lost, and hand it out a second time: it is sent anew instead.
                 if not self._send_back(line, waiting, held, 0.0, held.demands[0].name):
@@ -526,6 +550,7 @@ class Gate:
             waiting.popleft()
             self._granted(line, held, decision)
             return True
+        line.intervals = {state.name: state.interval for state in decision.states}
         return self._refused(line, waiting, held, decision, free)
 
     def _claim(self, held: Held) -> float:
@@ -568,7 +593,7 @@ class Gate:
         self._room.promise(at, held.request.task.name)
         heapq.heappush(line.due, (at, next(self._numbers), held))
         if decision.retry_after > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
-            self._announce(held, decision.retry_after, held.demands[0].name)
+            self._announce(held, Outcome("waiting", decision.retry_after, held.demands[0]))
 
     def _refused(self, line: Line, waiting: deque[Held], held: Held, decision: Decision, free: bool) -> bool:
         policy, wait = held.plan.policy, decision.retry_after
@@ -577,7 +602,7 @@ class Gate:
         held_for = time.monotonic() - held.since
         given_up = (decision.full and policy.overflow != held.queue) or wait + held_for > policy.claim
         if policy.waits and given_up:
-            self._give_up(line, waiting, held, policy.overflow, name, wait)
+            self._give_up(line, waiting, held, policy.overflow, self._why(line, held, name, wait, decision.full))
         elif wait <= policy.inline_wait or (held.slotted and wait <= RETURN_HOLD):
             # A little too early, or the pool is busy: asks again at its time, or when a process is free.
             if line.open:
@@ -590,10 +615,10 @@ class Gate:
             else:
                 line.slotted.append(held)
         elif not policy.waits:
-            self._give_up(line, waiting, held, policy.throttle, name, wait)
+            self._give_up(line, waiting, held, policy.throttle, self._why(line, held, name, wait))
         elif policy.throttle == "wait" and wait <= self._longest:
             line.next_ask = time.monotonic() + max(0.001, min(wait - PACE, held.plan.longest_pause))
-            self._announce(held, wait, name)
+            self._announce(held, self._why(line, held, name, wait))
             if self.worker.is_full:
                 self._leave_alone(held, line)
             elif self.worker.several_queues:
@@ -621,37 +646,46 @@ class Gate:
         since: int = 0,
     ) -> bool:
         """Park it where ``demand`` is asked, ``wait`` seconds and those before it from its turn. False: nobody is."""
-        interval, most = demand.interval * demand.cost, None
+        interval, most = line.intervals.get(demand.name) or demand.interval, None
         max_wait = held.plan.policy.max_wait
         if max_wait is not None and interval > 0 and not held.returned:
             most = 1 + int((max_wait - wait) / interval)
         ahead = self.attendant.park(held, demand, only_behind=only_behind, most=most, since=since)
         if ahead == NOBODY:
             return False
-        wait += max(0, ahead) * interval
-        if ahead == FULL:
-            self._give_up(line, waiting, held, held.plan.policy.overflow, demand.name, wait)
+        if ahead == OVERTAKEN:
+            waiting.popleft()
+            self._leave(held)
+            self._end_copy(held)
+            return True
+        full = ahead <= FULL
+        wait += (FULL - ahead if full else ahead) * interval
+        if full:
+            self._give_up(line, waiting, held, held.plan.policy.overflow, self._why(line, held, demand.name, wait))
             return True
         waiting.popleft()
         self._leave(held)
-        self._announce(held, wait, demand.name)
+        self._announce(held, replace(self._why(line, held, demand.name, wait), what="parked"))
         return True
 
     def _perhaps_parked(self, line: Line, waiting: deque[Held], held: Held, error: RateLimitError) -> bool:
         """The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now."""
         self.outage.begin(error, self._store_is_back)
+        held.doubts, held.doubtful = held.doubts + 1, True
         return self._send_back(line, waiting, held, self.outage.pause() + LEAD, None)
 
     def _send_back(self, line: Line, waiting: deque[Held], held: Held, wait: float, name: str | None) -> bool:
         delay = min(wait, self._longest) - LEAD
         try:
-            self.worker.send_back(held.request, held.queue, self.worker.return_queue_for(held.queue), delay)
+            return_queue = self.worker.return_queue_for(held.queue)
+            self.worker.send_back(held.request, held.queue, return_queue, delay, held.doubts)
         except Exception as error:
             self._hold_on(line, waiting, held, error)
             return True
         waiting.popleft()
         self._leave(held)
-        self._announce(held, wait, name)
+        why = self._why(line, held, name, wait) if name is not None else Outcome("", wait)
+        self._announce(held, replace(why, what="returned"))
         return True
 
     def _hold_on(self, line: Line, waiting: deque[Held], held: Held, error: Exception) -> None:
@@ -676,8 +710,11 @@ class Gate:
 
     def _without_store(self, line: Line, waiting: deque[Held], held: Held, error: RateLimitError) -> bool:
         """The store does not answer: what ``ratelimit_on_store_error`` says."""
+        if self.outage.is_a_move:
+            line.next_ask = time.monotonic() + LOOK
+            return False
         self.outage.begin(error, self._store_is_back)
-        choice = self.settings.on_store_error
+        choice = "defer" if held.doubtful else self.settings.on_store_error  # it may be parked
         if choice in ("local", "allow") and not self._room.has_for_permit(time.monotonic()):
             line.wants = True
             return False
@@ -706,6 +743,7 @@ class Gate:
         return self._send_back(line, waiting, held, pause + LEAD, None)
 
     def _store_is_back(self) -> None:
+        self.attendant.store_is_back()
         for line in self._lines.values():
             line.next_ask = 0.0
         self._run(*self._lines)
@@ -779,7 +817,17 @@ class Gate:
         self.worker.restore(held.request)
         self.worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": granted_at})
 
-    def _give_up(self, line: Line, waiting: deque[Held], held: Held, how: str, name: str, wait: float) -> None:
+    def _why(self, line: Line, held: Held, name: str, wait: float, full: bool = False) -> Outcome:
+        """Why this one does not start, as far as it waits for its turn."""
+        demand = next((demand for demand in held.demands if demand.name == name), held.demands[0])
+        waited = time.monotonic() - held.since
+        return Outcome("waiting", wait, demand, line.intervals.get(demand.name, 0.0), waited=waited, full=full)
+
+    def _give_up(self, line: Line, waiting: deque[Held], held: Held, how: str, why: Outcome) -> None:
+        if held.plan.policy.waits and not why.full:
+            why = replace(why, max_wait=held.plan.policy.max_wait)
+        what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
+        why = replace(why, what=what, to=to)
         if how not in ("drop", "fail"):
             try:
                 self.worker.redirect(held.request, how)
@@ -788,12 +836,12 @@ class Gate:
                 return
         waiting.popleft()
         self._leave(held)
-        self._announce(held, wait, name)
+        self._announce(held, why)
         self._forget_slot(held)
         if how == "drop":
-            self.worker.drop(held.request, f"throttled by limit {name!r}")
+            self.worker.drop(held.request, why.reason)
         elif how == "fail":
-            self.worker.fail(held.request, Throttled(name, wait))
+            self.worker.fail(held.request, why.error)
 
     def _end_lease(self, held: Held) -> None:
         try:
@@ -809,16 +857,19 @@ class Gate:
         except STORE_TROUBLES as error:
             logger.debug("slot of %s not given back: %r", held.request.id, error)
 
-    def _announce(self, held: Held, wait: float, name: str | None) -> None:
-        """Throttling is normal: an INFO line, an event and a signal, once a delivery."""
-        if held.announced:
+    def _announce(self, held: Held, outcome: Outcome) -> None:
+        """Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
+
+        While the store does not answer, which is said when it begins and ends, the line is for whoever debugs.
+        """
+        if held.announced == outcome.what:
             return
-        held.announced = True
-        request = held.request
-        why = f"by limit {name!r}" if name else "while the limiter's store does not answer"
-        logger.info("Task %s[%s] throttled %s: %.3fs", request.name, request.id, why, wait)
-        self.worker.announce(request, wait, name)
-        task_throttled.send(sender=request.task, request=request, retry_after=wait, limit=name)
+        held.announced = outcome.what
+        request, fields = held.request, outcome.fields()
+        level = logging.INFO if outcome.limit is not None else logging.DEBUG
+        logger.log(level, "Task %s[%s] %s", request.name, request.id, outcome)
+        self.worker.announce(request, fields)
+        task_throttled.send(sender=request.task, request=request, **fields)
 
     # -- The timer -------------------------------------------------------------------------------------------------
 
@@ -826,7 +877,8 @@ class Gate:
         now = time.monotonic()
         heads = [waiting[0].until for waiting in (line.slotted, line.new) if waiting]
         times = [min(heads, default=now + self._longest)]
-        turns = [line.due[0][0]] if line.due and line.due[0][0] > now else []  # else it wants a process
+        # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
+        turns = [line.due[0][0]] if line.due and (line.due[0][0] > now or not line.wants) else []
         if heads and not line.wants:
             turns.append(max(line.next_ask, now + LEAST_PAUSE))
         self._note_turn(line, min(turns, default=0.0))

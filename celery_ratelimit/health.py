@@ -6,11 +6,19 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import AuthenticationError, AuthorizationError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    InvalidResponse,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
 from .errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
+from .refusals import clean, mend_of
 
-__all__ = ["STORE_ERRORS", "check_fitness", "trouble"]
+__all__ = ["STORE_ERRORS", "check_fitness", "is_no_store", "out_of_reach", "trouble"]
 
 #: Whatever a call to the store may raise. (Some of a cluster's errors are none of redis-py's own family.)
 STORE_ERRORS = (RedisError, RedisClusterException)
@@ -50,12 +58,26 @@ def trouble(error: Exception) -> RateLimitError:
     store that is loading, failing over, full or busy. Else :class:`~celery_ratelimit.errors.StoreMisconfigured`, which
     says what to do.
     """
+    clean(error)
+    mend = mend_of(error)
+    if mend is not None:
+        return out_of_reach(error, mend)
     code = _code(error)
     if code is None or code in _OUTAGES:
         return StoreUnavailable(f"the limiter's store did not serve a request: {error}")
     text = str(error)
     shown = text if text.startswith(code) or code in ("ERR", "SINGLE") else f"{code} {text}"
     return StoreMisconfigured(f"the limiter's store refuses to serve ({shown}): {_MENDS.get(code, _OTHERWISE)}")
+
+
+def is_no_store(error: BaseException | None) -> bool:
+    """Whether what answered spoke another protocol. Of a store that has served before, an answer may be cut instead."""
+    return isinstance(error, InvalidResponse)
+
+
+def out_of_reach(error: Exception, mend: str) -> StoreMisconfigured:
+    """What to raise where no waiting would bring a connection about."""
+    return StoreMisconfigured(f"the limiter's store cannot be reached as it is set up ({error}): {mend}")
 
 
 def _code(error: Exception) -> str | None:

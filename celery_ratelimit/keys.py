@@ -24,6 +24,8 @@ __all__ = [
     "hash_tag",
     "lot_keys",
     "lots_key",
+    "seen_keys",
+    "short",
     "touched_key",
 ]
 
@@ -33,6 +35,16 @@ DEFAULT_PREFIX = "ratelimit"
 SCHEMA = "v1"
 
 _LONGEST = 80
+
+#: Characters of a key; one that is longer is cut and hashed before anything keeps it, here or in the store.
+LONGEST_KEY = 1000
+
+
+def short(key: str) -> str:
+    """A bucket's key as it is kept and shown."""
+    if len(key) <= LONGEST_KEY:
+        return key
+    return f"{key[:40]}#{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
 def escape(text: str) -> str:
@@ -70,7 +82,7 @@ def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
 _LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside")
-_ALL_LOTS = ("lots", "code", "where", "asides")
+_ALL_LOTS = ("lots", "code", "where", "asides", "costs")
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
@@ -88,6 +100,11 @@ def attendance_keys(prefix: str, fleet: str) -> tuple[str, str]:
     """Which queues of a fleet are consumed: by whom, and until when."""
     workers, queues = [bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("workers", "queues")]
     return workers, queues
+
+
+def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:
+    """What workers of a fleet have said last that they attend to: limits, return queues; and who consumes what."""
+    return tuple([bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("limits", "returns", "queues")])
 
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:

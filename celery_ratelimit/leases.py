@@ -13,7 +13,7 @@ from .asking import Demand, leased
 from .errors import STORE_TROUBLES
 from .limits import Concurrency
 
-__all__ = ["RENEWALS", "Leases", "renewal_pause"]
+__all__ = ["RENEWALS", "UNKNOWN", "Leases", "renewal_pause"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -21,6 +21,10 @@ logger = logging.getLogger("celery_ratelimit")
 RENEWALS = 3
 #: Seconds after which places that could not be given back are tried again, at the latest.
 LONGEST_PAUSE = 5.0
+#: Later than any permit, in microseconds: a place whose time is not known counts as held for no time.
+UNKNOWN = 2**53
+#: Seconds that :meth:`Leases.close` waits for its thread, which may wait for the store.
+_LAST_LOOK = 5.0
 
 
 def renewal_pause(demands: Sequence[Demand]) -> float:
@@ -46,7 +50,7 @@ class Leases:
     """Places under :class:`~celery_ratelimit.Concurrency` that this process holds, by holder.
 
     A thread renews them, so that a worker whose event loop waits for its broker keeps what its tasks hold. What could
-    not be given back, because the store did not answer, it tries again.
+    not be given back, because the store did not answer, it tries again. It ends when there is nothing left to do.
 
     Args:
         limiter: whose places they are.
@@ -59,6 +63,9 @@ class Leases:
         self._ended: dict[str, _Held] = {}
         self._pause = LONGEST_PAUSE
         self._pid = 0
+        self._wake: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._said = ""
 
     def begin(self, holder: str, demands: Sequence[Demand], granted_at: int) -> None:
         """``holder`` has got its places."""
@@ -68,15 +75,15 @@ class Leases:
         pause = renewal_pause(places)
         with self._lock:
             if self._pid != os.getpid():  # the first, here or after a fork, which carries no threads across
-                self._pid = os.getpid()
+                self._pid, self._wake = os.getpid(), None
                 self._held.clear()
                 self._ended.clear()
-                self._wake = threading.Event()
-                threading.Thread(target=self._look_after, name="celery_ratelimit-leases", daemon=True).start()
             self._ended.pop(holder, None)
             self._held[holder] = _Held(places, granted_at)
-            if pause < self._pause:
-                self._pause = pause
+            sooner, self._pause = pause < self._pause, min(pause, self._pause)
+            if self._wake is None:
+                self._start()
+            elif sooner:
                 self._wake.set()
 
     def end(self, holder: str, *, later: bool = False) -> None:
@@ -92,6 +99,15 @@ class Leases:
         if held is not None and not later:
             self._release(holder, held)
 
+    def close(self) -> None:
+        """End the thread, which first gives back what has ended. What is still held is held until its lease is over."""
+        with self._lock:
+            wake, thread = self._wake, self._thread
+            self._wake = self._thread = None
+        if wake is not None and thread is not None and self._pid == os.getpid():
+            wake.set()
+            thread.join(_LAST_LOOK)
+
     def here(self, demand: Demand) -> int:
         """How many places of a limit this process holds."""
         with self._lock:
@@ -105,18 +121,38 @@ class Leases:
             if self._ended.get(holder) is held:
                 del self._ended[holder]
 
-    def _look_after(self) -> None:
+    def _start(self) -> None:
+        self._wake = wake = threading.Event()
+        self._thread = threading.Thread(
+            target=self._look_after, args=(wake,), name="celery_ratelimit-leases", daemon=True
+        )
+        self._thread.start()
+
+    def _look_after(self, wake: threading.Event) -> None:
         while True:
-            self._wake.wait(self._pause)
-            self._wake.clear()
-            try:
-                self._renew()
-                with self._lock:
-                    ended = list(self._ended.items())
-                for holder, held in ended:
-                    self._release(holder, held)
-            except STORE_TROUBLES as error:
-                logger.debug("leases not renewed or given back this time: %r", error)
+            wake.wait(self._pause)
+            wake.clear()
+            for step in (self._renew, self._release_ended):
+                try:
+                    step()
+                except STORE_TROUBLES as error:
+                    logger.debug("leases not renewed or given back this time: %r", error)
+                except Exception as error:  # without this thread, places would be lost while their tasks run
+                    if self._said != repr(error):  # which may come at each look
+                        self._said = repr(error)
+                        logger.error("Leases were not renewed or given back, and are tried again", exc_info=True)
+            with self._lock:
+                if self._wake is not wake:
+                    return
+                if not self._held and not self._ended:
+                    self._wake = self._thread = None
+                    return
+
+    def _release_ended(self) -> None:
+        with self._lock:
+            ended = list(self._ended.items())
+        for holder, held in ended:
+            self._release(holder, held)
 
     def _renew(self) -> None:
         with self._lock:

@@ -28,18 +28,20 @@ from .asking import (
     leased,
     microseconds,
     nap,
+    seconds_of,
     throttled,
     whole_numbers,
 )
 from .decision import Decision
-from .errors import STORE_TROUBLES, ConfigurationError, RateLimitError
-from .health import STORE_ERRORS, check_fitness, trouble
+from .errors import STORE_TROUBLES, ConfigurationError, RateLimitError, StoreUnavailable
+from .health import STORE_ERRORS, check_fitness, out_of_reach, trouble
 from .keys import DEFAULT_PREFIX, bucket_key, changes_key
-from .leases import Leases
-from .limits import AnyLimit
+from .leases import UNKNOWN, Leases
+from .limits import AnyLimit, Concurrency
+from .refusals import addresses_of, mend_by_asking
 from .spread import Spread, Step, Steps, parts_of
 from .stored import LimitConfig, change_of, length_of, read_config
-from .stores import SOCKET_TIMEOUT, client_of, without_password
+from .stores import SOCKET_TIMEOUT, client_of, close_client, without_password
 
 __all__ = ["SOCKET_TIMEOUT", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
 
@@ -67,7 +69,8 @@ class Limiter(Asking):
     Args:
         client: a ``redis.Redis`` (one that a ``Sentinel`` made too) or a ``redis.RedisCluster``; see :meth:`from_url`
             for one with fitting timeouts.
-        quotas: limits by name, so that calls can name them.
+        quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
+            a :class:`Concurrency`, or a mapping of its arguments.
         prefix: what every key in the store begins with.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
     """
@@ -76,7 +79,7 @@ class Limiter(Asking):
         self,
         client: Redis | RedisCluster,
         *,
-        quotas: Mapping[str, AnyLimit] | None = None,
+        quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
         replace_includes: Mapping[str, str] | None = None,
     ) -> None:
@@ -87,13 +90,15 @@ class Limiter(Asking):
         self._spread = Spread(self)
         self._time: Any = getattr(client, "clock", time)  # a store in memory brings a clock that tests can stop
         self._places = Leases(self)
+        self._owns_client = False
+        self._served = False
 
     @classmethod
     def from_url(
         cls,
         url: str,
         *,
-        quotas: Mapping[str, AnyLimit] | None = None,
+        quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
         **options: Any,
     ) -> Limiter:
@@ -110,9 +115,40 @@ class Limiter(Asking):
             ConfigurationError: the URL is not one of a Redis-protocol store.
             StoreUnavailable: no node of a cluster answers: its client asks at once, the others when they are used.
         """
-        if url.startswith("memory:"):
+        if isinstance(url, str) and url.startswith("memory:"):
             return cls(_memory_client(url), quotas=quotas, prefix=prefix)
-        return cls(client_of(url, **options), quotas=quotas, prefix=prefix)
+        limiter = cls(client_of(url, **options), quotas=quotas, prefix=prefix)
+        limiter._owns_client = True
+        return limiter
+
+    @classmethod
+    def from_app(cls, app: Any) -> Limiter:
+        """The limiter of a Celery app, on the store of its limits: one an app and process.
+
+        It knows the app's quotas, and the limits of its tasks and queues, by their names.
+
+        Raises:
+            ConfigurationError: a setting that cannot be.
+        """
+        limiter: Limiter = cls.of_app(cls, app)
+        return limiter
+
+    def close(self) -> None:
+        """End the thread that renews places, and close the connections that this limiter has made.
+
+        Those of a client that it was given stay open. A block that still runs keeps its place until its lease ends. A
+        limiter that is used again connects again.
+        """
+        self._places.close()
+        self._link.close()
+        if self._owns_client:
+            close_client(self.client)
+
+    def __enter__(self) -> Limiter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 
@@ -121,6 +157,7 @@ class Limiter(Asking):
         limits: Limits,
         *,
         key: str | None = None,
+        args: Mapping[str, Any] | None = None,
         cost: int | None = None,
         max_wait: float = 0.0,
     ) -> Decision:
@@ -132,7 +169,9 @@ class Limiter(Asking):
 
         Args:
             limits: a quota's name, a :class:`Limit` that has a name, or several of them.
-            key: the bucket, for limits that are kept by key.
+            args: what the call is about, by name: each limit takes its own key and cost from it, as from the arguments
+                of a task.
+            key: the bucket as it is shown everywhere, for limits that are kept by key; the others are whole.
             cost: permits to take from each; default: what each limit says.
             max_wait: seconds that the call may sleep for its turn.
 
@@ -141,7 +180,8 @@ class Limiter(Asking):
 
         Raises:
             ImpossibleRequest: the cost is above a limit's burst.
-            ConfigurationError: an unknown quota, or a limit without a name or key that it needs.
+            ConfigurationError: an unknown quota, a limit without a name or key that it needs, or a key where none of
+                the limits is kept by key.
             StoreUnavailable: the store did not answer.
 
         *Warning*: under :class:`Concurrency` nobody knows when a place will be free: waits are estimates, and callers
@@ -150,10 +190,16 @@ class Limiter(Asking):
 
         The permit is spent when this returns. What the caller does afterwards, and when, is not seen.
         """
-        return self._take(self._demands(limits, key, cost), max_wait)
+        return self._take(self._demands(limits, key, cost, args), max_wait)
 
     def permit(
-        self, limits: Limits, *, key: str | None = None, cost: int | None = None, max_wait: float | None = None
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+        max_wait: float | None = None,
     ) -> AbstractContextManager[Decision]:
         """A ``with`` block that runs when it has its permits.
 
@@ -164,27 +210,28 @@ class Limiter(Asking):
         renews them. Other permits are spent, whatever becomes of the block.
 
         Args:
-            limits: as in :meth:`acquire`; so are ``key`` and ``cost``.
+            limits: as in :meth:`acquire`; so are ``args``, ``key`` and ``cost``.
             max_wait: seconds that the block may wait for its turn. Default: as long as it takes.
 
         Raises:
             Throttled: its turn is further away than ``max_wait``, or there is no room to wait (a leaky bucket's
                 ``capacity``): a ``with`` block cannot be skipped. :meth:`acquire` answers without raising.
         """
-        return self._permit(self._demands(limits, key, cost), max_wait)
+        return self._permit(self._demands(limits, key, cost, args), max_wait)
 
     def limited(
         self, limits: Limits, *, key: Key | None = None, cost: Cost | None = None, max_wait: float | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator: every call of the function takes a permit first, as :meth:`permit` does.
 
-        >>> @limiter.limited("stripe", key="tenant:{tenant_id}")
+        >>> @limiter.limited(["stripe", "tenant"])
         ... def charge(tenant_id, amount): ...
 
         Args:
             limits: as in :meth:`acquire`; limits that are given as such need a name.
-            key: the bucket: a template over the function's arguments, or a callable that gets them. Default: what
-                each limit says.
+            key: in place of the keys that limits say themselves: a template over the function's arguments, or a
+                callable that gets them. Limits that are not kept by key are left whole; where none is, those that are
+                given as such are from here on.
             cost: permits a call takes: a number, the name of an argument, or a callable that gets the arguments.
                 Default: what each limit says.
             max_wait: as in :meth:`permit`.
@@ -200,7 +247,7 @@ class Limiter(Asking):
                     f"{function!r} does not run when it is called: use AsyncLimiter.limited for a coroutine function, "
                     "and permit() inside of a generator"
                 )
-            demands = reader_of(function, self._several(limits), key, cost)
+            demands = reader_of(function, self._kept_by(limits, key), cost)
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -211,19 +258,38 @@ class Limiter(Asking):
 
         return decorate
 
-    def peek(self, limits: Limits, *, key: str | None = None, cost: int | None = None) -> Decision:
+    def peek(
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+    ) -> Decision:
         """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
-        demands = self._demands(limits, key, cost)
+        demands = self._demands(limits, key, cost, args)
         return self._decision(demands, self._run(self._peek, demands, ""))
 
-    def reset(self, limits: Limits, *, key: str | None = None) -> None:
-        """Forget what was taken: the buckets are full again and the slots of those who wait are gone."""
-        demands = self._demands(limits, key, 1)
+    def reset(
+        self, limits: Limits, *, key: str | None = None, args: Mapping[str, Any] | None = None, force: bool = False
+    ) -> None:
+        """Forget what was taken: the buckets are full again and the slots of those who wait are gone.
+
+        With ``force`` a name that is no quota here means whatever limit bears it; see :meth:`set_rate`.
+        """
+        demands = self._demands_to_reset(limits, key, args, force=force)
         for part in self._by_slot(demands) if self.pretended_wait is None else ():
             self._reply(self._reset, self._reset_pieces([demands[i] for i in part]))
 
     def reserve(
-        self, limits: Limits, *, id: str, horizon: float, key: str | None = None, cost: int | None = None
+        self,
+        limits: Limits,
+        *,
+        id: str,
+        horizon: float,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
     ) -> Decision:
         """Take the permits of one call ahead of time, and say how long to wait for them.
 
@@ -234,14 +300,23 @@ class Limiter(Asking):
             limits: as in :meth:`acquire`; without :class:`Concurrency`, since nobody can know when a place is free.
             id: names the reservation.
             horizon: seconds; how far ahead the permits may lie. Refused if they would lie further.
-            key: the bucket, for limits that are kept by key.
-            cost: permits to take from each; default: what each limit says.
+            args, key, cost: as in :meth:`acquire`.
 
         *Warning*: a permit taken ahead is spent even if nobody comes for it: see :meth:`cancel`.
         """
-        return self.reserve_demands(self._demands(limits, key, cost), id=id, horizon=horizon)
+        return self.reserve_demands(
+            self._demands(limits, key, cost, args), id=id, horizon=seconds_of("horizon", horizon, 0)
+        )
 
-    def cancel(self, limits: Limits, *, id: str, key: str | None = None, cost: int | None = None) -> bool:
+    def cancel(
+        self,
+        limits: Limits,
+        *,
+        id: str,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        cost: int | None = None,
+    ) -> bool:
         """Give a reservation back; the arguments are those of :meth:`reserve`. Idempotent.
 
         What comes back is what can be given to others without anybody exceeding a limit: all of it if nobody has
@@ -250,7 +325,7 @@ class Limiter(Asking):
         Returns:
             Whether there was such a reservation.
         """
-        return self.cancel_demands(self._demands(limits, key, cost), id=id)
+        return self.cancel_demands(self._demands(limits, key, cost, args), id=id)
 
     def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> bool:
         """Correct what a granted call was charged, once it is known: more is charged, less is given back.
@@ -298,6 +373,7 @@ class Limiter(Asking):
         version: int | None = None,
         for_: float | None = None,
         by: str | None = None,
+        force: bool = False,
     ) -> bool:
         """Put a rate in the place of the code's, for every process and from its next decision on.
 
@@ -315,17 +391,22 @@ class Limiter(Asking):
                 one (a change by hand) it is changed in any case, and the version stays.
             for_: seconds after which the code's rate holds again. Default: it stays until somebody changes it.
             by: who it was; default: user and host.
+            force: also for a name that nobody knows: no quota of this limiter, no limit of its app's tasks and queues,
+                and nothing in the store, where a limit is known as long as it is stored, paused or in use. (One that
+                is kept by key and known nowhere here is found there by what is stored for it, or by ``key``.) All that
+                is done to a limit by its name takes it.
 
         Returns:
             Whether it is in force now; False if a newer version stays.
 
         Raises:
-            ConfigurationError: a rate that cannot be read, or a rate for places.
+            ConfigurationError: a rate that cannot be read, a rate for places, or a name that nobody knows.
 
         *Warning*: a stored burst below what a call costs makes that call impossible (:class:`ImpossibleRequest`). A
         change of algorithm clears the line: who waits comes at the time that was told, and then joins it again.
         """
-        call = change_of(self, name, rate, key=key, version=version, for_=for_, by=by)
+        known = self._named(name, key, force)
+        call = change_of(self, *known, rate, key=key, version=version, for_=for_, by=by)
         return bool(self._reply(self._set_rate, call) == 1)
 
     def try_set_rate(
@@ -336,34 +417,38 @@ class Limiter(Asking):
         key: str | None = None,
         for_: float | None = None,
         by: str | None = None,
+        force: bool = False,
     ) -> bool:
         """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
-        call = change_of(self, name, rate, key=key, only_if_none=True, for_=for_, by=by)
+        known = self._named(name, key, force)
+        call = change_of(self, *known, rate, key=key, only_if_none=True, for_=for_, by=by)
         return bool(self._reply(self._set_rate, call) == 1)
 
-    def expire(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> bool:
+    def expire(self, name: str | AnyLimit, seconds: float, *, key: str | None = None, force: bool = False) -> bool:
         """The stored rate ends in so many seconds; then the code's holds again. False: none is stored."""
-        call = self._timed_call(self._code(name)[0], key, length_of(seconds, "seconds"))
+        us = length_of(seconds, "seconds")
+        call = self._timed_call((self._named(name, key, force))[0], key, us)
         return bool(self._reply(self._expire_rate, call) == 1)
 
-    def delete(self, name: str | AnyLimit, *, key: str | None = None) -> bool:
+    def delete(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> bool:
         """Take the stored rate away; the code's holds again from the next decision on. False: none is stored.
 
         What was used stays used: :meth:`reset` forgets that.
         """
-        return bool(self._reply(self._expire_rate, self._timed_call(self._code(name)[0], key, 0)) == 1)
+        call = self._timed_call((self._named(name, key, force))[0], key, 0)
+        return bool(self._reply(self._expire_rate, call) == 1)
 
-    def config(self, name: str | AnyLimit, *, key: str | None = None) -> LimitConfig:
+    def config(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> LimitConfig:
         """What is in force for a limit, since when and by whom: code and store side by side."""
-        limit_name, code = self._code(name)
+        limit_name, code = self._named(name, key, force)
         return read_config(limit_name, key or "", code, self._reply(self._config, self._config_call(limit_name, key)))
 
-    def available(self, limits: Limits, *, key: str | None = None) -> int:
+    def available(self, limits: Limits, *, key: str | None = None, args: Mapping[str, Any] | None = None) -> int:
         """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
-        decision = self.peek(limits, key=key, cost=1)
+        decision = self.peek(limits, key=key, args=args, cost=1)
         return min(state.remaining for state in decision.states) if decision.allowed else 0
 
-    def pause(self, name: str | AnyLimit, seconds: float, *, key: str | None = None) -> float:
+    def pause(self, name: str | AnyLimit, seconds: float, *, key: str | None = None, force: bool = False) -> float:
         """Let nothing through for so many seconds, in the whole fleet, from the next decision on.
 
         For an upstream that says ``Retry-After``. A shorter pause never shortens one that is there.
@@ -379,12 +464,14 @@ class Limiter(Asking):
         *Warning*: permits that were taken ahead are used still: a tenth of a second at most for tasks in a worker, a
         second for calls that wait (``max_wait``).
         """
-        call = self._timed_call(self._code(name)[0], key, length_of(seconds, "seconds"))
+        us = length_of(seconds, "seconds")
+        call = self._timed_call((self._named(name, key, force))[0], key, us)
         return int(self._reply(self._pause, call)) / 1e6
 
-    def resume(self, name: str | AnyLimit, *, key: str | None = None) -> bool:
+    def resume(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> bool:
         """End a pause. False: there was none."""
-        return bool(self._reply(self._pause, self._timed_call(self._code(name)[0], key, 0)) == 1)
+        call = self._timed_call((self._named(name, key, force))[0], key, 0)
+        return bool(self._reply(self._pause, call) == 1)
 
     # -- The same for demands: what the worker uses ----------------------------------------------------------------
 
@@ -440,8 +527,8 @@ class Limiter(Asking):
         """For each limit, a text that is another one when a stored rate was changed or a pause was ended."""
         keys = [changes_key(self.prefix, name) for name in names]
         if isinstance(self._link, ClusterLink):
-            return [self._store(self.client.get, key) for key in keys]
-        return list(self._store(self.client.mget, keys))
+            return [self._store(self._link.call, "GET", key) for key in keys]
+        return list(self._store(self._link.call, "MGET", *keys))
 
     def ping(self) -> None:
         """Raises :class:`StoreUnavailable` unless the store answers."""
@@ -450,7 +537,25 @@ class Limiter(Asking):
         if self.is_cluster:
             self._store(self._ping_all)  # which also finds out who has taken a lost node's place
         else:
-            self._store(self.client.ping)
+            self._store(self._link.call, "PING")
+
+    def probe(self) -> None:
+        """Do once what requests do, on a key that nothing else uses. Raises what they would raise.
+
+        A store that is full, that may not be written to, or whose user has lost a right, answers to a ``PING``.
+        """
+        self.ping()
+        if self.pretended_wait is not None:
+            return
+        link = self._link
+        names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
+        for name in names:
+            self._store(self._probe, link, (), 1, 1, [bulk(bucket_key(self.prefix, name, "", "probe"))])
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the Sentinels are making another server the master: what is written now may be lost."""
+        return self._link.is_moving
 
     def check_store(self) -> list[str]:
         """Ask whether the store can keep limits, and whether its user may do all that it takes.
@@ -467,40 +572,69 @@ class Limiter(Asking):
             return []
         node = {"target_nodes": self.client.get_default_node()} if self.is_cluster else {}
         warnings = check_fitness(lambda section: self._store_says(section, node))
-        key = bucket_key(self.prefix, "start-up", "", "probe")
-        self._store(self._probe, self._link, (), 1, 1, [bulk(key)])
+        self.probe()
         return warnings
+
+    def _named(self, name: str | AnyLimit, key: str | None, force: bool) -> tuple[str, AnyLimit | None]:
+        """A limit that somebody knows, by its name; and as the code here has it."""
+        known, code = self._code(name, key, force=force)
+        if code is None and not force and not self._store(self.client.exists, *self._traces(known, key)):
+            raise self._unknown(known)
+        return known, code
 
     # -- How it is done --------------------------------------------------------------------------------------------
 
     def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
-        if max_wait <= 0:
-            return self.ask(demands, id=self._new_id() if leased(demands) else "")
-        return self._wait_for(demands, self._new_id(), max_wait)
+        max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
+        waits = max_wait > 0
+        if not waits and not leased(demands):
+            return self.ask(demands)
+        id = self._new_id()
+        decision = None
+        try:
+            if not waits:
+                return self.ask(demands, id=id)
+            deadline = self._time.monotonic() + max_wait
+            while True:
+                left = max(0.0, deadline - self._time.monotonic())
+                decision = None
+                decision = self.ask(demands, id=id, horizon=min(left, TAKE_AHEAD), claim=left)
+                if not decision.allowed and (decision.full or decision.retry_after > left or self.pretended_wait):
+                    self.forget(demands, id=id)
+                    return decision
+                self._time.sleep(nap(decision))
+                if decision.allowed:
+                    return decision
+        except RateLimitError:
+            raise
+        except BaseException:  # a soft time limit, Ctrl-C, a greenlet that is ended
+            self._give_back(demands, id, decision)
+            raise
+
+    def _give_back(self, demands: Sequence[Demand], id: str, decision: Decision | None) -> None:
+        """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
+        with suppress(*STORE_TROUBLES):  # then a slot lapses by itself, a lease too, and a permit is lost
+            if decision is not None and decision.allowed:
+                rates = [demand for demand in demands if not isinstance(demand.limit, Concurrency)]
+                if rates:
+                    self.settle_demands(rates, [0] * len(rates), id=decision.id, granted_at=decision.granted_at)
+                self.release_demands(demands, id=decision.id, granted_at=decision.granted_at)
+                return
+            self.forget(demands, id=id)
+            if decision is None:
+                self.release_demands(demands, id=id, granted_at=UNKNOWN)
 
     @contextmanager
     def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> Iterator[Decision]:
         decision = self._take(demands, math.inf if max_wait is None else max_wait)
         if not decision.allowed:
             raise throttled(decision)
-        self._places.begin(decision.id, decision.demands, decision.granted_at)
         try:
+            self._places.begin(decision.id, decision.demands, decision.granted_at)
             yield decision
         finally:
             with suppress(*STORE_TROUBLES):  # the thread tries again
                 self._places.end(decision.id)
-
-    def _wait_for(self, demands: Sequence[Demand], id: str, max_wait: float) -> Decision:
-        deadline = self._time.monotonic() + max_wait
-        while True:
-            left = max(0.0, deadline - self._time.monotonic())
-            decision = self.ask(demands, id=id, horizon=min(left, TAKE_AHEAD), claim=left)
-            if not decision.allowed and (decision.full or decision.retry_after > left or self.pretended_wait):
-                self.forget(demands, id=id)
-                return decision
-            self._time.sleep(nap(decision))
-            if decision.allowed:
-                return decision
 
     def _run(
         self,
@@ -581,6 +715,15 @@ class Limiter(Asking):
 
     def _store(self, call: Any, *args: Any) -> Any:
         try:
-            return call(*args)
+            answer = call(*args)
         except STORE_ERRORS as error:
-            raise trouble(error) from error
+            raise self._trouble(error) from error
+        self._served = True
+        return answer
+
+    def _trouble(self, error: Exception) -> RateLimitError:
+        told = trouble(error)
+        if not self._served and isinstance(told, StoreUnavailable):  # it may never do
+            mend = mend_by_asking(error, addresses_of(self.client), SOCKET_TIMEOUT)
+            return told if mend is None else out_of_reach(error, mend)
+        return told

@@ -11,7 +11,7 @@ from functools import lru_cache
 from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .errors import ConfigurationError, ImpossibleRequest
+from .errors import ConfigurationError, ImpossibleRequest, shown
 
 __all__ = [
     "ALGORITHMS",
@@ -21,6 +21,7 @@ __all__ = [
     "Limit",
     "Rate",
     "check_cost",
+    "check_quota",
     "parse_rate",
     "parse_window",
 ]
@@ -33,6 +34,10 @@ _WINDOWS = ("fixed_window", "sliding_window", "sliding_log")
 
 #: Whole numbers below this stay exact in Lua, whose numbers are doubles.
 _EXACT = 2**53
+
+#: Sub-windows of a sliding window: each costs the store some time at every decision.
+_MOST_SUB_WINDOWS = 1000
+_YEAR_US = 31_557_600_000_000
 
 #: Options that one algorithm alone has: name, algorithm, default.
 _OPTIONS = (
@@ -54,6 +59,8 @@ _RATE = re.compile(
     r"\s*(?P<count>\d+(?:\.\d+)?)\s*(?:/|per\b)\s*(?P<span>\d+(?:\.\d+)?)?\s*(?P<unit>[a-z]+)\s*",
     re.IGNORECASE,
 )
+#: More than any rate needs that can be kept.
+_MOST_DIGITS = 40
 _RATE_HELP = 'write a count per period, such as "100/s", "5/10s", "1000/h", "0.5/s" or "10 per 2 minutes"'
 
 
@@ -80,7 +87,7 @@ class Rate:
 def parse_rate(text: str, headroom: float = 0.0) -> Rate:
     """Read a rate such as ``"100/s"``, less a share of it. Raises :class:`ConfigurationError` that names the text."""
     if not isinstance(text, str):
-        raise ConfigurationError(f"cannot read the rate {text!r}: {_RATE_HELP}")
+        raise ConfigurationError(f"cannot read the rate {shown(text)}: {_RATE_HELP}")
     return _parse_rate(text, Fraction(str(headroom)))
 
 
@@ -93,16 +100,19 @@ def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False)
     parse_rate(text)  # whatever else is wrong with it
     if count.denominator != 1 or period.denominator != 1:
         raise ConfigurationError(
-            f"the rate {text!r} is not a whole number in a whole window: write it as such, '1/2s' rather than '0.5/s'"
+            f"the rate {shown(text)} is not a whole number in a whole window: write it as such, '1/2s' rather than "
+            "'0.5/s'"
         )
     if keep_period:
         count = Fraction(math.floor(count * (1 - Fraction(str(headroom)))))
     else:
         period = Fraction(math.ceil(period / (1 - Fraction(str(headroom)))))
     if count < 1:
-        raise ConfigurationError(f"the rate {text!r} with headroom={headroom!r} would never let anything through")
+        raise ConfigurationError(
+            f"the rate {shown(text)} with headroom={shown(headroom)} would never let anything through"
+        )
     if count >= 10**9 or period >= 10**15:
-        raise ConfigurationError(f"the rate {text!r} is more than can be counted exactly in one window")
+        raise ConfigurationError(f"the rate {shown(text)} is more than can be counted exactly in one window")
     return Rate(int(count), int(period))
 
 
@@ -111,10 +121,14 @@ def _read_rate(text: str) -> tuple[Fraction, Fraction]:
     match = _RATE.fullmatch(text)
     unit = _UNITS.get(match["unit"].lower()) if match else None
     if match is None or unit is None:
-        raise ConfigurationError(f"cannot read the rate {text!r}: {_RATE_HELP}; units are s, m, h and d")
+        raise ConfigurationError(f"cannot read the rate {shown(text)}: {_RATE_HELP}; units are s, m, h and d")
+    if max(len(match["count"]), len(match["span"] or "")) > _MOST_DIGITS:
+        raise ConfigurationError(
+            f"the rate {shown(text)} has more digits than can be kept exactly: round it to nine digits"
+        )
     period = Fraction(match["span"] or 1) * unit * 1_000_000
     if period <= 0:
-        raise ConfigurationError(f"the rate {text!r} has a period of zero: {_RATE_HELP}")
+        raise ConfigurationError(f"the rate {shown(text)} has a period of zero: {_RATE_HELP}")
     return Fraction(match["count"]), period
 
 
@@ -124,23 +138,24 @@ def _parse_rate(text: str, headroom: Fraction) -> Rate:
     per_us = count / period * (1 - headroom)
     if per_us == 0:
         raise ConfigurationError(
-            f"the rate {text!r} would never let anything through: {_RATE_HELP}, or do not start these workers"
+            f"the rate {shown(text)} would never let anything through: {_RATE_HELP}, or do not start these workers"
         )
     if per_us > 1:
-        raise ConfigurationError(f"the rate {text!r} is above one permit a microsecond, the finest step kept")
+        raise ConfigurationError(f"the rate {shown(text)} is above one permit a microsecond, the finest step kept")
     # In lowest terms, then widened so that both are whole.
     rate = Rate(count=per_us.numerator, period_us=per_us.denominator)
     if rate.count >= 10**9 or rate.period_us >= 10**15:
-        raise ConfigurationError(f"the rate {text!r} has more digits than can be kept exactly: round it to nine digits")
+        raise ConfigurationError(
+            f"the rate {shown(text)} has more digits than can be kept exactly: round it to nine digits"
+        )
     return rate
 
 
 def check_cost(name: str, cost: Any, most: int) -> int:
     """A cost as a whole number of permits that the limit ``name`` can grant; raises what is wrong with it."""
-    number = isinstance(cost, (int, float)) and not isinstance(cost, bool) and math.isfinite(cost)
-    if not number or cost != int(cost) or cost < 1:
+    if not _is_number(cost) or cost != int(cost) or cost < 1:
         raise ConfigurationError(
-            f"limit {name!r}: cost={cost!r} is not a whole number of permits of at least 1; "
+            f"limit {name!r}: cost={shown(cost)} is not a whole number of permits of at least 1; "
             "to charge fractions, scale the rate, the burst and every cost by the same factor"
         )
     if cost > most:
@@ -148,8 +163,45 @@ def check_cost(name: str, cost: Any, most: int) -> int:
     return int(cost)
 
 
+class AnyLimit:
+    """What may stand in ``limits=``, once it has been read: a :class:`Limit` or a :class:`Concurrency`."""
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        @property
+        def name(self) -> str | None: ...
+        @property
+        def key(self) -> str | Callable[..., str] | None: ...
+        @property
+        def cost(self) -> int | str | Callable[..., int]: ...
+        @property
+        def per_worker(self) -> bool: ...
+        @property
+        def algorithm(self) -> str: ...
+        @property
+        def method(self) -> str: ...
+        @property
+        def interval(self) -> float: ...
+        @property
+        def size(self) -> int: ...
+        @property
+        def most(self) -> int: ...
+        def wire(self, cost: int) -> tuple[str | int, ...]: ...
+
+
+def check_quota(name: str, quota: AnyLimit, where: str) -> AnyLimit:
+    """A limit as the quota ``name``: under one name alone, or what is paused and shown would not be what is asked."""
+    if isinstance(quota, AnyLimit) and quota.name not in (None, name):
+        raise ConfigurationError(
+            f"{where}: {quota!r} has another name, so its bucket would not be that of the quota {name!r}: "
+            "leave name= out, or write the same in both places"
+        )
+    return quota
+
+
 @dataclass(frozen=True)
-class Limit:
+class Limit(AnyLimit):
     """At most so many permits in an interval, counted over every process that asks.
 
     A permit that is not there is not an error: the decision says how long to wait for it. ``docs/algorithms.md``
@@ -185,7 +237,7 @@ class Limit:
             (``Decision.full``); a task is then given up as its ``overflow`` says. Default: any number.
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are those of UTC), or ``"first"``: a window
             begins with the first call after the last window.
-        precision: sliding window: how many sub-windows a period is cut into.
+        precision: sliding window: how many sub-windows a period is cut into, 1,000 at most.
         per_worker: counted for each worker node by itself, rather than for the fleet; outside of a worker, for each
             machine.
         headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
@@ -241,16 +293,16 @@ class Limit:
         # A frozen dataclass has no other way to set what its own __init__ was given.
         for attribute, value in given.items():
             object.__setattr__(self, attribute, value)
-        who = f"Limit({rate!r}{f', name={name!r}' if name else ''})"
+        who = f"Limit({shown(rate)}{f', name={shown(name)}' if name else ''})"
         parse_rate(rate)
         if algorithm not in ALGORITHMS:
-            raise ConfigurationError(f"{who}: algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+            raise ConfigurationError(f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}")
         if not _is_number(headroom) or not 0 <= headroom < 1:
-            raise ConfigurationError(f"{who}: headroom={headroom!r} must be a share from 0 to below 1")
+            raise ConfigurationError(f"{who}: headroom={shown(headroom)} must be a share from 0 to below 1")
         if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise ConfigurationError(f"{who}: burst={burst!r} must be a whole number of at least 1")
+            raise ConfigurationError(f"{who}: burst={shown(burst)} must be a whole number of at least 1")
         if burst > 1 and algorithm != "token_bucket":
-            raise ConfigurationError(f"{who}: burst={burst} is for algorithm='token_bucket', not {algorithm!r}")
+            raise ConfigurationError(f"{who}: burst={shown(burst)} is for algorithm='token_bucket', not {algorithm!r}")
         self._check_options(who)
         if algorithm in _WINDOWS or refill == "interval":
             parsed = parse_window(rate, headroom, keep_period=algorithm == "fixed_window" and align == "clock")
@@ -259,41 +311,66 @@ class Limit:
         object.__setattr__(self, "parsed", parsed)
         self._check_exact(who, parsed)
         _check_name_and_key(who, name, key)
-        if not isinstance(cost, str) and not callable(cost):
+        if isinstance(cost, str) or callable(cost):
+            self._check_room_for_costs(who)
+        else:
             try:
                 object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
             except ImpossibleRequest as error:
                 raise ConfigurationError(f"{who}: {error}") from None
 
+    def _check_room_for_costs(self, who: str) -> None:
+        """Calls differ in cost, so some cost more than one permit: the limit must be able to grant more at once."""
+        if self.most > 1:
+            return
+        mend = "make its window's count larger" if self.algorithm in _WINDOWS else "give it burst= of at least the most"
+        if self.algorithm == "leaky_bucket":
+            mend = "take algorithm='token_bucket' with burst= of at least the most"
+        written = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__name__", self.cost)
+        raise ConfigurationError(
+            f"{who}: cost={shown(written)} takes from 1 permit up, but the limit holds 1 at most, so that every call "
+            f"which costs more is impossible: {mend} that one call may cost"
+        )
+
     def _check_options(self, who: str) -> None:
         for option, algorithm, default in _OPTIONS:
             if getattr(self, option) != default and self.algorithm != algorithm:
                 raise ConfigurationError(
-                    f"{who}: {option}={getattr(self, option)!r} is for algorithm={algorithm!r}, not {self.algorithm!r}"
+                    f"{who}: {option}={shown(getattr(self, option))} is for algorithm={algorithm!r}, "
+                    f"not {self.algorithm!r}"
                 )
         for option, choices in (("refill", ("continuous", "interval")), ("align", ("clock", "first"))):
             if getattr(self, option) not in choices:
                 raise ConfigurationError(
-                    f"{who}: {option}={getattr(self, option)!r} is not one of {', '.join(choices)}"
+                    f"{who}: {option}={shown(getattr(self, option))} is not one of {', '.join(choices)}"
                 )
         for option, least in (("debt", 0), ("precision", 1), ("capacity", 0)):
             value = getattr(self, option)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ConfigurationError(f"{who}: {option}={value!r} must be a whole number of at least {least}")
+            if value is None and option == "capacity":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigurationError(f"{who}: {option}={shown(value)} must be a whole number of at least {least}")
+        if self.precision > _MOST_SUB_WINDOWS:
+            raise ConfigurationError(
+                f"{who}: precision={shown(self.precision)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
+                "costs the store time at each decision; for a window that is exact take algorithm='sliding_log'"
+            )
         if not _is_number(self.warmup) or not 0 <= self.warmup < 1e9:
-            raise ConfigurationError(f"{who}: warmup={self.warmup!r} must be a number of seconds, 0 or more")
+            raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 or more")
         if sum((self.refill == "interval", self.debt > 0, self.warmup > 0)) > 1:
             raise ConfigurationError(f"{who}: refill='interval', debt and warmup exclude one another")
 
     def _check_exact(self, who: str, parsed: Rate) -> None:
         if self.most * parsed.period_us // parsed.count >= _EXACT // 8:
+            years = self.burst * parsed.period_us // (parsed.count * _YEAR_US)
             raise ConfigurationError(
-                f"{who}: burst={self.burst} at this rate would take {self.burst * parsed.interval / 3.15e7:.0f} years "
-                "to refill, more than can be kept exactly: lower the burst or raise the rate"
+                f"{who}: burst={shown(self.burst)} at this rate would take {shown(years)} years to refill, more than "
+                "can be kept exactly: lower the burst or raise the rate"
             )
         if self.algorithm == "sliding_window" and parsed.count * (parsed.period_us // self.precision + 1) >= _EXACT:
             raise ConfigurationError(
-                f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise precision"
+                f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise precision, or "
+                "take a shorter period"
             )
 
     def __hash__(self) -> int:
@@ -364,7 +441,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Concurrency:
+class Concurrency(AnyLimit):
     """At most ``limit`` at once, across the whole fleet.
 
     Whoever is let in holds a *lease*. A task's lease is renewed while it runs and given back when it ends, however it
@@ -401,11 +478,11 @@ class Concurrency:
     interval: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        who = f"Concurrency({self.limit!r}{f', name={self.name!r}' if self.name else ''})"
+        who = f"Concurrency({shown(self.limit)}{f', name={shown(self.name)}' if self.name else ''})"
         if isinstance(self.limit, bool) or not isinstance(self.limit, int) or not 1 <= self.limit < 10**9:
             raise ConfigurationError(f"{who}: the limit must be a whole number of at least 1")
         if not _is_number(self.lease) or not 0.1 <= self.lease < 1e9:
-            raise ConfigurationError(f"{who}: lease={self.lease!r} must be a number of seconds, 0.1 or more")
+            raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 or more")
         _check_name_and_key(who, self.name, self.key)
 
     @property
@@ -422,19 +499,19 @@ class Concurrency:
         return f"{self.name or 'limit'}: {self.limit} at once"
 
 
-#: Whatever may stand in ``limits=``, once it has been read.
-AnyLimit = Limit | Concurrency
-
-
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_name_and_key(who: str, name: Any, key: Any) -> None:
     if name is not None and (not isinstance(name, str) or not name):
-        raise ConfigurationError(f"{who}: name={name!r} must be a text that is not empty")
+        raise ConfigurationError(f"{who}: name={shown(name)} must be a text that is not empty")
     if key is not None and not isinstance(key, str) and not callable(key):
-        raise ConfigurationError(f"{who}: key={key!r} must be a template such as 'tenant:{{tenant_id}}', or a callable")
+        raise ConfigurationError(
+            f"{who}: key={shown(key)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
+        )
     if isinstance(key, str):
         _check_template(who, key)
 
@@ -449,9 +526,10 @@ def _check_template(who: str, template: str) -> None:
     try:
         fields = template_fields(template)
     except ValueError as error:
-        raise ConfigurationError(f"{who}: key={template!r} is not a template: {error}") from None
+        raise ConfigurationError(f"{who}: key={shown(template)} is not a template: {error}") from None
     for name in fields:
         if not name.isidentifier():
             raise ConfigurationError(
-                f"{who}: key={template!r} must name the task's arguments, as in 'tenant:{{tenant_id}}', not {{{name}}}"
+                f"{who}: key={shown(template)} must name the task's arguments, as in 'tenant:{{tenant_id}}', not "
+                f"{{{name[:40]}}}"
             )

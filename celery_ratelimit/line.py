@@ -12,6 +12,7 @@ from typing import Any
 from ._celery import stored_id
 from .binding import Plan
 from .limiter import Demand
+from .parcels import doubts_in
 
 __all__ = ["Held", "Line", "Unlimited"]
 
@@ -26,7 +27,9 @@ class Held:
     countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
     out.
     ``paid``: it has a permit, good at that time (microseconds, the store's clock). ``gone``: it has left the gate.
+    ``announced``: what was said last to have become of it.
     ``id``: what the store knows it by.
+    ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
     """
 
     request: Any
@@ -40,12 +43,16 @@ class Held:
     returned: bool
     widened: bool = False
     paid: int | None = None
-    announced: bool = False
+    announced: str = ""
     gone: bool = False
     id: str = field(init=False)
+    doubts: int = field(init=False)
+    doubtful: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = stored_id(self.request, self.queue)
+        self.doubts = doubts_in(self.request.message)
+        self.doubtful = self.doubts > 0
 
     @property
     def task_id(self) -> str:
@@ -72,6 +79,7 @@ class Line:
         new: newcomers that have to ask.
         due: (time, number, held): holds a permit that is good at that time, or asks again then.
         closed_until: when the head was told to have its turn.
+        intervals: seconds in which a permit comes back, by limit, as it was when somebody was refused last.
         interval: seconds from one turn to the next, as it was in force when somebody asked last.
         next_ask: when the head may ask; earlier it would be told to wait.
         open: the last one that asked could have started at once: a newcomer need not ask for a slot.
@@ -84,6 +92,7 @@ class Line:
     new: deque[Held] = field(default_factory=deque)
     due: list[tuple[float, int, Held]] = field(default_factory=list)
     closed_until: float = 0.0
+    intervals: dict[str, float] = field(default_factory=dict)
     interval: float = 0.0
     next_ask: float = 0.0
     open: bool = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from celery import Celery
@@ -12,10 +14,15 @@ from kombu.utils.json import dumps, loads
 from ._celery import fleet_of, publish_on, redelivery_of
 from .binding import limits_of_app
 from .config import limiter_of, settings_of
+from .errors import ConfigurationError
+from .handing_back import HandingBack
+from .names import listed, near
 from .parcels import marker_among
-from .parking import PAGE, Bucket, Lot, Parked, Parking, marker_of
+from .parking import AGAIN, PAGE, UNATTENDED, Bucket, Lot, Parked, Parking, marker_of
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 #: Tasks that are looked for at once in a lot that is read from end to end.
 _AT_ONCE = 50
@@ -31,7 +38,10 @@ class ParkingLot:
         parked: how many tasks wait here.
         oldest: when the first of them was throttled, in seconds since 1970.
         drains_in: seconds until all have had their turn, at the rate that is in force; ``None``: that is not known, as
-            under :class:`~celery_ratelimit.Concurrency`. The dearer tasks are, the longer it takes.
+            under :class:`~celery_ratelimit.Concurrency`. The dearer tasks are, the longer it takes. What
+            older versions have parked counts as one permit each.
+        attended: whether some worker has this limit. Else its tasks go back to the queues that they were sent to, as
+            they were, ``ratelimit_orphans_after`` seconds after the last one had it.
     """
 
     name: str
@@ -39,6 +49,7 @@ class ParkingLot:
     parked: int
     oldest: float
     drains_in: float | None
+    attended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +89,25 @@ class ParkingLots:
         self._parking = parking_of(app)
         self._limits = limits_of_app(app)
 
-    def lots(self, *names: str) -> list[ParkingLot]:
-        """The lots of these limits in which tasks are parked. Default: of all limits of the app's tasks and queues."""
-        return [self._lot(lot) for lot in self._parking.lots(names or sorted(self._limits)) if lot.parked]
+    def lots(self, *names: str, force: bool = False) -> list[ParkingLot]:
+        """The lots in which tasks are parked.
 
-    def tasks(self, name: str, key: str = "", *, first: int = 0, number: int = 100) -> list[ParkedTask]:
+        Args:
+            names: of limits; default: of all limits of the app's tasks and queues, and of those that workers had and
+                have no more.
+            force: ask for names that nobody knows, too.
+
+        Raises:
+            ConfigurationError: nobody knows a limit of that name; says which there are.
+        """
+        self._check(names, force)
+        seen = self._parking.seen((), ()).limits
+        known = names or sorted({*self._limits, *seen})
+        return [self._lot(lot, seen.get(lot.name, inf)) for lot in self._parking.lots(known) if lot.parked]
+
+    def tasks(
+        self, name: str, key: str = "", *, first: int = 0, number: int = 100, force: bool = False
+    ) -> list[ParkedTask]:
         """Tasks that are parked for one bucket, in the order of their turns.
 
         Args:
@@ -90,20 +115,24 @@ class ParkingLots:
             key: of the bucket.
             first: how many to leave out.
             number: how many at most.
+            force: see :meth:`lots`.
         """
+        self._check((name,), force)
         return [_task(parked) for parked in self._list((name, key), first, number)]
 
-    def release(self, name: str, key: str = "", ids: Sequence[str] | None = None) -> int:
+    def release(self, name: str, key: str = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
         """Send parked tasks back to the broker now. They still have to ask their limits, behind those who wait there.
 
         Args:
             name: of the limit.
             key: of the bucket.
             ids: of the tasks; default: all that are parked now.
+            force: see :meth:`lots`.
 
         Returns:
             How many were sent. Whose queue is not at the broker (RabbitMQ) stays parked: no worker consumes it.
         """
+        self._check((name,), force)
         bucket = name, key
         with self._app.connection_for_write() as connection, connection.channel() as channel:
             released = 0
@@ -116,18 +145,56 @@ class ParkingLots:
                 released += len(sent)
             return released
 
-    def purge(self, name: str, key: str = "", ids: Sequence[str] | None = None) -> int:
+    def purge(self, name: str, key: str = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
         """Throw parked tasks away, as ``celery purge`` does with those in a queue: nobody hears of it.
 
         Args:
             name: of the limit.
             key: of the bucket.
             ids: of the tasks; default: all that are parked now.
+            force: see :meth:`lots`.
 
         Returns:
             How many there were.
         """
+        self._check((name,), force)
         return sum(taken for taken, _ in self._take_out((name, key), ids, purge=True))
+
+    def drain(self) -> int:
+        """Hand back to the queues that they were sent to all tasks that are parked, or in a return queue.
+
+        They are there as they were sent: a worker without this package runs them. Stop the workers that have it first,
+        in order (SIGTERM), or they park them again; what a killed one has kept from the broker comes back when that
+        redelivers, so call it once more then.
+
+        Returns:
+            How many tasks were handed back. What is for a queue that is not at the broker (RabbitMQ) stays, and a
+            warning names the queue.
+        """
+        seen, return_queue_for = self._parking.seen((), ()), settings_of(self._app).return_queue_for
+        queues = {*self._app.amqp.queues, *seen.queues}
+        returns = {*seen.returns, *[(to, queue) for queue in queues if (to := return_queue_for(queue)) != queue]}
+        with HandingBack(self._app, self._parking) as handing_back:
+            of_queues = [handing_back.return_queue(*pair) for pair in sorted(returns)]
+            names = sorted({*self._limits, *seen.limits})
+            handed = of_queues + [handing_back.limit(name, overdue=2 * AGAIN) for name in names]
+        missing = frozenset().union(*[each.missing for each in handed])
+        if missing:
+            logger.warning("The broker has no queue %s: what is for it stays parked", ", ".join(sorted(missing)))
+        return sum(each.tasks for each in handed)
+
+    def _check(self, names: Sequence[str], force: bool) -> None:
+        unknown = [name for name in names if name not in self._limits]
+        if force or not unknown:
+            return
+        known = {*self._limits, *self._parking.seen((), ()).limits, *self._parking.occupied(unknown)}
+        for name in unknown:
+            if name not in known:
+                hint = near(name, known) or f"{listed(known)}."
+                raise ConfigurationError(
+                    f"no task, queue or worker has a limit {name!r}, and nothing is parked for one: {hint} "
+                    "(force=True asks the store all the same)"
+                )
 
     def _list(self, bucket: Bucket, first: int, number: int) -> Iterator[Parked]:
         last = first + number - 1
@@ -163,11 +230,11 @@ class ParkingLots:
             taken, leaving, stored = self._parking.pick(bucket, stored, purge=purge)
             yield taken, leaving
 
-    def _lot(self, lot: Lot) -> ParkingLot:
-        config = self._limiter.config(self._limits.get(lot.name, lot.name), key=lot.key or None)
+    def _lot(self, lot: Lot, unseen: float) -> ParkingLot:
+        config = self._limiter.config(self._limits.get(lot.name, lot.name), key=lot.key or None, force=True)
         interval = config.in_force.interval if config.in_force is not None else 0.0
-        drains_in = config.paused + lot.parked * interval if interval else None
-        return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in)
+        drains_in = config.paused + lot.cost * interval if interval else None
+        return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in, unseen < UNATTENDED)
 
 
 def parking_of(app: Celery) -> Parking:

@@ -17,6 +17,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from .errors import ConfigurationError
+from .urls import without_password
 
 try:
     import fakeredis
@@ -118,7 +119,9 @@ def clear() -> None:
 def _store(url: str) -> _Server:
     match = _URL.fullmatch(url)
     if match is None:
-        raise ConfigurationError(f"{url!r} does not name a store in memory: write 'memory://' or 'memory://name'")
+        raise ConfigurationError(
+            f"{without_password(url)!r} does not name a store in memory: write 'memory://' or 'memory://name'"
+        )
     with _lock:
         server = _stores.setdefault(match[1] or "", _Server())
     _check_process(server)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ._celery import Worker
-from .errors import STORE_TROUBLES, RateLimitError, StoreUnavailable
+from .errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
 from .leases import Leases
 from .limiter import Demand, Limiter
 from .limits import Concurrency
@@ -40,11 +40,17 @@ class Outage:
         self._reminded = float("-inf")
         self._said = False
         self._over: threading.Event | None = None
+        self._all_back = 0.0  # when those that were deferred are back
         self._tats: dict[tuple[str, str], float] = {}
         self.error: RateLimitError = StoreUnavailable("the limiter's store is not lost")
 
     def __bool__(self) -> bool:
-        return self._over is not None
+        return self._over is not None or self._limiter.is_moving
+
+    @property
+    def is_a_move(self) -> bool:
+        """Nothing is lost yet: the Sentinels are making another server the master. Nobody asks until they have."""
+        return self._over is None and self._limiter.is_moving
 
     def begin(self, error: RateLimitError, on_end: Callable[[], None]) -> None:
         """The store did not answer. ``on_end`` is called in the worker's event loop when it does again."""
@@ -52,10 +58,12 @@ class Outage:
         if now - self._reminded >= REMINDER:
             self._reminded = now
             self._said = True
-            logger.warning("%s. Limited tasks are handled as ratelimit_on_store_error says until it is back", error)
+            said = str(error).rstrip(".")
+            logger.warning("%s. Limited tasks are handled as ratelimit_on_store_error says until it is back", said)
         if self._over is None:
             self.error = error
-            self._since = now
+            if not isinstance(error, StoreMisconfigured) or now > self._all_back + PROBE:
+                self._since = now  # else it is the same one: the store refuses what it was not probed with
             self._over = threading.Event()
             threading.Thread(
                 target=self._look, args=(self._over, on_end), name="celery_ratelimit-outage", daemon=True
@@ -68,7 +76,10 @@ class Outage:
 
     def pause(self) -> float:
         """Seconds until a deferred task comes back: as long as the outage already lasts, jittered."""
-        return min(LONGEST, max(SHORTEST, time.monotonic() - self._since)) * random.uniform(0.5, 1.5)
+        now = time.monotonic()
+        pause = min(LONGEST, max(SHORTEST, now - self._since)) * random.uniform(0.5, 1.5)
+        self._all_back = max(self._all_back, now + pause)
+        return pause
 
     def local_wait(self, demands: Sequence[Demand], leases: Leases) -> float:
         """Take permits from this worker's share of each limit; else the seconds until there are some.
@@ -95,7 +106,7 @@ class Outage:
     def _look(self, over: threading.Event, on_end: Callable[[], None]) -> None:
         while not over.wait(PROBE):
             try:
-                self._limiter.ping()
+                self._limiter.probe()
             except STORE_TROUBLES:
                 continue
             self._worker.call_soon(lambda: self._end(over, on_end))

@@ -11,7 +11,18 @@ from typing import Any
 
 from kombu import Producer
 
-__all__ = ["Parcel", "expires_at", "marker_among", "marker_in", "parcel_of", "publish_all", "without_marker"]
+__all__ = [
+    "Parcel",
+    "as_sent",
+    "doubts_in",
+    "expires_at",
+    "marker_among",
+    "marker_in",
+    "parcel_in",
+    "parcel_of",
+    "publish_all",
+    "without_marker",
+]
 
 #: The header that a message carries while it is sent back: what to restore when its task starts.
 RETURN_HEADER = "celery-ratelimit-return"
@@ -61,6 +72,12 @@ def marker_in(message: Any) -> dict[str, Any]:
     return marker_among(message.headers)
 
 
+def doubts_in(message: Any) -> int:
+    """How often a message was sent anew because the store did not say whether it was parked."""
+    again = marker_in(message).get("again", 0)
+    return again if _is_count(again) else 0
+
+
 def _mark(headers: dict[str, Any], marker: Mapping[str, Any]) -> None:
     headers[RETURN_HEADER] = marker
     if OLD_HEADER not in headers or _is_ours(headers[OLD_HEADER]):
@@ -95,8 +112,6 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
     """
     message = request.message
     headers = dict(message.headers)
-    properties = dict(message.properties or {})
-    options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
     marker = without_marker(headers)
     if return_queue:
         first = {
@@ -111,8 +126,34 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
         _mark(headers, marker or first)
     elif marker:
         headers["eta"] = marker.get("eta")
+    return _parcel(message, return_queue or queue, headers, expires_at(request))
+
+
+def parcel_in(message: Any) -> Parcel:
+    """A message that has come back, as it is, whole."""
+    headers = dict(message.headers)
+    try:
+        expires = datetime.fromisoformat(headers["expires"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        expires = None
+    return _parcel(message, marker_in(message)["queue"], headers, expires)
+
+
+def as_sent(parcel: Parcel) -> Parcel:
+    """A message that was parked, or has come back, to the queue that it was sent to, and without a trace of ours."""
+    headers = dict(parcel["headers"])
+    marker = without_marker(headers)
+    headers["eta"] = marker.get("eta")
+    if "CC" in marker:
+        headers["CC"] = marker["CC"]
+    return {**parcel, "to": marker["queue"], "headers": headers}
+
+
+def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | None) -> Parcel:
+    properties = dict(message.properties or {})
+    options = {name: properties.pop(name, None) for name in _TRANSPORT_PROPERTIES}
     return {
-        "to": return_queue or queue,
+        "to": to,
         "body": message.body if isinstance(message.body, str) else bytes(message.body),
         "content_type": message.content_type,
         "content_encoding": message.content_encoding,
@@ -120,7 +161,7 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
         "headers": headers,
         "priority": options["priority"],
         "delivery_mode": options["delivery_mode"],
-        "expires": expires_at(request) if options["expiration"] is not None else None,
+        "expires": expires if options["expiration"] is not None else None,
         "properties": properties,
     }
 

@@ -21,35 +21,55 @@ from .keys import (
     hash_tag,
     lot_keys,
     lots_key,
+    seen_keys,
     touched_key,
 )
 from .limiter import Limiter
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "Attendance", "Bucket", "Looked", "Lot", "Parked", "Parking", "marker_of"]
+__all__ = [
+    "FULL",
+    "HORIZON",
+    "NOBODY",
+    "OVERTAKEN",
+    "UNATTENDED",
+    "Attendance",
+    "Bucket",
+    "Looked",
+    "Lot",
+    "Parked",
+    "Parking",
+    "Unseen",
+    "marker_of",
+]
 
 #: A limit's name, and the key of one of its buckets.
 Bucket = tuple[str, str]
 
-#: What :meth:`Parking.park` answers when it did not park.
-NOBODY, FULL = -1, -2
+#: What :meth:`Parking.park` answers when it did not park: ``FULL`` less the permits that those ahead cost.
+NOBODY, OVERTAKEN, FULL = -1, -3, -4
 
 #: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
 HORIZON = 1.0
 #: Tasks of one bucket that have left it and have not started.
 MOST = 1000
-#: Tasks that leave, and lots that are looked after, in one script: a millisecond or two of the store's time. And bytes
-#: of messages after which no more leave: what a connection takes in a moment.
-WORK, BYTES = 50, 512_000
+#: Tasks that leave, and lots that are looked after, each of which counts as two, in one script: a millisecond or two of
+#: the store's time. Lots that one script is asked for: more would not have their turn in it, if a task leaves each. And
+#: bytes of messages after which no more leave: what a connection takes in a moment.
+WORK, AT_ONCE, BYTES = 50, 17, 512_000
 #: Seconds between two looks at a lot, at the least: those whose turn has come meanwhile leave it together.
 PACE = 0.2
 #: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
 AGAIN = 10.0
 #: How many keys a lot has.
-_KEYS = 11
+_KEYS = 12
 #: Lots of one limit that are due, of which a worker hears at once, and lots that are told that their limit has changed.
 LOTS, WOKEN = 100, 500
 #: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
 KNOWN = 30 * 86_400.0
+#: Seconds after which nobody attends to a limit or a return queue, at the soonest: workers say so every five.
+UNATTENDED = 15.0
+#: Seconds for which a limit or a return queue is known that nobody attends to: what waits there is not to be forgotten.
+REMEMBERED = 365 * 86_400.0
 #: Tasks that are taken out or listed in one script, and look-ups in one.
 PAGE, FOUND = 100, 250
 
@@ -101,6 +121,20 @@ class Attendance(NamedTuple):
     absent: frozenset[str]
 
 
+class Unseen(NamedTuple):
+    """What no worker has said for some time that it attends to; each with the seconds since somebody did.
+
+    Attributes:
+        limits: by name.
+        returns: return queues, each with the queue whose tasks come back by it.
+        queues: that nobody consumes.
+    """
+
+    limits: dict[str, float]
+    returns: dict[tuple[str, str], float]
+    queues: dict[str, float]
+
+
 class Lot(NamedTuple):
     """The parking lot of one bucket.
 
@@ -110,6 +144,7 @@ class Lot(NamedTuple):
         parked: tasks in it.
         leaving: tasks that were let out, but are not known to be at the broker yet.
         oldest: seconds since 1970 at which the first of them was throttled; 0.0: nobody is there.
+        cost: permits that those who are parked cost.
         tasks: those that were asked for, in their order.
     """
 
@@ -118,6 +153,7 @@ class Lot(NamedTuple):
     parked: int
     leaving: int
     oldest: float
+    cost: int
     tasks: tuple[Parked, ...]
 
 
@@ -133,6 +169,7 @@ class Parking:
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
         self._limiter = limiter
         self._fleet = fleet
+        self._redelivery = redelivery
         self._memory = microseconds(2 * redelivery)
         self._keys = lru_cache(maxsize=1024)(self._make_keys)
         self._limit_keys = lru_cache(maxsize=1024)(self._make_limit_keys)
@@ -151,8 +188,14 @@ class Parking:
             "attend",
             "recall",
             "occupied",
+            "seen",
+            "hand_back",
         )
         self.scripts = {name: Script(name, limiter.replace_includes) for name in names}
+
+    def another(self) -> Parking:
+        """The same lots for another thread."""
+        return Parking(self._limiter, self._fleet, self._redelivery)
 
     def _make_keys(self, bucket: Bucket) -> bytes:
         return bulk(*lot_keys(self._limiter.prefix, *bucket, self._fleet))
@@ -187,6 +230,7 @@ class Parking:
         expires: float,
         only_behind: bool,
         most: int | None,
+        doubts: int = 0,
     ) -> int:
         """Park a message in the lot of ``demand``'s bucket. Idempotent by ``id``.
 
@@ -198,10 +242,13 @@ class Parking:
             since: microseconds since 1970, the store's clock: its place in the order; 0: behind all others.
             expires: seconds since 1970 at which the task expires; 0.0: never.
             only_behind: only if others are parked there.
-            most: only if fewer are parked there.
+            most: only if those who are parked there cost fewer permits.
+            doubts: how often it was sent anew, for it was not known whether it was parked.
 
         Returns:
-            How many are ahead of it; :data:`NOBODY`: nobody is there; :data:`FULL`: as many as there may be.
+            The permits that those ahead of it cost; :data:`NOBODY`: nobody is there; :data:`FULL` and less: ``FULL``
+            less those permits, which are as many as there may be; :data:`OVERTAKEN`: a message that was sent anew
+            meanwhile may run in its place.
         """
         bucket = demand.name, demand.key
         return int(
@@ -216,6 +263,7 @@ class Parking:
                 id,
                 demand.cost,
                 copy,
+                doubts,
                 message,
                 *self._acknowledged.pop(bucket, ()),
             )
@@ -279,6 +327,39 @@ class Parking:
         attended, absent = [frozenset([_text(queue) for queue in each]) for each in reply]
         return Attendance(attended | set(queues), absent - set(queues))
 
+    def seen(
+        self,
+        limits: Sequence[str],
+        returns: Sequence[tuple[str, str]],
+        forget: Sequence[str] = (),
+        *,
+        after: float = 0.0,
+        most: int = -1,
+    ) -> Unseen:
+        """A worker attends to these limits and return queues. Which were not seen to for ``after`` seconds?
+
+        Args:
+            limits: by name.
+            returns: return queues, each with the queue whose tasks come back by it.
+            forget: limits, and return queues with their queues, in which nothing waits.
+            after: seconds.
+            most: how many of each kind; -1: all.
+        """
+        keys = seen_keys(self._limiter.prefix, self._fleet)
+        numbers = (microseconds(REMEMBERED), microseconds(after), most, len(limits), len(returns))
+        arguments: list[str | int] = [*numbers, *limits, *["\0".join(each) for each in returns], *forget]
+        reply = self._call("seen", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+        of_limits, of_returns, of_queues = [
+            {_text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
+        ]
+        pairs = {tuple(name.split("\0", 1)): ago for name, ago in of_returns.items()}
+        return Unseen(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
+
+    def consumed(self) -> set[str]:
+        """The queues that some worker consumes, or has consumed in the last 30 days."""
+        _, queues = attendance_keys(self._limiter.prefix, self._fleet)
+        return {_text(queue) for queue in self._limiter._store(self._limiter.client.zrange, queues, 0, -1)}
+
     def occupied(self, names: Sequence[str]) -> list[str]:
         """Those of the limits that have lots in which somebody is parked."""
         found: list[str] = []
@@ -299,7 +380,7 @@ class Parking:
         Returns:
             The same for the next step; ``None``: there is none.
         """
-        lots, _, _, asides = all_lots_keys(self._limiter.prefix, name, self._fleet)
+        lots, _, _, asides, _ = all_lots_keys(self._limiter.prefix, name, self._fleet)
         first = "-" if after is None else f"({after}"
         reply = self._call("recall", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
         return (_text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
@@ -352,9 +433,9 @@ class Parking:
     def _of_one_script(self, demands: Sequence[Demand]) -> Sequence[Demand]:
         """Those at the head, and as many with them, that one script may see."""
         if not self._limiter.is_cluster:
-            return demands[:WORK]
+            return demands[:AT_ONCE]
         slot = slot_of(hash_tag(demands[0].name))
-        return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:WORK]
+        return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
 
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """These have left their lots: they are at the broker. What is acknowledged is told with them."""
@@ -378,10 +459,13 @@ class Parking:
                 if left := acknowledged.pop(bucket, [])[count:]:
                     acknowledged[bucket] = left
 
-    def arrive(self, bucket: Bucket, copies: Mapping[str, int]) -> set[str]:
-        """These copies have come from the broker. Which of them must not run, because another does?"""
-        pairs = [value for pair in copies.items() for value in pair]
-        reply = self._run("arrive", bucket, *pairs)
+    def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
+        """These copies have come from the broker. Which of them must not run, because another does?
+
+        ``doubts``: how often they were sent anew, for it was not known whether they were parked.
+        """
+        threes = [value for id, copy in copies.items() for value in (id, copy, doubts)]
+        reply = self._run("arrive", bucket, self._memory, *threes)
         return {id for id, may in zip(copies, reply, strict=True) if int(may) != 1}
 
     # -- Which tasks are where -------------------------------------------------------------------------------------
@@ -433,6 +517,24 @@ class Parking:
             yield int(taken), _several(leaving)
             until, since, last = until or int(now), _text(following), _text(last_id)
 
+    def hand_back(
+        self, bucket: Bucket, queues: Sequence[str] = (), until: int = 0, *, overdue: float = 0.0
+    ) -> tuple[int, list[Parked]]:
+        """Let some out to the queues that they were sent to. Whoever calls publishes them, as they were sent.
+
+        Args:
+            bucket: whose lot.
+            queues: only those that are aside for one of them; none: all, in their order.
+            until: microseconds since 1970, the store's clock: those who were parked by then; 0: now.
+            overdue: seconds; with all, those that have left and would be let out once more by then.
+
+        Returns:
+            The store's clock, and those who leave; none: there are no more.
+        """
+        numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
+        now, *leaving = self._run("hand_back", bucket, *numbers, *queues)
+        return int(now), _several(leaving)
+
     def _pick(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
         numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)
         return self._run("pick", bucket, *numbers, *which)
@@ -442,13 +544,19 @@ class Parking:
     def lots(self, names: Iterable[str]) -> Iterator[Lot]:
         """The lots of these limits that are not empty, without their tasks. One script for some of them."""
         for name in names:
-            of_all, seen, cursor = lots_key(self._limiter.prefix, name, self._fleet), set[str](), None
-            while cursor != 0:
-                cursor, page = self._limiter._store(self._limiter.client.zscan, of_all, cursor or 0, None, LOTS)
-                keys = [key for key in dict.fromkeys([_text(key) for key, _ in page]) if key not in seen]
-                seen.update(keys)
+            for keys in self.keys(name):
                 for first in range(0, len(keys), LOTS):
                     yield from self._lots(name, keys[first : first + LOTS], None)
+
+    def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
+        """Keys of the buckets of a limit that have lots, some at a time; ``aside``: in which somebody is aside."""
+        lots, _, _, asides, *_ = all_lots_keys(self._limiter.prefix, name, self._fleet)
+        seen, cursor, client = set[str](), None, self._limiter.client
+        while cursor != 0:
+            cursor, page = self._limiter._store(client.zscan, asides if aside else lots, cursor or 0, None, LOTS)
+            keys = [key for key in dict.fromkeys([_text(key) for key, _ in page]) if key not in seen]
+            seen.update(keys)
+            yield keys
 
     def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
         """The lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
@@ -458,15 +566,16 @@ class Parking:
         return self._lots(bucket[0], [bucket[1]], (first, last))[0]
 
     def _lots(self, name: str, keys: Sequence[str], which: tuple[int, int] | None) -> list[Lot]:
-        asked = [lots_key(self._limiter.prefix, name, self._fleet)]
+        of_all = all_lots_keys(self._limiter.prefix, name, self._fleet)
+        asked = [of_all[0], of_all[4]]
         for key in keys:
             parked, messages, leaving, _, _, _, aside, *_ = lot_keys(self._limiter.prefix, name, key, self._fleet)
             asked += [parked, leaving, messages, aside]
-        arguments = (*(which or ("", "")), BYTES)
+        arguments = (*(which or ("", "")), BYTES, *keys)
         _, *found = self._call("parked", (), len(asked), len(asked) + len(arguments), [bulk(*asked, *arguments)])
         return [
-            Lot(name, key, int(parked), int(leaving), int(float(oldest)) / 1e6, tuple(_several(tasks)))
-            for key, (parked, leaving, oldest, *tasks) in zip(keys, found, strict=True)
+            Lot(name, key, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(_several(tasks)))
+            for key, (parked, leaving, oldest, cost, *tasks) in zip(keys, found, strict=True)
         ]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from ._scripts import bulk
 from .asking import Asking, Call, microseconds
-from .errors import ConfigurationError
+from .errors import ConfigurationError, shown
+from .keys import short
 from .limits import AnyLimit, Concurrency, Limit
 
 __all__ = ["LimitConfig", "change_of", "length_of", "read_config"]
@@ -73,7 +74,7 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
     elif isinstance(rate, (Limit, Concurrency)):
         limit = replace(rate, name=name)
     else:
-        raise ConfigurationError(f"limit {name!r}: {rate!r} is neither a rate, such as '100/s', nor a Limit")
+        raise ConfigurationError(f"limit {name!r}: {shown(rate)} is neither a rate, such as '100/s', nor a Limit")
     if code is not None and isinstance(code, Concurrency) != isinstance(limit, Concurrency):
         raise ConfigurationError(
             f"limit {name!r} is {code} in the code: places cannot become a rate, nor a rate places; "
@@ -85,13 +86,14 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
 def length_of(seconds: float, what: str) -> int:
     """A length of time in microseconds; ConfigurationError unless it is above 0."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise ConfigurationError(f"{what}={seconds!r} must be a number of seconds above 0")
+        raise ConfigurationError(f"{what}={shown(seconds)} must be a number of seconds above 0")
     return microseconds(seconds)
 
 
 def change_of(
     asking: Asking,
-    name: str | AnyLimit,
+    limit_name: str,
+    code: AnyLimit | None,
     rate: str | AnyLimit,
     *,
     key: str | None,
@@ -101,11 +103,10 @@ def change_of(
     by: str | None = None,
 ) -> Call:
     """What ``lua/set_rate.lua`` is called with."""
-    limit_name, code = asking._code(name)
     limit = limit_to_store(limit_name, rate, code)
     keys = asking._change_keys(limit_name, key)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 2**53):
-        raise ConfigurationError(f"limit {limit.name!r}: version={version!r} must be a whole number of at least 1")
+        raise ConfigurationError(f"limit {limit.name!r}: version={shown(version)} must be a whole number of at least 1")
     lasts = 0 if for_ is None else length_of(for_, "for_")
     method, count, period, size, _, extra = limit.wire(1)
     said = {
@@ -114,7 +115,7 @@ def change_of(
         if each.name not in _NOT_STORED and getattr(limit, each.name) != each.default
     }
     note = json.dumps({"limit": said, "by": by or _who()})
-    arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, key or "")
+    arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
     return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 
 

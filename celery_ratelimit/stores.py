@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cache
+from inspect import signature
 from typing import Any
 from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.connection import parse_url
+from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from .errors import ConfigurationError
-from .health import STORE_ERRORS, trouble
+from .errors import ConfigurationError, StoreUnavailable
+from .health import STORE_ERRORS, out_of_reach, trouble
+from .refusals import mend_by_asking
+from .urls import check_address, check_options, check_text, not_a_url, without_password
 
-__all__ = ["SCHEMES", "SOCKET_TIMEOUT", "async_client_of", "client_of", "is_sentinel", "without_password"]
+__all__ = [
+    "SCHEMES",
+    "SOCKET_TIMEOUT",
+    "async_client_of",
+    "async_close_client",
+    "client_of",
+    "close_client",
+    "is_sentinel",
+    "without_password",
+]
 
 #: Seconds after which a store that does not answer counts as lost. A worker's event loop waits that long at most.
 SOCKET_TIMEOUT = 0.5
@@ -39,12 +53,15 @@ _CELERYS = (
 )
 
 #: One of the addresses of a URL: user and password, hosts, path and query.
-_ADDRESS = re.compile(r"(?:(?P<user>.*)@)?(?P<hosts>[^/?]*)(?P<path>/[^?]*)?(?:\?(?P<query>.*))?")
+_ADDRESS = re.compile(r"(?:(?P<user>[^/?]*)@)?(?P<hosts>[^/?]*)(?P<path>/[^?]*)?(?:\?(?P<query>.*))?")
 
-
-def without_password(url: str) -> str:
-    """A URL as it may be shown."""
-    return re.sub(r"(?i)(password=)[^&;'\"]*", r"\1**", re.sub(r"//.*@", "//**@", url))
+#: What a URL of Sentinels, or Celery's transport options beside it, may say of them.
+_OF_SENTINELS = frozenset(
+    (
+        *("service_name", "master_name", "sentinel_username", "sentinel_password", "sentinel_kwargs"),
+        *("min_other_sentinels", "ssl"),
+    )
+)
 
 
 def is_sentinel(url: str) -> bool:
@@ -81,17 +98,22 @@ def client_of(url: str, **options: Any) -> Any:
         return Sentinel(where.nodes, where.min_other_sentinels, sentinel_kwargs=reach, **where.options).master_for(
             where.master
         )
-    except ValueError as error:
-        raise _not_a_url(url, error) from None
+    except (ValueError, TypeError) as error:
+        raise _cannot_be(url, error) from None
     except STORE_ERRORS as error:
-        raise trouble(error) from error
+        told = trouble(error)
+        if isinstance(told, StoreUnavailable):
+            tls = bool(where.options.get("ssl"))
+            mend = mend_by_asking(error, [(*node, tls) for node in where.nodes], SOCKET_TIMEOUT)
+            told = told if mend is None else out_of_reach(error, mend)
+        raise told from error
 
 
 def async_client_of(url: str, **options: Any) -> Any:
     """The same of ``redis.asyncio``. A cluster is asked for its nodes at the first call.
 
-    Callers share ``max_connections=10`` and wait for one of them for ``timeout=5`` seconds at most, long enough for
-    thousands that ask at once; of a cluster they make as many as they need.
+    Callers share ``max_connections=10`` (of a cluster: to each node) and wait for one of them for ``timeout=5`` seconds
+    at most, long enough for thousands that ask at once.
     """
     from redis import asyncio
     from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
@@ -102,12 +124,13 @@ def async_client_of(url: str, **options: Any) -> Any:
     class SentinelPool(AsyncSentinelConnectionPool, asyncio.BlockingConnectionPool):
         """Sentinel's pool, whose callers wait for each other."""
 
-    where = _read(url, options)
+    where = _read(url, options, {"timeout", "encoder_class"})
     where.options.setdefault("retry", AsyncRetry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)))
     try:
         if where.kind == "cluster":
             nodes = [AsyncClusterNode(*node) for node in where.nodes]
-            return asyncio.RedisCluster(startup_nodes=nodes, **where.options)
+            where.options.pop("timeout", None)  # of AsyncClusterLink
+            return asyncio.RedisCluster(startup_nodes=nodes, **{"max_connections": 10, **where.options})
         # redis-py 5 tries again after these errors only.
         shared = {"max_connections": 10, "timeout": 5.0, "retry_on_error": [RedisConnectionError], **where.options}
         if where.kind == "one":
@@ -115,8 +138,28 @@ def async_client_of(url: str, **options: Any) -> Any:
         reach = {"retry": AsyncRetry(NoBackoff(), 0), **where.reach}
         sentinel = AsyncSentinel(where.nodes, where.min_other_sentinels, sentinel_kwargs=reach, **shared)
         return sentinel.master_for(where.master, connection_pool_class=SentinelPool)
-    except ValueError as error:
-        raise _not_a_url(url, error) from None
+    except (ValueError, TypeError) as error:
+        raise _cannot_be(url, error) from None
+
+
+def close_client(client: Any) -> None:
+    """Close what :func:`client_of` has made, its connections to Sentinels too."""
+    client.close()
+    for sentinel in _sentinels_of(client):
+        sentinel.close()
+
+
+async def async_close_client(client: Any) -> None:
+    """The same of :func:`async_client_of`."""
+    pool = getattr(client, "connection_pool", None)  # a cluster's client has none
+    await client.aclose(**({} if pool is None else {"close_connection_pool": True}))
+    for sentinel in _sentinels_of(client):
+        await sentinel.aclose(close_connection_pool=True)
+
+
+def _sentinels_of(client: Any) -> list[Any]:
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)
 
 
 @dataclass
@@ -124,18 +167,19 @@ class _Store:
     """Where a store is, and how to reach it: ``reach`` is how to reach its Sentinels."""
 
     kind: str
-    url: str = ""
+    url: str = field(default="", repr=False)
     nodes: list[tuple[str, int]] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
     master: str = ""
     min_other_sentinels: int = 0
-    reach: dict[str, Any] = field(default_factory=dict)
+    reach: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
-def _read(url: str, options: dict[str, Any]) -> _Store:
+def _read(url: str, options: dict[str, Any], more: Collection[str] = ()) -> _Store:
+    check_text(url)
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
-        raise _not_a_url(url, f"it begins with none of {', '.join(f'{each}://' for each in SCHEMES)}")
+        raise not_a_url(url, f"it begins with none of {', '.join(f'{each}://' for each in SCHEMES)}")
     address, mark, query = rest.partition("?")
     for celerys, ours in _CELERYS:
         query = query.replace(celerys, ours)
@@ -143,19 +187,41 @@ def _read(url: str, options: dict[str, Any]) -> _Store:
     timeouts = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": SOCKET_TIMEOUT}
     if scheme in _ONE:
         written = "unix" if scheme == "redis+socket" else scheme.replace("valkey", "redis")
+        check_address(url, rest, unix=written == "unix")
+        kind = {"unix": UnixDomainSocketConnection, "rediss": SSLConnection}.get(written, Connection)
+        check_options(url, query, options, _known(kind) | set(more), _known(SSLConnection))
         return _Store("one", f"{written}://{rest}", options={**timeouts, **options})
     try:
-        nodes, given = _several(rest, 26379 if scheme in _SENTINEL else 6379)
+        nodes, given, query = _several(url, rest, 26379 if scheme in _SENTINEL else 6379)
+    except ConfigurationError:
+        raise
     except ValueError as error:
-        raise _not_a_url(url, error) from None
+        raise _cannot_be(url, error) from None
+    tls = scheme in ("rediss+cluster", "valkeys+cluster") or "ssl" in given or "ssl" in options
+    known = _known(SSLConnection if tls else Connection) | set(more)
+    known |= _parameters(RedisCluster) if scheme in _CLUSTER else _OF_SENTINELS
+    check_options(url, query, options, known, _known(SSLConnection))
     given = {**timeouts, **options, **given}
     if scheme in _CLUSTER:
         if given.pop("db", 0):
-            raise _not_a_url(url, "a cluster has the database 0 and no other")
+            raise not_a_url(url, "a cluster has the database 0 and no other")
         if scheme in ("rediss+cluster", "valkeys+cluster"):
             given["ssl"] = True
         return _Store("cluster", nodes=nodes, options=given)
     return _sentinel(url, nodes, given, timeouts)
+
+
+@cache
+def _known(connection: type) -> frozenset[str]:
+    """The options of a client with such connections."""
+    own = {name for name in _parameters(ConnectionPool, Redis) if not name.startswith("ssl")}
+    return _parameters(connection) | own
+
+
+def _parameters(*kinds: type) -> frozenset[str]:
+    """What these of redis-py's classes, and those that they are built on, are made of."""
+    constructors = [vars(base)["__init__"] for kind in kinds for base in kind.__mro__ if "__init__" in vars(base)]
+    return frozenset(name for each in constructors for name in signature(each).parameters) - {"self", "kwargs", "args"}
 
 
 def _sentinel(url: str, nodes: list[tuple[str, int]], given: dict[str, Any], timeouts: dict[str, Any]) -> _Store:
@@ -177,13 +243,15 @@ def _sentinel(url: str, nodes: list[tuple[str, int]], given: dict[str, Any], tim
     return _Store("sentinel", nodes=nodes, options=given, master=master, min_other_sentinels=others, reach=reach)
 
 
-def _several(rest: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """The addresses of a URL, and the options in it: those of the first that has any."""
+def _several(url: str, rest: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any], str]:
+    """The addresses of a URL, and the options in it: those of the first that has any. Then its query."""
     nodes, user, path, query = [], "", "", ""
     for each in rest.split(";"):
-        match = _ADDRESS.fullmatch(re.sub(r"^[\w+]+://", "", each))
+        address = re.sub(r"^[\w+]+://", "", each)
+        check_address(url, address)
+        match = _ADDRESS.fullmatch(address)
         if match is None:
-            raise ValueError(f"{without_password('//' + each)[2:]!r} is not an address")
+            raise ValueError("an address of it cannot be one")
         user = user or (match["user"] and f"{match['user']}@") or ""
         path, query = path or match["path"] or "", query or match["query"] or ""
         for host in match["hosts"].split(","):
@@ -192,8 +260,12 @@ def _several(rest: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any
     options = dict(parse_url(f"redis://{user}localhost{path.rstrip('/')}?{query}"))
     options.pop("host", None)
     options.pop("connection_class", None)
-    return nodes, options
+    return nodes, options, query
 
 
-def _not_a_url(url: str, why: object) -> ConfigurationError:
-    return ConfigurationError(f"{without_password(url)!r} is not the URL of a Redis or Valkey store: {why}")
+def _cannot_be(url: str, error: Exception) -> ConfigurationError:
+    """What redis-py says of a URL may hold a part of it; which option it is, may be said."""
+    option = re.match(r"Invalid value for ['`](\w+)['`] in connection URL", str(error))
+    if option is not None and option[1] in _known(SSLConnection):
+        return not_a_url(url, f"{option[1]} cannot have that value")
+    return not_a_url(url, "its host, its port or an option cannot be one")

@@ -15,8 +15,9 @@ from celery.utils.nodenames import gethostname
 from ._celery import PERMIT
 from .binding import THROTTLES, plan_of
 from .config import leases_of, limiter_of
-from .errors import STORE_TROUBLES, Throttled
+from .errors import STORE_TROUBLES
 from .limiter import actual_costs
+from .outcome import Outcome
 from .worker import install
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
@@ -112,7 +113,7 @@ def _build_on_the_apps_own(cls: type) -> None:
     except TypeError as error:
         logger.warning(
             "Task %s is not of the app's task class %s.%s, which does not go together with RateLimitedTask (%s): "
-            "make one, class MyTask(celery_ratelimit.task.RateLimitedMixin, %s), and name that as base",
+            "make one, class MyTask(celery_ratelimit.RateLimitedMixin, %s), and name that as base",
             *(vars(cls).get("name"), own.__module__, own.__qualname__, error, own.__qualname__),
         )
 
@@ -145,8 +146,14 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
         return
     given_up = decision.full or decision.retry_after > policy.claim
     outcome = policy.overflow if policy.waits and given_up else policy.throttle
+    demand = next((demand for demand in demands if demand.name == decision.binding), demands[0])
+    max_wait = policy.max_wait if policy.waits and given_up and not decision.full else None
+    to = None if outcome in ("drop", "fail", *THROTTLES) else outcome
+    what = {"drop": "dropped", "fail": "failed"}.get(outcome, "diverted" if to else "returned")
+    why = Outcome(what, decision.retry_after, demand, max_wait=max_wait, full=decision.full, to=to)
+    logger.info("Task %s[%s] %s", task.name, task_id, why)
     if outcome == "fail":
-        raise Throttled(decision.binding or "", decision.retry_after)
+        raise why.error
     if outcome != "drop":
         elsewhere = {"countdown": decision.retry_after} if outcome in THROTTLES else {"queue": outcome}
         task.signature_from_request(

@@ -8,7 +8,7 @@
 --        4+ six per limit, see include/request.lua
 -- Reply  see include/reply.lua
 -- Writes allowed: each limit's state, TTL until it is full again.
---        refused: the slots of the limit that said no, TTL until a second after the last slot.
+--        refused: the slots of each limit, TTL until a second after the last slot.
 local id = ARGV[1]
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 4
@@ -18,10 +18,11 @@ local FIRST_LIMIT = 4
 --!include algorithms.lua
 --!include request.lua
 --!include check.lua
+--!include slots.lua
 --!include reply.lua
 
 -- Returning requests go before newcomers: who finds others waiting ahead joins the line, even if a permit is there.
-if not behind and joint <= now + ARGV[2] then
+if not behind and joint <= now + ARGV[2] and (NUMBER == 1 or fits(ARGV[3])) then
     for i = 1, #limits do
         limits[i].algorithm.commit(limits[i], now, id, joint)
     end
@@ -31,9 +32,13 @@ end
 -- A horizon in the past asks for a slot and no permit. None is needed where a permit can be had.
 if binding == 0 then return reply(0, now, 0, 0) end
 
--- Only the limit that said no keeps a slot: a line in the others would hold up work that they could do.
-local slot, full = limits[binding].algorithm.reserve(limits[binding], now, id, joint, now + ARGV[3])
+local slot, full
+if NUMBER > 1 then
+    slot, full = line_up(id, now + ARGV[3])
+else
+    slot, full = limits[1].algorithm.reserve(limits[1], now, id, joint, now + ARGV[3])
+end
 for i = 1, #limits do
     limits[i].algorithm.refuse(limits[i], now)
 end
-return reply(full and -1 or 0, now, slot - now, binding)
+return reply(full and -1 or 0, now, max(1, slot - now), binding)

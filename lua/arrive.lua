@@ -1,7 +1,9 @@
 -- arrive: copies of tasks have come from the broker; may they run?
 --
 -- KEYS   see include/lot.lua
--- ARGV   pairs of an id and the number of its copy, 0 for a user's own that was delivered once more
+-- ARGV   1  memory    us, > 0: for how long what asked for an older copy may come late
+--        2+           threes of an id, the number of its copy, 0 for a user's own that was delivered once more, and how often a
+--                     message of it was sent anew, for it was not known whether it was parked
 -- Reply  for each 1: yes; 0: no, another copy may, or the task is parked
 -- Writes the lot: whoever has come was published
 --!include prelude.lua
@@ -9,16 +11,22 @@
 
 use_lot(0, '')
 
-local may = {}
-for i = 1, #ARGV, 2 do
-    local id, copy = ARGV[i], ARGV[i + 1]
-    local chosen, newest, several = copies(id)
+local may, twice = {}, call('EXISTS', TWICE) == 1
+for i = 2, #ARGV, 3 do
+    local id, copy, doubts = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+    local chosen, newest, several
+    if twice then chosen, newest, several = copies(id) end
     local inside = copy == '0' and call('HEXISTS', MESSAGES, id) == 1 or is_parked(id)
     if chosen == '-' and not inside then
         note_copies(id, copy, newest, several)
         chosen = copy
     end
-    may[#may + 1] = (inside or chosen and chosen ~= copy) and 0 or 1
+    local overtaken = twice and is_overtaken(id, tonumber(copy), doubts)
+    may[#may + 1] = (inside or overtaken or chosen and chosen ~= copy) and 0 or 1
+    if may[#may] == 1 and doubts > 0 then
+        call('HSET', TWICE, id .. '\0', format('%s %d', copy, doubts))
+        call('PEXPIRE', TWICE, int(ceil(tonumber(ARGV[1]) / 1000)))
+    end
     if may[#may] == 1 and several then -- whichever came first has all of them
         call('HDEL', MESSAGES, id)
         call('ZREM', LEAVING, id)

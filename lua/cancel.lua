@@ -20,17 +20,19 @@ local IDS = 4 * NUMBER
 local found = 0
 for i = 1, #limits do
     local limit = limits[i]
-    local at = tonumber(call('ZSCORE', KEYS[IDS + i], id))
+    local ids = KEYS[IDS + i]
+    local at = tonumber(call('ZSCORE', ids, member_of(id)))
     if at then
         found = 1
-        call('ZREM', KEYS[IDS + i], id)
+        limit.cost = max(1, (tonumber(call('ZSCORE', ids, cost_of(id))) or 0) - at) -- what it was, whatever the caller says
         -- Settled, it has got back what it could; and what is cancelled cannot be settled on top.
-        if not call('ZSCORE', KEYS[IDS + i], 'settled ' .. id) then
-            remember(KEYS[IDS + i], 'settled ' .. id, now)
+        if not call('ZSCORE', ids, settled(id)) then
             limit.algorithm.check(limit, now, '')
             limit.algorithm.give_back(limit, now, at, limit.cost)
             touch(KEYS[IDS + NUMBER + i], ARGV[FIRST_LIMIT + 6 * NUMBER + i - 1])
+            remember(ids, settled(id), now) -- when it is done: a script that fails leaves what it has written
         end
+        call('ZREM', ids, member_of(id), cost_of(id))
     end
 end
 return found

@@ -19,29 +19,35 @@ local IDS = 4 * NUMBER
 --!include algorithms.lua
 --!include request.lua
 --!include check.lua
+--!include slots.lua
 --!include reply.lua
 --!include remember.lua
 
 if known == 'find' then
-    local at = tonumber(call('ZSCORE', KEYS[IDS + 1], id))
+    local at = tonumber(call('ZSCORE', KEYS[IDS + 1], member_of(id)))
     if at then return reply(1, at, max(0, at - now), -1) end
 end
 
 joint = max(joint, now + ARGV[4])
-if not behind and joint <= now + ARGV[2] then
+if not behind and joint <= now + ARGV[2] and (NUMBER == 1 or fits(known == '' and ARGV[3] or -1)) then
     for i = 1, #limits do
         limits[i].algorithm.commit(limits[i], now, known == '' and id or '', joint)
         if known ~= '' then
-            call('ZREM', KEYS[IDS + i], 'settled ' .. id) -- what was given back was another reservation
-            remember(KEYS[IDS + i], id, joint)
+            remember_reserved(KEYS[IDS + i], id, joint, limits[i].cost)
         end
     end
     return reply(1, joint, joint - now, 0)
 end
 if binding == 0 then return reply(0, now, joint - now, 0) end
 
-local slot, full = limits[binding].algorithm.reserve(limits[binding], now, known == '' and id or '', joint, now + ARGV[3])
+local slot, full
+local name = known == '' and id or ''
+if NUMBER > 1 then
+    slot, full = line_up(name, now + ARGV[3])
+else
+    slot, full = limits[1].algorithm.reserve(limits[1], now, name, joint, now + ARGV[3])
+end
 for i = 1, #limits do
     limits[i].algorithm.refuse(limits[i], now)
 end
-return reply(full and -1 or 0, now, slot - now, binding)
+return reply(full and -1 or 0, now, max(1, slot - now), binding)

@@ -1,18 +1,19 @@
 -- parked: what is in the parking lots of a limit?
 --
--- KEYS   1  lots, see include/lot.lua; then for each lot that is asked for: parked, leaving, messages,
+-- KEYS   1  lots, 2 costs, see include/lot.lua; then for each lot that is asked for: parked, leaving, messages,
 --        aside
 -- ARGV   1  from, 2 to: which of the tasks are listed, counted from 0 in their order; an empty text: none
 --        3  bytes     >= 1: no more are listed when their messages are that long
+--        4+ for each lot the key of its bucket, text
 -- Reply  us of this clock; for each lot: how many are parked, how many are leaving, us since which the first is throttled
---        (0: none), then of each listed task its id, 0, its message
+--        (0: none), permits that the parked cost, then of each listed task its id, 0, its message
 -- Writes nothing
 --!include prelude.lua
 --!include now.lua
 --!include listed.lua
 
 local answer, bytes = {int(now)}, 0
-for i = 2, #KEYS, 4 do
+for i = 3, #KEYS, 4 do
     local parked, leaving, messages, aside = KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3]
     local oldest = tonumber(call('ZRANGE', parked, 0, 0, 'WITHSCORES')[2]) or math.huge
     local number, from = call('ZCARD', aside), '-'
@@ -21,7 +22,9 @@ for i = 2, #KEYS, 4 do
         if not queue then break end
         oldest, from = min(oldest, since), '[' .. queue .. '\1'
     end
-    local lot = {call('ZCARD', parked) + number, call('ZCARD', leaving), oldest == math.huge and '0' or int(oldest)}
+    number = number + call('ZCARD', parked)
+    local lot = {number, call('ZCARD', leaving), oldest == math.huge and '0' or int(oldest)}
+    lot[4] = number + (number > 0 and call('HGET', KEYS[2], ARGV[4 + (i - 3) / 4]) or 0)
     for _, id in ipairs(ARGV[1] ~= '' and listed(parked, aside, ARGV[1], ARGV[2]) or {}) do
         if bytes >= tonumber(ARGV[3]) then break end
         local message = call('HGET', messages, id)

@@ -12,8 +12,14 @@ local FIRST_LIMIT = 2
 --!include algorithms.lua
 --!include request.lua
 --!include check.lua
+--!include slots.lua
 --!include reply.lua
 
 if binding == 0 then return reply(1, now, 0, 0) end
-local slot, full = limits[binding].algorithm.reserve(limits[binding], now, '', joint, now)
-return reply(full and -1 or 0, now, slot - now, binding)
+local slot, full
+if NUMBER > 1 then
+    slot, full = line_up('', now)
+else
+    slot, full = limits[1].algorithm.reserve(limits[1], now, '', joint, now)
+end
+return reply(full and -1 or 0, now, max(1, slot - now), binding)

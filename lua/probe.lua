@@ -19,6 +19,7 @@ call('PEXPIRE', key, 1000) -- at once, should it lack the right to what follows
 call('LPUSH', key, '0')
 call('LSET', key, 0, '0')
 call('LINDEX', key, 0)
+call('LLEN', key)
 call('LRANGE', key, 0, -1)
 call('LTRIM', key, 0, 0)
 call('DEL', key)

@@ -18,7 +18,9 @@ for i, id in ipairs(listed(PARKED, ASIDE, ARGV[1], ARGV[2])) do
     looked = i
     local message = call('HGET', MESSAGES, id) or ''
     bytes = bytes + #message
-    for j = 4, place_of(id, message) and 0 or #ARGV do
+    local place, escaped = place_of(id, message)
+    if escaped and place and not call('ZSCORE', WHERE, place) then place = nil end
+    for j = 4, place and 0 or #ARGV do
         if string.find(message, ARGV[j], 1, true) then
             table.insert(found, id)
             table.insert(found, '0')

@@ -8,7 +8,7 @@
 --        then one per limit: what it should have been, permits, whole, >= 0
 --        then one per limit: key of its bucket, text
 -- Reply  1 if it was corrected now, 0 if it had been before
--- Writes each limit's state; ids: 'settled <id>' -> us; TTL an hour after the last, which is how long an id is known.
+-- Writes each limit's state; ids: see include/remember.lua; TTL an hour after the last, which is how long an id is known.
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
 local NUMBER = #KEYS / 6 -- of limits
@@ -24,9 +24,8 @@ local IDS = 4 * NUMBER
 local corrected = 0
 for i = 1, #limits do
     local limit = limits[i]
-    if not call('ZSCORE', KEYS[IDS + i], 'settled ' .. id) then
+    if not call('ZSCORE', KEYS[IDS + i], settled(id)) then
         corrected = 1
-        remember(KEYS[IDS + i], 'settled ' .. id, now)
         local more = ARGV[FIRST_LIMIT + 6 * #limits + i - 1] - limit.cost
         limit.algorithm.check(limit, now, '')
         if more > 0 then
@@ -35,6 +34,7 @@ for i = 1, #limits do
             limit.algorithm.give_back(limit, now, at, -more)
             touch(KEYS[IDS + NUMBER + i], ARGV[FIRST_LIMIT + 7 * NUMBER + i - 1])
         end
+        remember(KEYS[IDS + i], settled(id), now) -- when it is done: a script that fails leaves what it has written
     end
 end
 return corrected

@@ -9,7 +9,7 @@
 --        5  pace      us, > 0: nobody has to look again sooner
 --        6  again     us, > 0: one that is not known to be published by then is published once more
 --        7  memory    us, > 0: for how long the broker may hand out an older copy
---        8  work      >= 1: tasks that leave and lots that are looked after, together
+--        8  work      >= 1: tasks that leave and lots that are looked after, together; a lot counts as LOT tasks
 --        9  bytes     >= 1: no more tasks leave when their messages are that long
 --        10 absent, 11 attended: how many queues follow; queues that nobody consumes, and if there are any those that somebody does
 --        12+          these; for each lot: key of its bucket, text; then its limit, see include/request.lua; its cost is each message's own
@@ -23,6 +23,7 @@ local FIRST_LIMIT = FIRST_KEY + NUMBER
 local HORIZON_US, MOST, PACE_US = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local AGAIN_US, MEMORY_US = tonumber(ARGV[6]), tonumber(ARGV[7])
 local WORK, BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
+local LOT = 2 -- what it takes to look after a lot, in tasks that leave
 local LATE_US = 2000000 -- who is later than that has lost its slot
 --!include prelude.lua
 --!include now.lua
@@ -169,7 +170,7 @@ end
 local function let_out_next(limit, back)
     local extra = limit.extra
     -- Who has a slot and does not come leaves it to others.
-    for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '-inf', int(now - LATE_US), 'LIMIT', 0, WORK)) do
+    for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '(0', int(now - LATE_US), 'LIMIT', 0, WORK)) do
         work = work + 1
         limit.extra = extra
         limit.algorithm.leave(limit, now, id)
@@ -181,7 +182,8 @@ local function let_out_next(limit, back)
         local slot, later = slot_of(limit, extra, id)
         if not slot then
             -- Sooner, if one who has a slot does not come, or a lease ends with its holder, or what is stored.
-            later = min(later, (first_of(limit.slots_key) or math.huge) + LATE_US)
+            local first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+            later = min(later, (first or math.huge) + LATE_US)
             if limit.method == 'concurrency' then
                 local ends = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
                 later = min(later, tonumber(ends) or math.huge)
@@ -223,9 +225,9 @@ end
 
 local answer, asked = {}, {}
 for i, limit in ipairs(limits) do
-    if room_to_leave() < 2 then break end -- one for the lot itself
+    if room_to_leave() <= LOT then break end
     use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[FIRST_KEY + i - 1])
-    work, out = work + 1, {}
+    work, out = work + LOT, {}
     local again, another = look_after(limit), 0
     if not asked[CODE] then
         local at = FIRST_LIMIT + 6 * (i - 1)

@@ -1,29 +1,63 @@
-"""A store that is far away: a relay in front of a server, whose answers take their time."""
+"""A store that is far away: a relay in front of a server, whose answers take their time, or come a byte at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 from celery_ratelimit.testing import EmbeddedServer
 
-__all__ = ["far_away"]
+__all__ = ["Relay", "far_away", "listening", "relay"]
+
+
+class Relay:
+    """What a relay does with what comes from the server.
+
+    Attributes:
+        url: where it listens.
+        seconds: that each answer takes longer.
+        trickle: seconds between two bytes of an answer; 0.0: it comes as a whole.
+        connections: how many were made.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.seconds = self.trickle = 0.0
+        self.connections = 0
 
 
 @contextmanager
 def far_away(server: EmbeddedServer, seconds: float) -> Iterator[str]:
     """The address of ``server`` as seen from where each answer takes ``seconds`` longer."""
+    with relay(server) as between:
+        between.seconds = seconds
+        yield between.url
+
+
+@contextmanager
+def relay(server: EmbeddedServer) -> Iterator[Relay]:
+    """A relay in front of ``server``, which lets all through until it is told otherwise."""
+    between = Relay()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        between.connections += 1
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(_pump(reader, there_writer, Relay()), _pump(there_reader, writer, between))
+
+    with listening(connected) as between.url:
+        yield between
+
+
+@contextmanager
+def listening(connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> Iterator[str]:
+    """The address at which ``connected`` has each connection, in a loop and a thread of its own."""
     ready: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.gather(_pump(reader, there_writer, 0.0), _pump(there_reader, writer, seconds))
-
     async def serve() -> None:
-        listener, end = await asyncio.start_server(relay, "127.0.0.1", 0), asyncio.Event()
+        listener, end = await asyncio.start_server(connected, "127.0.0.1", 0), asyncio.Event()
         ready.set_result((listener.sockets[0].getsockname()[1], asyncio.get_running_loop(), end))
         await end.wait()
         listener.close()
@@ -38,11 +72,17 @@ def far_away(server: EmbeddedServer, seconds: float) -> Iterator[str]:
         thread.join()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, between: Relay) -> None:
     loop = asyncio.get_running_loop()
+    seconds = 0.0
     try:
         while chunk := await reader.read(65536):
-            loop.call_later(seconds, writer.write, chunk)
+            seconds = between.seconds
+            for byte in chunk if between.trickle else b"":
+                writer.write(bytes([byte]))
+                await asyncio.sleep(between.trickle)
+            if not between.trickle:
+                loop.call_later(seconds, writer.write, chunk)
     except ConnectionError:
         pass
     finally:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
+from typing import Any
+
+from celery.signals import worker_ready
+
 from benchmarks import TASK
 from benchmarks.apps import make_app, work
 from celery_ratelimit import Limit, RateLimitedTask
@@ -18,3 +24,29 @@ def tenant(index: int, tenant: str) -> None:
 @app.task(name=f"{TASK}.heavy", base=RateLimitedTask, limits="300/s")
 def heavy(index: int, text: str) -> None:
     work(index)
+
+
+class TimedPoller:
+    """Notes each turn of the worker's loop: from when it has heard of something until it waits for the next."""
+
+    def __init__(self, poller: Any, path: str) -> None:
+        self._poller, self._since = poller, 0.0
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115  (for as long as the worker lives)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poller, name)
+
+    def poll(self, timeout: float) -> Any:
+        if self._since:
+            wall, cpu = time.monotonic() - self._since, time.thread_time() - self._cpu
+            if wall > 0.001:
+                self._file.write(f"{wall:.4f} {cpu:.4f}\n")
+        events = self._poller.poll(timeout)
+        self._since, self._cpu = time.monotonic(), time.thread_time()
+        return events
+
+
+@worker_ready.connect
+def time_turns(sender: Any, **_: Any) -> None:
+    if "BENCH_TURNS" in os.environ:
+        sender.hub.poller = TimedPoller(sender.hub.poller, os.environ["BENCH_TURNS"])

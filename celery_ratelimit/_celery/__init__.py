@@ -3,10 +3,26 @@
 Line numbers are those of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
 """
 
+from .banner import add_to_banner
+from .emptying import messages_in, taken_from
 from .identity import stored_id
+from .monitors import show_revoked
 from .outbox import publish_on
 from .pool import Pool
 from .returns import MOST_RETURNED
 from .worker import PERMIT, Worker, fleet_of, redelivery_of
 
-__all__ = ["MOST_RETURNED", "PERMIT", "Pool", "Worker", "fleet_of", "publish_on", "redelivery_of", "stored_id"]
+__all__ = [
+    "MOST_RETURNED",
+    "PERMIT",
+    "Pool",
+    "Worker",
+    "add_to_banner",
+    "fleet_of",
+    "messages_in",
+    "publish_on",
+    "redelivery_of",
+    "show_revoked",
+    "stored_id",
+    "taken_from",
+]

@@ -79,8 +79,8 @@ class Pool:
 
         A task that has run for longer than its kind takes says nothing any more.
         """
-        # In the order in which they were handed over. At once: threads end tasks meanwhile.
-        for job in list(itertools.islice(self._jobs.values(), LOOKED_AT)):
+        # In the order in which they were handed over. Of a copy: threads end tasks meanwhile, within a list(), too.
+        for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT):
             if job.since is not None and now - job.since < self.takes(job.name) <= seconds:
                 number -= 1
                 if number <= 0:
@@ -106,7 +106,7 @@ class Pool:
                 state.reserved_requests.update(request for request in running if request in state.active_requests)
                 if cache is not None:
                     cache.update((id, job) for id, job in begun.items() if not job.ready())
-                    for request in [request for request, job in list(self._jobs.items()) if job.since is None]:
+                    for request in [request for request, job in self._jobs.copy().items() if job.since is None]:
                         del self._jobs[request]
 
         consumer.on_close = closed

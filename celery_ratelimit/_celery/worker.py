@@ -422,14 +422,14 @@ class Worker:
             return queues[name]
         return self.app.amqp.Queues((queues.new_missing(name),))[name] if queues.create_missing else None
 
-    def send_back(self, request: Any, queue: str, return_queue: str, delay: float) -> None:
+    def send_back(self, request: Any, queue: str, return_queue: str, delay: float, doubts: int = 0) -> None:
         """Publish the message again as it is, to come back after ``delay`` seconds, and acknowledge this copy.
 
         In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
-        raises; the message then is unacknowledged still.
+        raises; the message then is unacknowledged still. ``doubts``: see :func:`~..parcels.doubts_in`.
         """
         parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
-        self._publish_one(request, (parcel, delay, {"again": True}))
+        self._publish_one(request, (parcel, delay, {"again": doubts or True}))
         self.let_go(request)
 
     def _publish_one(
@@ -544,9 +544,9 @@ class Worker:
             self._newest_revoked = new[0]
         return new
 
-    def announce(self, request: Any, retry_after: float, limit: str | None) -> None:
+    def announce(self, request: Any, fields: Mapping[str, Any]) -> None:
         """The event for monitors. ``task-throttled`` shows as state THROTTLED there."""
-        request.send_event("task-throttled", retry_after=retry_after, limit=limit)
+        request.send_event("task-throttled", **fields)
 
     def fail(self, request: Any, error: BaseException) -> None:
         """End a task with ``error`` as its own, without running it; see :func:`endings.fail`."""

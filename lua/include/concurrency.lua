@@ -11,7 +11,7 @@
 --            Expires with the last lease, or with the line.
 local FIRST_GUESS_US = 100000
 local LEAST_WAIT_US = 1000
-local concurrency = {}
+local concurrency = {unforeseen = true}
 
 function concurrency.read(limit, now)
     limit.held = call('ZCOUNT', limit.state_key, '(' .. int(now), '+inf')

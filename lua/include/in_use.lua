@@ -12,21 +12,41 @@ local LETTERS = {
     warm_up = 'u',
 }
 
+-- How many permits were in use at the change, us of the newest of them, and us of the change.
 local function in_use(limit, now)
-    if not limit.raw then return tonumber(match(call('LINDEX', limit.state_key, 0), '%d+')) end
-    local letter, first, second, third = match(limit.raw, '^(%a?)(%-?%d+) (%S+) (%S+)')
-    if letter == '' then -- tat, and how far it lay ahead when it was written
-        return ceil(max(0, min(first - now, tonumber(third))) / match(limit.raw, '%S+$'))
+    local function at(written, newest) -- a newest permit of a clock that has stepped back since
+        return written - now > STEP_US and newest - (written - now) or newest, changed_at(limit, now, written)
     end
-    if letter == 'f' then return tonumber(second) end
-    if letter == 's' then return limit.burst - first end
-    if letter == 'u' then return first - now > 0 and limit.burst or 0 end
-    local sum = 0
-    for counter in string.gmatch(match(limit.raw, '^w%d+ %d+ %d+ %d+ %d+(.*)'), '%d+') do sum = sum + counter end
-    return sum
+    if not limit.raw then
+        local total, newest, offset, written = match(call('LINDEX', limit.state_key, 0), '(%d+) (%d+) (%d+) (%d+)')
+        return tonumber(total), at(tonumber(written), newest - offset)
+    end
+    local number, letter, numbers = {}, match(limit.raw, '^(%a?)(.*)')
+    for each in string.gmatch(numbers, '%S+') do number[#number + 1] = tonumber(each) or 0 end
+    if letter == '' then -- tat, and how far it lay ahead when it was written
+        local newest, changed = at(number[1] - number[3], number[1] - number[3] + number[5])
+        return ceil(max(0, min(number[1] - changed, number[3])) / number[6]), newest, changed
+    end
+    if letter == 'f' then
+        return number[2], at(number[3], number[6] or number[1] > number[3] and number[1] + number[5] - 1 or number[3])
+    end
+    if letter == 's' then return (number[7] or limit.burst) - number[1], at(number[3], number[5] or max(number[2], number[3])) end
+    if letter == 'u' then
+        local newest, changed = at(number[3], number[5] or number[1])
+        return number[1] > changed and limit.burst or 0, newest, changed
+    end
+    local sum, newest = 0, match(numbers, '%a+$')
+    for i = 6, #number do sum = sum + number[i] end
+    if newest then
+        newest = string.gsub(newest, '%a', function(figure) return string.byte(figure) - 97 end)
+    else -- see sliding_window.lua
+        newest = number[5] * number[4] > number[1] + number[3] and (number[5] + 1) * number[4] - 1 or number[1] + number[3]
+    end
+    return sum, at(number[1], newest - number[3])
 end
 
--- If the state is another algorithm's: sets `in_use`, permits, and forgets it.
+-- If the state is another algorithm's: sets `in_use`, permits, and `in_use_at`, us at which they count as taken: at the change, or
+-- when the newest of them is good that was granted ahead. And forgets it.
 local function read_other(limit, now)
     local letter = LETTERS[limit.method]
     if limit.raw then
@@ -34,6 +54,7 @@ local function read_other(limit, now)
     elseif not letter or call('EXISTS', limit.state_key) == 0 then
         return -- nothing, a log for a log, or places
     end
-    limit.in_use = max(0, min(limit.burst, in_use(limit, now)))
+    local permits, newest, changed = in_use(limit, now)
+    limit.in_use, limit.in_use_at = max(0, min(limit.burst, permits)), permits > 0 and max(changed, newest) or now
     limit.raw, limit.changed = false, true
 end

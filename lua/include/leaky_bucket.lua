@@ -9,6 +9,9 @@
 local gcra = algorithms.token_bucket
 local leaky_bucket = {
     commit = gcra.commit,
+    fits = gcra.fits,
+    due = gcra.due,
+    claim = gcra.claim,
     refuse = gcra.refuse,
     leave = gcra.leave,
     charge = gcra.charge,
@@ -19,17 +22,27 @@ local leaky_bucket = {
 function leaky_bucket.check(limit, now, id)
     limit.capacity, limit.extra = limit.extra, 0
     gcra.check(limit, now, id)
-    limit.room = limit.capacity < 0 and math.huge or floor(limit.capacity * limit.period / limit.count)
+    limit.queue = limit.capacity < 0 and math.huge or floor(limit.capacity * limit.period / limit.count)
     -- Nor may a permit be taken ahead beyond the queue's end. Who has a slot is in the queue already.
-    if not limit.owner and limit.grant > now + limit.room then limit.behind = true end
+    if not limit.owner and limit.grant > now + limit.queue then limit.behind = true end
 end
 
 function leaky_bucket.reserve(limit, now, id, joint, latest)
     if limit.owner then return gcra.reserve(limit, now, id, joint, latest) end
-    local last = max(now, limit.paused or now) + limit.room -- a pause fills no queue
+    local last = max(now, limit.paused or now) + limit.queue -- a pause fills no queue
     local slot = gcra.reserve(limit, now, id, joint, min(latest, last))
     if slot <= last then return slot end
-    return max(now + 1, slot - limit.room), true -- when there will be room
+    return max(now + 1, slot - limit.queue), true -- when there will be room
+end
+
+if NUMBER > 1 then
+    -- Sets `full`, when there will be room, if the queue is.
+    function leaky_bucket.place(limit, now, at, last)
+        local slot = gcra.place(limit, now, at, last)
+        local most = max(now, limit.paused or now) + limit.queue
+        if not limit.owner and slot > max(at, most) then limit.full = max(now + 1, slot - limit.queue) end
+        return slot
+    end
 end
 
 algorithms.leaky_bucket = leaky_bucket

@@ -11,10 +11,11 @@ end
 
 local function leave(id, wait)
     local message = call('HGET', MESSAGES, id)
-    local was_aside = call('ZREM', PARKED, id) == 0
+    local was_here = call('ZREM', PARKED, id) == 1
     call('ZREM', EXPIRING, id)
     if not message then return end
-    if was_aside then no_more_aside(id, match(message, '^%d+ %d+ (%d+)')) end
+    if not was_here then was_here = no_more_aside(id, match(message, '^%d+ %d+ (%d+)')) end
+    if was_here then count_cost(match(message, '^%d+'), -1) end
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)

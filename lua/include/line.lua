@@ -1,13 +1,15 @@
 -- The line of the algorithms that count permits: who waits, and who comes when.
 --
 -- An algorithm gives    read(limit, now)                        the bucket as it is, into `limit`
+--                       advance(limit, now)                     moves it on to now
 --                       earliest(limit, now, ahead, permits)    when so many more could go, after `ahead` others
 --                       take(limit, joint, permits)             takes them
 --                       write(limit, now, ttl)                  keeps it; ttl(us at which it is full again) is in ms
 --                       charge, give_back, state                see token_bucket.lua
+--                       evenly                                  true: one after the other, not so many at once
 -- and `counted` makes of it what the scripts ask for.
 --
--- In the limit: `written` us, `waiting` permits asked for by those in the line. Both are part of the state.
+-- In the limit: `began` us, before which it was not this algorithm that granted: nothing of that is given back; `written` us, `waiting` permits asked for by those in the line. Both are part of the state.
 -- slots key: sorted set, id of a waiting request -> us of its slot. Expires a second after the last slot.
 
 -- For `read`: the us by which the clock has stepped back since the last write; 0 where it is waited for.
@@ -16,8 +18,36 @@ local function lost(limit, now)
     return back > STEP_US and back or 0
 end
 
+local ROUNDS = 8
+
 local function counted(algorithm)
     local earliest = algorithm.earliest
+
+    -- When it is the turn of who comes behind all. Requests that wait for other limits too have slots later than what could go
+    -- sooner. Others may go between them: as many before each as there are permits by then, and no more near it than a
+    -- period allows.
+    local function behind_all(limit, now, at)
+        local slot = earliest(limit, now, limit.waiting, limit.cost)
+        if algorithm.unforeseen or not limit.last or limit.last <= slot then return max(at, slot) end
+        local last = max(at, limit.last)
+        local each = ceil(limit.waiting / call('ZCARD', limit.slots_key))
+        local span, most = limit.period, max(1, floor(limit.count / each))
+        if algorithm.evenly then span, most = ceil(limit.cost * limit.period / limit.count), 1 end
+        for _ = 1, ROUNDS do
+            local before = call('ZCOUNT', limit.slots_key, '-inf', int(at))
+            local soonest = earliest(limit, now, before * each, limit.cost)
+            if soonest <= at and before >= most then
+                soonest = call('ZRANGE', limit.slots_key, int(before - most), int(before - most), 'WITHSCORES')[2] + span
+            end
+            if soonest <= at then
+                local after = int(before + most - 1)
+                soonest = tonumber(call('ZRANGE', limit.slots_key, after, after, 'WITHSCORES')[2])
+                if not soonest or soonest >= at + span then return min(at, last) end
+            end
+            at = soonest
+        end
+        return last
+    end
 
     local function read_line(limit, now, id)
         limit.last = tonumber(call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')[2])
@@ -29,6 +59,7 @@ local function counted(algorithm)
         if limit.owner then return 0 end
         local first = call('ZRANGE', limit.slots_key, 0, 0, 'WITHSCORES')
         local slot = tonumber(first[2])
+        limit.first = slot
         if slot + GRACE_US < now then
             limit.overdue = first[1]
             return 0
@@ -56,14 +87,20 @@ local function counted(algorithm)
     end
 
     function algorithm.check(limit, now, id)
-        limit.waiting, limit.written = 0, now
-        algorithm.read(limit, now)
-        if limit.in_use and limit.in_use > 0 then algorithm.take(limit, now, limit.in_use) end
+        limit.waiting, limit.written, limit.id = 0, now, id
+        if limit.in_use then
+            algorithm.read(limit, limit.in_use_at)
+            if limit.in_use > 0 then algorithm.take(limit, limit.in_use_at, limit.in_use) end
+            algorithm.advance(limit, now)
+            limit.began = limit.in_use_at + min(1, limit.in_use)
+        else
+            algorithm.read(limit, now)
+        end
         if lost(limit, now) > 0 or limit.written < max(limit.since, limit.resumed) then
             limit.waiting, limit.changed = 0, true -- the slots mean nothing now: who comes gets another
         end
         local ahead = limit.waiting > 0 and read_line(limit, now, id) or 0
-        limit.grant = max(now, earliest(limit, now, ahead, limit.cost))
+        limit.grant = ahead > 0 and behind_all(limit, now, now) or max(now, earliest(limit, now, 0, limit.cost))
         limit.behind = ahead > 0 and limit.grant > now
     end
 
@@ -73,23 +110,46 @@ local function counted(algorithm)
         write(limit, now)
     end
 
+    -- The earliest time, `at` or later, at which a slot may lie; see token_bucket.lua.
+    function algorithm.place(limit, now, at, last)
+        local owner = limit.owner
+        if owner and owner > now and owner >= at then return owner end
+        if owner and owner <= now then -- came late: before those who come after it
+            local ahead = floor(limit.waiting * call('ZRANK', limit.slots_key, limit.id) / call('ZCARD', limit.slots_key))
+            return max(at, earliest(limit, now, ahead, limit.cost))
+        end
+        if last then return max(at, earliest(limit, now, limit.waiting, limit.cost), limit.last or 0) end
+        return behind_all(limit, now, at)
+    end
+
+    function algorithm.claim(limit, now, id, at)
+        if at == limit.owner then return end
+        if limit.waiting == 0 then call('DEL', limit.slots_key) end
+        if not limit.owner then limit.waiting = limit.waiting + limit.cost end
+        limit.last = max(limit.last or 0, at)
+        call('ZADD', limit.slots_key, int(at), id)
+        call('PEXPIRE', limit.slots_key, int(ceil((limit.last - now + GRACE_US) / 1000)))
+        write(limit, now)
+    end
+
     function algorithm.reserve(limit, now, id, joint, latest)
         local owner = limit.owner
         if owner and owner > now then return max(owner, joint) end -- came early: its slot stands
-        local ahead = limit.waiting
-        if owner then -- came late: before those who come after it
-            ahead = floor(ahead * call('ZRANK', limit.slots_key, id) / call('ZCARD', limit.slots_key))
-        end
-        local slot = max(joint, earliest(limit, now, ahead, limit.cost))
-        if id ~= '' and slot <= latest then
-            if limit.waiting == 0 then call('DEL', limit.slots_key) end
-            if not owner then limit.waiting = limit.waiting + limit.cost end
-            limit.last = max(limit.last or 0, slot)
-            call('ZADD', limit.slots_key, int(slot), id)
-            call('PEXPIRE', limit.slots_key, int(ceil((limit.last - now + GRACE_US) / 1000)))
-            write(limit, now)
-        end
+        local slot = algorithm.place(limit, now, joint)
+        if id ~= '' and slot <= latest then algorithm.claim(limit, now, id, slot) end
         return slot
+    end
+
+    if NUMBER > 1 then
+        function algorithm.due(limit)
+            return limit.owner
+        end
+
+        function algorithm.fits(limit, now, joint, waits)
+            if limit.owner and limit.owner <= now + SOON_US then return true end
+            if joint > limit.grant and waits then return false end
+            return limit.waiting == 0 or not limit.first or limit.overdue or joint <= limit.first
+        end
     end
 
     function algorithm.refuse(limit, now)

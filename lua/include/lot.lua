@@ -7,7 +7,8 @@
 --   4  unacked    set: ids whose message may still be at the broker
 --   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which there may be more than one
 --                 message. The first is '-' if whichever comes first may run; the last is 1 if they are not only an older
---                 one, which is no more once it is acknowledged
+--                 one, which is no more once it is acknowledged. id NUL -> "<copy> <doubts>": a message that was said to be free
+--                 to run, of those whose sender could not know whether it was parked; see is_overtaken()
 --   6  expiring   sorted set, id -> us at which the task expires
 --   7  aside      sorted set, "<queue> NUL <us: its place, 16 digits> NUL <id>" -> 0: parked, too, and out of the way of others for as
 --                 long as nobody consumes its queue; an entry for each queue that it may be of
@@ -16,15 +17,16 @@
 --                 Another code would have looked at another time: see same_code()
 --   10 where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
 --   11 asides     sorted set, key of a bucket -> 0: whose lots have somebody aside; one for each limit
+--   12 costs      hash, key of a bucket -> permits that those who are parked cost, but for one of each; one for each limit
 -- A message begins with {"id": "<task's id>", unless an older version has parked it: that one is not in `where`.
 -- Copies of a message are numbered: 0 is the user's own, each that leaves the lot has one more than the one before.
-local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES
-local LOT_KEYS = 11
+local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS
+local LOT_KEYS = 12
 local bucket
 
 local function use_lot(lot, key)
     bucket = key
-    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES =
+    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS =
         unpack(KEYS, lot + 1, lot + LOT_KEYS)
 end
 
@@ -35,6 +37,15 @@ end
 
 local function note_copies(id, chosen, newest, several)
     call('HSET', TWICE, id, format('%s %d %s', chosen, newest, several))
+end
+
+-- A worker to which the store's answer was lost sends the message anew, with one doubt more, for it cannot know whether it is parked.
+-- That one may then have been said to be free to run: what asked for the one before comes late.
+local function is_overtaken(id, copy, doubts)
+    local free, most = match(call('HGET', TWICE, id .. '\0') or '', '^(%d+) (%d+)$')
+    if not free then return false end
+    free, most = tonumber(free), tonumber(most)
+    return free > copy or free == copy and most > doubts
 end
 
 -- This copy is at the broker. What has come back and is parked again meanwhile is another copy.
@@ -55,16 +66,34 @@ local function acknowledged(first, last)
     end
 end
 
--- The entry of `where` for a task, by what is kept in `messages`; nothing for one that is not there.
+-- A task's id in which JSON has escaped something; nothing where there is none.
+local function unescaped(message)
+    local _, at = string.find(message, '^%d+ %d+ %d+ {"id": "')
+    local first = at and at + 1
+    while at do
+        at = string.find(message, '["\\]', at + 1)
+        if at and string.sub(message, at, at) == '"' then
+            local read, id = pcall(cjson.decode, '["' .. string.sub(message, first, at - 1) .. '"]')
+            return read and not string.find(id[1], '\0', 1, true) and id[1] or nil
+        end
+        at = at and at + 1
+    end
+end
+
+-- The entry of `where` for a task, by what is kept in `messages`; nothing for one that is not there. And whether its id is escaped in
+-- the message: then a version before this one has put it into no index.
 local function place_of(id, message)
     local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"')
-    return task and task .. '\0' .. id .. '\0' .. bucket -- Lua's format ends a text at its first NUL
+    local escaped = not task
+    if escaped then task = unescaped(message) end
+    return task and task .. '\0' .. id .. '\0' .. bucket, escaped -- Lua's format ends a text at its first NUL
 end
 
 -- There is nobody in this lot any more. (What an older version has let out is in `where` still.)
 local function end_lot()
     call('ZREM', LOTS, bucket)
     call('ZREM', ASIDES, bucket)
+    call('HDEL', COSTS, bucket)
     if call('EXISTS', LOTS) == 0 then call('UNLINK', WHERE) end
 end
 
@@ -91,7 +120,17 @@ local function aside(queue, since, id)
     return format('%s\0%016d\0%s', queue, since, id)
 end
 
--- It is out of the way no longer.
+-- It is out of the way no longer. Was it?
 local function no_more_aside(id, since)
-    for _, queue in ipairs(queues_of(id)) do call('ZREM', ASIDE, aside(queue, since, id)) end
+    local was = 0
+    for _, queue in ipairs(queues_of(id)) do was = was + call('ZREM', ASIDE, aside(queue, since, id)) end
+    return was > 0
+end
+
+-- One who costs so much is parked (1), or no longer (-1). What older versions park and let out is not counted: of theirs each
+-- costs one permit, and what they let out is forgotten when nobody is left.
+local function count_cost(cost, sign)
+    if cost == '1' then return end
+    local all = (tonumber(call('HGET', COSTS, bucket)) or 0) + sign * (tonumber(cost) - 1)
+    if all > 0 then call('HSET', COSTS, bucket, int(all)) else call('HDEL', COSTS, bucket) end
 end

@@ -6,7 +6,7 @@
 --      the (p - count)-th. It costs memory: some 12 to 20 bytes an entry, as many entries as calls in one period.
 --
 -- extra      0
--- state key: list: "<permits in all entries> <time of the last> <offset us> <us of the last write> <waiting>", then for
+-- state key: list: "<permits in all entries> <time of the last> <offset us> <us of the last write> <waiting> <began us>", then for
 --            each call its time in us and its cost. Times are this clock's plus the offset, by which the clock has
 --            stepped back since: the log's own time stands still meanwhile. A list of whole numbers is the smallest thing that Redis keeps in order.
 --            Expires when the last entry has left, or with the line.
@@ -28,13 +28,13 @@ end
 
 function sliding_log.read(limit, now)
     limit.total, limit.newest, limit.offset, limit.gone, limit.chunk, limit.fresh = 0, 0, 0, 0, {}, true
-    limit.entries, limit.clock = {}, now
+    limit.entries, limit.clock, limit.began = {}, now, 0
     if limit.in_use then return end
     local head = call('LRANGE', limit.state_key, 0, CHUNK)
     if #head == 0 then return end
     limit.fresh = false
-    local total, newest, offset, written, waiting = match(head[1], '(%d+) (%d+) (%d+) (%d+) (%d+)')
-    limit.total, limit.newest = tonumber(total), tonumber(newest)
+    local total, newest, offset, written, waiting, began = match(head[1], '(%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*)')
+    limit.total, limit.newest, limit.began = tonumber(total), tonumber(newest), tonumber(began) or 0
     limit.written, limit.waiting = tonumber(written), tonumber(waiting)
     limit.offset = offset + lost(limit, now)
     limit.clock = max(now + limit.offset, limit.written + offset) -- what had left by then may be cut off
@@ -47,10 +47,15 @@ function sliding_log.read(limit, now)
     end)
 end
 
+-- What another algorithm has lent leaves together.
+function sliding_log.advance(limit, now)
+    if limit.newest + limit.period <= now then limit.total, limit.entries = 0, {} end
+end
+
 function sliding_log.write(limit, now, ttl)
     if limit.in_use then call('DEL', limit.state_key) end
     if limit.gone > 0 then call('LTRIM', limit.state_key, int(1 + 2 * limit.gone), -1) end
-    local header = format('%d %d %d %d %d', limit.total, limit.newest, limit.offset, now, limit.waiting)
+    local header = format('%d %d %d %d %d %d', limit.total, limit.newest, limit.offset, now, limit.waiting, limit.began)
     if limit.fresh or limit.gone > 0 then
         call('LPUSH', limit.state_key, header)
     else
@@ -92,16 +97,22 @@ function sliding_log.charge(limit, now, permits)
     sliding_log.take(limit, now, permits)
 end
 
+-- The entries of that time, of which several calls may have one each: they are found by halves, since times rise.
 function sliding_log.give_back(limit, now, at, permits)
-    local entries = call('LRANGE', limit.state_key, 1, -1)
-    for i = #entries - 1, 1 + 2 * limit.gone, -2 do
-        if tonumber(entries[i]) == at + limit.offset then
-            local cost = tonumber(entries[i + 1])
-            local back = min(permits, cost)
-            limit.total = limit.total - back
-            call('LSET', limit.state_key, int(i + 1), int(cost - back))
-            return
-        end
+    local time, below = at + limit.offset, limit.gone
+    if time < limit.began then return end
+    local above = (call('LLEN', limit.state_key) - 1) / 2
+    while below < above do
+        local middle = floor((below + above) / 2)
+        if tonumber(call('LINDEX', limit.state_key, int(1 + 2 * middle))) < time then below = middle + 1 else above = middle end
+    end
+    while permits > 0 do
+        local entry = call('LRANGE', limit.state_key, int(1 + 2 * below), int(2 + 2 * below))
+        if tonumber(entry[1]) ~= time then return end
+        local back = min(permits, tonumber(entry[2]))
+        limit.total, permits = limit.total - back, permits - back
+        if back > 0 then call('LSET', limit.state_key, int(2 + 2 * below), int(entry[2] - back)) end
+        below = below + 1
     end
 end
 

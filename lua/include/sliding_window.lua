@@ -7,10 +7,21 @@
 --
 -- extra      precision: how many sub-windows, >= 1
 -- state key: string "w<us of the last write> <waiting> <offset us> <width us> <index of the newest sub-window> <its counter>
---            <the one before> ...", as far back as they are not zero; expires when all have left, or with the line.
---            Sub-windows are counted in this clock plus the offset, by which it has stepped back since: time stands still
---            meanwhile. When sub-windows of another width are in force, what they held counts as taken now.
+--            <the one before> ... <began us> <us of the newest permit>", counters as far back as they are not zero. The last
+--            two are in letters, from a for 0, or - where they say no more than the rest: version 26778aa did not have them, and
+--            takes all figures for counters. Expires when all have left, or with the line.
+--            Times are this clock's plus the offset, by which it has stepped back since: time stands still meanwhile. When
+--            sub-windows of another width are in force, what they held counts as taken now, or with the newest permit if
+--            that lies ahead. `began`: what was granted earlier does not count here.
 local sliding_window = {}
+
+local function letters(number)
+    return (string.gsub(int(number), '%d', function(figure) return string.char(figure + 97) end))
+end
+
+local function figures(text)
+    return tonumber((string.gsub(text, '%a', function(letter) return string.byte(letter) - 97 end)))
+end
 
 -- counters[0] is the newest, counters[precision] the one that is leaving.
 local function shift(limit, index)
@@ -23,11 +34,15 @@ local function shift(limit, index)
     limit.index, limit.counters = index, counters
 end
 
+function sliding_window.advance(limit, now)
+    shift(limit, floor((now + limit.offset) / limit.width))
+end
+
 function sliding_window.read(limit, now)
     limit.precision, limit.width, limit.offset = limit.extra, ceil(limit.period / limit.extra), 0
-    limit.index, limit.counters = floor(now / limit.width), {}
+    limit.index, limit.counters, limit.began, limit.newest = floor(now / limit.width), {}, now, 0
     for i = 0, limit.precision do limit.counters[i] = 0 end
-    if not limit.raw then return end
+    if not match(limit.raw or '', '^w%d+ %d+ %d+ %d+ %d+') then return end
     local at, numbers = 0, {}
     for number in string.gmatch(limit.raw, '%d+') do
         at = at + 1
@@ -35,14 +50,24 @@ function sliding_window.read(limit, now)
     end
     limit.written, limit.waiting = numbers[1], numbers[2]
     limit.offset = numbers[3] + lost(limit, now)
-    if numbers[4] ~= limit.width then
-        limit.index = floor((now + limit.offset) / limit.width)
-        for i = 6, at do limit.counters[0] = limit.counters[0] + numbers[i] end
-        return
+    local began, newest = match(limit.raw, ' ([-%a]+) ([-%a]+)$')
+    limit.newest = numbers[1] + numbers[3]
+    if (newest or '-') ~= '-' then
+        limit.newest = figures(newest)
+    elseif numbers[5] * numbers[4] > limit.newest then
+        limit.newest = (numbers[5] + 1) * numbers[4] - 1 -- taken ahead
     end
-    limit.index = numbers[5]
-    for i = 6, min(at, limit.precision + 6) do limit.counters[i - 6] = numbers[i] end
-    shift(limit, floor((now + limit.offset) / limit.width))
+    limit.began = not began and limit.newest + 1 or began == '-' and 0 or figures(began)
+    if numbers[4] ~= limit.width then
+        limit.changed = true
+        limit.index = floor(max(changed_at(limit, now, limit.written) + limit.offset, limit.newest) / limit.width)
+        for i = 6, at do limit.counters[0] = limit.counters[0] + numbers[i] end
+        limit.began = max(limit.began, (numbers[5] - max(0, at - 6)) * numbers[4])
+    else
+        limit.index = numbers[5]
+        for i = 6, min(at, limit.precision + 6) do limit.counters[i - 6] = numbers[i] end
+    end
+    sliding_window.advance(limit, now)
 end
 
 local function newest_used(limit)
@@ -63,6 +88,8 @@ function sliding_window.write(limit, now, ttl)
         while limit.counters[oldest] == 0 do oldest = oldest - 1 end
         for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i]) end
     end
+    text = format('%s %s %s', text, limit.began > (limit.index - limit.precision) * limit.width and letters(limit.began) or '-',
+        limit.newest > now + limit.offset and letters(limit.newest) or '-')
     call('SET', limit.state_key, text, 'PX', ttl(newest and empty_at(limit, newest) or limit.index * limit.width - limit.offset))
 end
 
@@ -92,6 +119,7 @@ end
 function sliding_window.take(limit, joint, permits)
     shift(limit, floor((joint + limit.offset) / limit.width))
     limit.counters[0] = limit.counters[0] + permits
+    limit.newest = max(limit.newest, joint + limit.offset)
 end
 
 function sliding_window.charge(limit, now, permits)
@@ -100,7 +128,7 @@ end
 
 function sliding_window.give_back(limit, now, at, permits)
     local i = limit.index - floor((at + limit.offset) / limit.width)
-    if i >= 0 and i <= limit.precision then limit.counters[i] = max(0, limit.counters[i] - permits) end
+    if i >= 0 and i <= limit.precision and at + limit.offset >= limit.began then limit.counters[i] = max(0, limit.counters[i] - permits) end
 end
 
 function sliding_window.state(limit, now)

@@ -26,33 +26,45 @@ do
             joint = nil
             break
         end
-        local tat, last = now, 0
+        local tat, last, since = now, 0, nil
         if raw then
-            local full, ahead, newest, of = match(raw, '^(%d+) 0 (%d+) 0 (%d+) (%d+)$')
-            if not full or of - interval ~= 0 or full - ahead > now then
+            local full, ahead, newest, of, lent = match(raw, '^(%d+) 0 (%d+) 0 (%d+) (%d+) (%S+) %d+$')
+            full = tonumber(full) -- once: each reckoning with a text reads it anew
+            local written = full and full - ahead
+            if not full or written > now or of - interval ~= 0 then
                 joint = nil
                 break
             end
-            tat, last = max(full, now), full - ahead + newest
+            last = written + newest
+            if full >= now then tat, since = full, lent end
         elseif call('EXISTS', KEYS[3 * i - 2]) == 1 then
             joint = nil
             break
         end
-        buckets[i] = {tat, last, burst, interval, count, period, version or '0'}
+        buckets[i] = {tat, last, burst, interval, since, count, period, version or '0'}
         joint = max(joint, tat + (cost - burst) * interval)
+    end
+    -- Taken ahead, permits may lapse in one bucket while another is waited for: not where there are slots to wait in.
+    for i = 1, joint and joint > now and NUMBER > 1 and ARGV[1] ~= '' and NUMBER or 0 do
+        if joint - buckets[i][1] >= buckets[i][4] then
+            joint = nil
+            break
+        end
     end
     if joint and joint <= now + ARGV[2] then
         local answer = format('1 %d 0 %d', joint - now, joint)
         for i = 1, NUMBER do
-            local tat, last, burst, interval = unpack(buckets[i])
-            local new = max(tat, joint) + ARGV[6 * i + 2] * interval
-            call('SET', KEYS[3 * i - 2], format('%d 0 %d 0 %d %d', new, new - now, max(last, joint) - now, interval),
-                'PX', int(ceil((new + 1 - now + STEP_US) / 1000)))
+            local bucket = buckets[i]
+            local burst, interval, since = bucket[3], bucket[4], bucket[5]
+            local new = max(bucket[1], joint) + ARGV[6 * i + 2] * interval
+            local state = format(since and '%d 0 %d 0 %d %d %s %d' or '%d 0 %d 0 %d %d %d %d',
+                new, new - now, max(bucket[2], joint) - now, interval, since or now, interval)
+            call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((new + 1 - now + STEP_US) / 1000)))
             answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
         end
         for i = 1, stored and NUMBER or 0 do
-            local _, _, burst, _, count, period, version = unpack(buckets[i])
-            answer = answer .. format(' %s %s %s %s', burst, count, period, version)
+            local bucket = buckets[i]
+            answer = answer .. format(' %s %s %s %s', bucket[3], bucket[6], bucket[7], bucket[8])
         end
         return answer
     end

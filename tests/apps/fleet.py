@@ -96,6 +96,12 @@ def tenant(index: int, tenant: str) -> int:
     return index
 
 
+@app.task(base=RateLimitedTask, limits=Limit(RATE, key="tenant:{tenant}"), max_wait=2)
+def impatient_tenant(index: int, tenant: str) -> int:
+    note(index)
+    return index
+
+
 @app.task(base=RateLimitedTask, limits=Limit("100/s", burst=10, cost=lambda index, weight: weight))
 def weighed(index: int, weight: int) -> int:
     note(index)
@@ -211,6 +217,12 @@ def whole(self: Any, *args: Any, **kwargs: Any) -> None:
     os.rename(f"{path}.part", path)
 
 
+@app.task(base=RateLimitedTask, limits=RATE)
+def shown(*args: Any, **kwargs: Any) -> str:
+    note(0)
+    return repr((args, kwargs))
+
+
 @app.task
 def total(numbers: list[int]) -> int:
     return sum(numbers)
@@ -226,6 +238,8 @@ def stubborn(self: Any, index: int) -> int:
 
 
 @task_throttled.connect
-def write_signal(sender: Any, request: Any, retry_after: float, limit: str | None, **_: Any) -> None:
+def write_signal(
+    sender: Any, request: Any, retry_after: float, limit: str | None, outcome: str, key: str, **_: Any
+) -> None:
     with open(os.path.join(os.environ["TEST_RECORDS"], "signals"), "a") as file:
-        file.write(f"{sender.name} {request.id} {retry_after:.3f} {limit}\n")
+        file.write(f"{sender.name} {request.id} {retry_after:.3f} {limit} {outcome} {key}\n")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from celery.signals import worker_init
+
 from celery_ratelimit.worker import GateStep
 from tests.apps.fleet import app
 
+worker_init.disconnect(dispatch_uid="celery_ratelimit")
 app.finalize()
 app.steps["consumer"].discard(GateStep)
 

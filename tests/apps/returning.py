@@ -6,9 +6,11 @@ import os
 import time
 from typing import Any
 
+from celery.worker.consumer import consumer
 from celery.worker.control import control_command
 from kombu import Queue
 from kombu.common import Broadcast
+from kombu.utils.limits import TokenBucket
 
 from celery_ratelimit import RateLimitedTask
 from celery_ratelimit.worker import GateStep
@@ -29,6 +31,25 @@ def long(index: int, seconds: float) -> None:
 @app.task(base=RateLimitedTask, limits=RATE, rate_limit="20/s")
 def twice_limited(index: int) -> None:
     note(index)
+
+
+class Counted(TokenBucket):
+    """Celery's own, that tells how often it was paid."""
+
+    paid = 0
+
+    def can_consume(self, tokens: int = 1) -> bool:
+        allowed = super().can_consume(tokens)
+        Counted.paid += allowed
+        return bool(allowed)
+
+
+consumer.TokenBucket = Counted
+
+
+@control_command()
+def paid(state: Any) -> dict[str, int]:
+    return {"paid": Counted.paid}
 
 
 @control_command(args=[("which", str), ("swallowed", int)])

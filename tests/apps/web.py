@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ async def charge(request: Request) -> JSONResponse:
 
 async def throttled(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Throttled)
-    return JSONResponse({"limit": error.limit}, 429, {"Retry-After": f"{error.retry_after:.0f}"})
+    return JSONResponse({"limit": error.limit}, 429, {"Retry-After": str(math.ceil(error.retry_after))})
 
 
 async def ready(_: Request) -> JSONResponse:

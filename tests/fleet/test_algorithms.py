@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from benchmarks.measures import worst_second
 from benchmarks.records import Start
 from celery_ratelimit import Concurrency, Limit, Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import AGAIN, Fleet, assert_never_over, until
 
 #: A place is given back when the worker hears that the task has ended, so it is never free too early.
 PLACES = 3
@@ -32,9 +32,9 @@ def ended(fleet: Fleet) -> int:
     return sum(note.index < 0 for note in fleet.starts())
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", ["place", "patient_place"])
-def test_no_more_than_so_many_at_once_and_no_place_is_left_empty(
+def test_no_more_than_so_many_at_once_and_every_place_is_used(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
@@ -45,12 +45,11 @@ def test_no_more_than_so_many_at_once_and_no_place_is_left_empty(
         notes = fleet.starts()
         assert sorted(note.index for note in notes if note.index >= 0) == list(range(40))
         assert most_at_once(notes) == PLACES
-        busy = 40 * 0.2 / PLACES
-        assert notes[-1].at - notes[0].at <= busy * (1.5 if task == "patient_place" else 2.5)
         until(lambda: not store.zcount("ratelimit:v1:{places}::leases", 1, "+inf"), 5, "the return of every place")
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
 
+@pytest.mark.slow
 def test_a_place_is_kept_for_longer_than_its_lease_while_the_task_runs(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
@@ -62,6 +61,7 @@ def test_a_place_is_kept_for_longer_than_its_lease_while_the_task_runs(
         assert most_at_once(fleet.starts()) == PLACES
 
 
+@pytest.mark.slow
 def test_a_failed_task_gives_its_place_back(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     with Fleet(server, tmp_path) as fleet:
         fleet.start()
@@ -87,14 +87,15 @@ def test_the_place_of_a_killed_worker_is_free_after_its_lease(
         assert len([lease for lease in leases if lease > 0]) <= PLACES
 
 
+@pytest.mark.slow
 def test_without_the_store_local_lets_each_worker_have_its_share_of_the_places(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with embedded_server(persist=True) as limits_store:
         conf = {"ratelimit_url": limits_store.url, "ratelimit_on_store_error": "local"}
         with Fleet(server, tmp_path, **conf) as fleet:
-            fleet.start("-c", "3", number=2)
-            time.sleep(3)  # until gossip has introduced them
+            fleet.start("-c", "3", "-l", "DEBUG", number=2)
+            fleet.wait_until_introduced()
             limits_store.kill()
             for index in range(12):
                 fleet.send("patient_place", index, 0.3)
@@ -109,28 +110,36 @@ def test_a_leaky_bucket_takes_so_many_and_refuses_the_rest_at_once(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
     with Fleet(server, tmp_path) as fleet:
+        name = "tests.apps.fleet.leaky"
+        leaky = Limit("10/s", algorithm="leaky_bucket", capacity=5, name=name)
+        limiter = Limiter.from_url(server.url, quotas={name: leaky})
+        limiter.set_rate(name, replace(leaky, rate="1/h"))
         results = [fleet.send("leaky", index) for index in range(30)]
         fleet.start()
-        outcomes = [result.get(timeout=10, propagate=False) for result in results]
-        refused = [outcome for outcome in outcomes if isinstance(outcome, Throttled)]
-        let_in = [outcome for outcome in outcomes if isinstance(outcome, int)]
-        assert len(refused) + len(let_in) == 30
-        # One at once, five waiting, and what left while the thirty came in.
-        assert 6 <= len(let_in) <= 7 + 10 * fleet.came_within()
+        until(lambda: sum(result.ready() for result in results) == 25, 20, "one having run, and 24 being refused")
+        limiter.delete(name)
+        outcomes = [result.get(timeout=40, propagate=False) for result in results]
+        assert sum(isinstance(outcome, Throttled) for outcome in outcomes) == 24
+        assert sorted(outcome for outcome in outcomes if isinstance(outcome, int)) == list(range(6))
         assert_never_over(fleet.permits(), 10)
 
 
-@pytest.mark.parametrize("task", ["fixed_window", "sliding_log", "sliding_window", "warming"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "sliding_log",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("fixed_window", "sliding_window", "warming")),
+    ],
+)
 def test_windows_hold_on_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
     with Fleet(server, tmp_path, rate="20/s") as fleet:
-        for index in range(100):
+        for index in range(60):
             fleet.send(task, index)
         fleet.start(number=2)
-        starts = fleet.wait_for(100, 20)
-        assert sorted(start.index for start in starts) == list(range(100))
-        assert starts[-1].at - starts[0].at <= 7.0  # five windows; warming up takes a second more
+        starts = fleet.wait_for(60, 20)
+        assert sorted(start.index for start in starts) == list(range(60))
         assert worst_second(fleet.permits()) <= {"sliding_log": 20, "warming": 21}.get(task, 40)
-        assert fleet.sent_back() / 100 <= 1.25
+        assert fleet.sent_back() <= 60 * AGAIN
 
 
 def test_any_mix_is_one_decision(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -138,9 +147,8 @@ def test_any_mix_is_one_decision(server: EmbeddedServer, store: redis.Redis, tmp
         fleet.start(number=2)
         for index in range(40):
             fleet.send("mixed", index)
-        starts = fleet.wait_for(40, 20)
+        fleet.wait_for(40, 20)
         assert worst_second(fleet.permits()) <= 10
-        assert starts[-1].at - starts[0].at <= 6.0  # four windows, of which the last begins after three seconds
 
 
 def test_a_task_settles_what_it_really_cost_once(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

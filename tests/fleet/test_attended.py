@@ -70,11 +70,11 @@ def test_tasks_that_are_registered_after_the_start(server: EmbeddedServer, store
 
         # A changed rate reaches them, too.
         limiter = Limiter.from_url(server.url)
-        limiter.set_rate("of its own", "1/h")
+        limiter.set_rate("of its own", "1/h", force=True)
         for index in range(200, 204):
             fleet.sender.send_task("later.by_itself", (index,))
         until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots("of its own")) >= 3, 10, "a backlog")
-        limiter.set_rate("of its own", "50/s")
+        limiter.set_rate("of its own", "50/s", force=True)
         fleet.wait_for(20, 20)
 
         odd = fleet.sender.send_task("later.at_odds", (300,))
@@ -98,6 +98,7 @@ def test_limited_calls_within_a_task_of_celerys_own_are_told_of_once(
         assert "Task tests.apps.fleet.retry is limited, and is called within celery.starmap" in said[0]
 
 
+@pytest.mark.slow
 def test_one_that_ends_before_it_has_heard_that_a_queue_is_consumed_again(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

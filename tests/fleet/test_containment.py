@@ -41,12 +41,14 @@ class Falling(Fleet):
         return all(worker.poll() is None for worker in self.workers)
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
     return server.url if request.param == "redis" else request.getfixturevalue("broker").url
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("solo", "threads"))]
+)
 def test_what_a_users_hooks_raise_ends_their_task_alone(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
 ) -> None:
@@ -106,6 +108,7 @@ def test_half_of_a_surrogate_pair_in_a_key(
         assert "Unrecoverable" not in fleet.log()
 
 
+@pytest.mark.slow
 def test_properties_of_the_sender_that_no_worker_may_set(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_
         assert not store.exists("celery", "celery.throttled", "unacked")
 
 
+@pytest.mark.slow
 def test_any_message_of_rabbitmq_ends_alone(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
@@ -265,6 +269,7 @@ def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
         store.flushall()
 
 
+@pytest.mark.slow
 def test_a_message_that_goes_to_several_queues_is_not_copied_again(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:

@@ -25,7 +25,9 @@ RATE = 10
 KILLS = int(os.environ.get("TEST_KILLS", "2"))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step", [next(iter(STEPS)), *(pytest.param(step, marks=pytest.mark.slow) for step in list(STEPS)[1:])]
+)
 def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, step: str
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
         assert not fleet.parking_lots().lots("tests.apps.fleet.late")
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_again_and_again(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:

@@ -49,8 +49,8 @@ def all_places_are_free(fleet: Fleet, store: redis.Redis) -> None:
     until(lambda: {start.index for start in fleet.starts()} >= set(range(first, first + 4)), 20, "others having them")
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["early", "late"])
+@pytest.mark.parametrize("pool", [*POOLS[:3], *(pytest.param(pool, marks=pytest.mark.slow) for pool in POOLS[3:])])
 def test_tasks_that_end_by_themselves(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, late: bool
 ) -> None:
@@ -63,7 +63,12 @@ def test_tasks_that_end_by_themselves(
 
 
 @pytest.mark.parametrize(
-    ("pool", "kind"), [("prefork", "time_limit"), ("prefork", "soft_time_limit"), ("gevent", "time_limit")]
+    ("pool", "kind"),
+    [
+        ("prefork", "time_limit"),
+        pytest.param("prefork", "soft_time_limit", marks=pytest.mark.slow),
+        ("gevent", "time_limit"),
+    ],
 )
 def test_tasks_that_a_time_limit_ends(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, kind: str
@@ -76,7 +81,7 @@ def test_tasks_that_a_time_limit_ends(
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[2:4])])
 def test_tasks_that_are_terminated(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
     with fleet_of(server, tmp_path, pool) as fleet:
         results = [send(fleet, index, "takes long") for index in range(2)]
@@ -86,7 +91,7 @@ def test_tasks_that_are_terminated(server: EmbeddedServer, store: redis.Redis, t
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("how", ["leaves the process", "exits"])
+@pytest.mark.parametrize("how", ["leaves the process", pytest.param("exits", marks=pytest.mark.slow)])
 def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, how: str) -> None:
     with fleet_of(server, tmp_path, "prefork") as fleet:
         for index in range(3):
@@ -95,25 +100,28 @@ def test_tasks_whose_process_is_lost(server: EmbeddedServer, store: redis.Redis,
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-@pytest.mark.parametrize("how", ["revoked", "expired"])
+@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[1:3])])
+@pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.slow)])
 def test_tasks_that_end_while_they_wait_for_a_process(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str, how: str
 ) -> None:
     with fleet_of(server, tmp_path, pool) as fleet:
         for index in range(4):
-            fleet.sender.send_task(BUSY, args=[100 + index, 3.0])
+            fleet.sender.send_task(BUSY, args=[100 + index])
         fleet.wait_for(4, 20)
-        expires = datetime.now(timezone.utc) + timedelta(seconds=1) if how == "expired" else None
+        expires = datetime.now(timezone.utc) + timedelta(seconds=3) if how == "expired" else None
         results = [send(fleet, index, "succeeds", expires=expires) for index in range(8)]
         until(lambda: fleet.log().count(f"{END}[") >= 8, 20, "all having come in")
-        if how == "revoked":
-            fleet.sender.control.revoke([result.id for result in results])
+        if expires is not None:
+            until(lambda: datetime.now(timezone.utc) > expires, 5, "their expiring")
+        else:
+            fleet.sender.control.revoke([result.id for result in results], reply=True)
+        (tmp_path / "go").touch()
         until(lambda: all(result.state == "REVOKED" for result in results), 30, "all having ended")
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_a_lost_connection_frees_what_does_not_run(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:
@@ -125,7 +133,7 @@ def test_a_lost_connection_frees_what_does_not_run(
         all_places_are_free(fleet, store)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(each, marks=pytest.mark.slow) for each in POOLS[1:3])])
 def test_tasks_that_run_while_the_connection_is_lost(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:

@@ -20,7 +20,7 @@ APP = "tests.apps.ids"
 QUICK = "--without-mingle"
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer) -> str:
     return server.url if request.param == "redis" else request.getfixturevalue("broker").url
 
@@ -33,16 +33,16 @@ class Ids(Fleet):
         return self.sender.send_task(f"{APP}.{task}", args=args, **options)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_what_replaces_a_task_waits_for_a_place_of_its_own(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str
 ) -> None:
     """It has the id of the one that it replaces, which is still running when it comes."""
     with Ids(server, tmp_path, broker=broker_url) as fleet:
         fleet.start(QUICK, "-P", pool)
-        for number in range(4):
+        for number in range(2):
             fleet.call("replacing", 10 * number, 0.3)
-        fleet.wait_for(16, 60)
+        fleet.wait_for(8, 60)
         changes = sorted((start.at, -1 if start.index < 0 else 1) for start in fleet.starts())
         inside = 0
         for at, change in changes:
@@ -51,7 +51,7 @@ def test_what_replaces_a_task_waits_for_a_place_of_its_own(
         until(lambda: not store.keys("*{one}*leases"), 20, "every place being given back")
 
 
-@pytest.mark.parametrize("task", ["numbered", "patient"])
+@pytest.mark.parametrize("task", ["numbered", pytest.param("patient", marks=pytest.mark.slow)])
 def test_an_id_that_is_used_again_loses_nothing(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, task: str
 ) -> None:

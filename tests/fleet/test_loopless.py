@@ -14,10 +14,10 @@ from celery.utils.timer2 import Entry, Timer
 
 from celery_ratelimit._celery import Worker
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 from tests.rabbitmq import Broker
 
-RATE, TASKS = 50, 150
+RATE, TASKS = 50, 100
 POOLS = {"threads": ("-P", "threads", "-c", "8"), "solo": ("-P", "solo"), "prefork": ("-c", "4")}
 
 
@@ -31,19 +31,27 @@ def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str) -> None:
         assert sorted(start.index for start in starts) == list(range(TASKS))
         if len(throttles) == 1:  # else each of the two tasks has a limit of its own
             assert_never_over(fleet.permits(), RATE)
-        # With Celery's own precision, timers that are late to the second, it takes 0.9 s longer than at the rate.
-        assert starts[-1].at - starts[0].at <= TASKS / len(throttles) / RATE + 0.6
+            assert_over(fleet.permits(), RATE / 2)
         assert "Traceback" not in fleet.log()
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    "pool", ["solo", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "prefork"))]
+)
 def test_on_redis(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
     a_backlog_leaves(Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.loopless"), pool, "retry")
     assert not store.exists("celery", "celery.throttled")
     assert not store.keys("ratelimit:*:messages@*")
 
 
-@pytest.mark.parametrize("throttles", [("retry",), ("wait",), ("retry", "wait")], ids="+".join)
+@pytest.mark.parametrize(
+    "throttles",
+    [
+        pytest.param(("retry",), id="retry"),
+        pytest.param(("wait",), id="wait", marks=pytest.mark.slow),
+        pytest.param(("retry", "wait"), id="retry+wait", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("pool", POOLS)
 def test_on_rabbitmq(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, throttles: tuple[str, ...]
@@ -84,6 +92,13 @@ def test_one_thread_at_a_time_is_in_the_gate() -> None:
         assert rang.wait(10)
     finally:
         consumer.timer.stop()
+
+
+def test_a_timer_that_sleeps_looks_often_for_what_was_set_meanwhile() -> None:
+    """With Celery's own precision a timer is up to a second late."""
+    consumer = a_consumer(timer := Timer(), is_green=False)
+    Worker(consumer).intercept(print, on_end=print, on_message=print, on_error=print)
+    assert timer.schedule.max_interval <= 0.01
 
 
 def sent_back() -> SimpleNamespace:

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import redis
 
-from benchmarks.measures import displacement, share_of_rate
+from benchmarks.measures import displacement
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, until
 from tests.rabbitmq import Broker
 
-TASKS, RATE = 200, 100
+TASKS, RATE = 150, 50
 
 #: Celery turns its native delayed delivery on for these, and its prefetch no longer grows for what waits for its ETA.
 QUORUM: dict[str, Any] = {
@@ -30,7 +30,9 @@ QUORUM: dict[str, Any] = {
 #: A second less for each worker: there is nobody whose revoked tasks it could ask for.
 QUICK = "--without-mingle"
 
-KINDS = pytest.mark.parametrize("conf", [{}, QUORUM], ids=["classic", "quorum"])
+KINDS = pytest.mark.parametrize(
+    "conf", [pytest.param({}, id="classic"), pytest.param(QUORUM, id="quorum", marks=pytest.mark.slow)]
+)
 
 
 def indexes(fleet: Fleet) -> list[int]:
@@ -58,10 +60,10 @@ def test_a_backlog_leaves_at_the_rate(
         permits = fleet.permits()
         assert sorted(permit.index for permit in permits) == list(range(TASKS))
         assert_never_over(permits, RATE)
-        assert share_of_rate(permits, RATE) >= 0.4  # 1 on a quiet machine
-        median, last_percent = displacement(starts)
+        assert_over(permits, RATE / 2)
+        median, last_percent = displacement(permits)
         if throttle == "retry":
-            assert fleet.sent_back() <= TASKS * 1.1
+            assert fleet.sent_back() <= TASKS * AGAIN
             assert median <= 30
         else:
             assert fleet.sent_back() == 0
@@ -74,6 +76,7 @@ def test_a_backlog_leaves_at_the_rate(
         assert indexes(fleet) == list(range(TASKS))
 
 
+@pytest.mark.slow
 def test_waits_of_fractions_of_a_second_lose_nothing_with_confirmed_publishes(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:
@@ -175,7 +178,7 @@ def test_a_key_with_a_long_line_does_not_hold_up_another(
         idle = [permit for permit in permits if permit.index >= 100]
         assert_never_over(idle, 1)
         assert_never_over([permit for permit in permits if permit.index < 100], 1)
-        assert idle[1].at - idle[0].at <= 5, "its turn was after a second"
+        assert sum(permit.at < idle[1].at for permit in permits) <= 20, "its turn was after a second"
 
 
 def test_a_return_queue_that_was_removed_loses_nothing(

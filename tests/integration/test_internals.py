@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from amqp.abstract_channel import AbstractChannel
 from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
 from celery.app.task import Context
+from celery.apps import worker
 from celery.concurrency.base import BasePool
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
@@ -319,6 +321,40 @@ def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> 
     assert {"task_ready(self)", "self.acknowledge()", "self._already_revoked = True"} <= announce
 
 
+def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:
+    assert "self.extra_info() or ''" in source(worker.Worker.emit_banner)
+    assert "self.emit_banner()" in source(worker.Worker.on_start)
+
+
+def test_a_field_of_an_event_is_the_state_where_celery_merges() -> None:
+    """``_celery.monitors``: the other way round it would be lost."""
+    from celery.events.state import State
+
+    state, times = State(), {"timestamp": 1.0, "local_received": 1.0, "clock": 1}
+
+    def shown(kind: str, **fields: Any) -> str:
+        state.event({"type": f"task-{kind}", "uuid": "t", "hostname": "w", **times, **fields})
+        return str(state.tasks["t"].state)
+
+    assert [shown("received"), shown("throttled")] == ["RECEIVED", "THROTTLED"]
+    assert shown("revoked") == "THROTTLED"
+    assert shown("revoked", state="REVOKED") == "REVOKED"
+    assert shown("received") == "REVOKED"
+
+
+def test_each_connection_has_a_dispatcher_that_requests_send_by() -> None:
+    from celery.worker.consumer import events
+
+    assert "dis = c.event_dispatcher = c.app.events.Dispatcher(" in source(events.Events.start)
+    assert "self._eventer.send(type, uuid=self.id, **fields)" in source(request.Request.send_event)
+
+
 def test_tasks_are_counted_by_what_may_not_be_hashable() -> None:
     """A shadow that is a list; :class:`Worker` makes it a text."""
     assert "{request.name: 1}" in source(state.task_accepted)
+
+
+def test_what_kombus_redis_transport_imports_is_installed_with_us() -> None:
+    """It is a requirement of ``kombu[redis]``, and not of ``kombu``."""
+    assert "from packaging.version import Version" in source(sys.modules[RedisChannel.__module__])
+    assert "packaging" in (requires("celery-ratelimit") or ())

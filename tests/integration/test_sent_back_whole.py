@@ -178,6 +178,7 @@ def test_throttling_uses_up_no_retries_and_a_retry_of_the_users_own_asks_anew(
         assert store.llen("celery.throttled") == 0
 
 
+@pytest.mark.slow
 def test_a_failed_publish_loses_nothing(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """The broker refuses to take the messages back for a while: they stay in the store and are tried again."""
     with Fleet(server, tmp_path, rate="2/s", app="tests.apps.failing_publish") as fleet:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from celery_ratelimit._celery import fleet_of
 from celery_ratelimit.testing import EmbeddedServer, free_port
-from tests.fleet_of import Fleet
+from tests.fleet_of import Fleet, until
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,10 @@ from tests.fleet_of import Fleet
         ({"ratelimit_tasks": {"*.plain": {"rate": "1/s", "key": "t:{tenant}"}}}, ["'tenant'", "fleet.plain", "index"]),
         ({"ratelimit_quotas": {"emails": "1/s"}, "ratelimit_queues": {"emails": "2/s"}}, ["'emails'", "1/s", "2/s"]),
         ({"ratelimit_url": "amqp://guest:secret@localhost//"}, ["ratelimit_url", "'redis://host:6379/0'"]),
-        ({"ratelimit_url": f"redis://:secret@127.0.0.1:{free_port()}/0"}, ["ratelimit_url", "no Redis", "refused"]),
+        (
+            {"ratelimit_url": f"redis://:secret@127.0.0.1:{free_port()}/0", "ratelimit_on_store_error": "raise"},
+            ["ratelimit_url", "no Redis", "refused"],
+        ),
     ],
     ids=["rate", "quota", "cost", "setting", "store error", "key", "name", "not redis", "unreachable"],
 )
@@ -61,6 +66,46 @@ def test_a_store_that_is_no_redis_is_refused(server: EmbeddedServer, store: redi
     url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
     with Fleet(server, tmp_path, ratelimit_url=url) as fleet:
         assert fleet.launch().wait(timeout=30) != 0
-        assert "no Redis or Valkey answers there" in fleet.log()
+        assert "no Redis or Valkey" in fleet.log()
         assert "Traceback" not in fleet.log()
     listener.close()
+
+
+@pytest.mark.parametrize("choice", ["defer", "allow", "local"])
+def test_a_store_that_is_down_when_a_worker_starts_is_an_outage_like_any_other(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
+) -> None:
+    """Unlimited work goes on, limited work as ``ratelimit_on_store_error`` says; all is well when the store comes."""
+    limits = EmbeddedServer()
+    with (
+        contextlib.closing(limits),
+        Fleet(server, tmp_path, ratelimit_url=limits.url, ratelimit_on_store_error=choice, rate="20/s") as fleet,
+    ):
+        for index in range(5):
+            fleet.send("retry", index)
+        fleet.start()
+        assert fleet.send("plain", 100).get(timeout=20) == 100
+        if choice != "defer":  # the store being down, their own limits let them through, or nothing does
+            fleet.wait_for(6, 20)
+        assert not fleet.permits()
+        limits.start()
+        until(lambda: "store is back" in fleet.log(), 20, "the store being found")
+        for index in range(5, 10):
+            fleet.send("retry", index)
+        starts = fleet.wait_for(11, 40)
+        assert sorted(start.index for start in starts) == [*range(10), 100]
+        assert fleet.permits(), "from the store, once it is there"
+        assert "Traceback" not in fleet.log()
+        assert fleet.log().count("no Redis or Valkey answers there") == 1
+
+
+def test_an_overflow_that_no_worker_consumes_is_said(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start("-Q", "celery")
+        assert "overflow='later' is no queue that is known here" in fleet.log()
+        fleet.start("-Q", "later")
+        until(lambda: store.zscore("ratelimit:v1:{fleet}::queues@" + fleet_of(fleet.sender), "later"), 20, "attendance")
+        fleet.start("-Q", "celery")
+        assert "overflow='later'" not in fleet.log(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import shutil
@@ -20,13 +21,14 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 
+from benchmarks.records import Start
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.limiter import Demand
 from celery_ratelimit.parking import Attendance, Parking
 from celery_ratelimit.spread import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
-from tests.fleet_of import Fleet, until
+from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 
 ROOT = Path(__file__).parents[2]
 #: Of three names that are in three slots, on three nodes.
@@ -95,8 +97,32 @@ def test_tls(tls_server: tuple[int, Path], celerys: bool) -> None:
     assert limiter.acquire(SPREAD).allowed
 
 
+@pytest.mark.slow
+def test_a_fleet_behind_tls(
+    tls_server: tuple[int, Path], server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """Limited, parked and sent back; workers fork after they have connected."""
+    port, certificate = tls_server
+    url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=required&ssl_ca_certs={certificate}"
+    with Fleet(server, tmp_path, rate="20/s", ratelimit_url=url) as fleet:
+        for index in range(60):
+            fleet.send("retry", index)
+            fleet.send("wait", 100 + index)
+        fleet.start(number=2)
+        fleet.wait_for(120, 20)
+        assert sorted(start.index for start in fleet.starts()) == [*range(60), *range(100, 160)]
+        permits = fleet.permits()
+        assert len(permits) == 120
+        assert_never_over([permit for permit in permits if permit.index < 100], 20)
+        assert_never_over([permit for permit in permits if permit.index >= 100], 20)
+        assert fleet.log(0).count("succeeded") > 10 < fleet.log(1).count("succeeded"), "both of them"
+        for index in (0, 1):
+            assert "Traceback" not in fleet.log(index)
+            assert "did not answer" not in fleet.log(index)
+
+
 def test_tls_with_an_unknown_certificate_is_refused(tls_server: tuple[int, Path]) -> None:
-    with pytest.raises(StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(ConfigurationError, match=r"CERTIFICATE_VERIFY_FAILED.*ssl_ca_certs="):
         Limiter.from_url(f"rediss://127.0.0.1:{tls_server[0]}/0").acquire(SPREAD)
 
 
@@ -237,6 +263,68 @@ def test_what_was_a_master_is_left_when_it_becomes_a_replica(server: EmbeddedSer
         assert before
 
 
+#: What makes a store refuse requests, and not a ``PING``.
+REFUSALS: dict[str, tuple[list[Any], list[Any]]] = {
+    "OOM": (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"]),
+    "NOREPLICAS": (["CONFIG", "SET", "min-replicas-to-write", "1"], ["CONFIG", "SET", "min-replicas-to-write", "0"]),
+    "READONLY": (["REPLICAOF", "127.0.0.1", "1"], ["REPLICAOF", "NO", "ONE"]),
+    "NOPERM": (["ACL", "SETUSER", "default", "-set"], ["ACL", "SETUSER", "default", "+set"]),
+    "a pause": (["CLIENT", "PAUSE", "60000", "WRITE"], ["CLIENT", "UNPAUSE"]),
+}
+
+
+@pytest.fixture(params=list(REFUSALS))
+def refusing(request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedServer, Any]]:
+    """A store, and what makes it refuse (``True``) or serve (``False``)."""
+    begin, end = REFUSALS[request.param]
+    with embedded_server() as own, redis.Redis.from_url(own.url) as admin:
+        yield own, lambda refuse: admin.execute_command(*(begin if refuse else end))
+
+
+def test_a_probe_meets_what_requests_meet(refusing: tuple[EmbeddedServer, Any]) -> None:
+    own, refuse = refusing
+    limiter = Limiter.from_url(own.url)
+    limiter.probe()
+    refuse(True)
+    limiter.ping()
+    for call in (limiter.probe, lambda: limiter.acquire(Limit("1/h", burst=5, name="one"))):
+        with pytest.raises((StoreUnavailable, ConfigurationError)):
+            call()
+    refuse(False)
+    limiter.probe()
+    assert limiter.acquire(SPREAD).allowed
+
+
+@pytest.mark.parametrize("refusing", ["OOM", "a pause"], indirect=True)
+def test_an_outage_is_over_when_requests_are_served(
+    server: EmbeddedServer, store: redis.Redis, refusing: tuple[EmbeddedServer, Any], tmp_path: Path
+) -> None:
+    own, refuse = refusing
+    with Fleet(server, tmp_path, ratelimit_url=own.url) as fleet:
+        fleet.start()
+        refuse(True)
+        for index in range(10):
+            fleet.send("retry", index)
+        until(lambda: "WARNING/MainProcess] the limiter's store" in fleet.log(), 10, "a word in the log")
+        time.sleep(2)
+        assert fleet.started() == 0
+        assert "store is back" not in fleet.log()
+        refuse(False)
+        assert sorted(start.index for start in fleet.wait_for(10, 20)) == list(range(10))
+        assert fleet.log().count("store is back") == 1
+
+
+def test_a_probe_asks_each_node_of_a_cluster(on_cluster: Limiter, cluster_store: Cluster) -> None:
+    for client in cluster_store.clients:
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(StoreUnavailable):
+                on_cluster.probe()
+        finally:
+            client.config_set("maxmemory", "0")
+        on_cluster.probe()
+
+
 # -- Sentinel ----------------------------------------------------------------------------------------------------------
 
 
@@ -270,14 +358,106 @@ def test_the_call_after_a_failover_goes_to_the_new_master(sentinel_store: Sentin
 
 
 def test_an_orderly_failover_is_not_noticed(sentinel_store: Sentinels) -> None:
-    """The old master lives on as a replica: its connections are closed, or it answers READONLY."""
+    """The old master lives on, and becomes a replica."""
     limiter = sentinel_limiters(sentinel_store)["celery's"]
     limiter.acquire(SPREAD)
-    old = sentinel_store.master
-    with sentinel_store._ask(0) as sentinel:
-        sentinel.execute_command("SENTINEL", "FAILOVER", Sentinels.NAME)
-    until(lambda: sentinel_store.master is not old, 20, "a failover")
+    sentinel_store.hand_over()
     assert limiter.acquire([Limit("1/h", name="other")]).allowed
+
+
+def scripts_on(server: EmbeddedServer) -> int:
+    with redis.Redis.from_url(server.url) as client:
+        stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "mget"))
+
+
+def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels) -> None:
+    """Not with one of many connections that several threads have made; nor where a Sentinel may not be listened to."""
+    limiters = {**sentinel_limiters(sentinel_store), "asks": limiter_that_may_not_listen(sentinel_store)}
+    old = sentinel_store.master
+    barrier = threading.Barrier(4)
+
+    def connect(limiter: Limiter) -> None:
+        connection = limiter._link._take()
+        barrier.wait(10)
+        limiter._link._idle.append(connection)
+
+    def peek(limiter: Limiter) -> bool:
+        return limiter.peek(SPREAD).allowed
+
+    async def main() -> None:
+        async with AsyncLimiter.from_url(f"{sentinel_store.url}/0?service_name={Sentinels.NAME}") as for_asyncio:
+            await asyncio.gather(*[for_asyncio.acquire(SPREAD) for _ in range(10)])
+            await asyncio.to_thread(sentinel_store.hand_over)
+            await asyncio.to_thread(until, lambda: all(map(is_at_the_new_one, limiters.values())), 5, "the new master")
+            for _ in range(3):  # the first only asks where the master is, beside its own request
+                await asyncio.gather(*[for_asyncio.peek(SPREAD) for _ in range(10)])
+                await asyncio.sleep(1.1)
+            before, there = scripts_on(old), scripts_on(sentinel_store.master)
+            await asyncio.gather(*[for_asyncio.peek(SPREAD) for _ in range(10)])
+            for limiter in limiters.values():
+                with ThreadPoolExecutor(4) as threads:
+                    assert all(threads.map(peek, [limiter] * 20))
+                limiter.changes(["a"])
+                limiter.probe()
+            assert scripts_on(old) == before
+            assert scripts_on(sentinel_store.master) > there
+
+    def is_at_the_new_one(limiter: Limiter) -> bool:
+        limiter.peek(SPREAD)
+        return limiter._link._master.address == ("127.0.0.1", sentinel_store.master.port)
+
+    for limiter in limiters.values():
+        limiter.acquire(SPREAD)
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(connect, [limiter] * 4))
+        assert len(limiter._link._idle) >= 4
+    asyncio.run(main())
+
+
+def limiter_that_may_not_listen(sentinel_store: Sentinels) -> Limiter:
+    for number in range(3):
+        with sentinel_store._ask(number) as sentinel:
+            rights = ("reset", "on", ">secret", "resetchannels", "+sentinel|masters", "+ping")
+            sentinel.execute_command("ACL", "SETUSER", "asks", *rights)
+    query = f"service_name={Sentinels.NAME}&sentinel_username=asks&sentinel_password=secret"
+    return Limiter.from_url(f"{sentinel_store.url}/0?{query}")
+
+
+def test_late_replies_of_a_master_that_hung_are_nobodys(sentinel_store: Sentinels) -> None:
+    limiter = sentinel_limiters(sentinel_store)["celery's"]
+    limiter.acquire(SPREAD)
+    master = sentinel_store.master
+    master.freeze()
+    try:
+        for call in (limiter.ping, lambda: limiter.changes(["one", "two", "three"])):
+            with pytest.raises(StoreUnavailable):
+                call()
+    finally:
+        master.thaw()
+    until(lambda: _answers(limiter), 20, "an answer")
+    assert limiter.changes(["one"]) == [None]
+    limiter.ping()
+    assert [state.name for state in limiter.acquire(SPREAD).states] == ["a", "b", "c"]
+
+
+def test_nobody_watches_for_a_limiter_that_is_gone(sentinel_store: Sentinels) -> None:
+    def watching() -> int:
+        return sum(thread.name == "celery_ratelimit-sentinel" for thread in threading.enumerate())
+
+    gc.collect()
+    until(lambda: watching() == 0, 10, "the end of those of other tests")
+    limiter = sentinel_limiters(sentinel_store)["short"]
+    assert watching() == 0
+    limiter.acquire(SPREAD)
+    assert watching() == 3
+    limiter._link.close()
+    until(lambda: watching() == 0, 10, "the end of the threads of one that is closed")
+    limiter.acquire(SPREAD)
+    assert watching() == 3
+    del limiter
+    gc.collect()
+    until(lambda: watching() == 0, 10, "the end of the threads")
 
 
 # -- A cluster ---------------------------------------------------------------------------------------------------------
@@ -428,15 +608,14 @@ def test_law_1_and_2_with_many_callers_over_three_tags(cluster_store: Cluster) -
         list(callers.map(call, range(6)))
     for name, times in granted.items():
         times.sort()
-        span = times[-1] - times[0]
         most = max(
             sum(1 for at in times[i:] if at < times[i] + length) - 50 * length
             for length in (0.2, 1.0)
             for i in range(len(times))
         )
-        # To the accuracy with which one limit's clock is known to another: what a decision takes.
-        assert most <= 3 + 50 * 0.05, f"{name}: {most:.1f} permits beyond the rate"
-        assert len(times) >= 0.5 * 50 * span, f"{name}: {len(times)} in {span:.2f} s"
+        # To the accuracy with which one limit's clock is known to another: what a decision takes, on a busy machine.
+        assert most <= 3 + 50 * 0.2, f"{name}: {most:.1f} permits beyond the rate"
+        assert_over([Start(at, 0, 0) for at in times], 50 / 4, burst=3)
 
 
 @pytest.mark.parametrize("limits", [TOGETHER, SPREAD], ids=["one tag", "three tags"])
@@ -460,7 +639,7 @@ def test_a_cluster_whose_node_is_gone_is_an_outage_for_its_limits(cluster_store:
             began = time.monotonic()
             with pytest.raises(StoreUnavailable):
                 call()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
     finally:
         cluster_store.nodes[2].thaw()
     until(lambda: all(cluster_store._is_whole(client) for client in cluster_store.clients), 20, "a whole cluster")
@@ -514,7 +693,7 @@ def test_an_async_limiter_behind_sentinels(sentinel_store: Sentinels) -> None:
 def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     """What one script does elsewhere is one for each slot; no key is missing in any of them."""
     parking = Parking(on_cluster, "fleet", redelivery=3600)
-    limits = [Limit("1000/s", name=name, key="k") for name in ("one", "two", "three", "four")]
+    limits = [Limit("1000/s", name=name, key="{k}") for name in ("one", "two", "three", "four")]
     demands = [Demand(limit, str(limit.name), f"k{number}") for number in range(3) for limit in limits]
     names = [str(limit.name) for limit in limits]
     ids = [f"{number}@{queue}" for number in range(4) for queue in "ab"]

@@ -17,8 +17,12 @@ from celery_ratelimit.limiter import Demand
 
 #: A slot that long overdue, in microseconds, is open to whoever is there.
 GRACE = 1_000_000
+#: No bucket is further behind than that, in microseconds.
+FAR = 2**51
 #: A clock that steps back by so many microseconds, or fewer, is waited for.
 STEP = 100_000
+#: A slot so near may be taken ahead though permits of another limit lapse by that.
+SOON = 100_000
 
 
 class Numbers(NamedTuple):
@@ -77,10 +81,29 @@ def came_back(back: int | None, price: Fraction, full_at: Fraction, least: Fract
     return most if back is None else back
 
 
+def changed_at(since: int, written: int, now: int) -> int:
+    """When a rule began that a bucket was not written under: when it was stored; else the code has changed."""
+    return since if written <= since <= now else now
+
+
+def moved(now: int, newest: int, us: int, factor: float, deep: float) -> tuple[int, int]:
+    """A change of the rate, where time stands for permits: when all is back then, and from when on the new rate holds.
+
+    From the change on, or behind the newest permit. If that lies ahead, what was in use before it is all that can be.
+    """
+    start = max(now, min(newest, us))
+    back = start + ceil((us - start) * factor)
+    if start > now:
+        back = max(back, now + ceil(min((us - now) * factor, deep)))
+    return min(back, now + FAR), start
+
+
 class Counter:
     """What was taken from one bucket. ``now`` is when it was read last."""
 
     now = 0
+    newest = 0
+    since = 0
 
     def __init__(self, numbers: Numbers, now: int) -> None:
         self.n, self.w, self.b, self.x, self.now = numbers.count, numbers.period, numbers.burst, numbers.extra, now
@@ -116,8 +139,17 @@ class Counter:
         """Permits that count as taken when another algorithm goes on: as they were written down last."""
         raise NotImplementedError
 
-    def follow(self, numbers: Numbers, now: int, back: int) -> int:
-        """Other numbers are in force. Returns by how much the clock is still to be stepped back."""
+    @property
+    def newest_at(self) -> int:
+        """When the newest permit is good, by the clock of the last write."""
+        return self.newest
+
+    def changes(self, numbers: Numbers) -> bool:
+        """Whether other numbers change what is kept, so that it is written at once."""
+        return True
+
+    def follow(self, numbers: Numbers, at: int, back: int) -> int:
+        """Other numbers are in force, since ``at``. Returns by how much the clock is still to be stepped back."""
         self.n, self.w, self.b, self.x = numbers.count, numbers.period, numbers.burst, numbers.extra
         return back
 
@@ -128,10 +160,12 @@ class FixedWindow(Counter):
     def __init__(self, numbers: Numbers, now: int) -> None:
         super().__init__(numbers, now)
         self.start, self.used = now if self.x else now - now % self.w, 0
+        self.forgiven, self.since = 0, now
 
     def _move(self, at: int) -> None:
         passed = max(0, (at - self.start) // self.w)
-        self.used = max(0, self.used - passed * self.n)
+        if passed:
+            self.used, self.forgiven = max(0, self.used - self.forgiven - passed * self.n), 0
         if not self.x and passed:  # of the clock again, should it have stepped back
             self.start = at - at % self.w
         elif self.used:
@@ -141,41 +175,54 @@ class FixedWindow(Counter):
 
     def read(self, now: int, back: int) -> None:
         self.now = now
-        self.start -= back
+        self._step_back(back)
         self._move(now)
+
+    def _step_back(self, back: int) -> None:
+        self.start, self.newest, self.since = self.start - back, self.newest - back, self.since - back
 
     def earliest(self, ahead: int, cost: int = 0) -> int:
         over = self.used + ahead + cost - self.n
-        return max(self.now, self.start) if over <= 0 else self.start + -(-over // self.n) * self.w
+        return max(self.now, self.start) if over <= 0 else self.start + self._windows(over) * self.w
+
+    def _windows(self, permits: int) -> int:
+        return max(1, -((self.forgiven - permits) // self.n))
 
     def take(self, joint: int, cost: int) -> None:
         self._move(joint)
         self.used += cost
+        self.newest = max(self.newest, joint)
 
     def charge(self, more: int) -> None:
         self.used += more
 
     def give_back(self, at: int, less: int, back: int | None) -> None:
-        if self.start <= at < self.start + self.w:
-            self.used = max(0, self.used - less)
+        if max(self.start, self.since) <= at < self.start + self.w:
+            less = min(less, self.used)
+            self.used, self.forgiven = self.used - less, max(0, self.forgiven - less)
 
     def in_use(self, burst: int, now: int) -> int:
         return self.used
 
-    def follow(self, numbers: Numbers, now: int, back: int) -> int:
-        if numbers.period == self.w:
-            return super().follow(numbers, now, back)
-        self.n, self.x, self.start = numbers.count, numbers.extra, self.start - back
-        self._move(now)
-        if not numbers.extra:
-            self.start = now - now % numbers.period
-        return super().follow(numbers, now, 0)
+    def follow(self, numbers: Numbers, at: int, back: int) -> int:
+        """What was used is in use in the window of ``at``, or of the newest permit; what exceeds that is not owed."""
+        self._step_back(back)
+        self._move(at)
+        self.forgiven += max(0, min(self.used - self.forgiven, self.n) - numbers.count)
+        self.since = max(self.since, self.start)
+        super().follow(numbers, at, 0)
+        at = max(at, self.newest)
+        if not self.x:
+            self.start = at - at % self.w
+        elif at >= self.start + self.w:
+            self.start = at
+        return 0
 
     def state(self) -> tuple[int, int]:
         return max(0, self.n - self.used), self.start + self.w - self.now if self.used else 0
 
     def expires(self) -> int:
-        return self.start + self.w * -(-max(self.used, 1) // self.n)
+        return self.start + self.w * self._windows(self.used)
 
 
 class SlidingWindow(Counter):
@@ -187,7 +234,7 @@ class SlidingWindow(Counter):
     def __init__(self, numbers: Numbers, now: int) -> None:
         super().__init__(numbers, now)
         self.sub, self.lag = -(-self.w // self.x), 0
-        self.index, self.c = now // self.sub, [0] * (self.x + 1)
+        self.index, self.c, self.since = now // self.sub, [0] * (self.x + 1), now
 
     def _shift(self, index: int) -> None:
         steps = max(0, index - self.index)
@@ -219,25 +266,36 @@ class SlidingWindow(Counter):
     def take(self, joint: int, cost: int) -> None:
         self._shift((joint + self.lag) // self.sub)
         self.c[-1] += cost
+        self.newest = max(self.newest, joint + self.lag)
+
+    @property
+    def newest_at(self) -> int:
+        return self.newest - self.lag
 
     def charge(self, more: int) -> None:
         self.c[-1] += more
 
     def give_back(self, at: int, less: int, back: int | None) -> None:
         j = self.x - (self.index - (at + self.lag) // self.sub)
-        if 0 <= j <= self.x:
+        if 0 <= j <= self.x and at + self.lag >= self.since:
             self.c[j] = max(0, self.c[j] - less)
 
     def in_use(self, burst: int, now: int) -> int:
         return sum(self.c)
 
-    def follow(self, numbers: Numbers, now: int, back: int) -> int:
-        super().follow(numbers, now, back)
+    def changes(self, numbers: Numbers) -> bool:
+        return -(-numbers.period // numbers.extra) != self.sub
+
+    def follow(self, numbers: Numbers, at: int, back: int) -> int:
+        super().follow(numbers, at, back)
         sub = -(-self.w // self.x)
         if sub == self.sub:
             self.c = ([0] * (self.x + 1) + self.c)[-self.x - 1 :]
         else:
-            self.index, self.c, self.sub = (now + self.lag + back) // sub, [0] * self.x + [sum(self.c)], sub
+            used = [self.index - j for j, count in enumerate(reversed(self.c)) if count]
+            self.since = max(self.since, min(used, default=self.index) * self.sub)
+            at = max(at + self.lag + back, self.newest)
+            self.index, self.c, self.sub = at // sub, [0] * self.x + [sum(self.c)], sub
         return back
 
     def state(self) -> tuple[int, int]:
@@ -255,6 +313,9 @@ class SlidingWindow(Counter):
 class SlidingLog(Counter):
     """Every grant with its time: at most n in any ``[s, s + w)``."""
 
+    def changes(self, numbers: Numbers) -> bool:
+        return False
+
     def __init__(self, numbers: Numbers, now: int) -> None:
         super().__init__(numbers, now)
         self.entries: list[tuple[int, int]] = []
@@ -262,7 +323,7 @@ class SlidingLog(Counter):
 
     def read(self, now: int, back: int) -> None:
         self.now, self.clock = now, max(now, self.now - back)  # what had left at the last write was forgotten
-        self.last -= back
+        self.last, self.since = self.last - back, self.since - back
         self.entries = [(time - back, weight) for time, weight in self.entries if time - back + self.w > now]
 
     @property
@@ -291,13 +352,16 @@ class SlidingLog(Counter):
         self.take(self.now, more)
 
     def give_back(self, at: int, less: int, back: int | None) -> None:
-        for i, (time, weight) in reversed(list(enumerate(self.entries))):
-            if time == at:
-                self.entries[i] = time, max(0, weight - less)
-                return
+        for i, (time, weight) in enumerate(self.entries):
+            if time == at >= self.since:
+                self.entries[i], less = (time, weight - min(weight, less)), less - min(weight, less)
 
     def in_use(self, burst: int, now: int) -> int:
         return self.total
+
+    @property
+    def newest_at(self) -> int:
+        return self.last
 
     def state(self) -> tuple[int, int]:
         return max(0, self.n - self.total), self.last + self.w - self.now if self.total else 0
@@ -308,7 +372,7 @@ class Stepped(Counter):
 
     def __init__(self, numbers: Numbers, now: int) -> None:
         super().__init__(numbers, now)
-        self.tokens, self.tick = self.b, now
+        self.tokens, self.tick, self.since = self.b, now, now
 
     def _refill(self, at: int) -> None:
         times = max(0, (at - self.tick) // self.w)
@@ -317,10 +381,13 @@ class Stepped(Counter):
 
     def read(self, now: int, back: int) -> None:
         self.now = now
-        self.tick -= back
+        self._step_back(back)
         self._refill(now)
         if self.tokens == self.b:
             self.tick = max(now, self.tick)
+
+    def _step_back(self, back: int) -> None:
+        self.tick, self.newest, self.since = self.tick - back, self.newest - back, self.since - back
 
     def earliest(self, ahead: int, cost: int = 0) -> int:
         short = ahead + cost - self.tokens
@@ -329,20 +396,34 @@ class Stepped(Counter):
     def take(self, joint: int, cost: int) -> None:
         self._refill(joint)
         self.tokens -= cost
+        self.newest = max(self.newest, joint)
 
     def charge(self, more: int) -> None:
         self.tokens -= more
 
     def give_back(self, at: int, less: int, back: int | None) -> None:
+        if at < self.since:
+            return
         refills = max(0, -((at - self.tick) // self.w))
         self.tokens = min(self.b, self.tokens + max(0, less - self.n * refills))
 
     def in_use(self, burst: int, now: int) -> int:
-        return burst - self.tokens
+        return self.b - self.tokens
 
-    def follow(self, numbers: Numbers, now: int, back: int) -> int:
-        self.tokens = min(self.tokens, numbers.burst)
-        return super().follow(numbers, now, back)
+    def follow(self, numbers: Numbers, at: int, back: int) -> int:
+        """What is missing stays missing, no more is left than was, and the new pace begins now."""
+        self._step_back(back)
+        self._refill(at)
+        left = self.tokens
+        if self.tick > at:
+            ahead = self.tick - at
+            came = min(self.b, -(-ahead // self.w) * self.n)
+            left = min(left, left - came + ahead // numbers.period * numbers.count)
+        elif self.tick + numbers.period <= at:
+            self.tick = at
+        self.tokens, self.since = min(left, left + numbers.burst - self.b), at
+        super().follow(numbers, at, 0)
+        return 0
 
     def state(self) -> tuple[int, int]:
         return max(0, self.tokens), self.expires() - self.now if self.tokens < self.b else 0
@@ -370,11 +451,20 @@ class WarmUp(Counter):
     def in_use(self, burst: int, now: int) -> int:
         return burst if self.next > now else 0
 
-    def follow(self, numbers: Numbers, now: int, back: int) -> int:
-        super().follow(numbers, now, back)
+    def changes(self, numbers: Numbers) -> bool:
+        return (numbers.count, numbers.period, numbers.extra) != (self.n, self.w, self.x)
+
+    def follow(self, numbers: Numbers, at: int, back: int) -> int:
+        """As cold as before, in proportion; what is to be paid is so many permits."""
+        self.next, self.newest = self.next - back, self.newest - back
+        self._rest(at)
+        stable, most = self.stable, self.most
+        super().follow(numbers, at, 0)
         self._reckon()
-        self.stored, self.taken = min(self.stored, self.most), ()
-        return back
+        self.stored, self.taken = self.stored * self.most / most, ()
+        if self.next > at:
+            self.next, _ = moved(at, self.newest, self.next, self.stable / stable, self.b * self.stable)
+        return 0
 
     def _rest(self, until: int) -> None:
         if until > self.next:
@@ -391,7 +481,7 @@ class WarmUp(Counter):
 
     def read(self, now: int, back: int) -> None:
         self.now = now
-        self.next -= back
+        self.next, self.newest = self.next - back, self.newest - back
         self.taken = tuple((at - back, price) for at, price in self.taken) if self.next > now else ()
         self._rest(now)
 
@@ -400,6 +490,7 @@ class WarmUp(Counter):
 
     def take(self, joint: int, cost: int) -> None:
         self._rest(joint)
+        self.newest = max(self.newest, joint)
         self.taken += ((joint, Fraction(cost * self.w, self.n)),)
         self.next += ceil(self._spend(cost))
         self.stored = self.stored - min(self.stored, cost)
@@ -464,9 +555,11 @@ class CountedView:
 
     full = False
     paused = 0
+    patience: int | None = None
+    first: int | None = None
 
-    def __init__(self, demand: Demand, kept: Counted | None, now: int, id: str, void: int = 0) -> None:
-        numbers = Numbers.of(demand)
+    def __init__(self, demand: Demand, kept: Counted | None, now: int, id: str, void: int = 0, since: int = 0) -> None:
+        numbers = self.numbers = Numbers.of(demand)
         self.demand, self.cost, self.now, self.id = demand, numbers.cost, now, id
         self.bucket = bucket = deepcopy(kept or Counted())
         # Slots that mean nothing any more: from before a step back of the clock, or before `void`.
@@ -474,24 +567,29 @@ class CountedView:
         if bucket.counter is None:
             bucket.counter, bucket.written, bucket.waiting = COUNTERS[numbers.algorithm](numbers, now), now, 0
         self.counter = bucket.counter
-        back = lost(bucket.written, now)
+        back, changed = lost(bucket.written, now), False
         if (self.counter.n, self.counter.w, self.counter.b, self.counter.x) != (
             *(numbers.count, numbers.period, numbers.burst, numbers.extra),
         ):
-            back = self.counter.follow(numbers, now, back)
+            changed = self.counter.changes(numbers)
+            back, changed = self.counter.follow(numbers, changed_at(since, bucket.written, now), back), changed
         self.counter.read(now, back)
         if self.stepped_back or max(bucket.slots.values(), default=-GRACE - 1) + GRACE < now:
             bucket.waiting = 0
+        self.stepped_back = self.stepped_back or changed
         self.slot: int | None = None
         self.overdue: str | None = None
         self.ahead = self._ahead() if bucket.waiting else 0
-        self.earliest = max(now, self.counter.earliest(self.ahead, self.cost))
+        self.earliest = self._behind_all(now) if self.ahead else max(now, self.counter.earliest(0, self.cost))
         self.behind = self.ahead > 0 and self.earliest > now
 
-    def begin_with(self, used: int) -> None:
-        """Another algorithm has lent so many."""
+    def begin_with(self, numbers: Numbers, used: int, at: int) -> None:
+        """Another algorithm has lent so many, the newest of them for ``at``."""
+        self.counter = self.bucket.counter = type(self.counter)(numbers, at)
         if used:
-            self.counter.take(self.now, used)
+            self.counter.take(at, used)
+        self.counter.since = at + min(1, used)
+        self.counter.read(self.now, 0)
         self.earliest = max(self.now, self.counter.earliest(0, self.cost))
         self.stepped_back = True
 
@@ -501,6 +599,7 @@ class CountedView:
         if self.slot is not None:
             return 0
         due, first = min((slot, id.encode()) for id, slot in slots.items())
+        self.first = due
         if due + GRACE < self.now:
             self.overdue = first.decode()
             return 0
@@ -514,26 +613,73 @@ class CountedView:
         if gone is not None:
             self.bucket.leave(gone, self.cost)
 
-    def reserve(self, joint: int, latest: int) -> tuple[int, bool]:
-        """The slot that is proposed, and whether it was kept."""
+    def _behind_all(self, at: int) -> int:
+        """When it is its turn; those who wait for other limits too may leave room before them."""
         bucket = self.bucket
-        if self.slot is not None and self.slot > self.now:
-            return max(self.slot, joint), False  # it came early: its slot stands
-        ahead = bucket.waiting
-        if self.slot is not None:
+        slot, last = self.counter.earliest(bucket.waiting, self.cost), max(bucket.slots.values(), default=0)
+        if not bucket.waiting or last <= slot:
+            return max(at, slot)
+        return min(max(at, last), self._between(at, last))
+
+    def _between(self, at: int, last: int) -> int:
+        """Between the others: as many before each as can go by then, and no more than a period allows around it."""
+        slots = sorted(self.bucket.slots.values())
+        each = -(-self.bucket.waiting // len(slots))
+        span, most = self.numbers.period, max(1, self.numbers.count // each)
+        if isinstance(self.counter, WarmUp):
+            span, most = ceil(self.cost * self.numbers.period / self.numbers.count), 1
+        for _ in range(8):
+            before = sum(slot <= at for slot in slots)
+            soonest = self.counter.earliest(before * each, self.cost)
+            if soonest <= at and before >= most:
+                soonest = slots[before - most] + span
+            if soonest <= at:
+                if before + most > len(slots) or slots[before + most - 1] >= at + span:
+                    return at
+                soonest = slots[before + most - 1]
+            at = soonest
+        return max(at, last)
+
+    def fits(self, joint: int, waits: bool) -> bool:
+        if self.slot is not None and self.slot <= self.now + SOON:
+            return True
+        if waits and joint > self.earliest:
+            return False
+        return not self.bucket.waiting or self.first is None or self.overdue is not None or joint <= self.first
+
+    def place(self, at: int, last: bool = False) -> int:
+        """The earliest slot from ``at`` on; ``last``: behind all."""
+        bucket = self.bucket
+        if self.slot is not None and self.slot > self.now and self.slot >= at:
+            return self.slot
+        if self.slot is not None and self.slot <= self.now:
             mine = (self.slot, self.id.encode())
             rank = sum((slot, id.encode()) < mine for id, slot in bucket.slots.items())
-            ahead = ahead * rank // len(bucket.slots)
-        slot = max(joint, self.counter.earliest(ahead, self.cost))
-        if not self.id or slot > latest:
-            return slot, False
+            return max(at, self.counter.earliest(bucket.waiting * rank // len(bucket.slots), self.cost))
+        if last:
+            end = max(bucket.slots.values(), default=0) if bucket.waiting else 0
+            return max(at, self.counter.earliest(bucket.waiting, self.cost), end)
+        return self._behind_all(at)
+
+    def claim(self, at: int) -> bool:
+        """Keeps the slot. False: it stood there already."""
+        bucket = self.bucket
+        if at == self.slot:
+            return False
         if not bucket.waiting:
             bucket.slots = {}
-        bucket.slots[self.id] = slot
+        bucket.slots[self.id] = at
         if self.slot is None:
             bucket.waiting += self.cost
         bucket.slots_expire = self.now + up(max(bucket.slots.values()) + GRACE - self.now)
-        return slot, True
+        return True
+
+    def reserve(self, joint: int, latest: int) -> tuple[int, bool]:
+        """The slot that is proposed, and whether it was kept."""
+        if self.slot is not None and self.slot > self.now:
+            return max(self.slot, joint), False  # it came early: its slot stands
+        slot = self.place(joint)
+        return slot, bool(self.id) and slot <= latest and self.claim(slot)
 
     def charge(self, more: int) -> None:
         self.counter.charge(more)

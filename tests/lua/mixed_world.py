@@ -54,21 +54,21 @@ class MixedWorld(World):
     def store_limit(self, limit: Limit | None, name: str) -> None:
         """Put a limit in the place of the code's; None: take it away."""
         if limit is None:
-            if self.limiters[0].delete(name):
+            if self.limiters[0].delete(name, force=True):
                 self.model.since[name] = self.model.now
             self.model.stored.pop(name, None)
         else:
-            assert self.limiters[0].set_rate(name, limit)
+            assert self.limiters[0].set_rate(name, limit, force=True)
             self.model.stored[name] = limit
             self.model.since[name] = self.model.now
 
     def pause(self, name: str, us: int) -> None:
         """For so many microseconds; 0: go on."""
         if us:
-            self.limiters[0].pause(name, us / 1e6)
+            self.limiters[0].pause(name, us / 1e6, force=True)
             self.model.paused[name] = max(self.model.paused.get(name, 0), self.model.now + microseconds(us / 1e6))
         else:
-            if self.limiters[0].resume(name):
+            if self.limiters[0].resume(name, force=True):
                 self.model.resumed[name] = self.model.now
             self.model.paused.pop(name, None)
 

@@ -20,8 +20,26 @@ from celery_ratelimit import Decision
 from celery_ratelimit.limiter import Demand
 from celery_ratelimit.limits import AnyLimit
 
-from .counted import COUNTERS, GRACE, STEP, Counted, CountedView, Numbers, Taken, came_back, lawful, lost, up, without
+from .counted import (
+    COUNTERS,
+    GRACE,
+    SOON,
+    STEP,
+    Counted,
+    CountedView,
+    Numbers,
+    Taken,
+    came_back,
+    changed_at,
+    lost,
+    moved,
+    up,
+    without,
+)
 from .frozen import us
+
+#: From when on, in microseconds, which emission interval was in force.
+Rates = tuple[tuple[int, Fraction], ...]
 
 #: How long the id of a reservation is known after its time, and that of a call after it was settled.
 HOUR = 3_600_000_000
@@ -44,16 +62,35 @@ class Answer(NamedTuple):
         return cls(decision.allowed, wait, decision.binding, states, decision.granted_at, decision.full)
 
 
+def lawful(now: int, taken: Taken, rates: Rates) -> Fraction:
+    """The earliest that a bucket can be full again from which that was taken, under one rate after the other."""
+    at, missing, interval = Fraction(0), Fraction(0), Fraction(1)
+    takes = [(when, 1, permits) for when, permits in taken]
+    for when, is_take, number in sorted([*takes, *((when, 0, each) for when, each in rates)]):
+        at, missing = Fraction(when), max(Fraction(0), missing - (when - at) / interval)
+        if is_take:
+            missing += number
+        else:
+            interval = number
+    return max(Fraction(now), at + missing * interval)
+
+
 @dataclass
 class Bucket:
-    """``full_at`` and ``seen`` (the clock at the last change) in microseconds; ``line`` is id -> score."""
+    """``full_at`` and ``seen`` (the clock at the last change) in microseconds; ``line`` is id -> score; ``gaps`` are
+    the times in it that nobody waits for, begin -> end.
+
+    ``taken``: for when, and permits, since it was full; ``rates``: from when on, and the emission interval.
+    """
 
     full_at: Fraction = Fraction(0)
     seen: int = 0
     taken: Taken = ()
+    rates: Rates = ()
     end: int = 0
     expires: int = 0
     line: dict[str, int] = field(default_factory=dict)
+    gaps: dict[int, int] = field(default_factory=dict)
     rate: tuple[int, int] = (1, 1)
     newest: int = 0
 
@@ -61,33 +98,44 @@ class Bucket:
         """Whether nothing is left."""
         return self.expires <= now
 
-    def rescale(self, now: int, rate: tuple[int, int]) -> None:
-        """Another rate is in force: permits that are missing stay missing. As the store reckons, in doubles."""
+    def rescale(self, now: int, at: int, rate: tuple[int, int], most: int) -> None:
+        """Another rate is in force since ``at``: what is missing stays missing. As the store reckons, in doubles."""
         factor = rate[1] / rate[0] / (self.rate[1] / self.rate[0])
         back = lost(self.seen, now)
-        whole = max(now, floor(self.full_at) - back)
+        whole = max(at, ceil(self.full_at) - back)
         self.newest = max(0, self.newest - back)
-        start = max(now, min(self.newest, whole))  # what was granted for later stays
+        self._step_back(back)
+        full_at, start = moved(at, self.newest, whole, factor, most * rate[1] // rate[0])
+        self.gaps = {}
         self.line = {} if back else {id: start + ceil((score - start) * factor) for id, score in self.line.items()}
-        self.full_at = Fraction(start + ceil((whole - start) * factor))
+        self.full_at = Fraction(max(now, full_at))
         self.end = max(self.line.values(), default=0)
-        self.seen, self.rate, self.taken = now, rate, ()
+        self.seen, self.newest = now, max(self.newest, now)
+        self.rate, self.rates = rate, (*self.rates, (start, Fraction(rate[1], rate[0])))
+        if full_at < now:
+            self.taken, self.rates = (), self.rates[-1:]
         self.expires = now + up(max(floor(self.full_at) + 1, self.end + GRACE if self.end > now else 0) - now + STEP)
 
-    def at(self, now: int) -> Bucket:
-        """This bucket as it stands at ``now``."""
+    def _step_back(self, back: int) -> None:
+        self.taken = tuple((at - back, permits) for at, permits in self.taken)
+        self.rates = tuple((at - back, interval) for at, interval in self.rates)
+
+    def at(self, now: int, rate: tuple[int, int]) -> Bucket:
+        """This bucket as it stands at ``now``, under ``rate``."""
+        rates: Rates = ((0, Fraction(rate[1], rate[0])),)
         if self.expires <= now:
-            return Bucket(Fraction(now), now, rate=self.rate)
+            return Bucket(Fraction(now), now, rates=rates, rate=self.rate)
         back = lost(self.seen, now)
         if back:  # the clock stepped back: no time has passed since, and the slots mean nothing any more
-            taken = tuple((at - back, price) for at, price in self.taken)
+            self._step_back(back)
             newest = max(0, self.newest - back)
-            return Bucket(self.full_at - back, now, taken, rate=self.rate, newest=newest)
+            return Bucket(self.full_at - back, now, self.taken, self.rates, rate=self.rate, newest=newest)
         full_at, end = max(self.full_at, Fraction(now)), max(self.line.values(), default=0)
-        taken = self.taken if full_at > now else ()
+        taken, rates = (self.taken, self.rates or rates) if full_at > now else ((), rates)
         if end <= now:  # every slot has passed, or everyone has left
-            return Bucket(full_at, self.seen, taken, rate=self.rate, newest=self.newest)
-        return Bucket(full_at, self.seen, taken, end, self.expires, dict(self.line), self.rate, self.newest)
+            return Bucket(full_at, self.seen, taken, rates, rate=self.rate, newest=self.newest)
+        line, gaps = dict(self.line), dict(self.gaps)
+        return Bucket(full_at, self.seen, taken, rates, end, self.expires, line, gaps, self.rate, self.newest)
 
 
 class View:
@@ -99,11 +147,17 @@ class View:
 
     full = False
     paused = 0
+    patience: int | None = None
+    room: int | None = None
+    late: int | None = None
+    last = among = False
+    beside: float | None = None
+    room_at: int | None = None
 
-    def __init__(self, demand: Demand, kept: Bucket | None, now: int, id: str) -> None:
-        numbers = Numbers.of(demand)
+    def __init__(self, demand: Demand, kept: Bucket | None, now: int, id: str, is_paused: bool = False) -> None:
+        numbers = self.numbers = Numbers.of(demand)
         self.rate = numbers.count, numbers.period
-        self.demand, self.bucket, self.now, self.id = demand, (kept or Bucket()).at(now), now, id
+        self.demand, self.bucket, self.now, self.id = demand, (kept or Bucket()).at(now, self.rate), now, id
         self.stepped_back = kept is not None and lost(kept.seen, now) > 0
         leaky = numbers.algorithm == "leaky_bucket"
         self.interval, self.burst = numbers.interval, numbers.burst
@@ -124,8 +178,10 @@ class View:
             if self.first + GRACE < now:
                 self.overdue = min(slots, key=lambda member: slots[member])
             else:  # it may fill a gap before the first slot, and must not make the line wait
-                self.behind = self.bucket.full_at + self.price > self.first - floor(debt * self.interval)
-        self.earliest = self.last_in_line if self.behind else self.admission(self.bucket.full_at)
+                self.room = self._room(floor(debt * self.interval), is_paused)
+                self.behind = self.bucket.full_at + self.price > self.room
+                self.patience = min(self.bucket.end, self.first + GRACE + 1) if self.behind else None
+        self.earliest = self._find(now)[0] if self.behind else self.admission(self.bucket.full_at)
         # A queue with an end: nobody goes ahead beyond it either. Who has a slot is in the queue already.
         self.behind = self.behind or (self.slot is None and self._beyond(self.earliest))
 
@@ -136,43 +192,130 @@ class View:
         return max(self.now, ceil(full_at + self.needed - self.depth))
 
     @property
-    def last_in_line(self) -> int:
-        return self.admission(max(self.bucket.full_at, Fraction(self.bucket.end)))
+    def _tat(self) -> int:
+        return floor(self.bucket.full_at)
 
-    def take(self, at: int, price: Fraction) -> None:
-        self.bucket.full_at = max(self.bucket.full_at, Fraction(at)) + price
-        self.bucket.taken += ((at, price),)
+    def _room(self, debt: int, is_paused: bool) -> int:
+        """Up to where a newcomer may take the bucket and makes nobody wait."""
+        gaps = [gap for gap in self._gaps() if gap[0] > self._tat]
+        if gaps and not is_paused and min(self.bucket.line.values()) > self._tat and gaps[0][1] <= self._tat:
+            return max(self.first - debt, gaps[0][0])
+        return self.first - debt
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        """(end, begin) of those before the last in the line."""
+        return sorted((end, begin) for begin, end in self.bucket.gaps.items() if end <= self.bucket.end)
+
+    def _find(self, at: int) -> tuple[int, Fraction, int, int | None]:
+        """The first turn from ``at`` on: its slot, where it begins, where what is before it ends, and its gap."""
+        least = max(at, self._tat) + floor(self.price)
+        wide = [gap for gap in self._gaps() if gap[0] >= least]
+        for end, begin in wide[:16] if self.late is None and not self.last else ():
+            start = self.bucket.full_at if begin <= self._tat else Fraction(begin)
+            slot, base = self._turn(at, start)
+            if base + self.price <= end:
+                return slot, base, ceil(start), begin
+        start = max(self.bucket.full_at, Fraction(self.bucket.end)) if self.late is None else Fraction(self.late)
+        return (*self._turn(at, start), ceil(start), None)
+
+    def _turn(self, at: int, start: Fraction) -> tuple[int, Fraction]:
+        slot = max(at, ceil(start + self.needed - self.depth))
+        if slot <= floor(start):
+            return slot, start
+        steps = ceil(float(slot - floor(start)) * self.numbers.count / self.numbers.period)
+        aligned, whole = start + steps * self.interval, floor(self.interval)
+        if self.beside is None or floor(aligned) < slot:
+            return slot, Fraction(slot)
+        late = max(0, ceil(aligned + self.needed - self.depth) - slot)
+        if float(late * whole) >= (whole - late) * self.beside:
+            return slot, Fraction(slot)
+        slot += late
+        return slot, aligned if floor(aligned) >= slot else Fraction(slot)
+
+    def fits(self, joint: int, waits: bool) -> bool:
+        """Whether it may be taken ahead: it makes nobody wait, and wastes nothing where it may wait itself."""
+        if self.slot is not None and self.slot <= self.now + SOON:
+            return True
+        if waits and joint - self._tat >= floor(self.interval):
+            return False
+        return self.room is None or max(self._tat, joint) + floor(self.bucket.full_at % 1 + self.price) <= self.room
+
+    def place(self, at: int, last: bool = False) -> int:
+        """The earliest slot from ``at`` on; ``last``: behind all."""
+        slot = self._place(at, last)
+        if self.slot is None and slot > at and self._beyond(slot):
+            self.room_at = max(self.now + 1, slot - (self.queue or 0))
+        return slot
+
+    def _place(self, at: int, last: bool) -> int:
+        if self.slot is not None and self.slot > self.now and self.slot >= at:
+            return self.slot
+        self.last = last
+        if self.slot is not None and self.slot <= self.now:
+            mine = self.bucket.line[self.id]
+            before = sum(score < mine for score in self.bucket.line.values())
+            self.late = ceil(self.bucket.full_at + before * self.price)
+        return self._find(at)[0]
+
+    def claim(self, at: int) -> bool:
+        """Keeps the slot. False: it stood there already."""
+        if at == self.slot:
+            return False
+        bucket = self.bucket
+        _, base, before, gap = self._find(at)
+        score = ceil(base + self.price)
+        if gap is not None:
+            self.note_gap(score, bucket.gaps.pop(gap))
+        elif bucket.end <= self.now:
+            bucket.line, bucket.gaps = {}, {}
+        else:
+            bucket.gaps = {begin: end for begin, end in bucket.gaps.items() if end <= bucket.end}
+        if gap is not None or (self.among and self.late is None):
+            self.note_gap(before, floor(base))
+        bucket.end = max(bucket.end, score)
+        bucket.line[self.id] = score
+        return True
+
+    def note_gap(self, begin: int, end: int) -> None:
+        if end - begin >= ceil(self.interval):
+            self.bucket.gaps[begin] = end
+
+    def take(self, at: int, permits: int) -> None:
+        self.bucket.full_at = max(self.bucket.full_at, Fraction(at)) + permits * self.interval
+        self.bucket.taken += ((at, Fraction(permits)),)
 
     def commit(self, joint: int) -> None:
-        self.take(joint, self.price)
+        self.take(joint, self.demand.cost)
         self.bucket.newest = max(self.bucket.newest, joint)
-        self.bucket.line.pop(self.id if self.slot is not None else self.overdue or "", None)
+        bucket = self.bucket
+        is_last = self.slot is not None and bucket.line[self.id] == bucket.end
+        bucket.gaps = {begin: end for begin, end in bucket.gaps.items() if end > self.now and not is_last}
+        bucket.line.pop(self.id if self.slot is not None else self.overdue or "", None)
 
     def reserve(self, joint: int, latest: int) -> tuple[int, bool]:
         """The slot that is proposed, and whether it was kept."""
         if self.slot is not None and self.slot > self.now:
             return max(joint, self.slot), False  # it came early: its slot stands
-        slot, bucket = max(joint, self.last_in_line), self.bucket
+        slot = self._find(joint)[0]
         if self._beyond(slot) and self.slot is None:
             self.full = True
             return max(slot - (self.queue or 0), self.now + 1), False
         if self.id and slot <= latest:  # who came late is in the queue still
-            bucket.end = ceil(max(bucket.full_at, Fraction(bucket.end), Fraction(slot)) + self.price)
-            bucket.line[self.id] = bucket.end
-            return slot, True
+            return slot, self.claim(slot)
         if slot == self.now and self.behind:
             # There is enough even for the last in the line, but the first, who is due, goes first, until overdue.
-            return min(bucket.end, self.first + GRACE + 1), False
+            assert self.patience is not None
+            return self.patience, False
         return slot, False
 
     def charge(self, more: int) -> None:
-        self.take(self.now, more * self.interval)
+        self.take(self.now, more)
 
     def give_back(self, at: int, less: int, back: int | None) -> bool:
         """Permits that were taken for ``at`` were not used: ``back`` us of them come back, or all that can."""
         bucket, price = self.bucket, less * self.interval
-        bucket.taken = without(bucket.taken, at, price)
-        came = came_back(back, price, bucket.full_at, lawful(self.now, bucket.taken))
+        bucket.taken = without(bucket.taken, at, Fraction(less))
+        came = came_back(back, price, bucket.full_at, lawful(self.now, bucket.taken, bucket.rates))
         bucket.full_at -= came
         return came > 0
 
@@ -185,7 +328,7 @@ class View:
     def written(self) -> Bucket:
         """The bucket as it is kept from now on."""
         bucket = self.bucket
-        bucket.seen, bucket.rate = self.now, self.rate
+        bucket.seen, bucket.rate, bucket.newest = self.now, self.rate, max(bucket.newest, self.now)
         bucket.expires = self.now + up(max(floor(bucket.full_at) + 1, bucket.end + GRACE) - self.now + STEP)
         return bucket
 
@@ -193,13 +336,18 @@ class View:
 AnyView = View | CountedView
 
 
-def in_use(kept: Bucket | Counted, burst: int, now: int) -> int:
-    """Permits that another algorithm has lent: how a new one begins."""
+def in_use(kept: Bucket | Counted, burst: int, now: int, since: int) -> tuple[int, int]:
+    """Permits that another algorithm has lent, no more than the new one holds, and for when: how that begins."""
+    seen = kept.seen if isinstance(kept, Bucket) else kept.written
+    at = changed_at(since, seen, now)
     if isinstance(kept, Bucket):
-        missing = max(0, floor(kept.full_at) - max(now, kept.seen))
-        return ceil(missing / (kept.rate[1] / kept.rate[0]))
-    assert kept.counter is not None
-    return max(0, kept.counter.in_use(burst, now))
+        missing = max(0, floor(kept.full_at) - max(at, seen))
+        used, newest = ceil(missing / (kept.rate[1] / kept.rate[0])), kept.newest
+    else:
+        assert kept.counter is not None
+        used, newest = kept.counter.in_use(burst, at), kept.counter.newest_at
+    used = max(0, min(burst, used))
+    return used, max(at, newest - lost(seen, now)) if used else now
 
 
 @dataclass
@@ -242,26 +390,73 @@ class Model:
     def acquire(self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0) -> Answer:
         views = self._views(demands, id)
         joint, binding, behind = self._joint(views)
-        if joint <= self.now + horizon and not behind:
+        waits = len(views) > 1 and id != "" and joint <= self.now + claim
+        if joint <= self.now + horizon and not behind and self._fit(views, joint, waits):
             for view in views:
                 view.commit(joint)
                 self._write(view)
             return self._answer(True, joint, None, views)
         if binding is None:  # the horizon lies in the past: no permit is wanted, and none needs a slot
             return self._answer(False, self.now, None, views)
-        slot, kept = views[binding].reserve(joint, self.now + claim)
-        for view in views:
-            if view.stepped_back or (kept and view is views[binding]):
+        slot, kept = self._line_up(views, id, joint, self.now + claim)
+        for view, own in zip(views, kept, strict=True):
+            if view.stepped_back or own:
                 self._write(view)
-        return self._answer(False, slot, binding, views)
+        return self._answer(False, max(slot, self.now + 1), binding, views)
 
     def peek(self, demands: Sequence[Demand]) -> Answer:
         views = self._views(demands, "")
         joint, binding, _ = self._joint(views)
         if binding is None:
             return self._answer(True, self.now, None, views)
-        slot, _ = views[binding].reserve(joint, self.now)
-        return self._answer(False, slot, binding, views)
+        slot, _ = self._line_up(views, "", joint, self.now)
+        return self._answer(False, max(slot, self.now + 1), binding, views)
+
+    def _fit(self, views: Sequence[AnyView], joint: int, waits: bool) -> bool:
+        return joint == self.now or len(views) == 1 or all(view.fits(joint, waits) for view in views)
+
+    def _line_up(self, views: Sequence[AnyView], id: str, joint: int, latest: int) -> tuple[int, list[bool]]:
+        """The slot that is proposed, and in which limits it was kept now."""
+        if len(views) == 1:
+            slot, kept = views[0].reserve(joint, latest)
+            return slot, [kept]
+        none = [False] * len(views)
+        dues = [view.slot for view in views if view.slot is not None and view.slot > self.now]
+        if len(dues) == len(views):
+            return max(joint, *dues), none
+        prices = [view.numbers.cost * view.numbers.period / view.numbers.count for view in views]
+        for view in views:
+            if isinstance(view, View):
+                view.among = True
+        fastest = views[prices.index(min(prices))]
+        if isinstance(fastest, View) and id:
+            fastest.beside = max(prices)
+        at = self._joint_place(views, joint)
+        for view in views:
+            if isinstance(view, View) and view.room_at is not None:
+                view.full = True
+                return view.room_at, none
+        kept = none
+        if id and at <= latest:
+            kept = [view.claim(at) for view in views]
+        elif at == self.now:
+            at = max(at, *[view.patience or at for view in views])
+        return at, kept
+
+    def _joint_place(self, views: Sequence[AnyView], joint: int) -> int:
+        at = joint
+        for rounds in range(1, 17):
+            before = at
+            for view in views:
+                at = view.place(at)
+            if at == before:
+                return at
+            if rounds > 8:
+                at += ceil((at - self.now) / 4)
+        for _ in range(2):
+            for view in views:
+                at = view.place(at, last=True)
+        return at
 
     def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> Answer:
         """Like ``acquire`` without a slot in the line; what it takes is found again by its id."""
@@ -312,11 +507,20 @@ class Model:
         for demand in demands:
             kept = self.buckets.get(self._name(demand))
             if isinstance(kept, Bucket):
-                kept.line.pop(id, None)
+                self._leave(demand, kept, kept.line.pop(id, None))
             elif kept is not None and id in kept.slots:
                 view = CountedView(demand, kept, self.now, "")
                 view.bucket.leave(id, view.cost)
                 self._write(view)
+
+    def _leave(self, demand: Demand, kept: Bucket, score: int | None) -> None:
+        view = self._view(demand, kept, "") if score is not None else None
+        if score is None or not isinstance(view, View):
+            return
+        begin = score - floor(view.price)
+        if score < view.bucket.end and begin > max(self.now, floor(view.bucket.full_at)):
+            view.bucket = kept
+            view.note_gap(begin, score)
 
     def reset(self, demands: Sequence[Demand]) -> None:
         for demand in demands:
@@ -350,23 +554,28 @@ class Model:
                 isinstance(kept, Counted) and type(kept.counter) in (COUNTERS[numbers.algorithm], type(None))
             )
             void = max(self.since.get(demand.name, 0), self.resumed.get(demand.name, 0))
-            view = CountedView(demand, None if isinstance(kept, Bucket) or of_another else kept, self.now, id, void)
+            same = None if isinstance(kept, Bucket) or of_another else kept
+            view = CountedView(demand, same, self.now, id, void, self.since.get(demand.name, 0))
             if of_another:
                 assert kept is not None
-                view.begin_with(min(numbers.burst, in_use(kept, numbers.burst, self.now)))
+                view.begin_with(numbers, *in_use(kept, numbers.burst, self.now, self.since.get(demand.name, 0)))
         else:
             void = isinstance(kept, Bucket) and kept.seen < self.resumed.get(demand.name, 0)
             if void:
                 assert isinstance(kept, Bucket)
                 kept.line = {}
             if isinstance(kept, Bucket) and kept.expires > self.now and kept.rate != rate:
-                kept.rescale(self.now, rate)
+                debt = numbers.extra if numbers.algorithm == "token_bucket" else 0
+                at = changed_at(self.since.get(demand.name, 0), kept.seen, self.now)
+                kept.rescale(self.now, at, rate, numbers.burst + debt)
             of_another = isinstance(kept, Counted) and kept.counter is not None
-            view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id)
+            is_paused = self.paused.get(demand.name, 0) > self.now
+            view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id, is_paused)
             if of_another:
                 assert kept is not None
-                used = min(numbers.burst, in_use(kept, numbers.burst, self.now))
-                begun = Bucket(self.now + used * numbers.interval, self.now, expires=self.now + HOUR * 10**6, rate=rate)
+                used, at = in_use(kept, numbers.burst, self.now, self.since.get(demand.name, 0))
+                begun = Bucket(at + used * numbers.interval, self.now, ((at, Fraction(used)),), rate=rate, newest=at)
+                begun.expires, begun.rates = self.now + HOUR * 10**6, ((0, numbers.interval),)
                 view = View(demand, begun, self.now, id)
                 view.stepped_back = True
             view.stepped_back = view.stepped_back or void

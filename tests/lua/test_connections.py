@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from multiprocessing.connection import Connection
 import pytest
 import redis
 
-from celery_ratelimit import ConfigurationError, Limit, Limiter, StoreUnavailable
+from celery_ratelimit import AsyncLimiter, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.far_away import relay
 
 LIMIT = Limit("1/m", name="api")
 OTHERS = [Limit("1/m", name=f"other{n}") for n in range(3)]
@@ -46,14 +48,14 @@ def test_a_restarted_store_that_keeps_its_data_keeps_the_limit(own_server: Embed
 
 
 def test_a_dead_store_is_an_error_at_once_and_nothing_after_it_is_back(own_server: EmbeddedServer) -> None:
-    limiter = Limiter.from_url(own_server.url)
+    limiter = Limiter.from_url(own_server.url + "?socket_timeout=60&socket_connect_timeout=60")
     limiter.ping()
     own_server.kill()
     for call in (limiter.acquire, limiter.peek, limiter.reset):
         began = time.monotonic()
         with pytest.raises(StoreUnavailable) as caught:
             call(LIMIT)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 30
         assert caught.value.__cause__ is not None
     own_server.start()
     assert limiter.acquire(LIMIT).allowed
@@ -68,7 +70,7 @@ def test_a_hung_store_costs_its_timeout_and_its_late_reply_is_nobodys(own_server
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
             limiter.acquire(OTHERS)
-        assert time.monotonic() - began < 1.5
+        assert 0.5 <= time.monotonic() - began < 10
     own_server.thaw()
     # The replies to the calls that were given up tell of three limits.
     decision = limiter.acquire(LIMIT)
@@ -83,8 +85,50 @@ def test_a_store_that_hangs_before_the_first_call_costs_no_more(own_server: Embe
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):
         limiter.acquire(LIMIT)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 10
     own_server.thaw()
+    assert limiter.acquire(LIMIT).allowed
+
+
+@pytest.mark.parametrize("when", ["connecting", "connected"])
+def test_a_timeout_is_for_the_whole_call(server: EmbeddedServer, store: redis.Redis, when: str) -> None:
+    """A byte each 0.2 s is never too late for a timeout of 0.5 s, and twelve of them are."""
+    with relay(server) as between:
+        limiter = Limiter.from_url(between.url)
+        if when == "connected":
+            limiter.acquire(LIMIT)
+        between.trickle = 0.2
+        for call in (lambda: limiter.acquire(OTHERS), limiter.ping, lambda: limiter.changes(["api"])):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                call()
+            assert time.monotonic() - began < 1.5
+        between.trickle = 0.0
+        assert [state.name for state in limiter.acquire(OTHERS).states] == [limit.name for limit in OTHERS]
+
+
+def test_a_timeout_is_for_the_whole_call_of_an_async_limiter(server: EmbeddedServer, store: redis.Redis) -> None:
+    async def main(url: str) -> None:
+        async with AsyncLimiter.from_url(url) as limiter:
+            await limiter.acquire(LIMIT)
+            between.trickle = 0.2
+            for _ in range(2):
+                began = time.monotonic()
+                with pytest.raises(StoreUnavailable):
+                    await limiter.acquire(OTHERS)
+                assert time.monotonic() - began < 1.5
+            between.trickle = 0.0
+            assert [state.name for state in (await limiter.acquire(OTHERS)).states] == [each.name for each in OTHERS]
+
+    with relay(server) as between:
+        asyncio.run(main(between.url))
+
+
+def test_a_long_reply_may_come_in_many_pieces(server: EmbeddedServer, store: redis.Redis) -> None:
+    limiter = Limiter.from_url(server.url)
+    store.set("ratelimit:v1:{long}::changed", "x" * 5_000_000, ex=60)
+    key = next(iter(store.scan_iter("*:{long}:*")))
+    assert len(limiter._link.call("GET", key)) == 5_000_000
     assert limiter.acquire(LIMIT).allowed
 
 

@@ -62,6 +62,7 @@ def test_law_1_even_when_the_clock_steps_back(world: Asked, kind: str, data: st.
     check(world, data.draw(acts(only=[kind], verbs=ALL, back=True, overdraw=False)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=80)
@@ -78,6 +79,7 @@ def test_law_1_never_over_in_any_window_also_after_cancels_and_settles(
     check(world, data.draw(acts(only=[kind], verbs=ALL, overdraw=False)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=70)

@@ -60,6 +60,7 @@ def test_the_lua_agrees_with_the_model_on_several_algorithms_and_a_clock_that_st
     follow(world, trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=80)

@@ -146,7 +146,7 @@ def test_a_text_changes_the_rate_and_keeps_the_options_of_the_quota(limiter: Sam
 
 
 def test_a_text_for_a_limit_that_is_not_known_here_is_a_plain_rate(make: Make) -> None:
-    assert make({}).set_rate("api", "40/s")
+    assert make({}).set_rate("api", "40/s", force=True)
     assert make({}).config("api").in_force == Limit("40/s", name="api")
     assert make().peek("api").states[0].limit == 1
 
@@ -193,9 +193,9 @@ def test_how_long_a_place_is_held_without_renewal_is_the_codes(limiter: Same, st
 
 @pytest.mark.parametrize("stored", [Limit("1/d", name="places"), Limit("1/d", name="places", algorithm="sliding_log")])
 def test_a_rate_that_was_stored_for_places_by_who_does_not_know_better_is_none(make: Make, stored: Limit) -> None:
-    assert make({}).set_rate("places", stored)
+    assert make({}).set_rate("places", stored, force=True)
     assert granted(make(), "places") == 2
-    assert make({}).set_rate("api", Concurrency(1))
+    assert make({}).set_rate("api", Concurrency(1), force=True)
     assert granted(make()) == 4
 
 
@@ -317,7 +317,7 @@ def test_config_shows_code_and_store_side_by_side(limiter: Same, clock: Clock) -
     assert (config.code, config.stored, config.in_force) == (API, stored, stored)
     at = START / 1e6 + 5
     assert (config.since, config.until, config.by, config.version, config.paused) == (at, at + 60, "ann", 7, 3.0)
-    assert limiter.config("unheard of").in_force is None
+    assert limiter.config("unheard of", force=True).in_force is None
 
 
 def test_config_says_who_it_was(limiter: Same) -> None:
@@ -505,13 +505,12 @@ def test_a_paused_limit_is_the_one_that_says_no_among_several(limiter: Same, sto
 @pytest.mark.parametrize("after", EACH)
 @pytest.mark.parametrize("before", EACH)
 def test_a_change_of_algorithm_keeps_what_was_used(make: Make, clock: Clock, before: str, after: str) -> None:
-    """Four of ten; one of one under a leaky bucket. A warm-up knows only whether the last call is paid for, and a
-    bucket that is refilled in steps what is left."""
+    """Four of ten; one of one under a leaky bucket. A warm-up knows only whether the last call is paid for."""
     clock.advance(0.123456)
     limiter = make({"api": EACH[before]})
     size = EACH[before].size
     assert limiter.acquire("api", cost=min(4, size)).allowed
-    used = {"leaky_bucket": 1, "warm_up": 10, "stepped_bucket": max(0, EACH[after].size - 6)}.get(before, 4)
+    used = {"leaky_bucket": 1, "warm_up": 10}.get(before, 4)
     assert limiter.set_rate("api", EACH[after])
     left = EACH[after].size - min(used, EACH[after].size)
     if after == "warm_up" and used:
@@ -713,7 +712,7 @@ def test_an_algorithm_that_is_not_the_codes_costs_one_round_trip_for_each_proces
     store.config_resetstat()
     for _ in range(20):
         asking.acquire("api")
-    asking.acquire("api", key="another")
+    asking.acquire("api", cost=2)
     assert scripts_run(store) == (21, 0), "one each, from the second decision on"
     other = make()
     store.config_resetstat()

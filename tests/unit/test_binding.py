@@ -86,6 +86,18 @@ def test_keyword_arguments_without_a_name_in_the_signature() -> None:
         plan.demands((7,), {"tenant": "ann"})
 
 
+@pytest.mark.parametrize(
+    ("key", "mend"),
+    [
+        ("order_id", r"key='order_id' .*the same for every call.*key='\{order_id\}'"),
+        ("{{braces}}", r"key='\{tenant_id\}'"),
+    ],
+)
+def test_a_key_that_is_the_same_for_every_call_is_refused(key: str, mend: str) -> None:
+    with pytest.raises(ConfigurationError, match=mend):
+        plan_of(charge, limits=Limit("1/s", key=key))
+
+
 def test_callables_get_the_arguments_of_the_call() -> None:
     seen: list[Any] = []
 
@@ -105,7 +117,7 @@ def test_what_a_callable_raises_is_raised_to_the_caller() -> None:
     def broken(*args: Any, **kwargs: Any) -> str:
         raise LookupError("no such tenant")
 
-    for limit in (Limit("1/s", key=broken), Limit("1/s", cost=broken)):  # type: ignore[arg-type]
+    for limit in (Limit("1/s", key=broken), Limit("1/s", burst=9, cost=broken)):  # type: ignore[arg-type]
         with pytest.raises(LookupError, match="no such tenant"):
             plan_of(charge, limits=limit).demands((7,), {})
 
@@ -143,7 +155,7 @@ def test_without_keys_and_computed_costs_the_arguments_are_not_looked_at() -> No
     [
         (Limit("1/s", key="{tenant_id}"), ["key='{tenant_id}'", "'tenant_id'", "order_id, tenant, amount"]),
         (Limit("1/s", key="{tenant}:{x.y}"), ["'x'", "order_id, tenant, amount"]),
-        (Limit("1/s", cost="weight"), ["cost='weight'", "'weight'", "order_id, tenant, amount"]),
+        (Limit("1/s", burst=9, cost="weight"), ["cost='weight'", "'weight'", "order_id, tenant, amount"]),
     ],
 )
 def test_an_argument_that_the_task_lacks_is_found_when_the_plan_is_made(limit: Limit, parts: list[str]) -> None:

@@ -212,6 +212,8 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
         ({"ratelimit_prefix": 5}, ["ratelimit_prefix=5"]),
         ({"ratelimit_return_queue": "later"}, ["ratelimit_return_queue='later'", "{queue}"]),
         ({"ratelimit_return_queue": "{queue}.{x}"}, ["ratelimit_return_queue='{queue}.{x}'", "{queue}"]),
+        ({"ratelimit_orphans_after": -1}, ["ratelimit_orphans_after=-1", "a number of seconds"]),
+        ({"ratelimit_orphans_after": "60"}, ["ratelimit_orphans_after='60'", "a number of seconds"]),
     ],
 )
 def test_a_setting_that_cannot_be_is_named_with_its_mend(conf: dict[str, Any], parts: list[str]) -> None:
@@ -242,17 +244,25 @@ SECRET = "hunter2"
     ],
 )
 def test_no_error_shows_the_password(url: Any) -> None:
-    app = make_app("memory://", ratelimit_url=url)
+    app = make_app("memory://", ratelimit_url=url, ratelimit_on_store_error="raise")
     with pytest.raises(ConfigurationError) as caught:
         check_store(app)
     assert SECRET not in str(caught.value)
 
 
 def test_a_store_that_does_not_answer_is_an_error_that_says_where() -> None:
-    app = make_app("memory://", ratelimit_url="redis://127.0.0.1:1/0")
+    app = make_app("memory://", ratelimit_url="redis://127.0.0.1:1/0", ratelimit_on_store_error="raise")
     with pytest.raises(ConfigurationError, match=r"redis://127.0.0.1:1/0.*no Redis or Valkey answers") as caught:
         check_store(app)
     assert "set ratelimit_url" in str(caught.value)
+
+
+@pytest.mark.parametrize("choice", ["defer", "allow", "local"])
+def test_a_store_that_does_not_answer_is_an_outage_where_the_settings_say_what_to_do_then(choice: str) -> None:
+    app = make_app("memory://", ratelimit_url=f"redis://:{SECRET}@127.0.0.1:1/0", ratelimit_on_store_error=choice)
+    lost = check_store(app)
+    assert "no Redis or Valkey answers there" in str(lost)
+    assert SECRET not in str(lost)
 
 
 # -- Celery's spellings of a URL ---------------------------------------------------------------------------------------

@@ -170,6 +170,8 @@ def test_check_cost_tells_the_impossible_from_the_wrong() -> None:
         ("key", b"x", "key=b'x' must be a template"),
         ("key", "tenant:{", "key='tenant:{' is not a template"),
         ("key", "tenant:}", "key='tenant:}' is not a template"),
+        ("cost", "estimate", r"cost='estimate' takes from 1 permit up, but the limit holds 1 at most.*burst="),
+        ("cost", len, r"cost='len' takes.*burst="),
         ("key", "tenant:{}", "must name the task's arguments"),
         ("key", "tenant:{0}", r"must name the task's arguments.*not \{0\}"),
         ("key", "tenant:{tenant id}", "must name the task's arguments"),
@@ -190,12 +192,11 @@ def test_an_unknown_option_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("template", "fields"),
     [
-        ("static", []),
         ("tenant:{tenant_id}", ["tenant_id"]),
         ("{a}:{b}", ["a", "b"]),
         ("{a.b.c}:{d[0]}", ["a", "d"]),
         ("{a!r:>10}", ["a"]),
-        ("{{braces}}", []),
+        ("{{{braces}}}", ["braces"]),
     ],
 )
 def test_the_arguments_that_a_template_names(template: str, fields: list[str]) -> None:

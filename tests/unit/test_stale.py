@@ -69,3 +69,16 @@ def test_who_has_no_permit_makes_nobody_stale(gate: Gate) -> None:
     heapq.heappush(line.due, (NOW - 0.05, 9, SimpleNamespace(paid=None, late=0.05, slotted=True)))  # type: ignore[misc]
     gate._start_due(line)
     assert gate.started == [0.06]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_whose_time_has_come_while_another_asked_is_started_at_once(gate: Gate, wants: bool) -> None:
+    """It was not due when the line looked, and is when the timer is set. If the line wants a process, that is known."""
+    line = line_of(gate, 0.01, 0.001)
+    line.wants = wants
+    rings: list[float] = []
+    gate._numbers, gate._turns, gate._lines = iter(range(9)), [], {}  # type: ignore[assignment]
+    worker = SimpleNamespace(redelivery=3600.0, call_after=lambda seconds, _: rings.append(seconds))
+    gate.worker = worker  # type: ignore[assignment]
+    gate._set_timer((), line)
+    assert rings == ([gate._longest] if wants else [0.0])

@@ -70,11 +70,11 @@ def test_nothing_passes(limiter: Limiter) -> None:
 
 def test_whoever_would_wait_is_refused_at_once(limiter: Limiter) -> None:
     began = time.monotonic()
-    with throttle_all(retry_after=0.5):
-        assert limiter.acquire(RATE, max_wait=10).retry_after == 0.5
-        with pytest.raises(Throttled, match=r"'rate'.*0\.500 s"), limiter.permit(RATE):
+    with throttle_all(retry_after=60.5):
+        assert limiter.acquire(RATE, max_wait=100).retry_after == 60.5
+        with pytest.raises(Throttled, match=r"'rate'.*60\.500 s"), limiter.permit(RATE):
             pass
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 30
 
 
 def test_the_form_without_a_block_stays_until_it_is_switched_off(limiter: Limiter) -> None:

@@ -124,4 +124,4 @@ def test_what_does_not_go_together_is_said(caplog: pytest.LogCaptureFixture) -> 
         assert charge.limits == "5/s"
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("Task alone is not of the app's task class")
-    assert "class MyTask(celery_ratelimit.task.RateLimitedMixin, Alone)" in said
+    assert "class MyTask(celery_ratelimit.RateLimitedMixin, Alone)" in said

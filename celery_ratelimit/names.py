@@ -1,0 +1,24 @@
+"""Names that nobody knows: which ones are near, said in an error."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["listed", "near"]
+
+#: More names than that are not listed.
+_MOST = 20
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The names that are near, as a question; ``""``: none is."""
+    close = difflib.get_close_matches(name, sorted(known), n=3)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def listed(known: Iterable[str]) -> str:
+    """The names that there are."""
+    names = sorted(known)
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"there are {', '.join(map(repr, names[:_MOST]))}{more}" if names else "there is none here"

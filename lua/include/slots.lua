@@ -1,0 +1,78 @@
+-- Pass two, refused: one time for a slot in every limit of the request.
+--
+-- A request stands in each of its lines, at the time at which all of them can let it pass: in the first gaps that fit together,
+-- or behind all (conservative backfilling). What lies before it stays open to whoever makes nobody wait.
+
+-- `fits(claim)`: may the permits be taken at the joint time, ahead of now? `claim`: us within which the request may keep a slot.
+-- `line_up(id, latest)`: the slot that is proposed; it is kept for `id` if it lies no later than `latest`. A second result:
+-- there is no room to wait. One limit alone needs neither: every function here is made anew at each call.
+local fits, line_up
+
+if NUMBER > 1 then
+    function fits(claim)
+        if joint == now then return true end
+        local waits = id ~= '' and joint <= now + claim
+        for i = 1, #limits do
+            if not limits[i].algorithm.fits(limits[i], now, joint, waits) then return false end
+        end
+        return true
+    end
+
+    local ROUNDS_OF_PLACES = 16
+
+    -- The first time, `joint` or later, that all limits have a place for.
+    local function joint_place()
+        local at = joint
+        for round = 1, ROUNDS_OF_PLACES do
+            local before = at
+            for i = 1, #limits do
+                at = limits[i].algorithm.place(limits[i], now, at)
+            end
+            if at == before then return at end
+            if round > ROUNDS_OF_PLACES / 2 then at = at + ceil((at - now) / 4) end -- many gaps, each too narrow for another limit
+        end
+        for _ = 1, 2 do
+            for i = 1, #limits do
+                at = limits[i].algorithm.place(limits[i], now, at, true)
+            end
+        end
+        return at
+    end
+
+    -- Whoever has a slot everywhere, and comes before it, keeps it.
+    local function kept_place()
+        local at = joint
+        for i = 1, #limits do
+            local due = limits[i].algorithm.due(limits[i])
+            if not due or due <= now then return nil end
+            at = max(at, due)
+        end
+        return at
+    end
+
+    local function price(limit)
+        return limit.cost * limit.period / limit.count
+    end
+
+    function line_up(id, latest)
+        local at = kept_place()
+        if at then return at end
+        local fastest, slowest = limits[1], limits[1]
+        for i = 1, #limits do
+            limits[i].among = true
+            if price(limits[i]) < price(fastest) then fastest = limits[i] end
+            if price(limits[i]) > price(slowest) then slowest = limits[i] end
+        end
+        if id ~= '' then fastest.beside = price(slowest) end
+        at = joint_place()
+        for i = 1, #limits do
+            if limits[i].full then return limits[i].full, true end
+        end
+        if at <= latest and id ~= '' then
+            for i = 1, #limits do limits[i].algorithm.claim(limits[i], now, id, at) end
+        elseif at == now then -- a permit is there, for those who are due before it
+            for i = 1, #limits do at = max(at, limits[i].patience or now) end
+        end
+        return at
+    end
+end

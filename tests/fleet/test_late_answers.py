@@ -1,0 +1,58 @@
+"""The store's answer to a task that is being parked comes late, or never: the task runs, and runs once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+from celery.result import AsyncResult
+
+from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.fleet_of import Fleet, until
+from tests.relay import TROUBLES, relay_to
+
+#: How often there is each kind of trouble. ``TEST_TROUBLES=10``: thirty times.
+TIMES = int(os.environ.get("TEST_TROUBLES", "1"))
+#: What is late is so late.
+SECONDS = 3.5
+
+
+@pytest.mark.parametrize("choice", ["defer", "allow", "local", "raise"])
+def test_no_task_runs_twice_and_none_is_lost(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
+) -> None:
+    with embedded_server() as limits, relay_to(limits) as relay, redis.Redis.from_url(limits.url) as of_limits:
+        conf = {"ratelimit_url": relay.url, "ratelimit_on_store_error": choice}
+        with Fleet(server, tmp_path, rate="20/s", **conf) as fleet:
+            results: list[AsyncResult] = []
+
+            def send(number: int) -> None:
+                results.extend([fleet.send("retry", len(results) + index) for index in range(number)])
+
+            def nobody_is_on_the_way() -> bool:
+                parked = of_limits.keys("*:parked@*") + of_limits.keys("*:leaving@*")
+                return not parked and not store.exists("celery", "celery.throttled", "unacked")
+
+            fleet.start()
+            send(20)
+            fleet.wait_for(20, 20)
+            for number, how in enumerate(TROUBLES * TIMES):
+                relay.trouble(how, after=7 * number % 10, seconds=SECONDS)
+                send(20)
+                time.sleep(SECONDS - 0.6)
+                send(30)  # so that others are parked when what was late arrives
+                until(relay.is_over, 30, "the trouble")
+                until(lambda: all(result.ready() for result in results), 40, "every end")
+                until(nobody_is_on_the_way, 40, "nobody being on the way")
+            ran = Counter(start.index for start in fleet.starts())
+            failed = {index for index, result in enumerate(results) if isinstance(result.result, Exception)}
+            assert {index: times for index, times in ran.items() if times > 1} == {}
+            assert ran.keys() | failed == set(range(len(results)))
+            assert not ran.keys() & failed
+            assert choice == "raise" or not failed
+            assert all(isinstance(results[index].result, StoreUnavailable) for index in failed)

@@ -1,0 +1,189 @@
+"""What a limit, a quota or a queue leaves behind when it is renamed or removed is said, and comes out (law 12)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit import ConfigurationError, Limiter
+from celery_ratelimit.lots import ParkingLots
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+from tests.rabbitmq import Broker
+
+PLAIN, RETRY = "tests.apps.fleet.plain", "tests.apps.fleet.retry"
+GRACE = 3.0
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> str:
+    return str(server.url if request.param == "redis" else request.getfixturevalue("broker").url)
+
+
+def deploy(fleet: Fleet, **conf: Any) -> None:
+    """What the workers that are started from now on have as settings."""
+    fleet.env["TEST_CONF"] = json.dumps({"ratelimit_orphans_after": GRACE, **conf})
+
+
+def quota(name: str, rate: str) -> dict[str, Any]:
+    return {"ratelimit_quotas": {name: rate}, "ratelimit_tasks": {PLAIN: [name]}}
+
+
+def parked(fleet: Fleet) -> Mapping[str, int]:
+    counts: Counter[str] = Counter()
+    for lot in ParkingLots(fleet.sender).lots():
+        counts[lot.name] += lot.parked
+    return counts
+
+
+def test_a_quota_that_was_renamed(server: EmbeddedServer, broker_url: str, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
+        deploy(fleet, ratelimit_url=server.url, **quota("stripe", "1/h"))
+        fleet.start()
+        for index in range(40):
+            fleet.send("plain", index, priority=index % 3)
+        until(lambda: parked(fleet)["stripe"] == 39, 20, "a backlog")
+        (lot,) = ParkingLots(fleet.sender).lots()
+        assert (lot.name, lot.parked, lot.attended) == ("stripe", 39, True)
+        fleet.stop()
+        deploy(fleet, ratelimit_url=server.url, **quota("stripe_v2", "100/s"))
+        fleet.start()
+        fleet.wait_for(40, 30)
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(40), 1)
+        log = fleet.log()
+        assert "39 tasks are parked for the limit 'stripe', which no worker has had" in log
+        assert "39 tasks of the limit 'stripe', which no worker has, are in their queues again: celery" in log
+        assert not parked(fleet)
+
+
+def test_the_last_limit_that_was_removed(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Nothing is limited any more, and no gate would be needed."""
+    with Fleet(server, tmp_path, app="tests.apps.gate_only", **quota("stripe", "1/h")) as fleet:
+        deploy(fleet, **quota("stripe", "1/h"))
+        fleet.start()
+        for index in range(10):
+            fleet.send("plain", index)
+        until(lambda: parked(fleet)["stripe"] == 9, 20, "a backlog")
+        fleet.stop()
+        deploy(fleet)
+        fleet.start()
+        fleet.wait_for(10, 30)
+        until(lambda: not store.keys("*:parked@*"), 10, "nothing being parked")
+
+
+def test_nothing_is_handed_back_while_a_rolling_deploy_has_both(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, install=True) as fleet:
+        deploy(fleet, **quota("stripe", "1/h"))
+        fleet.start()
+        for index in range(10):
+            fleet.send("plain", index)
+        until(lambda: parked(fleet)["stripe"] == 9, 20, "a backlog")
+        deploy(fleet, **quota("stripe_v2", "1/h"))
+        fleet.start()
+        time.sleep(3 * GRACE)
+        assert parked(fleet)["stripe"] == 9
+        assert "stripe'" not in fleet.log(1)
+
+
+def test_a_queue_that_was_renamed(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Nobody consumes it any more, but another one under the same quota: its tasks go back to it, as they were sent."""
+    with Fleet(server, tmp_path, install=True) as fleet:
+        deploy(fleet, **quota("stripe", "1/h"))
+        fleet.start("-Q", "a")
+        for index in range(10):
+            fleet.send("plain", index, queue="a")
+        until(lambda: parked(fleet)["stripe"] == 9, 20, "a backlog")
+        fleet.stop()
+        deploy(fleet, **quota("stripe", "100/s"))
+        fleet.start("-Q", "b")
+        fleet.send("plain", 100, queue="b")
+        until(lambda: store.llen("a") == 9, 30, "their being in their queue")
+        for message in store.lrange("a", 0, -1):
+            headers = json.loads(message)["headers"]
+            assert not {"ratelimit", "celery-ratelimit-return"} & headers.keys()
+        until(lambda: "are in their queues again: a" in fleet.log(), 10, "its being said")
+        fleet.env["TEST_CONF"] = "{}"
+        fleet.app = "tests.apps.uninstalled"
+        fleet.start("-Q", "a")
+        fleet.wait_for(11, 20)
+
+
+def test_a_return_queue_that_nobody_consumes_any_more(server: EmbeddedServer, broker_url: str, tmp_path: Path) -> None:
+    """The name of return queues was changed while messages were in one."""
+    with Fleet(server, tmp_path, install=True, broker=broker_url, ratelimit_url=server.url) as fleet:
+        deploy(fleet, ratelimit_url=server.url, **quota("stripe", "2/s"))
+        fleet.start("-c", "1")
+        for index in range(10):
+            fleet.send("plain", index)
+        fleet.wait_for(2, 20)
+        fleet.stop()  # what was back from its lot goes back to the return queue
+        deploy(fleet, ratelimit_url=server.url, ratelimit_return_queue="back.{queue}", **quota("stripe", "20/s"))
+        fleet.start("-c", "1")
+        fleet.wait_for(10, 30)
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys(range(10), 1)
+
+
+def test_the_recipe_for_removing_the_package(
+    server: EmbeddedServer, broker_url: str, store: redis.Redis, tmp_path: Path
+) -> None:
+    """docs/operations.md: stop the workers, drain, start workers without it."""
+    with Fleet(server, tmp_path, rate="2/s", broker=broker_url, ratelimit_url=server.url) as fleet:
+        for index in range(30):
+            fleet.send("retry", index, priority=index % 3)
+            fleet.send("tenant", 100 + index, f"{index % 3}", headers={"mine": index})
+        fleet.start()
+        fleet.wait_for(6, 20)
+        for name in (RETRY, "tests.apps.fleet.tenant"):  # what is just being handed to a process runs twice
+            Limiter.from_url(server.url).pause(name, 3600, force=True)
+        fleet.stop()
+        drained = ParkingLots(fleet.sender).drain()
+        ran = fleet.started()
+        assert drained > 30
+        assert not ParkingLots(fleet.sender).lots()
+        fleet.app = "tests.apps.uninstalled"
+        fleet.start()
+        fleet.wait_for(60, 20)
+        assert Counter(start.index for start in fleet.starts()) == dict.fromkeys([*range(30), *range(100, 130)], 1)
+        sent = {int(path.stem): json.loads(path.read_text()) for path in tmp_path.glob("*.headers")}
+        assert len(sent) == 60 - ran
+        for index, headers in sent.items():
+            assert not {"ratelimit", "celery-ratelimit-return"} & headers.keys()
+            assert index < 100 or headers["mine"] == index - 100
+
+
+def test_what_workers_left_that_were_killed_is_drained_too(
+    server: EmbeddedServer, broker: Broker, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, rate="5/s", broker=broker.url, ratelimit_url=server.url) as fleet:
+        for index in range(40):
+            fleet.send("late", index)
+        fleet.start()
+        fleet.wait_for(8, 20)
+        fleet.kill(0)
+        fleet.workers.clear()
+        until(lambda: not broker.consumers("celery"), 10, "the broker having seen it")
+        ParkingLots(fleet.sender).drain()
+        fleet.app = "tests.apps.uninstalled"
+        fleet.start()
+        until(lambda: {start.index for start in fleet.starts()} == set(range(40)), 20, "every task being run")
+        twice = [index for index, times in Counter(start.index for start in fleet.starts()).items() if times > 1]
+        assert len(twice) <= 2, "what was running in the two processes"
+
+
+@pytest.mark.parametrize("act", ["lots", "tasks", "release", "purge"])
+def test_a_name_that_nobody_knows(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, act: str) -> None:
+    with Fleet(server, tmp_path, ratelimit_quotas={"stripe": "1/h"}, ratelimit_queues={"emails": "stripe"}) as fleet:
+        lots = ParkingLots(fleet.sender)
+        with pytest.raises(ConfigurationError, match=r"limit 'strpe'.*did you mean 'stripe'\?.*force=True"):
+            getattr(lots, act)("strpe")
+        assert not getattr(lots, act)("strpe", force=True)
+        assert not getattr(lots, act)("stripe")

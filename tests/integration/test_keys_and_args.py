@@ -1,0 +1,285 @@
+"""One convention for keys: a limit takes its own from a call's arguments, and ``key=`` is a bucket as it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import redis
+import requests
+
+from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, Throttled
+from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.transports import AsyncLimitedTransport, LimitedAdapter, LimitedTransport
+from tests.conftest import PATIENT
+
+QUOTAS: dict[str, Any] = {
+    "stripe": Limit("2/h", burst=2, name="stripe"),
+    "tenant": Limit("3/h", burst=3, name="tenant", key="tenant:{tenant_id}"),
+    "tokens": Limit("1000/h", burst=1000, name="tokens", cost="tokens"),
+    "called": Limit("3/h", burst=3, name="called", key=lambda tenant_id, tokens: f"by {tenant_id}"),
+    "places": Concurrency(2, name="places", lease=60),
+    "node": Limit("3/h", burst=3, name="node", per_worker=True),
+}
+
+
+class Same:
+    """A limiter of either kind, called in one way."""
+
+    def __init__(self, limiter: Any, run: Callable[[Any], Any]) -> None:
+        self.limiter, self._run = limiter, run
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.limiter, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answer = method(*args, **kwargs)
+            return self._run(answer) if inspect.isawaitable(answer) else answer
+
+        return call
+
+    def granted_by_permit(self, limits: Any, **options: Any) -> list[tuple[str, str]]:
+        """The buckets of a block that ran."""
+        if isinstance(self.limiter, Limiter):
+            with self.limiter.permit(limits, max_wait=0, **options) as decision:
+                return [(state.name, state.key) for state in decision.states]
+
+        async def block() -> list[tuple[str, str]]:
+            async with self.limiter.permit(limits, max_wait=0, **options) as decision:
+                return [(state.name, state.key) for state in decision.states]
+
+        return self._run(block())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter])
+def limiter(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> Iterator[Same]:
+    made = request.param.from_url(server.url + PATIENT, quotas=QUOTAS)
+    loop = asyncio.new_event_loop()
+    yield Same(made, loop.run_until_complete)
+    if request.param is Limiter:
+        made.close()
+    else:
+        loop.run_until_complete(made.aclose())
+    loop.close()
+
+
+def buckets(decision: Any) -> list[tuple[str, str]]:
+    return [(state.name, state.key) for state in decision.states]
+
+
+# -- key= --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_common_quota_beside_a_limit_that_is_kept_by_key_is_whole(limiter: Same) -> None:
+    decisions = [limiter.acquire(["tenant", "stripe"], key=f"tenant:{number}") for number in range(8)]
+    assert sum(decision.allowed for decision in decisions) == 2, "the quota's two, whoever asks"
+    assert buckets(decisions[0]) == [("tenant", "tenant:0"), ("stripe", "")]
+    assert limiter.peek("stripe").remaining == 0
+
+
+def test_so_it_is_in_a_block(limiter: Same) -> None:
+    asked = limiter.granted_by_permit(["tenant", "stripe", "places"], key="tenant:7")
+    assert asked == [("tenant", "tenant:7"), ("stripe", ""), ("places", "")]
+
+
+@pytest.mark.parametrize("limits", ["stripe", ["stripe", "places"], QUOTAS["stripe"], "node"])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("acquire", {}),
+        ("peek", {}),
+        ("permit", {}),
+        ("reset", {}),
+        ("available", {}),
+        ("reserve", {"id": "one", "horizon": 1}),
+        ("cancel", {"id": "one"}),
+    ],
+)
+def test_a_key_where_no_limit_is_kept_by_key_is_an_error(
+    limiter: Same, store: redis.Redis, limits: Any, method: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"is not kept by key, so there is no bucket '7' of it: leave key= out"
+    ):
+        getattr(limiter, method)(limits, key="7", **options)
+    assert not store.keys("ratelimit:*")
+
+
+@pytest.mark.parametrize("method", ["set_rate", "try_set_rate", "pause", "resume", "expire", "delete", "config"])
+def test_nor_is_anything_stored_for_such_a_bucket(limiter: Same, store: redis.Redis, method: str) -> None:
+    more = {"set_rate": ["1/s"], "try_set_rate": ["1/s"], "pause": [5], "expire": [5]}.get(method, [])
+    with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
+        getattr(limiter, method)("stripe", *more, key="7")
+    getattr(limiter, method)("node", *more, key="@another")  # one bucket of each machine is another's
+    assert not store.keys("ratelimit:*{stripe}*")
+
+
+# -- args= -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_limit_takes_its_own_key_and_cost_from_the_arguments(limiter: Same) -> None:
+    args = {"tenant_id": 7, "tokens": 500}
+    decision = limiter.acquire(["tokens", "stripe", "tenant", "called", "places"], args=args)
+    assert decision.allowed
+    assert buckets(decision) == [
+        *[("tokens", ""), ("stripe", ""), ("tenant", "tenant:7"), ("called", "by 7"), ("places", "")],
+    ]
+    assert [state.remaining for state in decision.states] == [500, 1, 2, 2, 1]
+
+
+def test_the_arguments_are_read_as_those_of_a_task_and_of_a_function(limiter: Same) -> None:
+    limiter.acquire("tenant", args={"tenant_id": 7})
+    assert limiter.peek("tenant", key="tenant:7").remaining == 2, "one bucket, whichever way it is named"
+    if isinstance(limiter.limiter, Limiter):
+
+        @limiter.limiter.limited("tenant", max_wait=0)
+        def charge(tenant_id: int) -> None: ...
+
+        charge(7)
+        assert limiter.peek("tenant", args={"tenant_id": "7"}).remaining == 1
+
+
+def test_every_method_reads_them(limiter: Same) -> None:
+    args = {"tenant_id": 7, "tokens": 400}
+    assert limiter.granted_by_permit(["tenant", "tokens"], args=args) == [("tenant", "tenant:7"), ("tokens", "")]
+    assert limiter.peek("tokens", args=args).remaining == 600
+    assert limiter.available("tenant", args=args) == 2
+    assert limiter.reserve("tokens", id="one", horizon=0, args=args).allowed
+    assert limiter.peek("tokens", args=args).remaining == 200
+    assert limiter.cancel("tokens", id="one", args=args)
+    limiter.reset(["tenant", "tokens"], args=args)
+    assert limiter.peek("tenant", args=args).remaining == 3
+    assert limiter.peek("tokens", args=args).remaining == 1000
+
+
+def test_a_key_or_a_cost_that_is_given_goes_before_the_arguments(limiter: Same) -> None:
+    args = {"tenant_id": 7, "tokens": 400}
+    decision = limiter.acquire(["tenant", "tokens"], args=args, key="tenant:8")
+    assert buckets(decision)[0] == ("tenant", "tenant:8")
+    assert limiter.acquire("tokens", args=args, cost=100).remaining == 500
+
+
+@pytest.mark.parametrize(
+    ("limits", "args", "why"),
+    [
+        ("tenant", {}, r"limit 'tenant': key='tenant:\{tenant_id\}' cannot be filled from the arguments \(none\)"),
+        ("tenant", {"tenant": 7}, r"cannot be filled from the arguments tenant: KeyError\('tenant_id'\)"),
+        ("tokens", {"tenant_id": 7}, "cost='tokens' is not among the arguments tenant_id"),
+        ("tokens", {"tokens": float("nan")}, "limit 'tokens': cost=nan is not a whole number of permits"),
+        ("tenant", 7, "args=7 must be a mapping"),
+        ("tenant", {7: 7}, "must be a mapping of names"),
+        ([], {}, "no limit was named"),
+    ],
+)
+def test_arguments_that_are_not_enough(limiter: Same, limits: Any, args: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        limiter.acquire(limits, args=args)
+
+
+# -- Functions and transports ------------------------------------------------------------------------------------------
+
+
+def test_the_key_of_a_function_is_for_limits_that_are_kept_by_key(limiter: Same) -> None:
+    if isinstance(limiter.limiter, AsyncLimiter):
+
+        @limiter.limiter.limited(["tenant", "stripe"], key="{user}", max_wait=0)
+        async def charge(user: str) -> None: ...
+
+    else:
+
+        @limiter.limiter.limited(["tenant", "stripe"], key="{user}", max_wait=0)
+        def charge(user: str) -> None: ...
+
+    limiter._run(charge("ann")) if isinstance(limiter.limiter, AsyncLimiter) else charge("ann")
+    limiter._run(charge("bob")) if isinstance(limiter.limiter, AsyncLimiter) else charge("bob")
+    with pytest.raises(Throttled, match="'stripe'"):
+        limiter._run(charge("eve")) if isinstance(limiter.limiter, AsyncLimiter) else charge("eve")
+    assert limiter.peek("tenant", key="ann").remaining == 2
+
+
+def test_a_common_quota_is_not_split_by_the_key_of_a_function(limiter: Same) -> None:
+    for limits in ("stripe", ["stripe", "places"]):
+        with pytest.raises(ConfigurationError, match="is not kept by key"):
+            limiter.limiter.limited(limits, key="{user}")(_charge if isinstance(limiter.limiter, Limiter) else _awaited)
+
+
+def _charge(user: str) -> None: ...
+
+
+async def _awaited(user: str) -> None: ...
+
+
+@pytest.fixture
+def plain(server: EmbeddedServer, store: redis.Redis) -> Iterator[Limiter]:
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
+        yield limiter
+
+
+ANSWERS = httpx.MockTransport(lambda _: httpx.Response(200, text="a"))
+HOST = Limit("1/h", name="crawl")
+
+
+@pytest.mark.parametrize(
+    ("limit", "key", "expected"),
+    [
+        (Limit("1/h", name="crawl", key="{host}"), None, "one.example"),
+        (Limit("1/h", name="crawl", key="{method} {host}{path}"), None, "GET one.example/a"),
+        (Limit("1/h", name="crawl", key="{tenant}"), "{host}", "one.example"),
+        (Limit("1/h", name="crawl", key="{tenant}"), lambda request: "me", "me"),
+        (HOST, "{host}", "one.example"),  # as it was written before limits of transports had keys of their own
+        (HOST, lambda request: httpx.URL(str(request.url)).host, "one.example"),
+    ],
+)
+def test_the_key_of_a_transport(plain: Limiter, limit: Limit, key: Any, expected: str) -> None:
+    with httpx.Client(transport=LimitedTransport(plain, limit, key=key, max_wait=0, transport=ANSWERS)) as client:
+        assert client.get("http://one.example/a?b=c").text == "a"
+        with pytest.raises(Throttled):
+            client.get("http://one.example/a")
+    kept = Limit("1/h", name="crawl", key="{any}")
+    assert plain.peek(kept, key=expected).remaining == 0
+
+    async def awaited(limiter: AsyncLimiter) -> None:
+        transport = AsyncLimitedTransport(limiter, limit, key=key, max_wait=0, transport=ANSWERS)
+        async with limiter, httpx.AsyncClient(transport=transport) as client:
+            with pytest.raises(Throttled):
+                await client.get("http://one.example/a")
+
+    pool = plain.client.connection_pool.connection_kwargs
+    asyncio.run(awaited(AsyncLimiter.from_url(f"redis://{pool['host']}:{pool['port']}/0{PATIENT}")))
+    with requests.Session() as session:
+        session.mount("http://", LimitedAdapter(plain, limit, key=key, max_wait=0))
+        with pytest.raises(Throttled):
+            session.get("http://one.example/a")
+
+
+def test_a_common_quota_is_not_split_by_the_key_of_a_transport(plain: Limiter) -> None:
+    with pytest.raises(ConfigurationError, match="'stripe' is not kept by key"):
+        LimitedTransport(plain, "stripe", key="{host}")
+    transport = LimitedTransport(plain, ["stripe", "tenant"], key="{host}", max_wait=0, transport=ANSWERS)
+    with httpx.Client(transport=transport) as client:
+        for host in ("one", "two"):
+            client.get(f"http://{host}.example")
+        with pytest.raises(Throttled, match="'stripe'"):
+            client.get("http://three.example")
+    assert plain.peek("tenant", key="two.example").remaining == 2
+
+
+@pytest.mark.parametrize("make", [LimitedTransport, LimitedAdapter])
+@pytest.mark.parametrize(
+    ("limits", "options", "why"),
+    [
+        ("tenant", {}, "names the argument 'tenant_id', which the transport does not take"),
+        ("tenant", {"key": "{hots}"}, r"names the argument 'hots', .* \(arguments: host, method, path\)"),
+        ("tokens", {}, "takes its cost from a task's arguments"),
+        ("strpe", {}, "no quota named 'strpe'"),
+    ],
+)
+def test_a_transport_that_could_never_ask_is_an_error_at_once(
+    plain: Limiter, make: Any, limits: Any, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        make(plain, limits, **options)

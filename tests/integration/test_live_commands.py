@@ -1,0 +1,279 @@
+"""What is done to a limit by its name is done to one that somebody knows: a typo is an error that lists near names."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from benchmarks.servers import Cluster
+from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
+from celery_ratelimit.config import limiter_of
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
+
+QUOTAS: dict[str, Any] = {
+    "stripe": "100/s",
+    "openai": {"rate": "2000/m", "burst": 200},
+    "gpu": {"limit": 4, "lease": 30},
+    "tenant": Limit("5/s", key="{tenant_id}"),
+    "places": Concurrency(2),
+}
+
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "set_rate": ("10/s",),
+    "try_set_rate": ("10/s",),
+    "expire": (5,),
+    "delete": (),
+    "config": (),
+    "pause": (5,),
+    "resume": (),
+}
+
+
+class Same:
+    """A limiter of either kind, called in one way."""
+
+    def __init__(self, limiter: Any, run: Callable[[Any], Any]) -> None:
+        self.limiter, self._run = limiter, run
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.limiter, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answer = value(*args, **kwargs)
+            return self._run(answer) if inspect.isawaitable(answer) else answer
+
+        return call
+
+
+Make = Callable[..., Same]
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter])
+def make(request: pytest.FixtureRequest, store: redis.Redis) -> Iterator[Make]:
+    loop = asyncio.new_event_loop()
+    made: list[Any] = []
+
+    def limiter(url: Any, **options: Any) -> Same:
+        made.append(
+            request.param.from_app(url) if isinstance(url, Celery) else request.param.from_url(url + PATIENT, **options)
+        )
+        return Same(made[-1], loop.run_until_complete)
+
+    yield limiter
+    for each in made:
+        each.close() if isinstance(each, Limiter) else loop.run_until_complete(each.aclose())
+    loop.close()
+
+
+@pytest.fixture
+def limiter(make: Make, server: EmbeddedServer) -> Same:
+    return make(server.url, quotas=QUOTAS)
+
+
+# -- Names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_name_that_nobody_knows_is_an_error_that_lists_near_ones(
+    limiter: Same, store: redis.Redis, command: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"a limit 'strpe' \(did you mean 'stripe'\?\).*force=True"):
+        getattr(limiter, command)("strpe", *COMMANDS[command])
+    with pytest.raises(ConfigurationError, match=r"'payments' \(there are 'gpu', 'openai', 'places', 'stripe'"):
+        getattr(limiter, command)("payments", *COMMANDS[command])
+    assert not store.keys("ratelimit:*")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_who_knows_better_says_so(limiter: Same, command: str) -> None:
+    getattr(limiter, command)("strpe", *COMMANDS[command], force=True)
+    getattr(limiter, command)("strpe", *COMMANDS[command], key="7", force=True)
+    getattr(limiter, command)("stripe", *COMMANDS[command], key="7", force=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_quota_or_a_limit_is_known(limiter: Same, command: str) -> None:
+    getattr(limiter, command)("stripe", *COMMANDS[command])
+    getattr(limiter, command)("tenant", *COMMANDS[command], key="7")
+    getattr(limiter, command)(Limit("100/s", name="my own"), *COMMANDS[command])
+
+
+@pytest.mark.parametrize(
+    ("prepare", "key"),
+    [
+        (lambda other: other.set_rate("theirs", "1/s"), None),
+        (lambda other: other.pause("theirs", 60), None),
+        (lambda other: other.acquire("theirs"), None),
+        (lambda other: other.acquire("held"), None),
+        (lambda other: other.acquire("kept", args={"tenant": 7}), "7"),
+        (lambda other: other.set_rate("kept", "1/s", key="7"), "7"),
+        (lambda other: other.set_rate("kept", "1/s", key="7"), "8"),
+    ],
+)
+def test_what_is_stored_or_in_use_is_known(
+    make: Make, server: EmbeddedServer, prepare: Callable[[Same], Any], key: str | None
+) -> None:
+    theirs = {"theirs": "1/h", "held": Concurrency(1), "kept": Limit("1/h", key="{tenant}")}
+    prepare(make(server.url, quotas=theirs))
+    limiter = make(server.url)
+    known = 0
+    for name in theirs:
+        try:
+            limiter.pause(name, 5, key=key)
+            known += 1
+        except ConfigurationError:
+            pass
+    assert known == 1
+
+
+def test_it_costs_nothing_where_the_name_is_known_and_one_command_where_not(
+    make: Make, server: EmbeddedServer, store: redis.Redis
+) -> None:
+    limiter, other = make(server.url, quotas=QUOTAS), make(server.url)
+    limiter.pause("stripe", 5)
+    for each, exists in ((limiter, 0), (other, 1)):
+        each.resume("stripe")
+        store.config_resetstat()
+        each.pause("stripe", 5)
+        stats = store.info("commandstats")
+        assert stats.get("cmdstat_exists", {}).get("calls", 0) == exists
+        assert not any("scan" in command or "keys" in command for command in stats)
+
+
+def test_on_a_cluster(make: Make, cluster_store: Cluster) -> None:
+    limiter = make(cluster_store.url, quotas=QUOTAS)
+    with pytest.raises(ConfigurationError, match="did you mean 'stripe'"):
+        limiter.pause("strpe", 5)
+    assert limiter.pause("stripe", 5) == 5.0
+    assert make(cluster_store.url).resume("stripe")
+
+
+def test_a_bucket_of_a_limit_that_is_not_known_here_can_be_emptied_by_force(make: Make, server: EmbeddedServer) -> None:
+    theirs = make(server.url, quotas={"one": "1/h", "held": Concurrency(1), "kept": Limit("1/h", key="{tenant}")})
+    for name, key in (("one", None), ("held", None), ("kept", "7")):
+        theirs.acquire(name, key=key)
+    limiter = make(server.url)
+    with pytest.raises(ConfigurationError, match="no quota named 'one'"):
+        limiter.reset("one")
+    limiter.reset(["one", "held"], force=True)
+    limiter.reset("kept", key="7", force=True)
+    assert [theirs.available(name, key=key) for name, key in (("one", None), ("held", None), ("kept", "7"))] == [
+        1,
+        1,
+        1,
+    ]
+    theirs.acquire(["one"])
+    theirs.reset(["one", "held"], force=True)
+    assert theirs.available("one") == 1
+
+
+@pytest.mark.parametrize("ask", ["acquire", "peek", "reset", "permit", "available"])
+def test_a_quota_that_is_not_there_lists_near_ones(limiter: Same, ask: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"no quota named 'strpe' \(quotas: .*\); did you mean 'stripe'\?"):
+        getattr(limiter, ask)("strpe")
+
+
+# -- Quotas as in settings ---------------------------------------------------------------------------------------------
+
+
+def test_quotas_are_read_as_in_settings(limiter: Same) -> None:
+    assert limiter.acquire("stripe").limit == 1
+    assert limiter.acquire("openai", cost=150).remaining == 50
+    assert limiter.acquire(["gpu", "places"]).allowed
+    assert limiter.acquire("tenant", args={"tenant_id": 7}).states[0].key == "7"
+    assert limiter.config("gpu").code == Concurrency(4, lease=30)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "why"),
+    [
+        ({"stripe": "a lot"}, r"quotas\['stripe'\]: .*'a lot'"),
+        ({"stripe": "5 per fortnight"}, r"quotas\['stripe'\]: cannot read the rate '5 per fortnight'"),
+        ({"stripe": 100}, r"quotas\['stripe'\]: 100 is not a limit"),
+        ({"stripe": {"rate": "1/s", "brust": 2}}, r"quotas\['stripe'\]: .*brust"),
+        ({"stripe": None}, "None is not a limit"),
+        (["stripe"], r"quotas=\['stripe'\] must be a mapping"),
+    ],
+)
+def test_a_quota_that_cannot_be_is_an_error_at_once(quotas: Any, why: str) -> None:
+    for kind in (Limiter, AsyncLimiter):
+        with pytest.raises(ConfigurationError, match=why):
+            kind.from_url("redis://nowhere", quotas=quotas)  # type: ignore[attr-defined]
+
+
+# -- An app's ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def app(server: EmbeddedServer) -> Celery:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.ratelimit_url = server.url + PATIENT
+    app.conf.ratelimit_quotas = {"stripe": "100/h", "tenant": {"rate": "5/h", "key": "tenant:{tenant_id}"}}
+    app.conf.ratelimit_queues = {"emails": "14/h"}
+    app.conf.ratelimit_tasks = {"shop.by_name": "7/h"}
+
+    @app.task(name="shop.charge", base=RateLimitedTask, limits=["20/h", "stripe"])
+    def charge(order_id: int) -> None: ...
+
+    @app.task(name="shop.by_name")
+    def by_name() -> None: ...
+
+    return app
+
+
+def test_from_app_knows_quotas_tasks_and_queues_by_their_names(make: Make, app: Celery) -> None:
+    limiter = make(app)
+    for name, rate in (("stripe", "100/h"), ("shop.charge", "20/h"), ("shop.by_name", "7/h"), ("emails", "14/h")):
+        assert limiter.acquire(name).allowed, name
+        assert limiter.config(name).code.rate == rate
+        assert limiter.pause(name, 5) == 5.0
+    assert limiter.acquire("tenant", args={"tenant_id": 7}).states[0].key == "tenant:7"
+    with pytest.raises(ConfigurationError, match=r"did you mean 'shop.charge'"):
+        limiter.set_rate("shop.chrage", "1/s")
+
+
+def test_from_app_knows_tasks_that_are_registered_later(make: Make, app: Celery) -> None:
+    limiter = make(app)
+    assert limiter.acquire("shop.charge").allowed
+
+    @app.task(name="shop.later", base=RateLimitedTask, limits="3/h")
+    def later() -> None: ...
+
+    assert limiter.acquire("shop.later").allowed
+
+
+def test_a_process_that_has_not_imported_the_tasks_is_told_how_they_become_known(make: Make, app: Celery) -> None:
+    with pytest.raises(ConfigurationError, match=r"nobody knows.*'shop.lazy'.*app\.loader\.import_default_modules\(\)"):
+        make(app).set_rate("shop.lazy", "1/s")
+
+
+def test_there_is_one_limiter_of_an_app(app: Celery) -> None:
+    assert Limiter.from_app(app) is Limiter.from_app(app) is limiter_of(app)
+    assert AsyncLimiter.from_app(app) is not AsyncLimiter.from_app(app)
+    assert limiter_of(app).config("shop.charge").code == Limit("20/h", name="shop.charge")
+    limiter_of(app).close()
+
+
+def test_from_app_is_there_where_only_the_limiter_was_imported() -> None:
+    said = (
+        "import sys\n"
+        "from celery_ratelimit import AsyncLimiter, Limiter\n"
+        "assert 'celery' not in sys.modules, 'the limiter needs no Celery'\n"
+        "from celery import Celery\n"
+        "app = Celery(broker='redis://nowhere')\n"
+        "app.conf.ratelimit_quotas = {'stripe': '1/s'}\n"
+        "assert Limiter.from_app(app).quotas == AsyncLimiter.from_app(app).quotas\n"
+        "assert list(Limiter.from_app(app).quotas) == ['stripe']\n"
+    )
+    subprocess.run([sys.executable, "-c", said], check=True)

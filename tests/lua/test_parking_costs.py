@@ -1,0 +1,104 @@
+"""What those who are parked cost, together: counted as they come and go, whichever way they go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter import Demand
+from celery_ratelimit.parking import AGAIN, FULL, Attendance, Parked, Parking
+from tests.conftest import Clock
+
+LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
+NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
+
+
+@pytest.fixture
+def parking(frozen: Limiter, clock: Clock) -> Parking:
+    return Parking(frozen, "fleet", redelivery=3600)
+
+
+def park(parking: Parking, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
+    message = json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})
+    demand = Demand(LIMIT, "api", key, cost)
+    return parking.park(demand, id, message, copy=1, since=0, expires=expires, only_behind=False, most=most)
+
+
+def costs(parking: Parking) -> dict[str, int]:
+    return {lot.key: lot.cost for lot in parking.lots(["api"])}
+
+
+def test_each_is_told_what_those_ahead_cost(parking: Parking, store: redis.Redis) -> None:
+    assert [park(parking, f"{number}@a", 500) for number in range(19)] == [500 * number for number in range(19)]
+    assert park(parking, "cheap@a", 1) == 9500
+    assert park(parking, "other@a", 7, key="other") == 0
+    assert costs(parking) == {"": 9501, "other": 7}
+    assert park(parking, "late@a", 1, most=9501) == FULL - 9501
+    assert park(parking, "late@a", 1, most=9502) == 9501
+
+
+def test_what_older_versions_park_costs_a_permit_each(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+    assert [park(parking, f"{number}@a", 500) for number in range(2)] == [0, 500]
+    store.delete("ratelimit:v1:{api}::costs@fleet")
+    assert costs(parking) == {"": 2}
+    assert [park(parking, "new@a", 500), park(parking, "newer@a", 1)] == [2, 502]
+    clock.advance(1)
+    assert sum(taken for taken, _ in parking.pick_all(("api", ""), purge=True)) == 4
+    store.hset("ratelimit:v1:{api}::costs@fleet", "", 499)  # an older one has let the last one out
+    assert park(parking, "1@a", 1) == 0
+    assert park(parking, "2@a", 1) == 1
+
+
+STEP = st.one_of(
+    st.tuples(st.just("park"), st.integers(0, 30), st.sampled_from([1, 1, 3, 500])),
+    st.tuples(st.just("expiring"), st.integers(0, 30), st.sampled_from([1, 40])),
+    st.tuples(st.just("unpark"), st.sampled_from([0, 1]), st.just(0)),
+    st.tuples(st.just("pick"), st.integers(0, 30), st.sampled_from([0, 1])),
+    st.tuples(st.just("all"), st.just(0), st.sampled_from([0, 1])),
+    st.tuples(st.just("publish"), st.just(0), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(1, 12), st.just(0)),
+)
+
+
+@settings(max_examples=60)
+@given(steps=st.lists(STEP, max_size=40))
+def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tuple[str, int, int]]) -> None:
+    from tests.conftest import FROZEN_NOW, START
+
+    client = redis.Redis.from_url(server.url, decode_responses=True)  # type: ignore[attr-defined]
+    client.flushall()
+    client.set("test:clock", START)
+    parking = Parking(
+        Limiter(redis.Redis.from_url(server.url), replace_includes={"now": FROZEN_NOW}),  # type: ignore[attr-defined]
+        "fleet",
+        redelivery=3600,
+    )
+    now, left = START, []
+    for what, one, two in steps:
+        if what == "park":
+            park(parking, f"{one}@{'ab'[one % 2]}", two)
+        elif what == "expiring":
+            park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
+        elif what == "unpark":
+            (looked,) = parking.unpark([Demand(LIMIT, "api", "", 1)], attendance=NOBODY_AT_A if one else None)
+            left += looked.leaving
+        elif what == "pick":
+            left += parking.pick(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
+        elif what == "all":
+            left += [each for _, leaving in parking.pick_all(("api", ""), purge=bool(two)) for each in leaving]
+        elif what == "publish":
+            parking.published({("api", ""): [Parked(each.id, each.copy, 0, 0.0, "") for each in left]})
+            left = []
+        else:
+            now += round(one * AGAIN / 5 * 1e6)
+            client.set("test:clock", now)
+        lot = parking.lot(("api", ""), 0, -1)
+        kept = client.hgetall("ratelimit:v1:{api}::messages@fleet")
+        assert lot.cost == sum(int(kept[each.id].split(" ", 1)[0]) for each in lot.tasks)
+        assert lot.parked == len(lot.tasks)
+    client.close()

@@ -1,0 +1,38 @@
+"""Tasks are found by their own ids, whatever these are made of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from celery_ratelimit.parking import Parking
+
+from .test_parking import API, BUCKET, let_out, parking
+
+__all__ = ["parking"]  # a fixture
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["zähler", "日本", "\U0001f40c", 'a "quoted" one', "back\\slash", "ends in \\", "a\nline", "/", "a@b", "\\u0041"],
+)
+def test_an_id_that_json_escapes_is_in_the_index(parking: Parking, store: redis.Redis, task: str) -> None:
+    for id in (task, f"{task}2"):
+        message = json.dumps({"id": id, "headers": {"id": id}})
+        parking.park(API, f"{id}@q", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    assert list(parking.find(["api"], [task, task[:-1]])) == [{BUCKET: {f"{task}@q": task}}]
+    assert [each.id for each in let_out(parking)] == [f"{task}@q", f"{task}2@q"]
+    assert list(parking.find(["api"], [task])) == [{}]
+    assert not store.exists("ratelimit:v1:{api}::where@fleet")
+
+
+def test_what_was_parked_before_there_was_such_an_entry_is_found_by_reading_the_lot(
+    parking: Parking, store: redis.Redis
+) -> None:
+    message = json.dumps({"id": "zähler", "headers": {"id": "zähler"}})
+    parking.park(API, "zähler@q", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    store.delete("ratelimit:v1:{api}::where@fleet")
+    found = [each.id for page in parking.scan(BUCKET, [json.dumps("zähler")[1:-1]]) for each in page]
+    assert found == ["zähler@q"]

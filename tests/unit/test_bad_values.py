@@ -1,0 +1,177 @@
+"""Whatever is passed as a rate, cost, key or name either means something or is a ConfigurationError that names it."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_ratelimit import (
+    AsyncLimiter,
+    Concurrency,
+    ConfigurationError,
+    ImpossibleRequest,
+    Limit,
+    Limiter,
+    StoreUnavailable,
+)
+from celery_ratelimit.arguments import demands_of
+from celery_ratelimit.keys import LONGEST_KEY, bucket_key
+from celery_ratelimit.limits import ALGORITHMS, parse_rate
+
+HUGE = 10**5000
+LONG = "9" * 5000
+ALONE = "\ud800"
+
+huge = st.builds(lambda sign: sign * HUGE, st.sampled_from([1, -1]))  # which Python does not write out
+odd = [math.nan, math.inf, 1e308, 2**53, 2**63, True, False, Decimal("1.5"), Decimal("nan"), Fraction(1, 3)]
+numbers = st.one_of(st.floats(), st.integers(), huge, st.sampled_from(odd))
+rates = [f"{LONG}/s", f"1/{LONG}s", f"0.{LONG}/s", "nan/s", "inf/s", "1e5/s", "٣/s", "5/0s", "0/s"]
+texts = st.one_of(
+    st.text(st.characters(), max_size=20),
+    st.sampled_from([LONG, ALONE, "", "\0", *rates]),
+    st.from_regex(r"[0-9.]{0,6} ?(/|per) ?[0-9.]{0,4}[a-z]{0,8}", fullmatch=True),
+)
+others = st.one_of(st.none(), st.binary(max_size=5), st.lists(st.integers(), max_size=2), st.builds(object))
+junk = st.one_of(numbers, texts, others)
+formats = ["{a!z}", "{a:d}", "{a:" + LONG + "}", "{a:{b}}", "{a.__class__}", "{a[0]}", "{", "}", "{0}", "{}"]
+templates = st.one_of(texts, st.text("{}!:.[]abxs019\ud800", max_size=12), st.sampled_from(formats))
+
+
+#: Nobody listens there: what is asked of it was in order so far.
+NOWHERE = "redis://127.0.0.1:1"
+
+
+def means_something_or_is_named(call: Callable[[], Any]) -> None:
+    """The one error that bad input may raise, with a text that can be read."""
+    said = ""
+    try:
+        call()
+    except (ConfigurationError, ImpossibleRequest) as error:
+        said = str(error)
+    except StoreUnavailable:  # so far it was in order
+        return
+    assert not said or 10 < len(said) < 6000  # names may be long
+
+
+@given(junk, junk, st.sampled_from([*ALGORITHMS, "x"]), junk, junk, junk)
+def test_limits(rate: Any, burst: Any, algorithm: str, name: Any, key: Any, cost: Any) -> None:
+    means_something_or_is_named(lambda: Limit(rate, name=name, key=key))
+    means_something_or_is_named(lambda: Limit(rate))
+    means_something_or_is_named(lambda: Limit("10/s", burst=burst, algorithm=algorithm))
+    means_something_or_is_named(lambda: Limit("10/s", cost=cost, name=name))
+
+
+@given(st.sampled_from(["refill", "debt", "warmup", "capacity", "align", "precision", "headroom", "per_worker"]), junk)
+def test_options(option: str, value: Any) -> None:
+    for algorithm in ALGORITHMS:
+        means_something_or_is_named(lambda: Limit("10/s", algorithm=algorithm, **{option: value}))  # noqa: B023
+
+
+@given(junk, junk, junk, junk)
+def test_places(limit: Any, name: Any, key: Any, lease: Any) -> None:
+    means_something_or_is_named(lambda: Concurrency(limit, name=name, key=key, lease=lease))
+    means_something_or_is_named(lambda: Concurrency(1, lease=lease, name="places"))
+
+
+@given(texts, texts)
+def test_rates(rate: str, other: str) -> None:
+    means_something_or_is_named(lambda: parse_rate(rate))
+    means_something_or_is_named(lambda: Limit(rate + other, algorithm="fixed_window"))
+
+
+@given(templates, junk, junk)
+def test_keys_that_are_filled(template: str, value: Any, other: Any) -> None:
+    def fill() -> None:
+        demands_of([Limit("1/s", name="a", key=template)], None, (), {"a": value, "b": other})
+
+    means_something_or_is_named(fill)
+
+
+QUOTAS = {"a": "10/s", "kept": Limit("10/s", key="{a}"), "dear": Limit("9/s", burst=9, cost="b")}
+LIMITER = Limiter.from_url(NOWHERE, quotas=QUOTAS)
+
+
+@given(
+    st.sampled_from(["acquire", "peek", "reset", "permit", "available", "reserve", "cancel"]),
+    junk | st.sampled_from(["a", "kept", ["a", "kept"], "dear", Limit("1/s"), [Limit("1/s", name=ALONE)]]),
+    junk,
+    st.one_of(junk, st.dictionaries(st.sampled_from("ab"), junk)),
+    junk,
+)
+def test_calls(method: str, limits: Any, key: Any, args: Any, cost: Any) -> None:
+    options = {} if method in ("reset", "available") else {"cost": cost}
+    if method in ("reserve", "cancel"):
+        options["id"] = "one"
+    if method == "reserve":
+        options["horizon"] = cost
+    means_something_or_is_named(lambda: getattr(LIMITER, method)(limits, key=key, args=args, **options))
+
+
+@given(
+    st.sampled_from(["set_rate", "try_set_rate", "pause", "expire", "resume", "delete", "config"]),
+    junk | st.just("a"),
+    junk | texts,
+    junk,
+    junk,
+    junk,
+)
+def test_what_is_stored(method: str, name: Any, value: Any, key: Any, version: Any, lasts: Any) -> None:
+    options = {"version": version, "for_": lasts} if method == "set_rate" else {}
+    values = [] if method in ("resume", "delete", "config") else [value]
+    means_something_or_is_named(lambda: getattr(LIMITER, method)(name, *values, key=key, force=True, **options))
+
+
+@given(junk)
+def test_how_long_a_call_may_wait(value: Any) -> None:
+    means_something_or_is_named(lambda: LIMITER.acquire("a", max_wait=value))
+    means_something_or_is_named(lambda: LIMITER.permit("a", max_wait=value).__enter__())
+
+
+@given(junk)
+def test_horizons(value: Any) -> None:
+    means_something_or_is_named(lambda: LIMITER.reserve("a", id="one", horizon=value))
+
+
+@pytest.mark.parametrize("bad", [math.nan, "x" * 5000, Decimal("nan"), pytest.param(HUGE, id="huge")])
+def test_the_value_is_named_and_never_at_length(bad: Any) -> None:
+    for make in (lambda: LIMITER.acquire("a", cost=bad), lambda: Limit("10/s", burst=bad), lambda: Limit(bad)):
+        with pytest.raises((ConfigurationError, ImpossibleRequest)) as caught:
+            make()
+        assert len(str(caught.value)) < 1000
+
+
+# -- Long keys ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+def test_long_keys_are_hashed_before_they_are_kept(kind: Any) -> None:
+    limiter = kind.from_url(NOWHERE, quotas={"kept": Limit("10/s", key="{a}")})
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            long = f"{number:06}" * 33_000
+            for demands in (limiter._demands("kept", long, None), limiter._demands("kept", None, None, {"a": long})):
+                limiter.packed(demands)
+                assert all(len(demand.key) <= LONGEST_KEY for demand in demands)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 20e6, "200 keys of 200 kB would be 40 MB and more"
+
+
+def test_a_key_as_it_is_shown_is_the_same_bucket() -> None:
+    (demand,) = LIMITER._demands("kept", "x" * 5000, None)
+    (again,) = LIMITER._demands("kept", demand.key, None)
+    assert again == demand
+    (whole,) = LIMITER._demands("kept", "x" * LONGEST_KEY, None)
+    assert whole.key == "x" * LONGEST_KEY
+    assert bucket_key("r", "kept", "x" * 5000, "state") != bucket_key("r", "kept", "y" * 5000, "state")
+    assert LIMITER._demands("kept", ALONE * 5000, None)[0].key.startswith(ALONE)

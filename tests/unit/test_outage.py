@@ -1,0 +1,81 @@
+"""How long tasks are deferred while the store does not serve."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import StoreUnavailable, outage
+from celery_ratelimit.errors import StoreMisconfigured
+from celery_ratelimit.outage import LONGEST, PROBE, Outage
+
+#: What is of one bucket: a probe does not meet it.
+REFUSED = StoreMisconfigured("WRONGTYPE")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(outage, "random", SimpleNamespace(uniform=lambda *_: 1.0))
+    monkeypatch.setattr(outage, "threading", SimpleNamespace(Event=threading.Event, Thread=_Thread))
+    return now
+
+
+class _Thread:
+    """Looks for no store: whether it is back is what a test says."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def start(self) -> None: ...
+
+
+def end(lost: Outage) -> None:
+    assert lost._over is not None
+    lost._end(lost._over, lambda: None)
+
+
+def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]) -> None:
+    """The probe was served, and those who were deferred are not, each time that they come back."""
+    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    pauses = []
+    for _ in range(12):
+        lost.begin(REFUSED, lambda: None)
+        pauses.append(lost.pause())
+        clock[0] += PROBE
+        end(lost)
+        clock[0] += pauses[-1] - PROBE
+    assert pauses[:4] == [1, 1, 2, 4]
+    assert pauses[-1] == LONGEST
+
+
+def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
+    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    for _ in range(12):
+        lost.begin(StoreUnavailable("no answer"), lambda: None)
+        assert lost.pause() == 1
+        clock[0] += PROBE
+        end(lost)
+        clock[0] += PROBE
+
+
+def test_another_outage_begins_anew(clock: list[float]) -> None:
+    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    lost.begin(REFUSED, lambda: None)
+    clock[0] += 20
+    assert lost.pause() == 20
+    end(lost)
+    clock[0] += 20 + 2 * PROBE
+    lost.begin(REFUSED, lambda: None)
+    assert lost.pause() == 1
+
+
+def test_an_error_that_ends_with_a_full_stop_is_said_with_one(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    lost.begin(StoreUnavailable("Error 111 connecting to localhost:6379. Connection refused."), lambda: None)
+    assert "Connection refused. Limited tasks" in caplog.text

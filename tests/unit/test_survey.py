@@ -1,0 +1,214 @@
+"""Limits that look forgotten: refused, or said in one line; and what the banner shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.signals import worker_init
+from kombu import Queue
+
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
+from celery_ratelimit.binding import limits_of_app
+from celery_ratelimit.config import has_limits, settings_of
+from celery_ratelimit.survey import forgotten, limits_shown
+from celery_ratelimit.worker import GateStep
+
+
+def app_with(**conf: Any) -> Celery:
+    app = Celery("shop", broker="redis://nowhere", set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def task_of(app: Celery, name: str = "shop.charge", **options: Any) -> None:
+    @app.task(name=name, **options)
+    def charge(order_id: int) -> None: ...
+
+
+def said(app: Celery) -> str:
+    limits_of_app(app)
+    return "\n".join(forgotten(app))
+
+
+# -- Refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "parts"),
+    [
+        ({}, {"base": RateLimitedTask, "limit": "5/s"}, ["task 'shop.charge'", "limit='5/s'", "did you mean limits=?"]),
+        ({}, {"base": RateLimitedTask, "limits": []}, ["task 'shop.charge'", "[] names no limit"]),
+        ({"ratelimit_tasks": {"shop.*": []}}, {}, ["ratelimit_tasks['shop.*']", "[] names no limit"]),
+        ({"ratelimit_queues": {"q": ()}}, {}, ["ratelimit_queues['q']", "() names no limit"]),
+        (
+            {"ratelimit_quotas": {"stripe": Limit("1/s", name="strip")}},
+            {},
+            ["ratelimit_quotas['stripe']", "name='strip'", "'stripe'"],
+        ),
+        (
+            {"ratelimit_quotas": {"gpu": {"limit": 4, "name": "cpu"}}},
+            {},
+            ["ratelimit_quotas['gpu']", "name='cpu'", "'gpu'"],
+        ),
+        (
+            {"ratelimit_tasks": {"shop.*": {"rate": "1/s", "key": "order_id"}}},
+            {},
+            ["task 'shop.charge'", "key='order_id'", "key='{order_id}'"],
+        ),
+        (
+            {"ratelimit_quotas": {"openai": {"rate": "200000/m", "cost": "estimate"}}},
+            {},
+            ["ratelimit_quotas['openai']", "cost='estimate'", "burst="],
+        ),
+        (
+            {"ratelimit_queues": {"emails": "1/s"}, "task_annotations": {"shop.charge": {"throttle": "wiat"}}},
+            {"base": RateLimitedTask},
+            ["task 'shop.charge'", "throttle='wiat'", "'wait'"],
+        ),
+        (
+            {"ratelimit_queues": {"emails": "1/s"}, "task_annotations": {"shop.charge": {"max_wait": "60"}}},
+            {},
+            ["task 'shop.charge'", "max_wait='60'"],
+        ),
+        (
+            {"task_create_missing_queues": False, "task_queues": [Queue("celery")]},
+            {"base": RateLimitedTask, "limits": "1/s", "overflow": "later"},
+            ["task 'shop.charge'", "overflow='later'", "task_queues"],
+        ),
+    ],
+)
+def test_what_cannot_have_been_meant_is_refused(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
+    app = app_with(**conf)
+    task_of(app, **options)
+    with pytest.raises(ConfigurationError) as caught:
+        limits_of_app(app)
+    assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+def test_the_name_of_a_quota_may_be_written_twice() -> None:
+    app = app_with(ratelimit_quotas={"stripe": Limit("1/s", name="stripe")})
+    assert settings_of(app).quotas == {"stripe": Limit("1/s", name="stripe")}
+
+
+# -- Said --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "parts"),
+    [
+        (
+            {"ratelimit_tasks": {"shop.charges": "1/s"}},
+            {},
+            ["ratelimit_tasks['shop.charges']", "matches none", "did you mean 'shop.charge'?"],
+        ),
+        ({"ratelimit_tasks": {"billing.*": "1/s"}}, {}, ["ratelimit_tasks['billing.*']", "matches none"]),
+        ({}, {"limits": "5/s"}, ["task 'shop.charge'", "limits='5/s'", "base=RateLimitedTask"]),
+        ({}, {"limit": "5/s"}, ["task 'shop.charge'", "limit='5/s'", "means nothing"]),
+        ({}, {"limit": Limit("5/s")}, ["task 'shop.charge'", "limit=Limit('5/s')", "means nothing"]),
+        (
+            {},
+            {"base": RateLimitedTask, "limits": "5/s", "rate_limit": "10/s"},
+            ["task 'shop.charge'", "rate_limit='10/s'", "both hold"],
+        ),
+        (
+            {},
+            {"base": RateLimitedTask, "limits": "5/s", "throtle": "drop"},
+            ["task 'shop.charge'", "throtle='drop'", "did you mean throttle=?"],
+        ),
+        (
+            {"task_queues": [Queue("celery"), Queue("later")]},
+            {"base": RateLimitedTask, "limits": "5/s", "overflow": "latre"},
+            ["task 'shop.charge'", "overflow='latre'", "did you mean 'later'?"],
+        ),
+        (
+            {"task_queues": [Queue("celery"), Queue("emails")], "ratelimit_queues": {"email": "1/s"}},
+            {},
+            ["ratelimit_queues['email']", "did you mean 'emails'?"],
+        ),
+    ],
+)
+def test_what_looks_forgotten_is_said_in_one_line(conf: dict[str, Any], options: Any, parts: list[str]) -> None:
+    app = app_with(**conf)
+    task_of(app, **options)
+    text = said(app)
+    assert "\n" not in text
+    assert [part for part in parts if part not in text] == [], text
+
+
+def test_a_queue_that_other_workers_consume_is_in_order() -> None:
+    app = app_with()
+    task_of(app, base=RateLimitedTask, limits="5/s", overflow="later")
+    assert "overflow='later'" in said(app)
+    assert forgotten(app, {"later"}) == []
+
+
+def test_nothing_is_said_of_what_is_in_order() -> None:
+    app = app_with(
+        ratelimit_quotas={"stripe": "100/s"},
+        ratelimit_tasks={"shop.*": "stripe", "celery.chord_unlock": "1/s"},
+        ratelimit_queues={"emails": "1/s"},
+        task_queues=[Queue("celery"), Queue("emails"), Queue("later")],
+        task_annotations={"shop.charge": {"throttle": "wait"}},
+    )
+    task_of(app, base=RateLimitedTask, limits="5/s", overflow="later", max_wait=5, page_limit=50)
+    task_of(app, "shop.list", limit=50)
+    assert said(app) == ""
+
+
+# -- Shown -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_limit_is_shown_with_what_it_is_for() -> None:
+    app = app_with(
+        ratelimit_quotas={"stripe": {"rate": "100/s", "burst": 5}, "unused": "1/s"},
+        ratelimit_tasks={"shop.*": "stripe"},
+        ratelimit_queues={"emails": ["stripe", "14/s"]},
+    )
+    task_of(app, base=RateLimitedTask, limits=[Limit("5/s", key="order:{order_id}"), Concurrency(3, name="places")])
+    task_of(app, "shop.refund")
+    assert limits_shown(app).splitlines() == [
+        "  . emails: 14/s (queue emails)",
+        "  . places: 3 at once (task shop.charge)",
+        "  . shop.charge: 5/s, by 'order:{order_id}' (task shop.charge)",
+        "  . stripe: 100/s, burst 5 (tasks shop.charge, shop.refund; queue emails)",
+    ]
+    for number in range(20):
+        task_of(app, f"shop.a{number:02}")
+    assert "shop.a07 and 14 more; queue emails)" in limits_shown(app)
+
+
+# -- Settings alone ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "expected"),
+    [
+        ({}, {}, False),
+        ({"ratelimit_tasks": {"shop.*": "1/s"}}, {}, True),
+        ({"ratelimit_queues": {"emails": "1/s"}}, {}, True),
+        ({"ratelimit_quees": {"emails": "1/s"}}, {}, True),
+        ({"RATELIMIT_ENABLE": False}, {}, False),
+        ({}, {"limits": "1/s"}, True),
+    ],
+)
+def test_a_worker_has_the_gate_if_anything_is_limited(conf: dict[str, Any], options: Any, expected: bool) -> None:
+    app = app_with(**conf)
+    task_of(app, **options)
+    assert has_limits(app) == expected
+    worker_init.send(sender=type("Worker", (), {"app": app})())
+    assert (GateStep in app.steps["consumer"]) == expected
+
+
+def test_where_celery_is_not_loaded_the_package_does_not_load_it() -> None:
+    code = "import celery_ratelimit, sys; assert 'celery' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_quota_under_another_name_is_refused_of_a_limiter_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"quotas\['stripe'\]: Limit\('1/s', name='strip'\) has another name"):
+        Limiter.from_url("redis://nowhere", quotas={"stripe": Limit("1/s", name="strip")})
+    assert Limiter.from_url("redis://nowhere", quotas={"stripe": Limit("1/s")}).quotas["stripe"].rate == "1/s"
