@@ -9,9 +9,14 @@ What is relied on, of py-amqp 5.4:
 * ``Connection.sock`` (amqp/connection.py): reading from one that was shut down is an ``OSError``, which Celery's loops
   take for what it is (celery/worker/loops.py), whatever has become of the error that was raised first.
 
-Of kombu 5.7: ``Channel.close`` (kombu/transport/redis.py 1890) first reads what was asked for by BRPOP. Of two channels
-of a connection that is lost only the one that was told so has nothing to read; the other fails there, and would keep
-what it has.
+Of kombu 5.7:
+
+* ``Channel.close`` (kombu/transport/redis.py 1890) first reads what was asked for by BRPOP. Of two channels of a
+  connection that is lost only the one that was told so has nothing to read; the other fails there, and would keep
+  what it has.
+* What is read then is put back by a channel that is in ``Transport.channels``, if there is one
+  (``_reject_inbound_message``, kombu/transport/virtual/base.py 1029); ``close_connection`` (988) takes each out before
+  it closes it, so that the message which the last one reads was lost.
 """
 
 from __future__ import annotations
@@ -61,6 +66,9 @@ def _close_whole(channel: Any) -> None:
     close = channel.close
 
     def close_whole() -> None:
+        transport = channel.connection
+        if transport is not None and channel not in transport.channels:
+            transport.channels.append(channel)  # until it is closed: what it reads now is put back
         try:
             close()
         except channel.connection_errors:

@@ -151,8 +151,6 @@ def test_new_rates_while_the_store_is_being_asked(
 def test_a_warm_shutdown_in_the_middle_gives_everything_back(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...]
 ) -> None:
-    if "eventlet" in green:
-        pytest.xfail("a defect: in one of some four warm shutdowns a task that has just left its lot is lost")
     with green_fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
         for index in range(150):
             fleet.send(("retry", "wait")[index % 2], index)

@@ -34,3 +34,22 @@ def test_each_channel_of_a_lost_connection_gives_back_what_it_has(server: Embedd
             close()
     assert not store.hlen("unacked")
     assert [store.llen("q0"), store.llen("q1")] == [1, 1]
+
+
+def test_what_a_closing_channel_still_reads_is_put_back(server: EmbeddedServer, store: redis.Redis) -> None:
+    """Each asks for messages until it is closed; kombu loses what the last one reads then."""
+    connection = Connection(server.url)
+    consumers = []
+    for number, channel in enumerate([connection.default_channel, connection.channel()]):
+        end_connection_with(channel)
+        consumers.append(Consumer(channel, [Queue(f"q{number}")], on_message=print))
+        consumers[-1].consume()
+    with contextlib.suppress(TimeoutError):
+        connection.drain_events(timeout=0.1)
+    for consumer in consumers:
+        consumer.cancel()
+    for number in range(2):
+        Producer(Connection(server.url).default_channel).publish({}, routing_key=f"q{number}")
+    connection.close()
+    assert not store.hlen("unacked")
+    assert [store.llen("q0"), store.llen("q1")] == [1, 1]

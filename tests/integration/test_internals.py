@@ -255,7 +255,9 @@ def test_a_redis_channel_reads_once_more_before_it_gives_back_what_it_has() -> N
     read = source(RedisChannel._brpop_read)
     assert "self._in_poll = None" in read[read.index("finally:") :]
     assert "restore_unacked_once()" in source(virtual.Channel.close)
-    assert "channel.close()" in source(virtual.Transport.close_connection)
+    closed = source(virtual.Transport.close_connection)
+    assert closed.index("chan_list.pop()") < closed.index("channel.close()")
+    assert "for channel in self.channels:" in source(virtual.Transport._reject_inbound_message)
 
 
 def test_what_the_outbox_says_to_its_channel() -> None:
