@@ -27,9 +27,9 @@ import redis
 
 from benchmarks.acquire import BASE, BASE_DEFAULT, PEERS, WIDE, Contender, measure, row
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.keys import bucket_keys
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.limits import AnyLimit
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.store.keys import bucket_keys
 from celery_ratelimit.testing import embedded_server
 
 Call = Callable[[], object]

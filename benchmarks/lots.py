@@ -27,9 +27,9 @@ import redis
 from benchmarks import TASK
 from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.lots import ParkingLots, parking_of
-from celery_ratelimit.parking import Parking
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.parking.lots import ParkingLots, parking_of
 
 NAME = f"{TASK}.tenant"
 LIMIT = Limit("1/h", name=NAME, key="{tenant}")
@@ -320,7 +320,7 @@ def _park(
 
 
 def _values(pieces: Sequence[bytes]) -> list[bytes]:
-    from celery_ratelimit._scripts import unbulk
+    from celery_ratelimit.store.resp import unbulk
 
     return unbulk(b"".join(pieces))
 

@@ -14,8 +14,8 @@ import time
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit._scripts import unbulk
-from celery_ratelimit.asking import Demand
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.store.resp import unbulk
 from celery_ratelimit.testing import embedded_server
 
 #: Seconds; longer than it takes to write all.

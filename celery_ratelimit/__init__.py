@@ -11,17 +11,18 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .asking import Asking
-from .decision import Decision
 from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
-from .limiter import Limiter
-from .limits import Concurrency, Limit
+from .limiter.core import Asking
+from .limiter.limiter import Limiter
+from .limits.concurrency import Concurrency
+from .limits.decision import Decision
+from .limits.limit import Limit
 
 if TYPE_CHECKING:
-    from .async_limiter import AsyncLimiter
-    from .lots import ParkingLots
+    from .gate.step import install
+    from .limiter.async_limiter import AsyncLimiter
+    from .parking.lots import ParkingLots
     from .task import RateLimitedMixin, RateLimitedTask
-    from .worker import install
 
 __version__ = "0.1.0"
 
@@ -45,11 +46,11 @@ __all__ = [
 
 #: Imported when first asked for, so that the limiter can be used where Celery is not loaded.
 _LATER = {
-    "AsyncLimiter": "async_limiter",
+    "AsyncLimiter": "limiter.async_limiter",
     "ParkingLots": "lots",
     "RateLimitedMixin": "task",
     "RateLimitedTask": "task",
-    "install": "worker",
+    "install": "gate.step",
 }
 
 
@@ -63,7 +64,7 @@ def __getattr__(name: str) -> Any:
 
 def _of_app(kind: type[Asking], app: Any) -> Any:
     # The limiter needs no Celery: what an app is, is known where this leads to.
-    from .apps import async_limiter_of, limiter_of
+    from .app.limiters import async_limiter_of, limiter_of
 
     return limiter_of(app) if issubclass(kind, Limiter) else async_limiter_of(app)
 

@@ -15,10 +15,10 @@ __all__ = ["bring_in"]
 
 def bring_in(sender: Any, **_: Any) -> None:
     """A worker is being made (``sender``): its app's tasks are loaded, and its consumer's steps are not made yet."""
-    from .config import has_limits
+    from .app.settings import has_limits
 
     if has_limits(sender.app):
-        from .worker import install
+        from .gate.step import install
 
         install(sender.app)
 

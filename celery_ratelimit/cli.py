@@ -23,10 +23,10 @@ def check(context: Any) -> None:
 
     Ends with 1 if a worker would not start.
     """
-    from .binding import limits_of_app
-    from .config import has_limits
+    from .app.plan import limits_of_app
+    from .app.settings import has_limits
+    from .app.survey import forgotten, limits_shown
     from .errors import ConfigurationError
-    from .survey import forgotten, limits_shown
 
     app = context.obj.app
     app.loader.import_default_modules()

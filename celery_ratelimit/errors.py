@@ -1,6 +1,6 @@
 """What can go wrong, said so that the reader knows what to change. Being throttled is not among it.
 
-A refusal is a value (:class:`~celery_ratelimit.decision.Decision`). Exceptions are for a wrong configuration,
+A refusal is a value (:class:`~celery_ratelimit.limits.decision.Decision`). Exceptions are for a wrong configuration,
 a request that no waiting could satisfy, and a store that does not answer.
 """
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .limiter import Limiter
+from .limiter.limiter import Limiter
 from .testing import clear_memory, frozen_clock
 
 if TYPE_CHECKING:
-    from .memory import Clock
+    from .store.memory import Clock
 
 __all__ = ["ratelimit_clock", "ratelimit_memory"]
 

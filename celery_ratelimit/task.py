@@ -13,12 +13,13 @@ from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
 from ._celery import PERMIT
-from .binding import THROTTLES, plan_of
-from .config import leases_of, limiter_of
+from .app.options import THROTTLES
+from .app.plan import plan_of
+from .app.settings import leases_of, limiter_of
 from .errors import STORE_TROUBLES
-from .limiter import actual_costs
-from .outcome import Outcome
-from .worker import install
+from .gate.outcome import Outcome
+from .gate.step import install
+from .limiter.core import actual_costs
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 

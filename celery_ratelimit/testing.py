@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from .asking import Asking, microseconds
 from .errors import ConfigurationError
+from .limiter.core import Asking, microseconds
 
 if TYPE_CHECKING:
-    from .memory import Clock
+    from .store.memory import Clock
 
 __all__ = ["EmbeddedServer", "clear_memory", "embedded_server", "frozen_clock", "set_testing", "throttle_all"]
 
@@ -91,7 +91,7 @@ def frozen_clock() -> Iterator[Clock]:
 
     *Warning*: only the stores' time stands still. A worker's timers, countdowns and ``time.sleep`` go on.
     """
-    from . import memory
+    from .store import memory
 
     memory.clear()
     before = memory.clock.stop(_START)
@@ -104,7 +104,7 @@ def frozen_clock() -> Iterator[Clock]:
 
 def clear_memory() -> None:
     """Empty the ``memory://`` stores: every bucket is full, every place free, every line gone."""
-    from . import memory
+    from .store import memory
 
     memory.clear()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from ..parcels import marker_in
+from .parcel import marker_in
 
 try:
     from kombu.transport.redis import QoS as RedisQoS

@@ -22,7 +22,7 @@ import amqp
 from amqp import spec
 from amqp.exceptions import ChannelError, PreconditionFailed, RecoverableConnectionError, error_for_code
 
-from ..parcels import Parcel, publish_all
+from .parcel import Parcel, publish_all
 
 __all__ = ["NoSuchQueue", "Outbox", "publish_on"]
 

@@ -44,10 +44,10 @@ from celery.concurrency import prefork
 from celery.worker import state
 from kombu.transport import virtual
 
-from ..parcels import Parcel, marker_in, parcel_of, without_marker
 from . import endings
 from .identity import RedisQoS, stored_id
 from .outbox import NoSuchQueue, Outbox
+from .parcel import Parcel, marker_in, parcel_of, without_marker
 from .pool import Pool
 from .prefetch import Prefetch
 from .returns import MOST_RETURNED, Returns, consumers, noted

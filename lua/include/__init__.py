@@ -1,1 +1,1 @@
-"""The algorithms, one a file, and what the scripts share."""
+"""What the scripts share."""

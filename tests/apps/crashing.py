@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from celery_ratelimit import attendant, parking
+from celery_ratelimit.parking import attendant
+from celery_ratelimit.parking import lot as parking
 from tests.apps.fleet import app
 from tests.apps.steps import STEPS
 

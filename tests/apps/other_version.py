@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from celery_ratelimit import keys
+from celery_ratelimit.store import keys
 
 keys.SCHEMA = "v0"
 os.environ["TEST_RECORDS"] = os.path.join(os.environ["TEST_RECORDS"], keys.SCHEMA)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_ratelimit import _celery, parcels, parking
+from celery_ratelimit import _celery
+from celery_ratelimit._celery import parcel as parcels
+from celery_ratelimit.parking import lot as parking
 
 __all__ = ["STEPS"]
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_ratelimit import gate, left, limiter, parking
 from celery_ratelimit._celery import Worker
+from celery_ratelimit.gate import gate
+from celery_ratelimit.gate import suspended as left
+from celery_ratelimit.limiter import limiter
+from celery_ratelimit.parking import lot as parking
 
 __all__ = ["STEPS"]
 

@@ -13,8 +13,8 @@ from celery import chord, signature
 from celery.canvas import chunks
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.lots import parking_of
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 

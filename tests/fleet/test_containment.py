@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.lots import parking_of
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.any_messages import generated, redis_form
 from tests.apps.unforeseen import STEPS

@@ -11,7 +11,7 @@ import redis
 
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import Limiter
-from celery_ratelimit.keys import hash_tag
+from celery_ratelimit.store.keys import hash_tag
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 

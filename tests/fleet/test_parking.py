@@ -14,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 
 from benchmarks.measures import displacement
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, outcome, until
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 from kombu import Exchange
 
-from celery_ratelimit.lots import parking_of
+from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker

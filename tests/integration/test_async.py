@@ -27,7 +27,7 @@ from celery_ratelimit import (
     Limiter,
     StoreUnavailable,
 )
-from celery_ratelimit.asking import Demand
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT, START, Clock
 from tests.lua.frozen import FROZEN_STORE, demand

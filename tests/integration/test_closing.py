@@ -18,7 +18,7 @@ import redis
 
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter
-from celery_ratelimit.leases import Leases
+from celery_ratelimit.limiter.leases import Leases
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
 from tests.fleet_of import until

@@ -19,10 +19,10 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
-from celery_ratelimit.config import limiter_of, settings_of
-from celery_ratelimit.leases import Leases
-from celery_ratelimit.memory import Clock
-from celery_ratelimit.outage import Outage
+from celery_ratelimit.app.settings import limiter_of, settings_of
+from celery_ratelimit.limiter.leases import Leases
+from celery_ratelimit.limiter.outage import Outage
+from celery_ratelimit.store.memory import Clock
 from celery_ratelimit.testing import EmbeddedServer, clear_memory, frozen_clock, set_testing, throttle_all
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 

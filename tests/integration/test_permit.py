@@ -25,7 +25,7 @@ from celery_ratelimit import (
     StoreUnavailable,
     Throttled,
 )
-from celery_ratelimit.asking import Demand
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
 

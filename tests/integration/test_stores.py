@@ -24,9 +24,9 @@ from redis.sentinel import Sentinel
 from benchmarks.records import Start
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.parking import Attendance, Parking
-from celery_ratelimit.spread import parts_of
+from celery_ratelimit.limiter.cross_slot import parts_of
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import Attendance, Parking
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import NamedTuple
 
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 
 #: A slot that long overdue, in microseconds, is open to whoever is there.
 GRACE = 1_000_000

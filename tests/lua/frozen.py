@@ -13,7 +13,7 @@ from fractions import Fraction
 import redis
 
 from celery_ratelimit import Decision, Limit
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 
 FROZEN_STORE = """
 local now = tonumber(redis.call('GET', 'test:clock'))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import PATIENT
 
 from .frozen import us

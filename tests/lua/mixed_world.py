@@ -9,8 +9,9 @@ from typing import Protocol, TypeVar
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit
-from celery_ratelimit.asking import Demand, microseconds
-from celery_ratelimit.limits import parse_window
+from celery_ratelimit.limiter.core import microseconds
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limits.rate import parse_window
 from tests.conftest import START
 
 from .counted import GRACE, STEP, Numbers

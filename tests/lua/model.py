@@ -17,8 +17,8 @@ from math import ceil, floor
 from typing import NamedTuple
 
 from celery_ratelimit import Decision
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.limits import AnyLimit
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limits.any_limit import AnyLimit
 
 from .counted import (
     COUNTERS,

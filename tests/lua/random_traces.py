@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 
 from .counted import STEP
 from .frozen import demand

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Decision, Limit, Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
 
 from .frozen import us

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, Limit
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
 
 from .mixed_world import KINDS, Act, MixedWorld, Play, acts

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
 
 from .frozen import answer, expiries, us

@@ -13,8 +13,9 @@ import pytest
 import redis
 
 from benchmarks import processes
-from celery_ratelimit import Limit, Limiter, _scripts
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.store import script as _scripts
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 

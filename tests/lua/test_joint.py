@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
 
 from .frozen import us

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.limits import METHODS, AnyLimit
-from celery_ratelimit.memory import Clock as MemoryClock
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.limits.limit import METHODS
+from celery_ratelimit.store.memory import Clock as MemoryClock
 from celery_ratelimit.testing import frozen_clock
 from tests.conftest import START, Clock
 

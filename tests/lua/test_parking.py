@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.parking import FULL, NOBODY, Attendance, Parked, Parking
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import FULL, NOBODY, Attendance, Parked, Parking
 from tests.conftest import START, Clock
 
 from .frozen import demand, expiries, us

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.parking import AGAIN, FULL, Attendance, Parked, Parking
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import AGAIN, FULL, Attendance, Parked, Parking
 from tests.conftest import Clock
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")

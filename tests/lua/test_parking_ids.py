@@ -7,7 +7,7 @@ import json
 import pytest
 import redis
 
-from celery_ratelimit.parking import Parking
+from celery_ratelimit.parking.lot import Parking
 
 from .test_parking import API, BUCKET, let_out, parking
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from celery_ratelimit.parking import OVERTAKEN, Parking
+from celery_ratelimit.parking.lot import OVERTAKEN, Parking
 from tests.conftest import Clock
 
 from .test_parking import API, BUCKET, let_out, message_of, park, parking, publish

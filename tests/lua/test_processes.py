@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 

@@ -22,8 +22,8 @@ import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.errors import StoreUnavailable
-from celery_ratelimit.leases import Leases
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.leases import Leases
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
 from .counted import Numbers

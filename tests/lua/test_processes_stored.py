@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.asking import Demand
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
 
 from .frozen import us

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
-from celery_ratelimit.limiter import Demand, each_bucket_once
+from celery_ratelimit.limiter.demand import Demand, each_bucket_once
 from tests.conftest import START, Clock
 
 from .frozen import demand, us

@@ -11,16 +11,16 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit._scripts import Script, load_source
-from celery_ratelimit.limits import METHODS
-from celery_ratelimit.parking import Parking
+from celery_ratelimit.limits.limit import METHODS
+from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.store.script import Script, load_source
 
 from .bytecode import globals_of
 from .frozen import FROZEN_STORE, demand
 
 LUA = Path(str(files("celery_ratelimit.lua")))
 VERBS = sorted(path.stem for path in LUA.glob("*.lua"))
-INCLUDES = sorted(path.stem for path in (LUA / "include").glob("*.lua"))
+INCLUDES = sorted(path.stem for of in ("include", "algorithms") for path in (LUA / of).glob("*.lua"))
 LIMIT = Limit("1/m", name="api")
 
 
@@ -48,7 +48,7 @@ def test_every_include_is_put_in_place_and_only_once(verb: str) -> None:
     names = re.findall(r"^--!include (\w+)\.lua$", (LUA / f"{verb}.lua").read_text(), re.MULTILINE)
     assert names
     for name in {*names, *(METHODS if "algorithms" in names else ())}:
-        body = (LUA / f"include/{name}.lua").read_text().split("\n", 1)[1].split("--!")[0]
+        body = next(LUA.glob(f"*/{name}.lua")).read_text().split("\n", 1)[1].split("--!")[0]
         assert source.count(body) == 1, name
 
 

@@ -22,7 +22,7 @@ from celery_ratelimit import (
     Limiter,
     RateLimitError,
 )
-from celery_ratelimit.limits import AnyLimit
+from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
 
 from .frozen import us

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 
 from .counted import Numbers
 

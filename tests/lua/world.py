@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import redis
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START
 
 from .frozen import FROZEN_STORE

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
-from celery_ratelimit.config import limits_of, named
-from celery_ratelimit.limiter import Demand, actual_costs
+from celery_ratelimit.app.settings import limits_of
+from celery_ratelimit.limiter.core import actual_costs
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limits.specs import named
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from celery_ratelimit import (
     Limiter,
     StoreUnavailable,
 )
-from celery_ratelimit.arguments import demands_of
-from celery_ratelimit.keys import LONGEST_KEY, bucket_key
-from celery_ratelimit.limits import ALGORITHMS, parse_rate
+from celery_ratelimit.limiter.arguments import demands_of
+from celery_ratelimit.limits.limit import ALGORITHMS
+from celery_ratelimit.limits.rate import parse_rate
+from celery_ratelimit.store.keys import LONGEST_KEY, bucket_key
 
 HUGE = 10**5000
 LONG = "9" * 5000

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import ConfigurationError, ImpossibleRequest, Limit
-from celery_ratelimit.binding import Plan, make_plan
-from celery_ratelimit.config import settings_of
+from celery_ratelimit.app.plan import Plan, make_plan
+from celery_ratelimit.app.settings import settings_of
 
 
 def app_with(**conf: Any) -> Celery:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from celery_ratelimit import Decision
-from celery_ratelimit.decision import LimitState
+from celery_ratelimit.limits.decision import LimitState
 
 
 def test_a_decision_is_frozen_and_equal_by_value() -> None:

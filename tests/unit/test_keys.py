@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_ratelimit.keys import bucket_keys, escape, hash_tag
+from celery_ratelimit.store.keys import bucket_keys, escape, hash_tag
 
 AWKWARD = [
     *(

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit.limiter.demand import Demand
 
 QUOTAS = {
     "stripe": Limit("100/s", burst=10, name="stripe"),

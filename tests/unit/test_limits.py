@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, ImpossibleRequest, Limit
-from celery_ratelimit.limits import check_cost, parse_rate, template_fields
+from celery_ratelimit.limits.any_limit import check_cost, template_fields
+from celery_ratelimit.limits.rate import parse_rate
 
 SECOND, MINUTE, HOUR, DAY = 10**6, 60 * 10**6, 3600 * 10**6, 86400 * 10**6
 

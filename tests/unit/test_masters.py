@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ratelimit import masters
-from celery_ratelimit.masters import Master
+from celery_ratelimit.store import masters
+from celery_ratelimit.store.masters import Master
 
 ONE, TWO = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit import StoreUnavailable, outage
+from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.errors import StoreMisconfigured
-from celery_ratelimit.outage import LONGEST, PROBE, Outage
+from celery_ratelimit.limiter import outage
+from celery_ratelimit.limiter.outage import LONGEST, PROBE, Outage
 
 #: What is of one bucket: a probe does not meet it.
 REFUSED = StoreMisconfigured("WRONGTYPE")
@@ -40,7 +41,7 @@ def end(lost: Outage) -> None:
 
 def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]) -> None:
     """The probe was served, and those who were deferred are not, each time that they come back."""
-    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
     pauses = []
     for _ in range(12):
         lost.begin(REFUSED, lambda: None)
@@ -53,7 +54,7 @@ def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]
 
 
 def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
-    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
     for _ in range(12):
         lost.begin(StoreUnavailable("no answer"), lambda: None)
         assert lost.pause() == 1
@@ -63,7 +64,7 @@ def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
 
 
 def test_another_outage_begins_anew(clock: list[float]) -> None:
-    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
     lost.begin(REFUSED, lambda: None)
     clock[0] += 20
     assert lost.pause() == 20
@@ -76,6 +77,6 @@ def test_another_outage_begins_anew(clock: list[float]) -> None:
 def test_an_error_that_ends_with_a_full_stop_is_said_with_one(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lost = Outage(SimpleNamespace(), SimpleNamespace(is_moving=False))  # type: ignore[arg-type]
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
     lost.begin(StoreUnavailable("Error 111 connecting to localhost:6379. Connection refused."), lambda: None)
     assert "Connection refused. Limited tasks" in caplog.text

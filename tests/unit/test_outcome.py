@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Throttled
-from celery_ratelimit.limiter import Demand
-from celery_ratelimit.outcome import Outcome
+from celery_ratelimit.gate.outcome import Outcome
+from celery_ratelimit.limiter.demand import Demand
 
 STRIPE = Demand(Limit("100/s", name="stripe"), "stripe")
 TENANT = Demand(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant", "tenant:7")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_ratelimit.room import Room
+from celery_ratelimit.gate.room import Room
 
 NOW = 100.0
 NEVER = float("inf")

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_ratelimit import gate as module
-from celery_ratelimit.gate import Gate
-from celery_ratelimit.line import Line
-from celery_ratelimit.room import Room
+from celery_ratelimit.gate import gate as module
+from celery_ratelimit.gate.gate import Gate
+from celery_ratelimit.gate.line import Line
+from celery_ratelimit.gate.room import Room
 
 NOW = 100.0
 

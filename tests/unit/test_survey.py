@@ -12,10 +12,10 @@ from celery.signals import worker_init
 from kombu import Queue
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
-from celery_ratelimit.binding import limits_of_app
-from celery_ratelimit.config import has_limits, settings_of
-from celery_ratelimit.survey import forgotten, limits_shown
-from celery_ratelimit.worker import GateStep
+from celery_ratelimit.app.plan import limits_of_app
+from celery_ratelimit.app.settings import has_limits, settings_of
+from celery_ratelimit.app.survey import forgotten, limits_shown
+from celery_ratelimit.gate.step import GateStep
 
 
 def app_with(**conf: Any) -> Celery:

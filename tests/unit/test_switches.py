@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable, Throttled
-from celery_ratelimit.asking import Asking
-from celery_ratelimit.leases import Leases
-from celery_ratelimit.limiter import Demand
+from celery_ratelimit import (
+    AsyncLimiter,
+    Concurrency,
+    ConfigurationError,
+    Limit,
+    Limiter,
+    StoreUnavailable,
+    Throttled,
+)
+from celery_ratelimit.limiter.core import Asking
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.leases import Leases
 from celery_ratelimit.testing import set_testing, throttle_all
 
 RATE = Limit("1/h", name="rate", burst=5)

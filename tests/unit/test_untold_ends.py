@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit.gate import LOOK_FOR_ENDS, Gate
-from celery_ratelimit.room import Room
+from celery_ratelimit.gate.gate import LOOK_FOR_ENDS, Gate
+from celery_ratelimit.gate.room import Room
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_ratelimit import AsyncLimiter, ConfigurationError, Limit, Limiter, RateLimitError
-from celery_ratelimit.config import check_store, settings_of
-from celery_ratelimit.stores import SCHEMES
-from celery_ratelimit.urls import without_password
+from celery_ratelimit.app.settings import check_store, settings_of
+from celery_ratelimit.store.url import SCHEMES
+from celery_ratelimit.store.url_text import without_password
 
 #: What a test looks for: in no word of ours, nor of redis-py's.
 SECRET = "s3cr3t"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit.gate import Gate
-from celery_ratelimit.line import Line
-from celery_ratelimit.room import Room
+from celery_ratelimit.gate.gate import Gate
+from celery_ratelimit.gate.line import Line
+from celery_ratelimit.gate.room import Room
 
 TENANTS = 500
 

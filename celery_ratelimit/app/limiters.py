@@ -1,0 +1,49 @@
+"""The limiters of a Celery app: they know its quotas, and the limits of its tasks and queues, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from billiard.process import current_process
+from celery import Celery
+
+from ..limiter.limiter import Limiter
+from ..limits.any_limit import AnyLimit
+from .plan import AppLimits
+from .settings import Settings, forks_apart, kept, settings_of, store_options
+
+if TYPE_CHECKING:
+    from ..limiter.async_limiter import AsyncLimiter
+
+__all__ = ["async_limiter_of", "limiter_of"]
+
+
+def limiter_of(app: Celery) -> Limiter:
+    """The limiter of ``app``: one an app and process; its connections are not carried across a fork."""
+    limiter: Limiter = kept(app, "limiter", lambda: _make(Limiter, app))
+    return limiter
+
+
+def async_limiter_of(app: Celery) -> AsyncLimiter:
+    """One for asyncio: another one each time, since it belongs to an event loop."""
+    from ..limiter.async_limiter import AsyncLimiter
+
+    limiter: AsyncLimiter = _make(AsyncLimiter, app)
+    return limiter
+
+
+def _make(kind: Any, app: Celery) -> Any:
+    settings: Settings = settings_of(app)
+    if settings.in_memory and current_process().name != "MainProcess":
+        raise forks_apart(settings.url)
+    limiter = kind.from_url(
+        settings.url, quotas=settings.quotas, prefix=settings.prefix, **store_options(app, settings.url)
+    )
+    limiter.others = _others(app)
+    return limiter
+
+
+def _others(app: Celery) -> Callable[[], Mapping[str, AnyLimit]]:
+    """The limits of its tasks and queues. Not before they are asked for: tasks may yet be registered."""
+    return lambda: kept(app, "limits by name", lambda: AppLimits(app))

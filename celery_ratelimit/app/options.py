@@ -1,0 +1,132 @@
+"""The options of a task: what becomes of it when its limit is closed; and what is nearly one of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task
+
+from ..errors import ConfigurationError
+from ..limits.any_limit import AnyLimit
+
+__all__ = [
+    "OPTIONS",
+    "OVERFLOWS",
+    "THROTTLES",
+    "Policy",
+    "has_options",
+    "misspelt_options",
+    "policy_of",
+    "refuse_forgotten",
+]
+
+#: The options of tasks.
+OPTIONS = ("limits", "throttle", "inline_wait", "max_wait", "overflow")
+THROTTLES = ("retry", "wait", "drop", "fail")
+OVERFLOWS = ("fail", "drop")
+
+#: What a task has of Celery's. (To ask for some of it is deprecated, and said.)
+_CELERYS = frozenset(dir(Task))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of a task whose limit is closed: the options of :class:`~celery_ratelimit.RateLimitedTask`.
+
+    Attributes:
+        throttle: ``"retry"``, ``"wait"``, ``"drop"`` or ``"fail"``.
+        inline_wait: seconds that any task may be held in the worker.
+        max_wait: seconds; a task whose turn is further away is given up; ``None``: never.
+        overflow: what becomes of one that is given up: ``"fail"``, ``"drop"``, or the queue that it goes to.
+    """
+
+    throttle: str
+    inline_wait: float
+    max_wait: float | None
+    overflow: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether a throttled task waits for its turn."""
+        return self.throttle in ("retry", "wait")
+
+    @property
+    def claim(self) -> float:
+        """Seconds within which a throttled task may have a slot."""
+        if not self.waits:
+            return 0.0
+        return 1e9 if self.max_wait is None else self.max_wait
+
+
+def _is_misspelt(overflow: str, app: Any) -> bool:
+    """Any text may be a queue's name; "wait", or nearly "fail", and no queue that the app knows of, hardly is."""
+    if overflow in OVERFLOWS or overflow in app.amqp.queues:
+        return False
+    return overflow in THROTTLES or bool(difflib.get_close_matches(overflow.lower(), OVERFLOWS, n=1, cutoff=0.7))
+
+
+def policy_of(task: Any, limits: Iterable[AnyLimit], where: str) -> Policy:
+    """What becomes of a task of this class.
+
+    Raises:
+        ConfigurationError: an option that cannot be; names the task and the value.
+    """
+    throttle = getattr(task, "throttle", "retry")
+    if throttle not in THROTTLES:
+        raise ConfigurationError(f"{where}: throttle={throttle!r} is not one of {', '.join(map(repr, THROTTLES))}")
+    inline_wait = getattr(task, "inline_wait", None)
+    if inline_wait is None:
+        # Two intervals bridge a timer's jitter; beyond 20 ms a task had better not occupy the worker.
+        inline_wait = min(0.020, 2 * max([limit.interval for limit in limits], default=0.0))
+    overflow = getattr(task, "overflow", "fail")
+    if not isinstance(overflow, str) or not overflow or _is_misspelt(overflow, task.app):
+        raise ConfigurationError(f"{where}: overflow={overflow!r} is neither 'fail' nor 'drop' nor the name of a queue")
+    known = overflow in OVERFLOWS or overflow in task.app.amqp.queues
+    if not known and not task.app.conf.task_create_missing_queues:
+        raise ConfigurationError(
+            f"{where}: overflow={overflow!r} is not in task_queues, and nothing is sent to queues that are not there "
+            "(task_create_missing_queues=False)"
+        )
+    max_wait = getattr(task, "max_wait", None)
+    for name, seconds in (("inline_wait", inline_wait), ("max_wait", max_wait)):
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9
+        ):
+            raise ConfigurationError(f"{where}: {name}={seconds!r} must be a number of seconds, 0 or more")
+    return Policy(throttle, float(inline_wait), None if max_wait is None else float(max_wait), overflow)
+
+
+def has_options(task: Any) -> bool:
+    """Whether a task's class has the options of :class:`~celery_ratelimit.RateLimitedTask`."""
+    return all(hasattr(task, option) for option in OPTIONS)
+
+
+def misspelt_options(task: Any) -> dict[str, str]:
+    """What a task with our options has under nearly the name of one: as it is written, and the option."""
+    given: dict[str, Any] = {}
+    for cls in type(task).__mro__:
+        if all(hasattr(cls, option) for option in OPTIONS) and not vars(cls).keys() >= set(OPTIONS):
+            given.update(vars(cls))
+    found = {}
+    for name, value in given.items():
+        if name not in OPTIONS and name not in _CELERYS and not name.startswith("_") and not callable(value):
+            for close in difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8):
+                found[name] = close
+    return found
+
+
+def refuse_forgotten(task: Any, where: str) -> None:
+    """Nothing limits this task: was it to be?
+
+    Raises:
+        ConfigurationError: an option that is nearly called ``limits``; names it and the task.
+    """
+    for name, option in misspelt_options(task).items() if has_options(task) else ():
+        if option == "limits":
+            raise ConfigurationError(
+                f"{where}: there is no option {name}= ({name}={getattr(task, name)!r}), and nothing limits the task: "
+                f"did you mean {option}=?"
+            )

@@ -1,0 +1,211 @@
+"""Which limits a message has to pass, and what it asks of them: the limits of its task, its name and its queue."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..limiter.arguments import check_arguments, check_key, demands_of, signature_of
+from ..limiter.demand import Demand
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from ..limits.specs import named
+from .options import THROTTLES, Policy, has_options, policy_of, refuse_forgotten
+from .settings import Settings, kept, limits_of, settings_of
+
+__all__ = [
+    "THROTTLES",
+    "AppLimits",
+    "Buckets",
+    "Plan",
+    "Policy",
+    "is_built_in",
+    "is_meant",
+    "limits_of_app",
+    "make_plan",
+    "node_of",
+    "plan_of",
+]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: The buckets that a message asks, in order: names and keys. Messages that ask the same ones stand in one line.
+Buckets = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The limits of one task on one queue, and how to turn a message's arguments into demands."""
+
+    limits: tuple[AnyLimit, ...]
+    policy: Policy
+    signature: inspect.Signature | None
+    fixed: tuple[Demand, ...] | None
+    node: str
+
+    @cached_property
+    def leased(self) -> bool:
+        """Whether a task holds a place while it runs."""
+        return any(isinstance(limit, Concurrency) for limit in self.limits)
+
+    @cached_property
+    def parks(self) -> bool:
+        """Whether a throttled task may be parked. A leaky bucket of some capacity is a queue by itself."""
+        return self.policy.throttle == "retry" and not any(
+            limit.method == "leaky_bucket" and getattr(limit, "capacity", None) is not None for limit in self.limits
+        )
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds after which a line asks again at the latest: nobody is told when a place becomes free elsewhere."""
+        return 0.25 if self.leased else float("inf")
+
+    @cached_property
+    def _fixed_buckets(self) -> Buckets:
+        return tuple((demand.name, demand.key) for demand in self.fixed or ())
+
+    def buckets(self, demands: tuple[Demand, ...]) -> Buckets:
+        """Which buckets these demands ask."""
+        return self._fixed_buckets if demands is self.fixed else tuple((each.name, each.key) for each in demands)
+
+    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Demand, ...]:
+        """What a call with these arguments asks. Whatever a user's callable raises is raised here."""
+        if self.fixed is not None:
+            return self.fixed
+        return demands_of(self.limits, self.signature, args, kwargs, self.node)
+
+
+def node_of(app: Any, hostname: str | None = None) -> str:
+    """What counts for itself under ``per_worker``: the worker, once it is known, else this machine."""
+    node: str = kept(app, "node", lambda: hostname or socket.gethostname())
+    return node
+
+
+def plan_of(task: Any, queue: str) -> Plan | None:
+    """The plan of ``task`` for messages from ``queue``, made once in a process; see :func:`make_plan`."""
+    plans: dict[tuple[str, str], Plan | None] = kept(task.app, "plans", dict)
+    known = (task.name, queue)
+    if known not in plans:
+        plans[known] = make_plan(task, queue, settings_of(task.app))
+    return plans[known]
+
+
+def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
+    """The plan of ``task`` (a Celery task) for messages from ``queue``; ``None`` if nothing limits it.
+
+    Raises:
+        ConfigurationError: an option or limit that cannot be; names the task.
+    """
+    where = f"task {task.name!r}"
+    limits: list[AnyLimit] = []
+    own = getattr(task, "limits", None)
+    if own is not None:
+        limits += limits_of(own, settings.quotas, where)
+    for pattern, matching in settings.tasks:
+        if is_meant(pattern, task.name):
+            limits += matching
+    limits = [*named(limits, task.name), *settings.queues.get(queue, ())]
+    if not limits:
+        refuse_forgotten(task, where)
+        if settings.queues or has_options(task):  # it may come by a queue that is limited
+            policy_of(task, (), where)
+        return None
+    signature = signature_of(task.run)
+    for limit in limits:
+        check_key(limit, where)
+        check_arguments(limit, signature, where)
+    policy = policy_of(task, limits, where)
+    if queue == policy.overflow:
+        policy = replace(policy, max_wait=None)  # where it goes when its turn is far away, it waits
+    fixed = None
+    node = node_of(task.app)
+    if all(limit.key is None and isinstance(limit.cost, int) for limit in limits):
+        fixed = Plan(tuple(limits), policy, None, None, node).demands((), {})
+    return Plan(tuple(limits), policy, signature, fixed, node)
+
+
+def is_meant(pattern: str, name: str) -> bool:
+    """Whether a name or pattern of ``ratelimit_tasks`` means the task of this name."""
+    return pattern == name or (fnmatchcase(name, pattern) and not is_built_in(name))
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a task is Celery's own (``celery.chord_unlock``, ``celery.chunks``, …): no pattern means those."""
+    return name.startswith("celery.")
+
+
+class AppLimits(Mapping[str, AnyLimit]):
+    """The limits of an app's tasks and queues by name: those of tasks that are registered later, too.
+
+    Whatever may be parked has to be here: whoever looks after lots, and for changes, looks after these.
+
+    Raises:
+        ConfigurationError: names the task, or two limits of one name.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._limits = limits_of_app(app)
+        self._tasks = len(app.tasks)
+
+    def note(self, limits: Iterable[AnyLimit]) -> None:
+        """Somebody may wait for these.
+
+        Raises:
+            ConfigurationError: one of them has the name of another.
+        """
+        noted = {limit.name: limit for limit in limits if limit.name is not None}
+        _refuse_two_of_a_name([*[self._limits[name] for name in noted if name in self._limits], *noted.values()])
+        self._limits = {**noted, **self._limits}
+
+    def _known(self) -> dict[str, AnyLimit]:
+        if self._tasks != len(self._app.tasks):
+            self._tasks = len(self._app.tasks)
+            try:
+                self.note(limits_of_app(self._app).values())
+            except ConfigurationError as error:  # whoever calls it is told
+                logger.error("The limits of tasks that were registered after the start are not in order: %s", error)
+        return self._limits
+
+    def __getitem__(self, name: str) -> AnyLimit:
+        return self._known()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+
+def limits_of_app(app: Any) -> dict[str, AnyLimit]:
+    """All limits of an app's tasks and queues, by name. Makes every task's plan, so that what cannot be is said now.
+
+    Raises:
+        ConfigurationError: names the task, or two limits of one name.
+    """
+    settings = settings_of(app)
+    limits = [limit for of_queue in settings.queues.values() for limit in of_queue]
+    for task in list(app.tasks.values()):
+        plan = make_plan(task, "", settings)
+        limits += plan.limits if plan is not None else ()
+    _refuse_two_of_a_name([*settings.quotas.values(), *limits])
+    return {limit.name: limit for limit in limits if limit.name is not None}
+
+
+def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
+    """One name is one bucket: two limits of the same name must mean the same."""
+    known: dict[str | None, AnyLimit] = {}
+    for limit in limits:
+        other = known.setdefault(limit.name, limit)
+        if other.wire(1) != limit.wire(1):
+            raise ConfigurationError(
+                f"two different limits are called {limit.name!r} ({other} and {limit}), "
+                f"but a name is one bucket: give one of them another name="
+            )

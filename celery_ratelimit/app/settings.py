@@ -1,0 +1,314 @@
+"""The ``ratelimit_*`` settings of a Celery app: read from wherever its configuration lives, and checked once."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+
+from ..errors import ConfigurationError, StoreUnavailable
+from ..limiter.leases import Leases
+from ..limiter.limiter import Limiter
+from ..limits.any_limit import AnyLimit, check_quota
+from ..limits.specs import limit_of, named
+from ..store.health import is_no_store
+from ..store.keys import DEFAULT_PREFIX
+from ..store.url import SCHEMES, is_sentinel
+from ..store.url_text import without_password
+
+__all__ = [
+    "Settings",
+    "check_store",
+    "forks_apart",
+    "has_limits",
+    "kept",
+    "leases_of",
+    "limiter_of",
+    "limits_of",
+    "named",
+    "settings_of",
+    "store_options",
+]
+
+logger = logging.getLogger("celery_ratelimit")
+
+ON_STORE_ERROR = ("defer", "allow", "local", "raise")
+
+#: What every setting is when nobody says.
+DEFAULTS: dict[str, Any] = {
+    "ratelimit_url": None,
+    "ratelimit_quotas": {},
+    "ratelimit_tasks": {},
+    "ratelimit_queues": {},
+    "ratelimit_on_store_error": "defer",
+    "ratelimit_prefix": None,
+    "ratelimit_return_queue": "{queue}.throttled",
+    "ratelimit_fleet": None,
+    "ratelimit_orphans_after": 60,
+}
+
+_HARMLESS = set(string.ascii_letters + string.digits + ".-_")
+
+#: Of Celery's transport options, those that say where Sentinels' master is.
+_SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked settings of one app.
+
+    Attributes:
+        url: the limiter's store.
+        quotas: limits by name.
+        tasks: limits by task name or pattern, as written; one without a name is each matching task's own.
+        queues: limits by queue.
+        on_store_error: what becomes of a task when the store does not answer.
+        prefix: what every key in the store begins with; where ``global_keyprefix`` is set, that first.
+        return_queue: where tasks that are sent back wait, a template over ``queue``.
+        fleet: names the broker, so that parked tasks come back to it; ``""``: after its URL.
+        orphans_after: seconds after which what no worker attends to goes back to the queues that it was sent to.
+    """
+
+    url: str = field(repr=False)
+    quotas: Mapping[str, AnyLimit]
+    tasks: tuple[tuple[str, tuple[AnyLimit, ...]], ...]
+    queues: Mapping[str, tuple[AnyLimit, ...]]
+    on_store_error: str
+    prefix: str
+    return_queue: str
+    fleet: str
+    orphans_after: float = 60.0
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the store counts within one process only."""
+        return self.url.startswith("memory:")
+
+    def return_queue_for(self, queue: str) -> str:
+        """The name of a queue's return queue. A return queue is its own: it may be consumed like any other."""
+        before, after = self.return_queue.split("{queue}")
+        long_enough = len(queue) > len(before) + len(after)
+        is_one = long_enough and queue.startswith(before) and queue.endswith(after)
+        return queue if is_one else before + queue + after
+
+
+def settings_of(app: Celery) -> Settings:
+    """The settings of ``app``, read and checked at the first call.
+
+    Raises:
+        ConfigurationError: an unknown setting, or a value that cannot be; names both and says what would do.
+    """
+    settings: Settings = kept(app, "settings", lambda: _read(app))
+    return settings
+
+
+def limiter_of(app: Celery) -> Limiter:
+    """:meth:`Limiter.from_app`."""
+    return Limiter.from_app(app)
+
+
+def leases_of(app: Celery) -> Leases:
+    """The leases that tasks of ``app`` hold in this process."""
+    leases: Leases = kept(app, "leases", lambda: Leases(limiter_of(app)))
+    return leases
+
+
+def check_store(app: Celery) -> StoreUnavailable | None:
+    """Whether a store that can keep limits answers at the configured URL. What may go wrong with it is logged.
+
+    Returns:
+        Why it does not answer, where ``ratelimit_on_store_error`` says what to do meanwhile; None: it answers.
+
+    Raises:
+        ConfigurationError: it does not answer, and ``ratelimit_on_store_error="raise"``; or it will never do.
+    """
+    settings = settings_of(app)
+    shown = without_password(settings.url)
+    try:
+        for warning in limiter_of(app).check_store():
+            logger.warning("ratelimit_url=%r: %s", shown, warning)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"ratelimit_url={shown!r}: {error}") from error
+    except StoreUnavailable as error:
+        text = f"ratelimit_url={shown!r}: no Redis or Valkey answers there ({error.__cause__})"
+        if settings.on_store_error != "raise" and _has_limiter(app) and not is_no_store(error.__cause__):
+            lost = StoreUnavailable(text)
+            lost.__cause__ = error.__cause__
+            return lost
+        raise ConfigurationError(f"{text}. Start the store, or set ratelimit_url to where it is") from error
+    return None
+
+
+def _has_limiter(app: Celery) -> bool:
+    """Whether there is a limiter to ask later: a cluster's client is not to be had while none of its nodes answers."""
+    return "limiter" in app.__dict__.get("_celery_ratelimit", {})
+
+
+def forks_apart(url: str) -> ConfigurationError:
+    """The error of a store in memory under a pool whose processes would each count for themselves."""
+    return ConfigurationError(
+        f"ratelimit_url={without_password(url)!r} counts within one process, but the prefork pool runs tasks in "
+        "others: start the worker with --pool=solo or --pool=threads, or set ratelimit_url to a Redis or Valkey ('redis://localhost:6379/0')"
+    )
+
+
+def limits_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> tuple[AnyLimit, ...]:
+    """What a user wrote as limits: a rate, a quota's name, a limit, a mapping of its arguments, or a list.
+
+    Args:
+        spec: what was written.
+        quotas: the quotas that may be named.
+        where: what to call this place in an error.
+    """
+    several = spec if isinstance(spec, (list, tuple)) else [spec]
+    if not several:
+        raise ConfigurationError(f"{where}: {spec!r} names no limit: leave it out, or say which limit it has")
+    return tuple(limit_of(each, quotas, where) for each in several)
+
+
+def _read(app: Celery) -> Settings:
+    value = {name: app.conf.get(name, default) for name, default in DEFAULTS.items()}  # loads what is lazy
+    _refuse_unknown(app)
+    quotas = {name: _quota(name, spec) for name, spec in _mapping(value, "ratelimit_quotas")}
+    tasks = tuple(
+        (pattern, limits_of(spec, quotas, f"ratelimit_tasks[{pattern!r}]"))
+        for pattern, spec in _mapping(value, "ratelimit_tasks")
+    )
+    queues = {
+        queue: named(limits_of(spec, quotas, f"ratelimit_queues[{queue!r}]"), queue)
+        for queue, spec in _mapping(value, "ratelimit_queues")
+    }
+    on_store_error = value["ratelimit_on_store_error"]
+    if on_store_error not in ON_STORE_ERROR:
+        raise ConfigurationError(
+            f"ratelimit_on_store_error={on_store_error!r} is not one of {', '.join(map(repr, ON_STORE_ERROR))}"
+        )
+    prefix = _prefix(app) if value["ratelimit_prefix"] is None else value["ratelimit_prefix"]
+    if not isinstance(prefix, str) or not prefix or set(prefix) & set("{} "):
+        raise ConfigurationError(f"ratelimit_prefix={prefix!r} must be a text without spaces and braces")
+    return_queue = value["ratelimit_return_queue"]
+    parts = return_queue.split("{queue}") if isinstance(return_queue, str) else []
+    if len(parts) != 2 or set("{}") & set("".join(parts)):
+        raise ConfigurationError(
+            f"ratelimit_return_queue={return_queue!r} must be a text with {{queue}} in it, "
+            f"as in {DEFAULTS['ratelimit_return_queue']!r}"
+        )
+    fleet = value["ratelimit_fleet"]
+    if fleet is not None and (not isinstance(fleet, str) or not fleet or not set(fleet) <= _HARMLESS):
+        raise ConfigurationError(f"ratelimit_fleet={fleet!r} must be a name of letters, digits, '.', '-' and '_'")
+    orphans_after = value["ratelimit_orphans_after"]
+    if isinstance(orphans_after, bool) or not isinstance(orphans_after, (int, float)) or not 0 <= orphans_after < 1e9:
+        raise ConfigurationError(f"ratelimit_orphans_after={orphans_after!r} must be a number of seconds, 0 or more")
+    return Settings(
+        fleet=fleet or "",
+        orphans_after=float(orphans_after),
+        url=_url(app, value["ratelimit_url"]),
+        quotas=quotas,
+        tasks=tasks,
+        queues=queues,
+        on_store_error=on_store_error,
+        prefix=prefix,
+        return_queue=return_queue,
+    )
+
+
+def _quota(name: str, spec: Any) -> AnyLimit:
+    where = f"ratelimit_quotas[{name!r}]"
+    return check_quota(name, named([limit_of(spec, {}, where)], name)[0], where)
+
+
+def _prefix(app: Celery) -> str:
+    """Apps that share a Redis with a ``global_keyprefix`` each have tasks of their own there; so they have limits."""
+    options = app.conf.broker_transport_options or {}
+    apart = re.sub(r"[{}\s%]", lambda found: f"%{ord(found[0]):02X}", str(options.get("global_keyprefix") or ""))
+    return apart + DEFAULT_PREFIX
+
+
+def _mapping(value: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value[name], Mapping):
+        raise ConfigurationError(f"{name}={value[name]!r} must be a mapping of names to limits")
+    return list(value[name].items())
+
+
+def _refuse_unknown(app: Celery) -> None:
+    for written, name in _written(app):
+        if name not in DEFAULTS:
+            close = difflib.get_close_matches(name, DEFAULTS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(DEFAULTS)}"
+            raise ConfigurationError(f"there is no setting {written!r}: {hint}")
+
+
+def _written(app: Celery) -> Iterator[tuple[str, str]]:
+    """The ``ratelimit_*`` settings of an app: as they are written, and what that means."""
+    app.conf.get("ratelimit_url")  # loads what is lazy
+    namespace = app.conf.prefix or ""
+    for mapping in app.conf.maps:
+        for written in map(str, mapping):
+            name = written
+            if namespace and name.startswith(namespace):
+                name = name[len(namespace) :]
+            elif namespace and name.isupper():
+                continue  # somebody else's, outside of the namespace: django-ratelimit has a RATELIMIT_ENABLE
+            if name.lower().startswith("ratelimit_"):
+                yield written, name.lower()
+
+
+def has_limits(app: Celery) -> bool:
+    """Whether anything of an app is limited: a setting, or a task that says so. Nothing is checked."""
+    # In capitals and without a namespace it may be another package's, unless it bears one of our names.
+    if any(name in DEFAULTS or not written.isupper() for written, name in _written(app)):
+        return True
+    return any(getattr(task, "limits", None) is not None for task in list(app.tasks.values()))
+
+
+def _url(app: Celery, configured: Any) -> str:
+    if configured is not None:
+        if not isinstance(configured, str) or not (_is_store(configured) or configured.startswith("memory://")):
+            raise ConfigurationError(
+                f"ratelimit_url={without_password(repr(configured))} is not the URL of a Redis or Valkey store: "
+                "it must look like 'redis://host:6379/0' (or rediss://, unix://, sentinel://, redis+cluster://, "
+                "valkey://, memory:// in tests)"
+            )
+        return configured
+    for candidate in (app.conf.broker_url, app.conf.result_backend):
+        several = ";".join(map(str, candidate)) if isinstance(candidate, (list, tuple)) else str(candidate or "")
+        if is_sentinel(several):
+            if "master_name" in store_options(app, several) or "service_name=" in several:
+                return several
+        elif _is_store(several):
+            return several.split(";")[0]
+    raise ConfigurationError(
+        "neither the broker nor the result backend is a Redis, so the limits need a store of their own: "
+        "set ratelimit_url, for example to 'redis://localhost:6379/0'"
+    )
+
+
+def _is_store(url: str) -> bool:
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme in SCHEMES
+
+
+def store_options(app: Celery, url: str) -> dict[str, Any]:
+    """What Celery keeps beside a URL of Sentinels: for the broker, and where it says nothing for the result backend."""
+    if not is_sentinel(url):
+        return {}
+    options: dict[str, Any] = {}
+    for transport in (app.conf.broker_transport_options, app.conf.result_backend_transport_options):
+        for name in _SENTINEL_OPTIONS:
+            if transport and name in transport:
+                options.setdefault(name, transport[name])
+    return options
+
+
+def kept(app: Celery, name: str, make: Callable[[], Any]) -> Any:
+    """State of this package hangs on the app, not on a module."""
+    kept = app.__dict__.setdefault("_celery_ratelimit", {})
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]

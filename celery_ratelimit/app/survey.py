@@ -1,0 +1,126 @@
+"""What an app's limits are for, and which of them look forgotten: said when a worker starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..limits.any_limit import AnyLimit
+from ..limits.rate import parse_rate
+from .options import OVERFLOWS, has_options, misspelt_options
+from .plan import is_built_in, is_meant, make_plan
+from .settings import Settings, settings_of
+
+__all__ = ["forgotten", "limits_shown"]
+
+#: Tasks that are named of a limit; of more, how many.
+_SHOWN = 8
+
+
+def limits_shown(app: Any) -> str:
+    """Each limit of an app with the tasks and queues that it is for, a line each; empty if there are none."""
+    settings, limits, owners = settings_of(app), dict[str, AnyLimit](), dict[str, list[str]]()
+    for task in _tasks(app):
+        plan = make_plan(task, "", settings)
+        for limit in plan.limits if plan is not None else ():
+            limits[str(limit.name)] = limit
+            owners.setdefault(str(limit.name), []).append(task.name)
+    queues: dict[str, list[str]] = {}
+    for queue, several in settings.queues.items():
+        for limit in several:
+            limits[str(limit.name)] = limit
+            queues.setdefault(str(limit.name), []).append(queue)
+    lines = []
+    for name, limit in sorted(limits.items()):
+        held_for = _named("task", owners.get(name, [])) + _named("queue", queues.get(name, []))
+        by_key = f", by {limit.key!r}" if isinstance(limit.key, str) else ", by key" if limit.key is not None else ""
+        lines.append(f"  . {limit}{by_key} ({'; '.join(held_for)})")
+    return "\n".join(lines)
+
+
+def forgotten(app: Any, consumed: Collection[str] = ()) -> list[str]:
+    """What an app's author has most likely not meant, a sentence each.
+
+    Args:
+        app: the app.
+        consumed: queues that some worker is known to consume, whether or not the app's settings know them.
+    """
+    settings = settings_of(app)
+    return [*_of_patterns(app, settings), *_of_queues(app, settings), *_of_tasks(app, settings, consumed)]
+
+
+def _of_patterns(app: Any, settings: Settings) -> Iterator[str]:
+    names = [str(name) for name in app.tasks]
+    for pattern, _ in settings.tasks:
+        if not any(is_meant(pattern, name) for name in names):
+            yield f"ratelimit_tasks[{pattern!r}] matches none of this worker's tasks{_perhaps(pattern, names)}"
+
+
+def _of_queues(app: Any, settings: Settings) -> Iterator[str]:
+    if not app.conf.task_queues:
+        return  # any name may be a queue's
+    for queue in settings.queues:
+        if queue not in app.amqp.queues:
+            hint = _perhaps(queue, list(app.amqp.queues))
+            yield f"ratelimit_queues[{queue!r}] names a queue that is not in task_queues{hint}"
+
+
+def _of_tasks(app: Any, settings: Settings, consumed: Collection[str]) -> Iterator[str]:
+    for task in _tasks(app):
+        where, own = f"task {task.name!r}", getattr(task, "limits", None)
+        if has_options(task):
+            for name, option in misspelt_options(task).items():
+                yield f"{where} has {name}={getattr(task, name)!r}, which means nothing here: did you mean {option}=?"
+        elif own is not None:
+            yield (
+                f"{where} has limits={own!r} and is no RateLimitedTask: its limits hold in workers that have the gate, "
+                "and in no others. Name base=RateLimitedTask"
+            )
+        elif _looks_like_a_limit(getattr(task, "limit", None)):
+            yield (
+                f"{where} has limit={task.limit!r}, which means nothing: write base=RateLimitedTask, "
+                f"limits={task.limit!r}"
+            )
+        plan = make_plan(task, "", settings)
+        if plan is None:
+            continue
+        if task.rate_limit:
+            yield (
+                f"{where} has Celery's rate_limit={task.rate_limit!r}, which each worker counts for itself, beside its "
+                "limits: both hold. Leave one of them out"
+            )
+        overflow = plan.policy.overflow
+        if overflow not in (*OVERFLOWS, *app.amqp.queues, *consumed):
+            hint = _perhaps(overflow, [*app.amqp.queues, *OVERFLOWS])
+            yield (
+                f"{where}: overflow={overflow!r} is no queue that is known here (task_queues, -Q), or that a worker is "
+                f"known to consume: what is sent there waits for one{hint}"
+            )
+
+
+def _tasks(app: Any) -> list[Any]:
+    return [task for task in sorted(app.tasks.values(), key=lambda task: str(task.name)) if not is_built_in(task.name)]
+
+
+def _looks_like_a_limit(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            parse_rate(value)
+        except ConfigurationError:
+            return False
+        return True
+    return isinstance(value, AnyLimit)
+
+
+def _perhaps(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _named(what: str, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return [f"{what}{'s' if len(names) > 1 else ''} {shown}"]

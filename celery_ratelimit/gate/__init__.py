@@ -1,0 +1,1 @@
+"""When a task starts: the gate in the worker's consumer, before the pool."""

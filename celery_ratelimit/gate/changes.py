@@ -1,0 +1,91 @@
+"""Looks whether somebody has changed a stored rate, so that those who wait come at their new time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from .._celery import Worker
+from ..errors import STORE_TROUBLES
+from ..limiter.limiter import Limiter
+from ..limiter.outage import Outage
+
+__all__ = ["Changes"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds between two looks: one small command each. A decision needs none, it reads what is stored.
+LOOK = 0.5
+
+
+class Changes:
+    """Calls ``on_change`` with the names of the limits that were changed, in the worker's event loop.
+
+    Args:
+        worker: whose timer it is.
+        limiter: whom to ask.
+        limits: the names of the limits to look for; there may be more of them later.
+        outage: while it lasts nobody asks.
+        on_change: called with the names.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        limiter: Limiter,
+        limits: Collection[str],
+        outage: Outage,
+        on_change: Callable[[set[str]], None],
+    ) -> None:
+        self._worker, self._limiter, self._outage = worker, limiter, outage
+        self._limits, self._on_change = limits, on_change
+        self._names: list[str] = []
+        self._told: dict[str, str] = {}
+        self._looked = time.time()
+        self._cancel: Callable[[], None] | None = None
+
+    def watch(self) -> None:
+        """Look from now on."""
+        if self._cancel is None:
+            self._told = self._read()
+            self._cancel = self._worker.call_after(LOOK, self._look)
+
+    def close(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def _read(self) -> dict[str, str]:
+        """What is told about each limit; nothing if the store does not answer."""
+        if len(self._names) != len(self._limits):
+            self._names = sorted(self._limits)
+        if not self._names:
+            return {}
+        try:
+            return dict(zip(self._names, map(_text, self._limiter.changes(self._names)), strict=True))
+        except STORE_TROUBLES as error:
+            logger.debug("no look for changed rates: %r", error)
+            return {}
+
+    def _look(self) -> None:
+        self._cancel = self._worker.call_after(LOOK, self._look)
+        if self._outage:
+            return
+        told = self._read()
+        if not told:
+            return
+        before, self._told = self._told, told
+        since, self._looked = self._looked, time.time()
+        changed = {name for name in self._names if _is_new(told[name], before.get(name, ""), since, self._looked)}
+        if changed:
+            self._on_change(changed)
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def _is_new(text: str, before: str, since: float, now: float) -> bool:
+    """Something was stored since the last look, or what is stored has ended (by this machine's clock: only a look)."""
+    return text != before or any(since < float(end) / 1e6 <= now for end in text.split()[1:])

@@ -1,0 +1,146 @@
+"""Who may have a process of the pool, and when. Times are those of ``time.monotonic``.
+
+Requests with limits go first when their turn has come. So that a process is free then, one is kept a little before,
+by what the task in question would otherwise wait for: a task that takes long delays a turn by long. Whatever is handed
+to the pool starts at once; where tasks are very short a few wait in the pool, or processes would wait for the worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import insort
+
+from .._celery import Pool
+
+__all__ = ["AHEAD", "PACE", "Room"]
+
+#: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
+#: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
+AHEAD = 0.1
+#: Seconds before its turn that a line asks, so that a late timer wastes nothing.
+PACE = 0.02
+#: Seconds before a turn from which on a process is kept for it, at the longest; and as a share of what the task takes
+#: that would have it else: the longer that is, the later the turn would be, and the less is lost by waiting for it.
+KEEP, KEEP_SHARE = 1.0, 0.5
+#: Seconds that an unlimited task may wait in the pool itself: what a process needs to hear of the next one; and more,
+#: the further away the next turn is. While nobody waits: no longer than those who come back from a lot come ahead.
+LEAST_BACKLOG, MOST_BACKLOG, FREE_BACKLOG = 0.005, 0.05, 1.0
+#: What unlimited tasks have of the pool's time, at the least, where limited ones could use all of it; and seconds that
+#: one waits for it where nobody knows what the one before has taken; and at the least.
+LEAST_SHARE, UNKNOWN_PAUSE, LEAST_PAUSE = 0.05, 1.0, 0.1
+#: Seconds after its time from which on a request that should be back is not waited for.
+LATE = 0.1
+
+
+class Room:
+    """Processes of one worker's pool, less those that are spoken for.
+
+    Attributes:
+        held: requests that were received and are in the gate.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.held = 0
+        self._grants: list[tuple[float, float]] = []  # when, and the share of a process until the next may begin
+        self._coming: dict[str, float] = {}
+        self._next: list[tuple[float, str]] = []
+
+    # -- Who has spoken for a process -------------------------------------------------------------------------------
+
+    def promise(self, at: float, name: str) -> None:
+        """A permit was taken for a task of this name that is held; it is good at that time.
+
+        Tasks that are short may have one process, one after the other.
+        """
+        insort(self._grants, (at, min(1.0, self._pool.takes(name) / PACE)))
+
+    def take_back(self, at: float) -> None:
+        """Undo :meth:`promise`: the task starts, or does not."""
+        self._grants.remove(next(each for each in self._grants if each[0] == at))
+
+    def _promised(self, until: float) -> float:
+        """Processes that permits which are good by then were taken for."""
+        promised = 0.0
+        for at, share in self._grants:
+            if at > until:
+                break
+            promised += share
+        return promised
+
+    def expect(self, id: str, at: float) -> None:
+        """A task that waits here for the end of its countdown has its turn at that time."""
+        self._coming[id] = at
+        heapq.heappush(self._next, (at, id))
+
+    def has_come(self, id: str) -> None:
+        self._coming.pop(id, None)
+
+    def next_comer(self, now: float) -> float:
+        """When the next one has its turn that is expected; infinity: nobody is."""
+        while self._next:
+            at, id = self._next[0]
+            if self._coming.get(id) == at:
+                if at > now - LATE:
+                    return at
+                del self._coming[id]  # it was revoked, or the timer is late: it claims a process when it comes
+            heapq.heappop(self._next)
+        return float("inf")
+
+    def clear(self) -> None:
+        """The connection is lost, or the worker stops: nobody is held or comes."""
+        self.held = 0
+        self._grants.clear()
+        self._coming.clear()
+        self._next.clear()
+
+    # -- Who may have one ------------------------------------------------------------------------------------------
+
+    def idle(self) -> int:
+        """Processes that would start a task at once."""
+        return self._pool.idle(self.held)
+
+    def has_for_permit(self, now: float, *, owed: bool = False) -> bool:
+        """Whether a permit may be taken for one task more: whether it can start at its time.
+
+        Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
+        what proves wrong is one permit, which is not used. ``owed``: the next process is somebody else's.
+        """
+        idle, promised = self.idle(), self._promised(now + PACE) + owed
+        return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, PACE))
+
+    def ahead(self, name: str) -> float:
+        """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""
+        return min(AHEAD, max(PACE, KEEP_SHARE * self._pool.takes(name)))
+
+    def seconds_of_one(self, name: str) -> float:
+        """Seconds from one to the next, when tasks of this name have all processes."""
+        return self._pool.takes(name) / max(1, self._pool.processes)
+
+    def pause_after(self, name: str) -> float:
+        """Seconds after an unlimited task of this name from which on another is to have a process, whoever waits."""
+        takes = self._pool.takes(name)
+        if takes == float("inf"):
+            return UNKNOWN_PAUSE
+        return max(LEAST_PAUSE, takes / (LEAST_SHARE * max(1, self._pool.processes)))
+
+    def for_unlimited(self, now: float, name: str, *, claims: int, turn: float) -> bool:
+        """Whether a task of this name, which has no limit, may start.
+
+        Args:
+            now: the time.
+            name: the task's name.
+            claims: how many have their turn and wait for a process.
+            turn: when the next one has its turn, which has no permit yet; infinity: nobody waits for one.
+        """
+        takes, idle = self._pool.takes(name), self.idle()
+        kept = claims + math.ceil(self._promised(now + max(LEAST_BACKLOG, 2 * takes)))
+        if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):
+            # Not the only one, for long: nothing without limits would run any more.
+            kept = self._pool.processes > 1 or takes <= LEAST_BACKLOG
+        if kept or idle > 0 or not self._pool.has_queue:
+            return idle > kept
+        # A few more may wait in the pool: as many as are through before anybody's turn.
+        backlog = min(max(LEAST_BACKLOG, (turn - now) / 2), MOST_BACKLOG) if turn < float("inf") else FREE_BACKLOG
+        return takes < backlog and self._pool.have_young(1 + int(-idle * takes / backlog), now, backlog)

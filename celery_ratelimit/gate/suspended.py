@@ -1,0 +1,78 @@
+"""Queues that are left alone for a while: their messages would only wait in the worker, in the way of other queues'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from .._celery import Worker
+
+__all__ = ["LeftQueues", "Waiting"]
+
+#: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
+#: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
+LONG = 3.0
+
+
+class Waiting(Protocol):
+    """A request in the gate. ``widened``: it does not count against the worker's prefetch."""
+
+    request: Any
+    queue: str
+    widened: bool
+
+
+class LeftQueues:
+    """The queues that a worker does not consume for now, and who of them still waits in it.
+
+    Args:
+        worker: the worker.
+        widen: takes a request out of what counts against the worker's prefetch.
+    """
+
+    def __init__(self, worker: Worker, widen: Callable[[Waiting], None]) -> None:
+        self._worker = worker
+        self._long = max(LONG, 2 * worker.hears_after)
+        self._widen = widen
+        self._queues: dict[str, tuple[set[Waiting], Callable[[], float]]] = {}
+
+    def leave(self, held: Waiting, among: Sequence[Waiting], first: float, each: Callable[[], float]) -> None:
+        """``held`` waits: its queue is left alone, if those that came from it will be there for long.
+
+        Args:
+            held: a request that waits.
+            among: all who wait with it, for the same.
+            first: seconds until the first of them goes.
+            each: tells the seconds from one to the next.
+        """
+        queue = held.queue
+        if queue in self._queues:  # it was on its way
+            self._put_aside(held)
+            return
+        waiting = [other for other in among if other.queue == queue]
+        wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
+        if wait < self._long or not self._worker.may_stop_consuming(queue):
+            return
+        self._worker.stop_consuming(queue)
+        self._queues[queue] = (set(), each)
+        for other in waiting:
+            self._put_aside(other)
+
+    def one_has_gone(self, held: Waiting) -> None:
+        """``held`` waits no longer. Its queue is taken up again while the last of them wait."""
+        if held.queue not in self._queues:
+            return
+        waiting, each = self._queues[held.queue]
+        waiting.discard(held)
+        if not waiting or len(waiting) * each() <= self._long / 2:
+            del self._queues[held.queue]
+            self._worker.go_on_consuming(held.queue)
+
+    def clear(self) -> None:
+        """The connection is lost, or the worker stops: nothing is consumed."""
+        self._queues.clear()
+
+    def _put_aside(self, held: Waiting) -> None:
+        self._queues[held.queue][0].add(held)
+        if not held.widened and not self._worker.came_beside(held.request):
+            self._widen(held)

@@ -1,0 +1,146 @@
+"""What a call asks of its limits, by its arguments: the keys and costs of tasks and of decorated functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ConfigurationError, shown
+from ..limits.any_limit import AnyLimit, template_fields
+from ..limits.concurrency import Concurrency
+from ..limits.templates import cost_of, key_of
+from .demand import Demand, each_bucket_once, own_key
+
+__all__ = [
+    "Cost",
+    "Demands",
+    "Key",
+    "check_arguments",
+    "check_key",
+    "demands_of",
+    "reader_of",
+    "runs_later",
+    "signature_of",
+]
+
+#: A template over a call's arguments, or a callable that gets them.
+Key = str | Callable[..., str]
+#: A number of permits, the name of the argument that holds it, or a callable that gets the arguments.
+Cost = int | str | Callable[..., int]
+#: What a call with these arguments asks.
+Demands = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Demand, ...]]
+
+
+def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None) -> Demands:
+    """How calls of a function are turned into demands.
+
+    Args:
+        function: the one whose arguments are read.
+        limits: what it is limited by; each has a name.
+        cost: in place of the limits' own costs, but for :class:`Concurrency`, where a call is one place.
+
+    Raises:
+        ConfigurationError: a limit without a name, or a key or cost of an argument that the function does not take.
+    """
+    where = f"function {getattr(function, '__qualname__', repr(function))!r}"
+    if not limits:
+        raise ConfigurationError(f"{where}: no limit was named: pass a quota's name, a Limit, or several of them")
+    signature = signature_of(function)
+    own = []
+    for limit in limits:
+        if limit.name is None:
+            raise ConfigurationError(
+                f"{where}: {limit!r} has no name, so it has no bucket in the store: give it name=…"
+            )
+        if cost is not None and not isinstance(limit, Concurrency):
+            limit = replace(limit, cost=cost)
+        check_arguments(limit, signature, where)
+        own.append(limit)
+    return lambda args, kwargs: demands_of(own, signature, args, kwargs)
+
+
+def demands_of(
+    limits: Sequence[AnyLimit],
+    signature: inspect.Signature | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    node: str | None = None,
+) -> tuple[Demand, ...]:
+    """What a call with these arguments asks. Whatever a user's callable raises is raised here.
+
+    Args:
+        limits: what it is limited by.
+        signature: of the task or function.
+        args: of the call.
+        kwargs: of the call.
+        node: what counts for itself under ``per_worker``. Default: this machine.
+    """
+    arguments = _arguments(signature, args, kwargs)
+    return each_bucket_once(
+        [
+            Demand(
+                limit,
+                limit.name or "",
+                own_key(limit, key_of(limit, arguments, args, kwargs), node),
+                cost_of(limit, arguments, args, kwargs),
+            )
+            for limit in limits
+        ]
+    )
+
+
+def runs_later(function: Callable[..., Any]) -> bool:
+    """Whether the body does not run when the function is called: its permit would be taken too early."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_kind(function) for is_kind in kinds)
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # a callable that does not tell
+        return None
+
+
+def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where: str) -> None:
+    """Every argument that a key or cost names must be one that the task or function takes."""
+    if signature is None:
+        return
+    parameters = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    wanted = template_fields(limit.key) if isinstance(limit.key, str) else []
+    what = dict.fromkeys(wanted, f"key={limit.key!r}")
+    if isinstance(limit.cost, str):
+        what[limit.cost] = f"cost={limit.cost!r}"
+    for name, setting in what.items():
+        if name not in parameters:
+            takes = ", ".join(parameters) or "none"
+            raise ConfigurationError(
+                f"{where}: {setting} of limit {limit.name!r} names the argument {name!r}, "
+                f"which the {where.split()[0]} does not take (arguments: {takes})"
+            )
+
+
+def check_key(limit: AnyLimit, where: str) -> None:
+    """A task's key that names no argument is the same for every call: that is no key, and is hardly what was meant."""
+    if isinstance(limit.key, str) and not template_fields(limit.key):
+        named = limit.key if limit.key.isidentifier() else "tenant_id"
+        raise ConfigurationError(
+            f"{where}: key={shown(limit.key)} of limit {limit.name!r} is the same for every call: name the task's "
+            f"arguments in braces, key={'{' + named + '}'!r}, or leave key= out"
+        )
+
+
+def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if signature is None:
+        return dict(kwargs)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name))
+    return arguments

@@ -1,0 +1,105 @@
+"""What one call asks of one limit."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from ..store.keys import short
+from ..store.resp import bulk
+
+__all__ = ["Demand", "Limits", "each_bucket_once"]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one call asks of one limit: the limit under its final name, the bucket's key, and the cost."""
+
+    limit: AnyLimit
+    name: str
+    key: str = ""
+    cost: int = 1
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.limit, self.name, self.key, self.cost))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A hash is another one in another process.
+        return {"limit": self.limit, "name": self.name, "key": self.key, "cost": self.cost}
+
+    @cached_property
+    def interval(self) -> float:
+        """The emission interval, in seconds; 0 where there is none."""
+        return self.limit.interval
+
+    @cached_property
+    def pace(self) -> float:
+        """The same where permits come back one by one, at that interval; 0 elsewhere."""
+        return self.interval if self.method in ("token_bucket", "leaky_bucket") else 0.0
+
+    @cached_property
+    def method(self) -> str:
+        """The algorithm's name in ``lua/algorithms/``."""
+        return self.limit.method
+
+    @cached_property
+    def size(self) -> int:
+        """The most permits that the limit holds."""
+        return self.limit.size
+
+    @cached_property
+    def wire(self) -> bytes:
+        """The arguments that ``lua/include/request.lua`` reads, as they go over the wire."""
+        return bulk(*self.limit.wire(self.cost))
+
+
+def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:
+    """The demands, those on one bucket as one, the dearest: a bucket that is named twice is paid once.
+
+    Raises:
+        ConfigurationError: two limits that differ have one name.
+    """
+    buckets: dict[tuple[str, str], Demand] = {}
+    limits: dict[str, AnyLimit] = {}
+    for demand in demands:
+        other = limits.setdefault(demand.name, demand.limit)
+        if other is not demand.limit and _as_bucket(other) != _as_bucket(demand.limit):
+            raise ConfigurationError(
+                f"two limits of one request are named {demand.name!r} and differ: {other!r} and {demand.limit!r}; "
+                "give one of them another name"
+            )
+        known = buckets.setdefault((demand.name, demand.key), demand)
+        if demand.cost > known.cost:
+            buckets[demand.name, demand.key] = demand
+    return tuple(buckets.values())
+
+
+def _as_bucket(limit: AnyLimit) -> AnyLimit:
+    """The limit without what calls may differ in, and its name, which it may have from elsewhere."""
+    if isinstance(limit, Concurrency):
+        return replace(limit, name=None, key=None)
+    return replace(limit, name=None, key=None, cost=1)
+
+
+#: What the public methods take as limits.
+Limits = str | AnyLimit | Sequence[str | AnyLimit]
+
+
+def leased(demands: Sequence[Demand]) -> list[Demand]:
+    """Those that hold a place until it is given back."""
+    return [demand for demand in demands if isinstance(demand.limit, Concurrency)]
+
+
+def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
+    """The bucket's key: with ``per_worker`` each node has one of its own; default: each machine."""
+    return f"{short(key)}@{node or socket.gethostname()}" if limit.per_worker else short(key)

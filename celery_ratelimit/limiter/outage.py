@@ -1,0 +1,99 @@
+"""While the store does not answer: who waits how long, what may pass, and one log line a minute."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
+from .limiter import Limiter
+
+__all__ = ["Outage"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds between two looks for the store.
+PROBE = 0.5
+#: Seconds between two lines in the log.
+REMINDER = 60.0
+#: The shortest and the longest pause, in seconds, after which a deferred task comes back.
+SHORTEST, LONGEST = 1.0, 30.0
+
+
+class Outage:
+    """Remembers that the store is lost, so that a hung store holds up the worker's event loop once, not per task.
+
+    A thread looks for the store; until it answers nobody else asks it. True while the store is lost. A store that
+    refuses to serve, as it is set up, counts as lost too: what a worker holds is not to be lost over a password.
+
+    Args:
+        limiter: whose store it is.
+        call_soon: calls something in the worker's event loop, from any thread.
+    """
+
+    def __init__(self, limiter: Limiter, call_soon: Callable[[Callable[[], None]], None]) -> None:
+        self._limiter, self._call_soon = limiter, call_soon
+        self._since = 0.0
+        self._reminded = float("-inf")
+        self._said = False
+        self._over: threading.Event | None = None
+        self._all_back = 0.0  # when those that were deferred are back
+        self.error: RateLimitError = StoreUnavailable("the limiter's store is not lost")
+
+    def __bool__(self) -> bool:
+        return self._over is not None or self._limiter.is_moving
+
+    @property
+    def is_a_move(self) -> bool:
+        """Nothing is lost yet: the Sentinels are making another server the master. Nobody asks until they have."""
+        return self._over is None and self._limiter.is_moving
+
+    def begin(self, error: RateLimitError, on_end: Callable[[], None]) -> None:
+        """The store did not answer. ``on_end`` is called in the worker's event loop when it does again."""
+        now = time.monotonic()
+        if now - self._reminded >= REMINDER:
+            self._reminded = now
+            self._said = True
+            said = str(error).rstrip(".")
+            logger.warning("%s. Limited tasks are handled as ratelimit_on_store_error says until it is back", said)
+        if self._over is None:
+            self.error = error
+            if not isinstance(error, StoreMisconfigured) or now > self._all_back + PROBE:
+                self._since = now  # else it is the same one: the store refuses what it was not probed with
+            self._over = threading.Event()
+            threading.Thread(
+                target=self._look, args=(self._over, on_end), name="celery_ratelimit-outage", daemon=True
+            ).start()
+
+    def close(self) -> None:
+        if self._over is not None:
+            self._over.set()
+            self._over = None
+
+    def pause(self) -> float:
+        """Seconds until a deferred task comes back: as long as the outage already lasts, jittered."""
+        now = time.monotonic()
+        pause = min(LONGEST, max(SHORTEST, now - self._since)) * random.uniform(0.5, 1.5)
+        self._all_back = max(self._all_back, now + pause)
+        return pause
+
+    def _look(self, over: threading.Event, on_end: Callable[[], None]) -> None:
+        while not over.wait(PROBE):
+            try:
+                self._limiter.probe()
+            except STORE_TROUBLES:
+                continue
+            self._call_soon(lambda: self._end(over, on_end))
+            return
+
+    def _end(self, over: threading.Event, on_end: Callable[[], None]) -> None:
+        if over is not self._over:
+            return
+        if self._said:  # an error that comes back whenever it is asked fills no log
+            logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._since)
+        self._said = False
+        self._over = None
+        on_end()

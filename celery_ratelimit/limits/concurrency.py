@@ -1,0 +1,72 @@
+"""At most so many at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from ..errors import ConfigurationError, shown
+from .any_limit import AnyLimit, check_name_and_key, is_number
+
+__all__ = ["Concurrency"]
+
+
+@dataclass(frozen=True)
+class Concurrency(AnyLimit):
+    """At most ``limit`` at once, across the whole fleet.
+
+    Whoever is let in holds a *lease*. A task's lease is renewed while it runs and given back when it ends, however it
+    ends; one whose worker was killed expires. A task that is delivered again finds its own lease.
+
+    Args:
+        limit: how many at once.
+        name: see :class:`Limit`.
+        key: see :class:`Limit`.
+        lease: seconds after which the lease of a holder that was killed is free for others. Renewed every third of
+            that, so that a task may run for much longer.
+        per_worker: see :class:`Limit`.
+
+    Raises:
+        ConfigurationError: an impossible value.
+
+    Warning:
+        How long a holder needs is not known, so ``retry_after`` is an estimate, from how long leases were held until
+        now: who waits that long may be turned away once more. A worker that is cut off from the store for longer than
+        ``lease`` loses its leases while its tasks still run. Outside of a task, renew and release a lease yourself
+        (:meth:`~celery_ratelimit.Limiter.renew`, :meth:`~celery_ratelimit.Limiter.release`).
+    """
+
+    limit: int
+    _: KW_ONLY
+    name: str | None = None
+    key: str | Callable[..., str] | None = None
+    lease: float = 60.0
+    per_worker: bool = False
+
+    cost: ClassVar[int] = 1
+    method: ClassVar[str] = "concurrency"
+    algorithm: ClassVar[str] = "concurrency"
+    interval: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        who = f"Concurrency({shown(self.limit)}{f', name={shown(self.name)}' if self.name else ''})"
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or not 1 <= self.limit < 10**9:
+            raise ConfigurationError(f"{who}: the limit must be a whole number of at least 1")
+        if not is_number(self.lease) or not 0.1 <= self.lease < 1e9:
+            raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 or more")
+        check_name_and_key(who, self.name, self.key)
+
+    @property
+    def size(self) -> int:
+        return self.limit
+
+    most = size
+
+    def wire(self, cost: int) -> tuple[str | int, ...]:
+        """The arguments that ``lua/include/request.lua`` reads."""
+        return self.method, self.limit, math.ceil(self.lease * 1e6), self.limit, cost, 0
+
+    def __str__(self) -> str:
+        return f"{self.name or 'limit'}: {self.limit} at once"

@@ -1,0 +1,277 @@
+"""What a limit is: frozen data, checked when it is made, with no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import ConfigurationError, ImpossibleRequest, shown
+from .any_limit import AnyLimit, check_cost, check_name_and_key, is_number
+from .rate import Rate, parse_rate, parse_window
+
+__all__ = ["ALGORITHMS", "METHODS", "Limit"]
+
+#: What ``Limit(algorithm=...)`` takes.
+ALGORITHMS = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log")
+#: The files of the algorithms in ``lua/algorithms/``: what ``Limit.method`` can be.
+METHODS = (*ALGORITHMS, "stepped_bucket", "warm_up", "concurrency")
+_WINDOWS = ("fixed_window", "sliding_window", "sliding_log")
+
+#: Whole numbers below this stay exact in Lua, whose numbers are doubles.
+_EXACT = 2**53
+
+#: Sub-windows of a sliding window: each costs the store some time at every decision.
+_MOST_SUB_WINDOWS = 1000
+_YEAR_US = 31_557_600_000_000
+
+#: Options that one algorithm alone has: name, algorithm, default.
+_OPTIONS = (
+    ("refill", "token_bucket", "continuous"),
+    ("debt", "token_bucket", 0),
+    ("warmup", "token_bucket", 0.0),
+    ("capacity", "leaky_bucket", None),
+    ("align", "fixed_window", "clock"),
+    ("precision", "sliding_window", 10),
+)
+
+
+@dataclass(frozen=True)
+class Limit(AnyLimit):
+    """At most so many permits in an interval, counted over every process that asks.
+
+    A permit that is not there is not an error: the decision says how long to wait for it. ``docs/algorithms.md``
+    shows each algorithm's admissions as a plot, and when to choose it.
+
+    Args:
+        rate: count per period: ``"100/s"``, ``"5/10s"``, ``"1000/h"``, ``"10 per 2 minutes"``, ``"0.5/s"``;
+            units s, m, h, d.
+        burst: permits that may be used at once after a rest. 1 spreads evenly, as Celery's own
+            ``rate_limit`` does; ``burst=100`` lets 100 go together. Token bucket only.
+        algorithm: the law that holds for permits in any interval of length T:
+
+            - ``"token_bucket"``: ``burst + rate*T``.
+            - ``"leaky_bucket"``: ``1 + rate*T``, one at a time, and at most ``capacity`` waiting.
+            - ``"fixed_window"``: the count in each window; up to twice that across the border of two.
+            - ``"sliding_window"``: the count in any ``period*(1 - 1/precision)``; at worst nearly twice that in a
+              whole period. An estimate from sub-windows, cheap for large counts.
+            - ``"sliding_log"``: the count in any window of one period, exactly. Keeps an entry for each call.
+        name: what the bucket is called in the store, in metrics and in messages. Default: the name of the
+            task, the queue or the quota that the limit belongs to. Two limits of one name share a bucket.
+        key: which bucket of this limit a call uses: none (a single bucket), a template over the task's
+            arguments (``"tenant:{tenant_id}"``; positional ones are bound by name), or a callable that gets
+            the task's arguments and returns a string.
+        cost: permits a call takes: a whole number, the name of an argument that holds it, or a callable that
+            gets the task's arguments and returns it.
+        refill: token bucket: ``"continuous"``, or ``"interval"``: the count comes all at once every period, and the
+            law is ``burst + count*(floor(T/period) + 1)``.
+        debt: token bucket: permits that a call may overdraw the bucket by when at least one is there; those after it
+            pay. The law is ``burst + debt + rate*T``.
+        warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
+            rest. A call's price is paid by the next one, nothing is saved up, and ``burst`` is only the dearest call.
+        capacity: leaky bucket: how many may wait. A call that finds no room is refused at once
+            (``Decision.full``); a task is then given up as its ``overflow`` says. Default: any number.
+        align: fixed window: ``"clock"`` (whole periods since 1970, so days are those of UTC), or ``"first"``: a window
+            begins with the first call after the last window.
+        precision: sliding window: how many sub-windows a period is cut into, 1,000 at most.
+        per_worker: counted for each worker node by itself, rather than for the fleet; outside of a worker, for each
+            machine.
+        headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
+            call that it is for: an upstream that counts strict windows sees calls closer together than permits. A
+            window becomes longer by it, or its count smaller where it is aligned to the clock.
+
+    Raises:
+        ConfigurationError: a rate that cannot be read, an impossible value, or an option of another algorithm.
+
+    Warning:
+        A token bucket with a burst lets up to twice the burst through in one period right after a rest
+        (``burst`` at once, then the refill). For an upstream that counts strict windows, use ``burst=1`` or
+        ``algorithm="sliding_log"``, and headroom.
+
+    The token bucket is the generic cell rate algorithm (ITU-T I.371), kept as one timestamp; the warm-up is Guava's
+    SmoothWarmingUp.
+    """
+
+    rate: str
+    burst: int = 1
+    algorithm: str = "token_bucket"
+    name: str | None = None
+    key: str | Callable[..., str] | None = None
+    cost: int | str | Callable[..., int] = 1
+    refill: str = "continuous"
+    debt: int = 0
+    warmup: float = 0.0
+    capacity: int | None = None
+    align: str = "clock"
+    precision: int = 10
+    headroom: float = 0.0
+    per_worker: bool = False
+
+    def __init__(
+        self,
+        rate: str,
+        *,
+        burst: int = 1,
+        algorithm: str = "token_bucket",
+        name: str | None = None,
+        key: str | Callable[..., str] | None = None,
+        cost: int | str | Callable[..., int] = 1,
+        refill: str = "continuous",
+        debt: int = 0,
+        warmup: float = 0.0,
+        capacity: int | None = None,
+        align: str = "clock",
+        precision: int = 10,
+        headroom: float = 0.0,
+        per_worker: bool = False,
+    ) -> None:
+        given = {each: value for each, value in locals().items() if each != "self"}
+        # A frozen dataclass has no other way to set what its own __init__ was given.
+        for attribute, value in given.items():
+            object.__setattr__(self, attribute, value)
+        who = f"Limit({shown(rate)}{f', name={shown(name)}' if name else ''})"
+        parse_rate(rate)
+        if algorithm not in ALGORITHMS:
+            raise ConfigurationError(f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}")
+        if not is_number(headroom) or not 0 <= headroom < 1:
+            raise ConfigurationError(f"{who}: headroom={shown(headroom)} must be a share from 0 to below 1")
+        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
+            raise ConfigurationError(f"{who}: burst={shown(burst)} must be a whole number of at least 1")
+        if burst > 1 and algorithm != "token_bucket":
+            raise ConfigurationError(f"{who}: burst={shown(burst)} is for algorithm='token_bucket', not {algorithm!r}")
+        self._check_options(who)
+        if algorithm in _WINDOWS or refill == "interval":
+            parsed = parse_window(rate, headroom, keep_period=algorithm == "fixed_window" and align == "clock")
+        else:
+            parsed = parse_rate(rate, headroom)
+        object.__setattr__(self, "parsed", parsed)
+        self._check_exact(who, parsed)
+        check_name_and_key(who, name, key)
+        if isinstance(cost, str) or callable(cost):
+            self._check_room_for_costs(who)
+        else:
+            try:
+                object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
+            except ImpossibleRequest as error:
+                raise ConfigurationError(f"{who}: {error}") from None
+
+    def _check_room_for_costs(self, who: str) -> None:
+        """Calls differ in cost, so some cost more than one permit: the limit must be able to grant more at once."""
+        if self.most > 1:
+            return
+        mend = "make its window's count larger" if self.algorithm in _WINDOWS else "give it burst= of at least the most"
+        if self.algorithm == "leaky_bucket":
+            mend = "take algorithm='token_bucket' with burst= of at least the most"
+        written = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__name__", self.cost)
+        raise ConfigurationError(
+            f"{who}: cost={shown(written)} takes from 1 permit up, but the limit holds 1 at most, so that every call "
+            f"which costs more is impossible: {mend} that one call may cost"
+        )
+
+    def _check_options(self, who: str) -> None:
+        for option, algorithm, default in _OPTIONS:
+            if getattr(self, option) != default and self.algorithm != algorithm:
+                raise ConfigurationError(
+                    f"{who}: {option}={shown(getattr(self, option))} is for algorithm={algorithm!r}, "
+                    f"not {self.algorithm!r}"
+                )
+        for option, choices in (("refill", ("continuous", "interval")), ("align", ("clock", "first"))):
+            if getattr(self, option) not in choices:
+                raise ConfigurationError(
+                    f"{who}: {option}={shown(getattr(self, option))} is not one of {', '.join(choices)}"
+                )
+        for option, least in (("debt", 0), ("precision", 1), ("capacity", 0)):
+            value = getattr(self, option)
+            if value is None and option == "capacity":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigurationError(f"{who}: {option}={shown(value)} must be a whole number of at least {least}")
+        if self.precision > _MOST_SUB_WINDOWS:
+            raise ConfigurationError(
+                f"{who}: precision={shown(self.precision)} is more than {_MOST_SUB_WINDOWS}, and every sub-window "
+                "costs the store time at each decision; for a window that is exact take algorithm='sliding_log'"
+            )
+        if not is_number(self.warmup) or not 0 <= self.warmup < 1e9:
+            raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 or more")
+        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0)) > 1:
+            raise ConfigurationError(f"{who}: refill='interval', debt and warmup exclude one another")
+
+    def _check_exact(self, who: str, parsed: Rate) -> None:
+        if self.most * parsed.period_us // parsed.count >= _EXACT // 8:
+            years = self.burst * parsed.period_us // (parsed.count * _YEAR_US)
+            raise ConfigurationError(
+                f"{who}: burst={shown(self.burst)} at this rate would take {shown(years)} years to refill, more than "
+                "can be kept exactly: lower the burst or raise the rate"
+            )
+        if self.algorithm == "sliding_window" and parsed.count * (parsed.period_us // self.precision + 1) >= _EXACT:
+            raise ConfigurationError(
+                f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise precision, or "
+                "take a shorter period"
+            )
+
+    def __hash__(self) -> int:
+        # Limits are looked up at every call: their hash is worked out once, and anew in another process.
+        try:
+            known: int = self.__dict__["_hash"]
+            return known
+        except KeyError:
+            value = hash(tuple(getattr(self, each.name) for each in fields(self)))
+            object.__setattr__(self, "_hash", value)
+            return value
+
+    def __repr__(self) -> str:
+        said = [repr(self.rate)]
+        said += [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)[1:]
+            if getattr(self, each.name) != each.default
+        ]
+        return f"Limit({', '.join(said)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    if TYPE_CHECKING:
+        parsed: ClassVar[Rate]  # what is left of the rate after the headroom; set once, in __init__
+
+    @property
+    def interval(self) -> float:
+        """The emission interval in seconds: the time after which one permit has come back, on average."""
+        return self.parsed.interval
+
+    @property
+    def size(self) -> int:
+        """The most permits that the limit holds: its burst, or the count of its window."""
+        return self.parsed.count if self.algorithm in _WINDOWS else self.burst
+
+    @property
+    def most(self) -> int:
+        """The most permits that one request can ever have."""
+        return self.size + self.debt
+
+    @property
+    def method(self) -> str:
+        """The algorithm's name in ``lua/algorithms/``."""
+        if self.refill == "interval":
+            return "stepped_bucket"
+        return "warm_up" if self.warmup else self.algorithm
+
+    @property
+    def extra(self) -> int:
+        """What the algorithm takes besides, see its file."""
+        if self.algorithm == "leaky_bucket":
+            return -1 if self.capacity is None else self.capacity
+        if self.algorithm == "sliding_window":
+            return self.precision
+        if self.algorithm == "fixed_window":
+            return int(self.align == "first")
+        return math.ceil(self.warmup * 1e6) or self.debt
+
+    def wire(self, cost: int) -> tuple[str | int, ...]:
+        """The arguments that ``lua/include/request.lua`` reads."""
+        return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, self.extra
+
+    def __str__(self) -> str:
+        burst = f", burst {self.burst}" if self.burst > 1 and self.algorithm == "token_bucket" else ""
+        return f"{self.name or 'limit'}: {self.rate}{burst}"

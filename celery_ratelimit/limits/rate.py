@@ -1,0 +1,120 @@
+"""Rates as people write them, as exact fractions."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from ..errors import ConfigurationError, shown
+
+__all__ = ["Rate", "parse_rate", "parse_window"]
+
+_UNITS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+}
+
+
+_RATE = re.compile(
+    r"\s*(?P<count>\d+(?:\.\d+)?)\s*(?:/|per\b)\s*(?P<span>\d+(?:\.\d+)?)?\s*(?P<unit>[a-z]+)\s*",
+    re.IGNORECASE,
+)
+
+
+#: More than any rate needs that can be kept.
+_MOST_DIGITS = 40
+
+
+_RATE_HELP = 'write a count per period, such as "100/s", "5/10s", "1000/h", "0.5/s" or "10 per 2 minutes"'
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """``count`` permits in every ``period`` microseconds, both whole: the emission interval is their quotient.
+
+    Kept as a fraction because most intervals are not whole microseconds: 3/s is one permit in 333,333⅓.
+    """
+
+    count: int
+    period_us: int
+
+    @property
+    def per_second(self) -> float:
+        return self.count * 1_000_000 / self.period_us
+
+    @property
+    def interval(self) -> float:
+        """The emission interval in seconds: the time after which one permit has come back."""
+        return self.period_us / self.count / 1_000_000
+
+
+def parse_rate(text: str, headroom: float = 0.0) -> Rate:
+    """Read a rate such as ``"100/s"``, less a share of it. Raises :class:`ConfigurationError` that names the text."""
+    if not isinstance(text, str):
+        raise ConfigurationError(f"cannot read the rate {shown(text)}: {_RATE_HELP}")
+    return _parse_rate(text, Fraction(str(headroom)))
+
+
+def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False) -> Rate:
+    """Read a rate as so many in a window: ``"1000/h"`` is 1,000 in an hour, not one in 3.6 s.
+
+    The headroom makes the window longer; where that is to be kept (``keep_period``), the count smaller.
+    """
+    count, period = _read_rate(text) if isinstance(text, str) else (Fraction(0), Fraction(0))
+    parse_rate(text)  # whatever else is wrong with it
+    if count.denominator != 1 or period.denominator != 1:
+        raise ConfigurationError(
+            f"the rate {shown(text)} is not a whole number in a whole window: write it as such, '1/2s' rather than "
+            "'0.5/s'"
+        )
+    if keep_period:
+        count = Fraction(math.floor(count * (1 - Fraction(str(headroom)))))
+    else:
+        period = Fraction(math.ceil(period / (1 - Fraction(str(headroom)))))
+    if count < 1:
+        raise ConfigurationError(
+            f"the rate {shown(text)} with headroom={shown(headroom)} would never let anything through"
+        )
+    if count >= 10**9 or period >= 10**15:
+        raise ConfigurationError(f"the rate {shown(text)} is more than can be counted exactly in one window")
+    return Rate(int(count), int(period))
+
+
+def _read_rate(text: str) -> tuple[Fraction, Fraction]:
+    """The count, and the period in microseconds, as written."""
+    match = _RATE.fullmatch(text)
+    unit = _UNITS.get(match["unit"].lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigurationError(f"cannot read the rate {shown(text)}: {_RATE_HELP}; units are s, m, h and d")
+    if max(len(match["count"]), len(match["span"] or "")) > _MOST_DIGITS:
+        raise ConfigurationError(
+            f"the rate {shown(text)} has more digits than can be kept exactly: round it to nine digits"
+        )
+    period = Fraction(match["span"] or 1) * unit * 1_000_000
+    if period <= 0:
+        raise ConfigurationError(f"the rate {shown(text)} has a period of zero: {_RATE_HELP}")
+    return Fraction(match["count"]), period
+
+
+@lru_cache(maxsize=1024)
+def _parse_rate(text: str, headroom: Fraction) -> Rate:
+    count, period = _read_rate(text)
+    per_us = count / period * (1 - headroom)
+    if per_us == 0:
+        raise ConfigurationError(
+            f"the rate {shown(text)} would never let anything through: {_RATE_HELP}, or do not start these workers"
+        )
+    if per_us > 1:
+        raise ConfigurationError(f"the rate {shown(text)} is above one permit a microsecond, the finest step kept")
+    # In lowest terms, then widened so that both are whole.
+    rate = Rate(count=per_us.numerator, period_us=per_us.denominator)
+    if rate.count >= 10**9 or rate.period_us >= 10**15:
+        raise ConfigurationError(
+            f"the rate {shown(text)} has more digits than can be kept exactly: round it to nine digits"
+        )
+    return rate

@@ -1,0 +1,48 @@
+"""A limit's key and cost for the arguments of a call: templates filled, arguments found, callables asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError, shown
+from .any_limit import AnyLimit, check_cost
+
+__all__ = ["cost_of", "key_of"]
+
+
+def key_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The bucket's key; ``""``: the limit has only one. Whatever a user's callable raises is raised here.
+
+    Args:
+        limit: whose key it is.
+        arguments: of the call, by name.
+        args, kwargs: the same as the call has them, for callables.
+    """
+    if limit.key is None:
+        return ""
+    if not isinstance(limit.key, str):
+        return str(limit.key(*args, **kwargs))
+    try:
+        return limit.key.format_map(arguments)
+    except Exception as error:  # a missing argument, one without that attribute, or one that cannot be written so
+        raise ConfigurationError(
+            f"limit {limit.name!r}: key={shown(limit.key)} cannot be filled from the arguments "
+            f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
+        ) from error
+
+
+def cost_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The permits that the call takes; the arguments are those of :func:`key_of`."""
+    cost: Any = limit.cost
+    if callable(cost):
+        cost = cost(*args, **kwargs)
+    elif isinstance(cost, str):
+        try:
+            cost = arguments[cost]
+        except KeyError:
+            raise ConfigurationError(
+                f"limit {limit.name!r}: cost={cost!r} is not among the arguments "
+                f"{', '.join(map(str, arguments)) or '(none)'}"
+            ) from None
+    return check_cost(limit.name or "", cost, limit.most)

@@ -1,0 +1,1 @@
+"""Where the limits are kept: the one folder that imports redis."""

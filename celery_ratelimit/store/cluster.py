@@ -1,0 +1,144 @@
+"""A way to each node of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.cluster import RedisCluster
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .link import Link
+from .resp import unbulk
+
+__all__ = ["ClusterLink", "slot_of"]
+
+#: Tried, to find keys on each node of a cluster.
+_MOST_NAMES = 10_000
+
+
+class ClusterLink(Link):
+    """The same for a cluster: a connection for each thread and node.
+
+    Whatever is out of the ordinary (a slot has moved or is moving, a node is gone) is left to the client, which looks
+    at the cluster anew.
+    """
+
+    def __init__(self, client: RedisCluster) -> None:
+        super().__init__(client)
+        self._nodes: dict[str, Link] = {}
+
+    @property
+    def takes_bytes(self) -> bool:
+        return True
+
+    def exchange(self, command: bytes) -> Any:
+        """As :meth:`Link.exchange`, on the node that has the first key of ``command``, which has a hash tag."""
+        try:
+            return self._link_for(command)._exchange(command)
+        except (RedisConnectionError, ReadOnlyError, AskError, TryAgainError, ClusterDownError, SlotNotCoveredError):
+            name, *values = unbulk(command[command.index(b"\n") + 1 :])
+            return self._client.execute_command(name.decode(), *values)
+        except RedisTimeoutError:
+            self._look_anew()
+            raise
+
+    def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        return self.execute(
+            "EVAL", source, keys, *unbulk(b"".join(pieces))
+        )  # the source may have what looks like a tag
+
+    def exchange_all(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send commands to their nodes at once, and return the replies; an error in the place of one that got none.
+
+        None is sent a second time.
+        """
+        taken: dict[Link, Any] = {}
+        sent: list[Link | None] = []
+        results: list[Any] = []
+        try:
+            for command in commands:
+                link = None
+                try:
+                    link = self._link_for(command)
+                    if link not in taken:
+                        taken[link] = link._take()
+                        taken[link].begin()
+                    taken[link].send_packed_command([command], check_health=False)
+                    results.append(None)
+                except (RedisError, RedisClusterException) as error:
+                    link = None
+                    results.append(error)
+                sent.append(link)
+            for i, link in enumerate(sent):
+                if link is None:
+                    continue
+                try:
+                    results[i] = taken[link].read_response()
+                except ResponseError as error:
+                    results[i] = error
+                except RedisError as error:
+                    link._drop(taken.pop(link))
+                    for later in range(i, len(sent)):
+                        if sent[later] is link:  # its reply would have come on the same connection
+                            sent[later], results[later] = None, error
+        except BaseException:
+            # Interrupted: whatever reply may still come must not be read as another's.
+            for link, connection in taken.items():
+                link._drop(connection)
+            raise
+        for link, connection in taken.items():
+            link._idle.append(connection)
+        if any(isinstance(result, RedisTimeoutError) for result in results):
+            self._look_anew()
+        return results
+
+    def name_for_each_node(self, stem: str) -> list[str]:
+        """Names that begin with ``stem``, whose keys are on one node each, one name for each node that has any keys."""
+        nodes = self._client.nodes_manager
+        wanted = {node.name for node, *_ in nodes.slots_cache.values()}
+        names: dict[str, str] = {}
+        for number in range(_MOST_NAMES):
+            if len(names) == len(wanted):
+                break
+            name = f"{stem}{number}"
+            names.setdefault(nodes.get_node_from_slot(slot_of(name)).name, name)
+        return list(names.values())
+
+    def close(self) -> None:
+        for link in list(self._nodes.values()):
+            link.close()
+
+    def _look_anew(self) -> None:
+        """A node hangs. Another may have taken its place meanwhile: who asks next shall know."""
+        with suppress(RedisError, RedisClusterException):
+            self._client.nodes_manager.initialize()
+
+    def _link_for(self, command: bytes) -> Link:
+        """The way to the node that has the first key of a command, which has a hash tag."""
+        tag = command.index(b"{") + 1
+        node = self._client.nodes_manager.get_node_from_slot(key_slot(command[tag : command.index(b"}", tag)]))
+        return self._nodes.get(node.name) or self._link_to(node)
+
+    def _link_to(self, node: Any) -> Link:
+        link = self._nodes[node.name] = Link(node.redis_connection or self._client.get_redis_connection(node))
+        return link
+
+
+def slot_of(tag: str) -> int:
+    """The slot of a cluster that keys with this hash tag are in."""
+    slot: int = key_slot(tag.encode())
+    return slot

@@ -1,0 +1,171 @@
+"""What an error of the store means, and whether a store is fit for limits: said in words, at start-up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    InvalidResponse,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+
+from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
+from .refusals import clean, mend_of
+
+__all__ = ["STORE_ERRORS", "check_fitness", "is_no_store", "out_of_reach", "trouble"]
+
+#: Whatever a call to the store may raise. (Some of a cluster's errors are none of redis-py's own family.)
+STORE_ERRORS = (RedisError, RedisClusterException)
+
+#: Replies of a store that cannot serve at the moment. Waiting helps.
+_OUTAGES = frozenset(
+    {
+        *("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "OOM", "BUSY"),
+        *("NOMASTERLINK", "UNBLOCKED"),
+    }
+)
+
+#: Replies of a store that will never serve as it is set up: what to do about each.
+_MENDS = {
+    "NOPERM": "give its user the rights that docs/stores.md lists",
+    "NOAUTH": "it wants a password: put it into the URL, redis://:password@host or redis://user:password@host",
+    "WRONGPASS": "the user or the password in the URL is wrong",
+    "DENIED": "it serves local clients only: set a password there, or bind it (protected-mode)",
+    "MOVED": "this is a node of a cluster: begin the URL with redis+cluster://",
+    "ASK": "this is a node of a cluster: begin the URL with redis+cluster://",
+    "SINGLE": "this is a plain server: begin the URL with redis://",
+    "CROSSSLOT": "this is a cluster behind something that hides it: use a redis+cluster:// URL, or give limits that "
+    "are asked together one hash tag, as in name='{stripe}.daily'",
+    "WRONGTYPE": "something else has written to one of our keys: use a database or ratelimit_prefix of its own",
+}
+_OTHERWISE = "see docs/stores.md for what the store has to be"
+
+#: Redis before 7 wraps what a command in a script has answered.
+_WRAPPED = re.compile(r"@user_script: ?\d+: -?(?P<code>[A-Z]+) ")
+_NO_PERMISSION = re.compile(r"no permissions to|can't run this command|can't access at least one of the keys")
+
+
+def trouble(error: Exception) -> RateLimitError:
+    """What to raise for an error of the store's client.
+
+    :class:`~celery_ratelimit.StoreUnavailable` for what may be over in a moment: no connection, no answer in time, a
+    store that is loading, failing over, full or busy. Else :class:`~celery_ratelimit.errors.StoreMisconfigured`, which
+    says what to do.
+    """
+    clean(error)
+    mend = mend_of(error)
+    if mend is not None:
+        return out_of_reach(error, mend)
+    code = _code(error)
+    if code is None or code in _OUTAGES:
+        return StoreUnavailable(f"the limiter's store did not serve a request: {error}")
+    text = str(error)
+    shown = text if text.startswith(code) or code in ("ERR", "SINGLE") else f"{code} {text}"
+    return StoreMisconfigured(f"the limiter's store refuses to serve ({shown}): {_MENDS.get(code, _OTHERWISE)}")
+
+
+def is_no_store(error: BaseException | None) -> bool:
+    """Whether what answered spoke another protocol. Of a store that has served before, an answer may be cut instead."""
+    return isinstance(error, InvalidResponse)
+
+
+def out_of_reach(error: Exception, mend: str) -> StoreMisconfigured:
+    """What to raise where no waiting would bring a connection about."""
+    return StoreMisconfigured(f"the limiter's store cannot be reached as it is set up ({error}): {mend}")
+
+
+def _code(error: Exception) -> str | None:
+    """How the store's reply began; None where it was none, or where the store could not be reached."""
+    text = str(error)
+    if isinstance(error, RedisClusterException):
+        if "Cluster mode is not enabled" in text:
+            return "SINGLE"
+        if _NO_PERMISSION.search(text):
+            return "NOPERM"
+        if "Authentication required" in text:
+            return "NOAUTH"
+        if "username-password" in text:
+            return "WRONGPASS"
+        if "must map to the same key slot" in text:
+            return "CROSSSLOT"
+        return None
+    known = getattr(error, "status_code", None) or _BY_CLASS.get(type(error).__name__)
+    if isinstance(error, (AuthenticationError, AuthorizationError)):
+        return known if known in _MENDS else ("NOAUTH" if "required" in text else "WRONGPASS")
+    if not isinstance(error, ResponseError):
+        return None
+    wrapped = _WRAPPED.search(text)
+    if wrapped is not None:
+        return wrapped["code"]
+    if known is None or known == "ERR":
+        if _NO_PERMISSION.search(text):
+            return "NOPERM"
+        first = text.partition(" ")[0]
+        known = first if first.isupper() else "ERR"
+    return known
+
+
+#: redis-py takes some codes off a reply and makes classes of them.
+_BY_CLASS = {
+    "BusyLoadingError": "LOADING",
+    "ReadOnlyError": "READONLY",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+    "OutOfMemoryError": "OOM",
+    "NoPermissionError": "NOPERM",
+    "ClusterCrossSlotError": "CROSSSLOT",
+    "MovedError": "MOVED",
+    "AskError": "ASK",
+}
+
+#: Scripts write with ``EVALSHA`` and read the time within them: 5. ACLs as they are tested here: 6.2.
+_OLDEST = (6, 2)
+
+
+def check_fitness(info: Callable[[str], Any]) -> list[str]:
+    """Whether a store can keep limits, from what it says about itself; what it may not be asked, is not.
+
+    Args:
+        info: answers with a section of ``INFO`` as a mapping.
+
+    Returns:
+        What may go wrong, a sentence each.
+
+    Raises:
+        ConfigurationError: it is too old, or a replica that cannot be written to.
+    """
+    version = str(_ask(info, "server").get("redis_version", ""))
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers and numbers < _OLDEST:
+        raise ConfigurationError(f"the store is Redis {version}: it has to be Redis 6.2 or later, or Valkey")
+    replication = _ask(info, "replication")
+    if replication.get("role") == "slave" and str(replication.get("slave_read_only", 1)) == "1":
+        raise ConfigurationError(
+            "the store is a read-only replica of "
+            f"{replication.get('master_host')}:{replication.get('master_port')}: limits have to be written, so name "
+            "the master, or the Sentinels that know it (sentinel://)"
+        )
+    policy = str(_ask(info, "memory").get("maxmemory_policy", "noeviction"))
+    if policy == "noeviction":
+        return []
+    lost = ", and parked tasks that are evicted are lost" if policy.startswith("allkeys") else ""
+    return [
+        f"the limiter's store may evict keys when it is full (maxmemory-policy {policy}): an evicted bucket is full "
+        f"again, and lets a burst through{lost}. Set it to noeviction, or give the limits a store of their own "
+        "(ratelimit_url)"
+    ]
+
+
+def _ask(info: Callable[[str], Any], section: str) -> dict[str, Any]:
+    try:
+        said = info(section)
+    except ResponseError:  # forbidden, or unknown to this store
+        return {}
+    return said if isinstance(said, dict) else {}

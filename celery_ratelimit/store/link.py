@@ -1,0 +1,168 @@
+"""A way to the store: connections that are kept, errors that are met with another try."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis import ConnectionPool, Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import (
+    ReadOnlyError,
+    ResponseError,
+)
+from redis.sentinel import SentinelConnectionPool
+
+from .deadline import with_deadline
+from .masters import Master
+from .resp import bulk, unbulk
+
+__all__ = ["Link", "SentinelLink"]
+
+#: A master whose replicas are gone, perhaps since one of them is the master now (Redis 6.2 wraps it).
+_NOREPLICAS = re.compile(r"^NOREPLICAS |: -NOREPLICAS ")
+
+
+class Link:
+    """A connection to the store for each who asks at the same time, made anew after a fork.
+
+    ``Redis.execute_command`` takes a connection from its pool and gives it back at every call, which is a
+    third of the cost of asking for a permit (``benchmarks/``, scenario ``acquire``). A stack of idle ones saves that.
+    One for each thread would, too, but under gevent each timer is a greenlet, which is a thread for the ``threading``
+    module: it would connect whenever it asks. Each call has a deadline. Clients with a pool of another kind are used as
+    they are.
+    """
+
+    #: Whether another server is being made the master, so that what is written now may be lost.
+    is_moving = False
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        pool = getattr(client, "connection_pool", None)
+        self._pool: ConnectionPool | None = pool if type(pool) in (ConnectionPool, SentinelConnectionPool) else None
+        self._idle: list[Any] = []
+        self._pid = 0
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether :meth:`exchange` can be used."""
+        return self._pool is not None
+
+    def exchange(self, command: bytes) -> Any:
+        """Send a command in its wire form and return the reply.
+
+        A connection that the store has closed (a restart), or that leads to what has become a replica or has none any
+        more (a failover), is replaced once. A timeout is final: asking again would keep the caller for twice as long.
+        """
+        try:
+            return self._exchange(command)
+        except (RedisConnectionError, ReadOnlyError):
+            return self._exchange(command)
+        except ResponseError as error:
+            if not _NOREPLICAS.search(str(error)):
+                raise
+            return self._exchange(command)
+
+    def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        """Run a script that the store does not know, see :class:`Script`."""
+        if not self.takes_bytes:
+            return self.execute("EVAL", source, keys, *unbulk(b"".join(pieces)))
+        return self.exchange(b"*%d\r\n%b" % (3 + values, bulk("EVAL", source, keys)) + b"".join(pieces))
+
+    def call(self, *command: str | int) -> Any:
+        """Send a command on the way on which scripts are sent."""
+        if not self.takes_bytes:
+            return self.execute(*command)
+        return self.exchange(b"*%d\r\n%b" % (len(command), bulk(*command)))
+
+    def execute(self, *command: Any) -> Any:
+        """Send a command through the client."""
+        return self._client.execute_command(*command)
+
+    def close(self) -> None:
+        """Close the idle connections. Whoever asks afterwards makes new ones."""
+        if self._pid == os.getpid():  # after a fork they are the parent's
+            while self._idle:
+                self._idle.pop().disconnect()
+
+    def _exchange(self, command: bytes) -> Any:
+        connection = self._take()
+        try:
+            connection.begin()
+            connection.send_packed_command([command], check_health=False)
+            reply = connection.read_response()
+        except ResponseError as error:
+            if isinstance(error, ReadOnlyError) or ": -READONLY " in str(error):  # as Redis 6.2 wraps it
+                self._drop(connection)
+                raise ReadOnlyError(str(error)) from None
+            if _NOREPLICAS.search(str(error)):
+                self._drop(connection)
+                raise
+            self._idle.append(connection)  # the reply, read to its end: the connection is in order
+            raise
+        except BaseException:
+            # Lost, timed out, interrupted: whatever reply may still come must not be read as another's.
+            self._drop(connection)
+            raise
+        self._idle.append(connection)
+        return reply
+
+    def _take(self) -> Any:
+        if self._pid != os.getpid():
+            self._idle, self._pid = [], os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            assert self._pool is not None
+            connection = with_deadline(self._pool.connection_class)(**self._pool.connection_kwargs)
+            self._connect(connection)
+            return connection
+
+    def _connect(self, connection: Any) -> None:
+        connection.connect()
+
+    def _drop(self, connection: Any) -> None:
+        """The idle ones, too: they lead to where this one led."""
+        connection.disconnect()
+        with suppress(IndexError):  # others take some meanwhile
+            while True:
+                self._idle.pop().disconnect()
+
+
+class SentinelLink(Link):
+    """The same for a master that is known to Sentinels: no connection is used that leads elsewhere."""
+
+    def __init__(self, client: Redis) -> None:
+        super().__init__(client)
+        self._master = Master(self._pool)
+
+    @property
+    def is_moving(self) -> bool:  # type: ignore[override]
+        return self._master.is_moving
+
+    def close(self) -> None:
+        super().close()
+        self._master.watch_no_more()
+        self._pid = 0
+
+    def _take(self) -> Any:
+        master = self._master
+        if self._pid != os.getpid():
+            master.watch()
+        master.uses += 1
+        while True:
+            connection = super()._take()
+            address = master.address
+            if address is None or (connection.host, connection.port) == address:
+                return connection
+            self._drop(connection)
+
+    def _connect(self, connection: Any) -> None:
+        address = self._master.address
+        if address is None:
+            connection.connect()  # which asks the Sentinels, one after the other
+        else:
+            connection.connect_to(address)

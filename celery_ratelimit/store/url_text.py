@@ -1,0 +1,126 @@
+"""A store's URL as text: what of it may be shown, and what is wrong with how it is written.
+
+User, password, path and query are secret, also where a password has a character in it that ends the part that it
+stands in: then parts are taken for each other, so nothing is shown of which it is not sure what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import parse_qs
+
+from ..errors import ConfigurationError
+from ..names import near
+
+__all__ = ["check_address", "check_options", "check_text", "not_a_url", "without_password"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,20}")
+_HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+
+#: A path that is the number of a database, and nothing else.
+_DATABASE = re.compile(r"/\d{1,2}(?=\?|$)")
+
+_ENCODE = "in user and password, write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40, ':' as %3A and ';' as %3B"
+
+
+def without_password(url: Any) -> str:
+    """A URL as it may be shown: its scheme, and where it is sure that they are such, its hosts and its database."""
+    scheme, separator, rest = str(url).strip("'\"").partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        return "…"
+    return f"{scheme}://{_hosts(rest) if rest else ''}"
+
+
+def _hosts(rest: str) -> str:
+    shown = []
+    for i, part in enumerate(rest.split(";")):
+        scheme, separator, address = part.partition("://")
+        if i and not (separator and _SCHEME.fullmatch(scheme)):
+            return "…"
+        authority, tail = _split(address if i and separator else part)
+        _, at, hosts = authority.rpartition("@")
+        if "@" in tail or "#" in part or not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+            return "…"
+        database = _DATABASE.match(tail)
+        shown.append(f"{'**@' if at else ''}{hosts}{database[0] if database else ''}")
+    if len(shown) > 1 and any(each.startswith("**@") for each in shown) and not shown[0].startswith("**@"):
+        return "…"
+    return ";".join(shown)
+
+
+def _split(address: str) -> tuple[str, str]:
+    """What stands before the path and the query, and those."""
+    end = min([at for at in (address.find("/"), address.find("?")) if at >= 0], default=len(address))
+    return address[:end], address[end:]
+
+
+def not_a_url(url: Any, why: str) -> ConfigurationError:
+    """The error of a URL that cannot be read. ``why`` never holds a part of it."""
+    return ConfigurationError(f"{without_password(url)!r} is not the URL of a Redis or Valkey store: {why}")
+
+
+def check_text(url: Any) -> None:
+    """Raises :class:`ConfigurationError` unless it is a text."""
+    if not isinstance(url, str):
+        raise ConfigurationError(f"a store's URL is a text such as 'redis://host:6379/0', not a {type(url).__name__}")
+
+
+def check_address(url: str, address: str, *, unix: bool = False) -> None:
+    """Whether each part of one address of a URL is what it is taken for.
+
+    Args:
+        url: the whole URL.
+        address: what of it stands behind the scheme.
+        unix: the path is that of a socket, and there is no host.
+
+    Raises:
+        ConfigurationError: it is not, as where a password holds a character that has to be encoded.
+    """
+    authority, tail = _split(address)
+    path, _, query = tail.partition("?")
+    hosts = authority.rpartition("@")[2]
+    if "#" in address:
+        raise not_a_url(url, f"there is a '#' in it: {_ENCODE}")
+    if not unix and ("@" in path or ("@" in query and not re.fullmatch(r"/\d*", path))):
+        raise not_a_url(url, f"there is an '@' behind its first '/' or '?': {_ENCODE}")
+    if unix and hosts:
+        raise not_a_url(url, f"it has to be unix:///path/of/the.socket; {_ENCODE}")
+    for host in [] if unix else hosts.split(","):
+        port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
+        if (host and not (_HOST.fullmatch(host) or re.fullmatch(r":\d{1,5}", host))) or (port and int(port) > 65535):
+            raise not_a_url(url, f"its host or port cannot be one; {_ENCODE}")
+
+
+def check_options(url: str, query: str, options: Collection[str], known: Collection[str], tls: Collection[str]) -> None:
+    """Whether there are such options.
+
+    Args:
+        url: the whole URL.
+        query: of the URL.
+        options: that were passed beside it.
+        known: what there is.
+        tls: what there is with TLS only.
+
+    Raises:
+        ConfigurationError: there is none of that name; says which are near.
+    """
+    written = list(parse_qs(query, keep_blank_values=True))
+    for name in [*written, *options]:
+        if name in known:
+            continue
+        if name in tls:
+            raise ConfigurationError(
+                f"{without_password(url)!r}: {name} is for TLS: begin the URL with rediss:// (rediss+cluster:// for a "
+                "cluster; ssl=true in the query for Sentinel)"
+            )
+        close = near(name, known)
+        unclear = len(written) > 1 or "@" in query or not re.fullmatch("[a-z_]{1,40}", name)
+        if name in written and unclear and not close:  # it may be the end of a password that has a '&' in it
+            raise ConfigurationError(
+                f"{without_password(url)!r}: its query has an option that there is not. In a password, write '&' as %26"
+            )
+        raise ConfigurationError(
+            f"{without_password(url)!r}: there is no option {name!r}; {close or 'there are those of redis-py'}"
+        )

@@ -1,0 +1,133 @@
+"""Transports of httpx that take a permit for every call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+
+import httpx
+
+from ..limiter.async_limiter import AsyncLimiter
+from ..limiter.demand import Limits
+from ..limiter.limiter import Limiter
+from .per_request import Asked, PerRequest, RequestKey
+
+__all__ = ["AsyncLimitedTransport", "LimitedTransport"]
+
+
+class LimitedTransport(httpx.BaseTransport):
+    """Takes a permit for every request, then sends it by another transport.
+
+    >>> client = httpx.Client(transport=LimitedTransport(limiter, "stripe"))
+    >>> client = httpx.Client(transport=LimitedTransport(limiter, Limit("10/s", name="crawl", key="{host}")))
+
+    Every request counts: each one that a redirect leads to, too. A place under :class:`Concurrency` is held until the
+    response has been read or closed.
+
+    Args:
+        limiter: who is asked.
+        limits: as in :meth:`Limiter.acquire`.
+        key: in place of the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that
+            gets the request. Limits that are not kept by key are left whole; where none is, those that are
+            given as such, not by name, are from here on.
+        cost: permits that a request takes; default: what each limit says.
+        max_wait: seconds that a request may wait for its turn. Default: as long as it takes; the timeouts of httpx do
+            not count that time.
+        transport: what sends. Default: ``httpx.HTTPTransport()``.
+
+    Raises:
+        ConfigurationError: an unknown quota, or a key that a request does not have.
+        Throttled: by every call of the client whose turn is further away than ``max_wait``. Not an ``httpx.HTTPError``.
+
+    *Warning*: a client that is given a transport passes none of its own options (``verify``, ``http2``, ``limits``, …)
+    to it: give them to ``transport=httpx.HTTPTransport(…)``.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        limits: Limits,
+        *,
+        key: RequestKey | None = None,
+        cost: int | None = None,
+        max_wait: float | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._limiter, self._max_wait = limiter, max_wait
+        self._each = PerRequest(limiter, limits, key, cost)
+        self._transport = transport or httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        with ExitStack() as held:
+            held.enter_context(self._limiter.permit(**_asked(self._each, request), max_wait=self._max_wait))
+            response = self._transport.handle_request(request)
+            if not response.is_closed and isinstance(response.stream, httpx.SyncByteStream):
+                response.stream = _Stream(response.stream, held.pop_all())
+        return response
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class AsyncLimitedTransport(httpx.AsyncBaseTransport):
+    """:class:`LimitedTransport` for ``httpx.AsyncClient``, with an :class:`~celery_ratelimit.AsyncLimiter`.
+
+    >>> client = httpx.AsyncClient(transport=AsyncLimitedTransport(limiter, "stripe"))
+    """
+
+    def __init__(
+        self,
+        limiter: AsyncLimiter,
+        limits: Limits,
+        *,
+        key: RequestKey | None = None,
+        cost: int | None = None,
+        max_wait: float | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._limiter, self._max_wait = limiter, max_wait
+        self._each = PerRequest(limiter, limits, key, cost)
+        self._transport = transport or httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        permit = self._limiter.permit(**_asked(self._each, request), max_wait=self._max_wait)
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(permit)
+            response = await self._transport.handle_async_request(request)
+            if not response.is_closed and isinstance(response.stream, httpx.AsyncByteStream):
+                response.stream = _AsyncStream(response.stream, held.pop_all())
+        return response
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+def _asked(each: PerRequest, request: httpx.Request) -> Asked:
+    return each.asks(request, request.url.host, request.method, request.url.path)
+
+
+class _Stream(httpx.SyncByteStream):
+    """A response's body, which gives the permit's places back when it is closed."""
+
+    def __init__(self, stream: httpx.SyncByteStream, held: ExitStack) -> None:
+        self._stream, self._held = stream, held
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._stream
+
+    def close(self) -> None:
+        with self._held:
+            self._stream.close()
+
+
+class _AsyncStream(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream, held: AsyncExitStack) -> None:
+        self._stream, self._held = stream, held
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            yield part
+
+    async def aclose(self) -> None:
+        async with self._held:
+            await self._stream.aclose()

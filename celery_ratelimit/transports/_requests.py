@@ -1,0 +1,68 @@
+"""An adapter of requests that takes a permit for every call."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from requests import PreparedRequest, Response
+from requests.adapters import HTTPAdapter
+
+from ..limiter.demand import Limits, leased
+from ..limiter.limiter import Limiter
+from .per_request import PerRequest, RequestKey
+
+__all__ = ["LimitedAdapter"]
+
+
+class LimitedAdapter(HTTPAdapter):
+    """Takes a permit for every request, then sends it.
+
+    >>> session = requests.Session()
+    >>> session.mount("https://api.stripe.com/", LimitedAdapter(limiter, "stripe"))
+
+    Every request counts: each one that a redirect leads to, too. A place under :class:`Concurrency` is held until the
+    body has been read; with ``stream=True`` only until the head of the response has come.
+
+    Args:
+        limiter: who is asked.
+        limits: as in :meth:`Limiter.acquire`.
+        key: in place of the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that
+            gets the prepared request. Limits that are not kept by key are left whole; where none is, those that are
+            given as such, not by name, are from here on.
+        cost: permits that a request takes; default: what each limit says.
+        max_wait: seconds that a request may wait for its turn. Default: as long as it takes; the timeouts of requests
+            do not count that time, ``Response.elapsed`` does.
+        options: those of ``requests.adapters.HTTPAdapter``.
+
+    Raises:
+        ConfigurationError: an unknown quota, or a key that a request does not have.
+        Throttled: by every call of the session whose turn is further away than ``max_wait``. Not a
+            ``requests.RequestException``.
+
+    *Warning*: the adapter's own ``max_retries`` send again under the same permit. Leave them at 0 and retry around
+    the call.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        limits: Limits,
+        *,
+        key: RequestKey | None = None,
+        cost: int | None = None,
+        max_wait: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._limiter, self._max_wait = limiter, max_wait
+        self._each = PerRequest(limiter, limits, key, cost)
+
+    def send(self, request: PreparedRequest, stream: bool = False, *args: Any, **options: Any) -> Response:
+        url = urlsplit(request.url or "")
+        asked = self._each.asks(request, str(url.hostname or ""), request.method or "", str(url.path))
+        with self._limiter.permit(**asked, max_wait=self._max_wait) as decision:
+            response = super().send(request, stream, *args, **options)
+            if not stream and leased(decision.demands):
+                _ = response.content  # as the session is about to do
+        return response

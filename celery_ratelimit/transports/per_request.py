@@ -1,0 +1,67 @@
+"""What an HTTP request asks: its limits, with their keys as templates over its host, method and path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from ..errors import ConfigurationError
+from ..limiter.arguments import check_arguments
+from ..limiter.core import Asking
+from ..limiter.demand import Limits
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+
+__all__ = ["Asked", "PerRequest", "RequestKey"]
+
+#: A template over host, method and path, or a callable that gets the request.
+RequestKey = str | Callable[[Any], str]
+
+
+class Asked(TypedDict):
+    """What ``permit`` is called with."""
+
+    limits: tuple[AnyLimit, ...]
+    key: str | None
+    args: dict[str, str]
+    cost: int | None
+
+
+class PerRequest:
+    """The limits of a transport.
+
+    Args:
+        limiter: who knows the quotas.
+        limits: as in :meth:`Limiter.acquire`.
+        key: in place of the limits' own keys, as in :meth:`Limiter.limited`.
+        cost: permits that a request takes; default: what each limit says.
+
+    Raises:
+        ConfigurationError: an unknown quota, or a key or cost that is not to be had from a request.
+    """
+
+    def __init__(self, limiter: Asking, limits: Limits, key: RequestKey | None, cost: int | None) -> None:
+        self._limits = limiter._kept_by(limits, key)
+        self._asks_request = key if callable(key) else None
+        self._cost = cost
+        for limit in self._limits:
+            if cost is None and not isinstance(limit, Concurrency) and not isinstance(limit.cost, int):
+                raise ConfigurationError(
+                    f"limit {limit.name!r} takes its cost from a task's arguments, which a request has none of: "
+                    "pass cost=…"
+                )
+            if isinstance(limit.cost, int):
+                check_arguments(limit, _SIGNATURE, "transport")
+
+    def asks(self, request: Any, host: str, method: str, path: str) -> Asked:
+        """What to ask for one request."""
+        args = {"host": host, "method": method, "path": path}
+        key = None if self._asks_request is None else self._asks_request(request)
+        return {"limits": self._limits, "key": key, "args": args, "cost": self._cost}
+
+
+def _of_a_request(host: str, method: str, path: str) -> None: ...
+
+
+_SIGNATURE = inspect.signature(_of_a_request)

@@ -1,0 +1,67 @@
+--!include counted.lua
+-- Concurrency: so many at once. Whoever is let in holds a lease until it gives it back (release.lua); a holder that was
+-- killed loses it when it has not been renewed (renew.lua) for `period` us.
+--
+-- Law: never more than `count` leases at any time. A wait is an estimate, from how long leases are held: nobody knows
+--      when the next one ends. An id that holds a lease is let in again and takes no second one.
+--
+-- extra      0
+-- state key: sorted set, id of a holder -> us at which its lease expires; member '' -> minus the mean time, in us, that
+--            leases are held, once that is known; member NUL -> minus the us at which the last place was taken.
+--            Expires with the last lease, or with the line.
+local FIRST_GUESS_US = 100000
+local LEAST_WAIT_US = 1000
+local concurrency = {unforeseen = true}
+
+function concurrency.read(limit, now)
+    limit.held = call('ZCOUNT', limit.state_key, '(' .. int(now), '+inf')
+    limit.waiting = call('ZCARD', limit.slots_key)
+end
+
+function concurrency.earliest(limit, now, ahead, permits)
+    if limit.mine then return now end
+    local over = limit.held + ahead + permits - limit.count
+    if over <= 0 then return now end
+    local mean = -(tonumber(call('ZSCORE', limit.state_key, '')) or -FIRST_GUESS_US)
+    -- Whoever holds a place has held it since the last one was taken, at least.
+    mean = max(mean, now + (tonumber(call('ZSCORE', limit.state_key, '\0')) or -now))
+    local at = now + max(LEAST_WAIT_US, ceil(over * mean / limit.count))
+    if ahead > 0 then return at end
+    -- The first in line need not wait for longer than until a lease expires, should its holder be dead.
+    local expiry = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    return min(at, tonumber(expiry) or at)
+end
+
+function concurrency.take(limit, joint, permits)
+    limit.joint, limit.lease = joint, joint + limit.period
+    if not limit.mine then limit.held = limit.held + permits end
+end
+
+function concurrency.write(limit, now, ttl)
+    if not limit.lease then return end
+    call('ZREMRANGEBYSCORE', limit.state_key, '(0', int(now))
+    call('ZADD', limit.state_key, int(limit.lease), limit.holder)
+    if not limit.mine then call('ZADD', limit.state_key, int(-limit.joint), '\0') end
+    local last = tonumber(call('ZRANGE', limit.state_key, -1, -1, 'WITHSCORES')[2])
+    call('PEXPIRE', limit.state_key, ttl(last))
+end
+
+function concurrency.charge() end
+
+function concurrency.give_back() end
+
+function concurrency.state(limit)
+    return max(0, limit.count - limit.held), 0
+end
+
+counted(concurrency)
+local check = concurrency.check
+
+function concurrency.check(limit, now, id)
+    limit.holder = id
+    limit.mine = id ~= '' and (tonumber(call('ZSCORE', limit.state_key, id)) or 0) > now
+    check(limit, now, id)
+    limit.behind = limit.grant > now -- a place that may be free by then cannot be taken ahead
+end
+
+algorithms.concurrency = concurrency
