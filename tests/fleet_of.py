@@ -23,7 +23,7 @@ from celery_ratelimit import Throttled
 from celery_ratelimit.parking.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 
-__all__ = ["AGAIN", "Fleet", "assert_never_over", "assert_over", "outcome", "pool_jobs", "until"]
+__all__ = ["AGAIN", "Fleet", "assert_never_over", "assert_over", "errors", "outcome", "pool_jobs", "until"]
 
 #: How often the time that is plenty on a machine without other work a busy one has. Nothing is judged by a time-out but
 #: that a test does not hang: what broken code would do later takes longer than this, or for ever.
@@ -71,6 +71,13 @@ def assert_over(permits: Sequence[records.Start], rate: float, burst: int = 1) -
     except AssertionError:
         return
     raise AssertionError(f"{len(permits)} permits, and never more than {burst} + {rate:g}/s")
+
+
+def errors(log: str) -> list[str]:
+    """The lines of a worker's log that are errors. A broker's own INTERNAL_ERROR, which Celery connects anew for, is a
+    warning.
+    """
+    return re.findall(r"^\[[^\]]*: (?:ERROR|CRITICAL)/.*", log, re.MULTILINE)
 
 
 def outcome(result: AsyncResult) -> str:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -32,18 +33,19 @@ _ENDS = ("+switch-master", "+failover-end", "+failover-end-for-timeout", "-failo
 
 
 class _View(NamedTuple):
-    """What one Sentinel holds to be the master, and since which of its epochs."""
+    """What one Sentinel holds to be the master, since which of its epochs, and whether it is alive."""
 
     epoch: int
     address: tuple[str, int]
+    is_alive: bool
 
 
 class Master:
     """The master that the Sentinels of a pool name.
 
     A thread for each of them asks it once a second, if the store is used, and listens: nobody who wants a decision
-    waits for a Sentinel. The answer of the newest epoch counts. The threads also end when the object is gone; a fork
-    has none before :meth:`watch`.
+    waits for a Sentinel. The answer of the newest epoch counts: after a failover some Sentinels name the old master
+    for a while yet. The threads also end when the object is gone; a fork has none before :meth:`watch`.
 
     Args:
         pool: a ``redis.sentinel.SentinelConnectionPool``.
@@ -100,8 +102,9 @@ class Master:
         self._asked.pop(number, None)
         try:
             state = self._sentinels[number].sentinel_masters().get(self.name)
-            if state is not None and self._is_good(state, self.name):
-                view = _View(int(state["config-epoch"]), (self._host or state["ip"], int(state["port"])))
+            if state is not None:
+                address = (self._host or state["ip"], int(state["port"]))
+                view = _View(int(state["config-epoch"]), address, bool(self._is_good(state, self.name)))
         finally:
             self._note(number, view)
 
@@ -110,13 +113,16 @@ class Master:
             self._views.pop(number, None)
             if view is not None:
                 self._views[number] = view
-            newest = max(
-                self._views.values(), key=lambda each: (each.epoch, each.address == self.address), default=None
-            )
-            address = newest.address if newest is not None else None
+            address = self._newest(list(self._views.values()))
             if self.address is not None and address not in (None, self.address):
                 self._moves_until = 0.0
             self.address = address
+
+    def _newest(self, views: Sequence[_View]) -> tuple[str, int] | None:
+        if not any(each.is_alive for each in views):
+            return None
+        # Who has an older epoch has not heard yet of the new master, also where that one is held to be down.
+        return max(views, key=lambda each: (each.epoch, each.is_alive, each.address == self.address)).address
 
     def hear(self, number: int, event: str, words: list[str]) -> None:
         """One of the Sentinels says something; perhaps of another master. Raises what asking it raises."""

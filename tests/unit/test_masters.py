@@ -76,6 +76,17 @@ def test_a_master_that_is_down_is_none(master: Master, sentinels: list[Said]) ->
     assert master.address is None
 
 
+def test_a_new_master_that_one_holds_to_be_down_is_not_left_for_the_old_one(
+    master: Master, sentinels: list[Said]
+) -> None:
+    """The others have not heard of it yet."""
+    sentinels[0].epoch, sentinels[0].address = 1, TWO
+    ask_all(master)
+    sentinels[0].is_down = True
+    ask_all(master)
+    assert master.address == TWO
+
+
 def test_a_sentinel_is_asked_when_the_store_was_used(master: Master, sentinels: list[Said]) -> None:
     master.ask_if_used(0)
     sentinels[0].address = TWO
