@@ -1,5 +1,5 @@
 -- join: take the permits of one part of a decision whose limits live in several slots of a cluster, at a time of which the
--- other parts have been told too, or later. See celery_ratelimit/spread.py.
+-- other parts have been told too, or later. See celery_ratelimit/limiter/cross_slot.py.
 --
 -- KEYS   four per limit, see include/request.lua; then one per limit: its ids, see reserve.lua
 -- ARGV   1  id        text; as in acquire.lua and reserve.lua

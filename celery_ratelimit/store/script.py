@@ -79,9 +79,9 @@ def load_source(name: str, methods: Iterable[str], replace: Mapping[str, str] | 
 
     def included_file(file: str) -> str:
         try:
-            return _read(f"include/{file}.lua")
-        except FileNotFoundError:
             return _read(f"algorithms/{file}.lua")
+        except FileNotFoundError:
+            return _read(f"include/{file}.lua")
 
     def expand(text: str) -> str:
         named = "".join(f"--!include {method}.lua\n" for method in sorted(methods))

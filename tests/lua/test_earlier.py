@@ -15,7 +15,7 @@ import redis
 from benchmarks import processes
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.store import script as _scripts
+from celery_ratelimit.store import script as scripts
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 
@@ -65,7 +65,7 @@ def both(server: EmbeddedServer, store: redis.Redis, earlier: Path, monkeypatch:
         def make(before: Limit, after: Limit) -> tuple[Limiter, Limiter]:
             old, new = (Limiter(client, replace_includes={"now": FROZEN_STORE}) for _ in range(2))
             with monkeypatch.context() as patch:
-                patch.setattr(_scripts, "_read", lambda path: (earlier / path).read_text())
+                patch.setattr(scripts, "_read", lambda path: (earlier / path).read_text())
                 old._acquire._make(before.method, {before.method, after.method})
                 old._settle._make(before.method, {before.method, after.method})
             return old, new

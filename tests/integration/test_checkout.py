@@ -1,0 +1,39 @@
+"""A checkout works as it lies there, and an installation that lacks something says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from celery_ratelimit import ConfigurationError
+from celery_ratelimit.store import script
+from celery_ratelimit.testing import EmbeddedServer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DECIDES = """
+import sys
+sys.meta_path = [each for each in sys.meta_path if "editable" not in repr(each)]
+sys.path[:] = [".", *(each for each in sys.path if each)]
+from celery_ratelimit import Limit, Limiter
+print(Limiter.from_url(sys.argv[1]).acquire(Limit("1/s", name="x")).allowed)
+"""
+
+
+def test_the_scripts_are_found_beside_the_package(server: EmbeddedServer) -> None:
+    ran = subprocess.run([sys.executable, "-c", DECIDES, server.url], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "True\n", ran.stderr
+
+
+def test_a_script_that_is_not_there_is_said_when_the_limiter_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: str) -> str:
+        return Path(str(files("celery_ratelimit.lua")), path.replace("now", "gone")).read_text()
+
+    monkeypatch.setattr(script, "_read", read)
+    script._check.cache_clear()
+    with pytest.raises(ConfigurationError, match=r"has no Lua script 'acquire' \(.*gone.lua\): install it anew"):
+        script.Script("acquire")
+    script._check.cache_clear()
