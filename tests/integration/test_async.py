@@ -192,8 +192,7 @@ def test_a_store_that_forgets_its_scripts_is_sent_them_again(run: Run, store: re
 
 def test_it_is_loaded_when_it_is_asked_for() -> None:
     said = (
-        "import sys, celery_ratelimit as c
-"
+        "import sys, celery_ratelimit as c\n"
         "assert 'celery_ratelimit.limiter.async_limiter' not in sys.modules; c.AsyncLimiter"
     )
     subprocess.run([sys.executable, "-c", said], check=True)
