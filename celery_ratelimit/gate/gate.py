@@ -35,11 +35,11 @@ from ..parking.lot import FULL, HORIZON, NOBODY, OVERTAKEN
 from ..parking.lots import parking_of
 from ..signals import task_throttled
 from .changes import Changes
-from .line import Held, Line, Unlimited
+from .line import HeldRequest, Line, Unlimited
 from .local_share import LocalShare
 from .outcome import Outcome
-from .room import AHEAD, PACE, Room
-from .suspended import LeftQueues, Waiting
+from .room import AHEAD, ASK_EARLY, Room
+from .suspended import SuspendedQueues, Waiting
 from .within import Within
 
 __all__ = ["Gate"]
@@ -102,15 +102,15 @@ class Gate:
         self._wants: dict[Buckets, None] = {}  # lines that wait for a process, in the order of their turns to ask
         self._lines_at: dict[tuple[str, str], dict[Buckets, None]] = {}  # lines by each of their buckets
         self._turns: list[tuple[float, int, Line]] = []
-        self._running: dict[Any, Held] = {}
+        self._running: dict[Any, HeldRequest] = {}
         self._cancel_look: Callable[[], None] | None = None
         self._cancel_ends: Callable[[], None] | None = None
-        self._left = LeftQueues(worker, self._widen)
-        self._widened = 0
+        self._suspended = SuspendedQueues(worker, self._widen)
+        self._outside_prefetch = 0
         self._pumping = False
         self._again = False
         self._changed_names: set[str] = set()
-        self._at_hand: Held | None = None  # while lines are moved on
+        self._at_hand: HeldRequest | None = None  # while lines are moved on
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Gate:
         old = not returned and plan.policy.throttle == "wait" and self.worker.age(request) > self._longest
         until = now if old else now + self._longest
         number = next(self._numbers)
-        held = Held(request, queue, plan, demands, number, now, until, slotted=returned, returned=returned)
+        held = HeldRequest(request, queue, plan, demands, number, now, until, has_slot=returned, returned=returned)
         if self._is_another_copy(held):
             return
         line_key = plan.buckets(demands)
@@ -161,7 +161,7 @@ class Gate:
         if plan.policy.throttle == "wait" and held in waiting and (not returned or self.worker.is_full):
             self._leave_alone(held, line)
 
-    def _is_another_copy(self, held: Held) -> bool:
+    def _is_another_copy(self, held: HeldRequest) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
         if not self._parks(held.plan):
             held.doubtful = False
@@ -178,7 +178,7 @@ class Gate:
         self._end_copy(held)
         return True
 
-    def _end_copy(self, held: Held) -> None:
+    def _end_copy(self, held: HeldRequest) -> None:
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
         self.worker.let_go(held.request)
 
@@ -201,7 +201,9 @@ class Gate:
             if len(self._unlimited) * self._room.seconds_of_one(request.task.name) < self.worker.hears_after:
                 self._widen(waiting)
             if self._limited and self.worker.several_queues:
-                self._left.leave(waiting, self._unlimited, 0.0, lambda: self._room.seconds_of_one(request.task.name))
+                self._suspended.leave(
+                    waiting, self._unlimited, 0.0, lambda: self._room.seconds_of_one(request.task.name)
+                )
 
     def on_end(self, request: Any) -> None:
         """A task has ended: whoever waits for its process, or its place, may ask."""
@@ -241,10 +243,10 @@ class Gate:
         if request.worker_pid is None and not request.acknowledged:
             self.worker.fail(request, error)
 
-    def _take_out(self, held: Held) -> None:
+    def _take_out(self, held: HeldRequest) -> None:
         for line in self._lines.values():
             at = line.remove(held)
-            if at is not None and held.paid is not None:
+            if at is not None and held.permit_at_us is not None:
                 self._room.take_back(at)
         if not held.gone:
             self._leave(held)
@@ -315,9 +317,9 @@ class Gate:
                 line.cancel()
             for _, _, held in line.due:
                 self._end_lease(held)
-        self._limited = self._widened = 0
+        self._limited = self._outside_prefetch = 0
         self._room.clear()
-        self._left.clear()
+        self._suspended.clear()
         self.outage.close()
         self.changes.close()
         self.attendant.close()
@@ -398,7 +400,7 @@ class Gate:
         """Its limit is open and was not closed to those who wait: they go in the order in which they came."""
         return bool(
             line.open
-            and not (line.slotted or line.due)
+            and not (line.with_slot or line.due)
             and line.new
             and self._unlimited
             and self._unlimited[0].number < line.new[0].number
@@ -453,25 +455,25 @@ class Gate:
                 return
 
     def _start_due(self, line: Line) -> None:
-        again: list[Held] = []
+        again: list[HeldRequest] = []
         try:
             self._start_those_due(line, again)
         finally:
             for held in reversed(again):
                 line.waiting(held).appendleft(held)
 
-    def _start_those_due(self, line: Line, again: list[Held]) -> None:
+    def _start_those_due(self, line: Line, again: list[HeldRequest]) -> None:
         while line.due and line.due[0][0] <= time.monotonic():
             at, _, held = line.due[0]
             self._at_hand = held
-            if held.paid is not None:
+            if held.permit_at_us is not None:
                 now = time.monotonic()
-                together = any(other <= now and each.paid is not None for other, _, each in line.due[1:3])
+                together = any(other <= now and each.permit_at_us is not None for other, _, each in line.due[1:3])
                 stale = now - at > max(BUNCHED if together else STALE, *[demand.interval for demand in held.demands])
                 if not stale and self._room.idle() <= 0:
                     line.wants = True
                     break  # until one is free, which is soon, or it asks again
-                granted_at, held.paid = held.paid, None
+                granted_at, held.permit_at_us = held.permit_at_us, None
                 self._room.take_back(at)
                 if not stale:
                     heapq.heappop(line.due)
@@ -481,10 +483,10 @@ class Gate:
             again.append(held)
 
     def _ask_all(self, line: Line) -> None:
-        self._ask_each(line, line.slotted)
+        self._ask_each(line, line.with_slot)
         self._ask_each(line, line.new)
 
-    def _ask_each(self, line: Line, waiting: deque[Held]) -> None:
+    def _ask_each(self, line: Line, waiting: deque[HeldRequest]) -> None:
         while waiting:
             held = self._at_hand = waiting[0]
             if held.request.revoked():
@@ -501,7 +503,7 @@ class Gate:
                 if not self._send_back(line, waiting, held, 0.0, held.demands[0].name):
                     return
                 continue
-            if not held.slotted and held.plan.policy.max_wait is None and self._parks(held.plan) and not self.outage:
+            if not held.has_slot and held.plan.policy.max_wait is None and self._parks(held.plan) and not self.outage:
                 demand = self.attendant.lot_of(held.demands)
                 if demand is not None:
                     try:
@@ -512,19 +514,19 @@ class Gate:
                             return
                         continue
             now = time.monotonic()
-            if (held.slotted or held.plan.policy.throttle == "wait") and now < line.next_ask:
+            if (held.has_slot or held.plan.policy.throttle == "wait") and now < line.next_ask:
                 return
-            may_start = (waiting is line.slotted or not line.slotted) and not self._waits_behind_unlimited(line)
+            may_start = (waiting is line.with_slot or not line.with_slot) and not self._waits_behind_unlimited(line)
             may_start = may_start and self._room.has_for_permit(now, owed=self._is_one_owed())
             # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not
             # wait for one: it asks for its slot alone, and makes room for what is behind it.
-            if not may_start and (held.slotted or line.open or held.plan.policy.throttle != "retry"):
+            if not may_start and (held.has_slot or line.open or held.plan.policy.throttle != "retry"):
                 line.wants = True
                 return
             if not self._ask(line, waiting, held, may_start):
                 return
 
-    def _ask(self, line: Line, waiting: deque[Held], held: Held, free: bool) -> bool:
+    def _ask(self, line: Line, waiting: deque[HeldRequest], held: HeldRequest, free: bool) -> bool:
         """Ask for the head of the line. False: the line has to wait."""
         policy = held.plan.policy
         try:
@@ -556,21 +558,21 @@ class Gate:
         line.intervals = {state.name: state.interval for state in decision.states}
         return self._refused(line, waiting, held, decision, free)
 
-    def _claim(self, held: Held) -> float:
+    def _claim(self, held: HeldRequest) -> float:
         """Seconds within which it keeps a slot if it is refused. Who is parked gets one when it leaves."""
         policy = held.plan.policy
         if not self._parks(held.plan):
             return policy.claim
-        return min(policy.claim, RETURN_HOLD if held.slotted else policy.inline_wait)
+        return min(policy.claim, RETURN_HOLD if held.has_slot else policy.inline_wait)
 
     def _parks(self, plan: Plan) -> bool:
         """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
         return plan.parks and not self.settings.in_memory and self.limiter.pretended_wait is None
 
-    def _horizon(self, held: Held) -> float:
+    def _horizon(self, held: HeldRequest) -> float:
         policy = held.plan.policy
         horizon = policy.inline_wait
-        if policy.throttle == "wait" or held.slotted:
+        if policy.throttle == "wait" or held.has_slot:
             horizon = max(horizon, self._ahead())
         if policy.max_wait is not None:
             horizon = min(horizon, policy.max_wait)
@@ -580,25 +582,27 @@ class Gate:
         """Seconds ahead that a permit may be taken: no longer than a process may be kept for it."""
         return self._room.ahead(self._unlimited[0].request.task.name) if self._unlimited else AHEAD
 
-    def _granted(self, line: Line, held: Held, decision: Decision) -> None:
+    def _granted(self, line: Line, held: HeldRequest, decision: Decision) -> None:
         now = time.monotonic()
         at = now + decision.retry_after
         # The next one of this line can have its turn no earlier than its buckets say: asking sooner is of no use, and
         # would keep a pool process for it that other lines could use.
         line.closed_until = now + _next_turn(held.demands, decision)
-        line.next_ask = line.closed_until - PACE
+        line.next_ask = line.closed_until - ASK_EARLY
         self.leases.begin(held.id, decision.demands, decision.granted_at)
         if at <= now and self._room.idle() > 0:
             self._start(held, decision.granted_at)
             return
-        held.paid = decision.granted_at
+        held.permit_at_us = decision.granted_at
         line.wants = line.wants or at <= now
         self._room.promise(at, held.request.task.name)
         heapq.heappush(line.due, (at, next(self._numbers), held))
         if decision.retry_after > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
             self._announce(held, Outcome("waiting", decision.retry_after, held.demands[0]))
 
-    def _refused(self, line: Line, waiting: deque[Held], held: Held, decision: Decision, free: bool) -> bool:
+    def _refused(
+        self, line: Line, waiting: deque[HeldRequest], held: HeldRequest, decision: Decision, free: bool
+    ) -> bool:
         policy, wait = held.plan.policy, decision.retry_after
         name = decision.binding or held.demands[0].name
         line.closed_until = time.monotonic() + wait
@@ -606,21 +610,21 @@ class Gate:
         given_up = (decision.full and policy.overflow != held.queue) or wait + held_for > policy.claim
         if policy.waits and given_up:
             self._give_up(line, waiting, held, policy.overflow, self._why(line, held, name, wait, decision.full))
-        elif wait <= policy.inline_wait or (held.slotted and wait <= RETURN_HOLD):
+        elif wait <= policy.inline_wait or (held.has_slot and wait <= RETURN_HOLD):
             # A little too early, or the pool is busy: asks again at its time, or when a process is free.
             if line.open:
                 line.wants = True
                 return False
             waiting.popleft()
-            held.slotted = held.slotted or policy.throttle == "retry"
+            held.has_slot = held.has_slot or policy.throttle == "retry"
             if free:
-                heapq.heappush(line.due, (time.monotonic() + max(0.001, wait - PACE), next(self._numbers), held))
+                heapq.heappush(line.due, (time.monotonic() + max(0.001, wait - ASK_EARLY), next(self._numbers), held))
             else:
-                line.slotted.append(held)
+                line.with_slot.append(held)
         elif not policy.waits:
             self._give_up(line, waiting, held, policy.throttle, self._why(line, held, name, wait))
         elif policy.throttle == "wait" and wait <= self._longest:
-            line.next_ask = time.monotonic() + max(0.001, min(wait - PACE, held.plan.longest_pause))
+            line.next_ask = time.monotonic() + max(0.001, min(wait - ASK_EARLY, held.plan.longest_pause))
             self._announce(held, self._why(line, held, name, wait))
             if self.worker.is_full:
                 self._leave_alone(held, line)
@@ -640,8 +644,8 @@ class Gate:
     def _park(
         self,
         line: Line,
-        waiting: deque[Held],
-        held: Held,
+        waiting: deque[HeldRequest],
+        held: HeldRequest,
         demand: Demand,
         wait: float,
         *,
@@ -671,13 +675,17 @@ class Gate:
         self._announce(held, replace(self._why(line, held, demand.name, wait), what="parked"))
         return True
 
-    def _perhaps_parked(self, line: Line, waiting: deque[Held], held: Held, error: RateLimitError) -> bool:
+    def _perhaps_parked(
+        self, line: Line, waiting: deque[HeldRequest], held: HeldRequest, error: RateLimitError
+    ) -> bool:
         """The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now."""
         self.outage.begin(error, self._store_is_back)
         held.doubts, held.doubtful = held.doubts + 1, True
         return self._send_back(line, waiting, held, self.outage.pause() + LEAD, None)
 
-    def _send_back(self, line: Line, waiting: deque[Held], held: Held, wait: float, name: str | None) -> bool:
+    def _send_back(
+        self, line: Line, waiting: deque[HeldRequest], held: HeldRequest, wait: float, name: str | None
+    ) -> bool:
         delay = min(wait, self._longest) - LEAD
         try:
             return_queue = self.worker.return_queue_for(held.queue)
@@ -691,7 +699,7 @@ class Gate:
         self._announce(held, replace(why, what="returned"))
         return True
 
-    def _hold_on(self, line: Line, waiting: deque[Held], held: Held, error: Exception) -> None:
+    def _hold_on(self, line: Line, waiting: deque[HeldRequest], held: HeldRequest, error: Exception) -> None:
         """Nothing is lost: the message is unacknowledged, here and at the broker. Tried again in a moment.
 
         But for a lost connection, which Celery has to see: the broker hands out everything anew then.
@@ -711,7 +719,7 @@ class Gate:
         """Seconds that a message may be held, or be away on a countdown."""
         return self.worker.redelivery * REDELIVERY_SHARE
 
-    def _without_store(self, line: Line, waiting: deque[Held], held: Held, error: RateLimitError) -> bool:
+    def _without_store(self, line: Line, waiting: deque[HeldRequest], held: HeldRequest, error: RateLimitError) -> bool:
         """The store does not answer: what ``ratelimit_on_store_error`` says."""
         if self.outage.is_a_move:
             line.next_ask = time.monotonic() + LOOK
@@ -768,8 +776,8 @@ class Gate:
             if any(name in names for name, _ in line_key):
                 line.next_ask = 0.0
                 line.due, early = (
-                    [each for each in line.due if each[2].paid is not None],
-                    sorted(each for each in line.due if each[2].paid is None),
+                    [each for each in line.due if each[2].permit_at_us is not None],
+                    sorted(each for each in line.due if each[2].permit_at_us is None),
                 )
                 heapq.heapify(line.due)
                 for _, _, held in reversed(early):
@@ -781,36 +789,36 @@ class Gate:
 
     # -- Going out -------------------------------------------------------------------------------------------------
 
-    def _leave_alone(self, held: Held, line: Line) -> None:
+    def _leave_alone(self, held: HeldRequest, line: Line) -> None:
         first = max(0.0, line.closed_until - time.monotonic())
         # Or what the broker hands out of all queues would soon be of this one; or nothing, for too long.
         among_others = self.worker.several_queues and not line.open
         if among_others or 0 < first + len(line) * line.interval < self.worker.hears_after:
             self._widen(held)
-        self._left.leave(held, [*line.slotted, *line.new], first, lambda: line.interval)
+        self._suspended.leave(held, [*line.with_slot, *line.new], first, lambda: line.interval)
 
     def _widen(self, waiting: Waiting) -> None:
         """What waits here for its turn is not to keep others out, unless there are very many."""
-        if self._widened < MOST_RETURNED and not waiting.widened:
-            self._widened += 1
-            waiting.widened = True
+        if self._outside_prefetch < MOST_RETURNED and not waiting.outside_prefetch:
+            self._outside_prefetch += 1
+            waiting.outside_prefetch = True
             self.worker.widen_prefetch()
 
     def _leaves(self, waiting: Waiting) -> None:
         self._room.held -= 1
-        if waiting.widened:
-            self._widened -= 1
+        if waiting.outside_prefetch:
+            self._outside_prefetch -= 1
             self.worker.narrow_prefetch()
-        self._left.one_has_gone(waiting)
+        self._suspended.one_has_gone(waiting)
 
-    def _leave(self, held: Held, *, starts: bool = False) -> None:
+    def _leave(self, held: HeldRequest, *, starts: bool = False) -> None:
         held.gone = True
         self._limited -= 1
         self._leaves(held)
         if held.plan.leased and not starts:
             self._end_lease(held)
 
-    def _start(self, held: Held, granted_at: int) -> None:
+    def _start(self, held: HeldRequest, granted_at: int) -> None:
         revoked = held.request.revoked()
         self._leave(held, starts=not revoked)
         if revoked:
@@ -821,13 +829,13 @@ class Gate:
         self.worker.restore(held.request)
         self.worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": granted_at})
 
-    def _why(self, line: Line, held: Held, name: str, wait: float, full: bool = False) -> Outcome:
+    def _why(self, line: Line, held: HeldRequest, name: str, wait: float, full: bool = False) -> Outcome:
         """Why this one does not start, as far as it waits for its turn."""
         demand = next((demand for demand in held.demands if demand.name == name), held.demands[0])
         waited = time.monotonic() - held.since
         return Outcome("waiting", wait, demand, line.intervals.get(demand.name, 0.0), waited=waited, full=full)
 
-    def _give_up(self, line: Line, waiting: deque[Held], held: Held, how: str, why: Outcome) -> None:
+    def _give_up(self, line: Line, waiting: deque[HeldRequest], held: HeldRequest, how: str, why: Outcome) -> None:
         if held.plan.policy.waits and not why.full:
             why = replace(why, max_wait=held.plan.policy.max_wait)
         what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
@@ -847,13 +855,13 @@ class Gate:
         elif how == "fail":
             self.worker.fail(held.request, why.error)
 
-    def _end_lease(self, held: Held) -> None:
+    def _end_lease(self, held: HeldRequest) -> None:
         try:
             self.leases.end(held.id, later=bool(self.outage))
         except STORE_TROUBLES as error:
             self.outage.begin(error, self._store_is_back)
 
-    def _forget_slot(self, held: Held) -> None:
+    def _forget_slot(self, held: HeldRequest) -> None:
         if self.outage:
             return  # it lapses by itself
         try:
@@ -861,7 +869,7 @@ class Gate:
         except STORE_TROUBLES as error:
             logger.debug("slot of %s not given back: %r", held.request.id, error)
 
-    def _announce(self, held: Held, outcome: Outcome) -> None:
+    def _announce(self, held: HeldRequest, outcome: Outcome) -> None:
         """Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
 
         While the store does not answer, which is said when it begins and ends, the line is for whoever debugs.
@@ -879,7 +887,7 @@ class Gate:
 
     def _set_timer(self, line_key: Buckets, line: Line) -> None:
         now = time.monotonic()
-        heads = [waiting[0].until for waiting in (line.slotted, line.new) if waiting]
+        heads = [waiting[0].until for waiting in (line.with_slot, line.new) if waiting]
         times = [min(heads, default=now + self._longest)]
         # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
         turns = [line.due[0][0]] if line.due and (line.due[0][0] > now or not line.wants) else []

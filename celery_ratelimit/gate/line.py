@@ -14,19 +14,20 @@ from .._celery.parcel import doubts_in
 from ..app.plan import Plan
 from ..limiter.demand import Demand
 
-__all__ = ["Held", "Line", "Unlimited"]
+__all__ = ["HeldRequest", "Line", "Unlimited"]
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldRequest:
     """A request in the gate.
 
     ``number``: in the order in which requests came; ``since``: when it came to the gate; ``until``: when it is sent
     anew, before the broker takes it for lost.
-    ``slotted``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
-    countdown. ``widened``: it does not count against the prefetch, or those that wait for their turn would keep others
-    out.
-    ``paid``: it has a permit, good at that time (microseconds, the store's clock). ``gone``: it has left the gate.
+    ``has_slot``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
+    countdown. ``outside_prefetch``: it does not count against the prefetch, or those that wait for their turn would
+    keep others out.
+    ``permit_at_us``: it has a permit, good at that time (microseconds, the store's clock). ``gone``: it has left the
+    gate.
     ``announced``: what was said last to have become of it.
     ``id``: what the store knows it by.
     ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
@@ -39,10 +40,10 @@ class Held:
     number: int
     since: float
     until: float
-    slotted: bool
+    has_slot: bool
     returned: bool
-    widened: bool = False
-    paid: int | None = None
+    outside_prefetch: bool = False
+    permit_at_us: int | None = None
     announced: str = ""
     gone: bool = False
     id: str = field(init=False)
@@ -61,13 +62,13 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Unlimited:
-    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`Held`."""
+    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`HeldRequest`."""
 
     request: Any
     queue: str
     number: int
     since: float
-    widened: bool = False
+    outside_prefetch: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +76,7 @@ class Line:
     """The requests of one worker that ask the same buckets, first come first served.
 
     Attributes:
-        slotted: those that have a slot (they came back, or the pool was busy) and have to ask; they go first.
+        with_slot: those that have a slot (they came back, or the pool was busy) and have to ask; they go first.
         new: newcomers that have to ask.
         due: (time, number, held): holds a permit that is good at that time, or asks again then.
         closed_until: when the head was told to have its turn.
@@ -88,9 +89,9 @@ class Line:
         cancel: cancels the line's timer, which goes off at ``alarm``.
     """
 
-    slotted: deque[Held] = field(default_factory=deque)
-    new: deque[Held] = field(default_factory=deque)
-    due: list[tuple[float, int, Held]] = field(default_factory=list)
+    with_slot: deque[HeldRequest] = field(default_factory=deque)
+    new: deque[HeldRequest] = field(default_factory=deque)
+    due: list[tuple[float, int, HeldRequest]] = field(default_factory=list)
     closed_until: float = 0.0
     intervals: dict[str, float] = field(default_factory=dict)
     interval: float = 0.0
@@ -101,15 +102,15 @@ class Line:
     cancel: Callable[[], None] | None = None
     alarm: float = 0.0
 
-    def waiting(self, held: Held) -> deque[Held]:
-        return self.slotted if held.slotted else self.new
+    def waiting(self, held: HeldRequest) -> deque[HeldRequest]:
+        return self.with_slot if held.has_slot else self.new
 
-    def __iter__(self) -> Iterator[Held]:
-        return itertools.chain(self.slotted, self.new, [held for _, _, held in self.due])
+    def __iter__(self) -> Iterator[HeldRequest]:
+        return itertools.chain(self.with_slot, self.new, [held for _, _, held in self.due])
 
-    def remove(self, held: Held) -> float | None:
+    def remove(self, held: HeldRequest) -> float | None:
         """It waits here no more. When it was due, if it was."""
-        for waiting in (self.slotted, self.new):
+        for waiting in (self.with_slot, self.new):
             if held in waiting:
                 waiting.remove(held)
         for entry in self.due:
@@ -120,4 +121,4 @@ class Line:
         return None
 
     def __len__(self) -> int:
-        return len(self.slotted) + len(self.new) + len(self.due)
+        return len(self.with_slot) + len(self.new) + len(self.due)

@@ -13,13 +13,13 @@ from bisect import insort
 
 from .._celery import Pool
 
-__all__ = ["AHEAD", "PACE", "Room"]
+__all__ = ["AHEAD", "ASK_EARLY", "Room"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
 AHEAD = 0.1
 #: Seconds before its turn that a line asks, so that a late timer wastes nothing.
-PACE = 0.02
+ASK_EARLY = 0.02
 #: Seconds before a turn from which on a process is kept for it, at the longest; and as a share of what the task takes
 #: that would have it else: the longer that is, the later the turn would be, and the less is lost by waiting for it.
 KEEP, KEEP_SHARE = 1.0, 0.5
@@ -54,7 +54,7 @@ class Room:
 
         Tasks that are short may have one process, one after the other.
         """
-        insort(self._grants, (at, min(1.0, self._pool.takes(name) / PACE)))
+        insort(self._grants, (at, min(1.0, self._pool.takes(name) / ASK_EARLY)))
 
     def take_back(self, at: float) -> None:
         """Undo :meth:`promise`: the task starts, or does not."""
@@ -107,12 +107,12 @@ class Room:
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
         what proves wrong is one permit, which is not used. ``owed``: the next process is somebody else's.
         """
-        idle, promised = self.idle(), self._promised(now + PACE) + owed
-        return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, PACE))
+        idle, promised = self.idle(), self._promised(now + ASK_EARLY) + owed
+        return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""
-        return min(AHEAD, max(PACE, KEEP_SHARE * self._pool.takes(name)))
+        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.takes(name)))
 
     def seconds_of_one(self, name: str) -> float:
         """Seconds from one to the next, when tasks of this name have all processes."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from .._celery import Worker
 
-__all__ = ["LeftQueues", "Waiting"]
+__all__ = ["SuspendedQueues", "Waiting"]
 
 #: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
 #: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
@@ -15,14 +15,14 @@ LONG = 3.0
 
 
 class Waiting(Protocol):
-    """A request in the gate. ``widened``: it does not count against the worker's prefetch."""
+    """A request in the gate. ``outside_prefetch``: it does not count against the worker's prefetch."""
 
     request: Any
     queue: str
-    widened: bool
+    outside_prefetch: bool
 
 
-class LeftQueues:
+class SuspendedQueues:
     """The queues that a worker does not consume for now, and who of them still waits in it.
 
     Args:
@@ -74,5 +74,5 @@ class LeftQueues:
 
     def _put_aside(self, held: Waiting) -> None:
         self._queues[held.queue][0].add(held)
-        if not held.widened and not self._worker.came_beside(held.request):
+        if not held.outside_prefetch and not self._worker.came_beside(held.request):
             self._widen(held)

@@ -41,7 +41,7 @@ from .core import (
     throttled,
     whole_numbers,
 )
-from .cross_slot import Spread, Step, Steps, parts_of
+from .cross_slot import CrossSlot, Step, Steps, parts_of
 from .demand import Demand, Limits, leased
 from .leases import RENEWALS, UNKNOWN, renewal_pause
 from .limiter import TAKE_AHEAD
@@ -94,7 +94,7 @@ class AsyncLimiter(Asking):
         self._served = False
         self._cluster = AsyncClusterLink(client) if isinstance(client, RedisCluster) else None
         self._is_cluster = self._cluster is not None
-        self._spread = Spread(self)
+        self._spread = CrossSlot(self)
         self._at_work: set[asyncio.Task[Any]] = set()
         pool = getattr(client, "connection_pool", None)
         self._master = AsyncMaster(pool) if isinstance(pool, SentinelConnectionPool) and pool.is_master else None

@@ -29,7 +29,7 @@ from ..store.script import Script
 from .core import Asking
 from .demand import Demand
 
-__all__ = ["Part", "Spread", "Step", "Steps", "parts_of"]
+__all__ = ["CrossSlot", "Part", "Step", "Steps", "parts_of"]
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ def parts_of(demands: Sequence[Demand]) -> tuple[Part, ...]:
     return tuple(Part(tuple(slots[slot]), tuple([demands[place] for place in slots[slot]])) for slot in sorted(slots))
 
 
-class Spread:
+class CrossSlot:
     """The decisions of one limiter over several slots."""
 
     def __init__(self, asking: Asking) -> None:
@@ -181,7 +181,7 @@ class _Taking:
     """Takes permits of every part, or of none."""
 
     def __init__(
-        self, spread: Spread, parts: Sequence[Part], id: str, horizon: int, claim: int, reserves: bool
+        self, spread: CrossSlot, parts: Sequence[Part], id: str, horizon: int, claim: int, reserves: bool
     ) -> None:
         self.spread, self.asking, self.parts, self.id = spread, spread.asking, parts, id
         self.horizon, self.claim, self.reserves = horizon, claim, reserves

@@ -40,7 +40,7 @@ from .core import (
     throttled,
     whole_numbers,
 )
-from .cross_slot import Spread, Step, Steps, parts_of
+from .cross_slot import CrossSlot, Step, Steps, parts_of
 from .demand import Demand, Limits, each_bucket_once, leased
 from .leases import UNKNOWN, Leases
 from .stored import LimitConfig, change_of, length_of, read_config
@@ -89,7 +89,7 @@ class Limiter(Asking):
         self.client = client
         self._link = link_to(client)
         self.is_cluster = isinstance(self._link, ClusterLink)
-        self._spread = Spread(self)
+        self._spread = CrossSlot(self)
         self._time: Any = getattr(client, "clock", time)  # a store in memory brings a clock that tests can stop
         self._places = Leases(self)
         self._owns_client = False

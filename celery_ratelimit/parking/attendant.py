@@ -49,7 +49,7 @@ NEXT = 0.001
 MOST_KNOWN = 10_000
 
 
-class Held(Protocol):
+class TurnedAway(Protocol):
     """A request that the gate turns away: the queue that it came from, what the store knows it by, what it asks, and
     how often it was sent anew since it was not known whether it was parked.
     """
@@ -130,7 +130,7 @@ class Attendant:
                     return demand
         return None
 
-    def park(self, held: Held, demand: Demand, *, only_behind: bool, most: int | None, since: int) -> int:
+    def park(self, held: TurnedAway, demand: Demand, *, only_behind: bool, most: int | None, since: int) -> int:
         """Park a request's message where ``demand`` is asked, and let go of it. See :meth:`Parking.park`.
 
         Raises what the store raises; nothing has changed then.
@@ -182,7 +182,7 @@ class Attendant:
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.call_after(TELL, self._tell)
 
-    def may_run(self, held: Held) -> bool:
+    def may_run(self, held: TurnedAway) -> bool:
         """Whether a request is the one copy of its task that may run.
 
         Raises what the store raises, where it has to be asked.

@@ -60,7 +60,7 @@ MOST = 1000
 #: bytes of messages after which no more leave: what a connection takes in a moment.
 WORK, AT_ONCE, BYTES = 50, 17, 512_000
 #: Seconds between two looks at a lot, at the least: those whose turn has come meanwhile leave it together.
-PACE = 0.2
+LOOK_APART = 0.2
 #: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
 AGAIN = 10.0
 #: How many keys a lot has.
@@ -414,7 +414,7 @@ class Parking:
         buckets = [(demand.name, demand.key) for demand in demands]
         of_limits = [self._limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
-        numbers = (len(demands), int(due), microseconds(horizon), MOST, microseconds(PACE), microseconds(AGAIN))
+        numbers = (len(demands), int(due), microseconds(horizon), MOST, microseconds(LOOK_APART), microseconds(AGAIN))
         absent = sorted(attendance.absent) if attendance is not None else []
         attended = sorted(attendance.attended) if attendance is not None and absent else []
         first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(absent), len(attended), *absent, *attended]

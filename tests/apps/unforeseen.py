@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit._celery import Worker
-from celery_ratelimit.gate import gate
-from celery_ratelimit.gate import suspended as left
+from celery_ratelimit.gate import gate, suspended
 from celery_ratelimit.limiter import limiter
 from celery_ratelimit.parking import lot as parking
 
@@ -17,7 +16,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "ask": (limiter.Limiter, "ask"),
     "park": (parking.Parking, "park"),
     "start": (Worker, "start"),
-    "leave": (left.LeftQueues, "one_has_gone"),
+    "leave": (suspended.SuspendedQueues, "one_has_gone"),
     "announce": (Worker, "announce"),
     "grant": (gate.Gate, "_granted"),
 }

@@ -34,6 +34,6 @@ def test_a_script_that_is_not_there_is_said_when_the_limiter_is_made(monkeypatch
 
     monkeypatch.setattr(script, "_read", read)
     script._check.cache_clear()
-    with pytest.raises(ConfigurationError, match=r"has no Lua script 'acquire' \(.*gone.lua\): install it anew"):
+    with pytest.raises(ConfigurationError, match=r"has no Lua script 'acquire' \(.*gone.lua'\): install it anew"):
         script.Script("acquire")
     script._check.cache_clear()

@@ -30,7 +30,7 @@ def line_of(gate: Gate, interval: float, *lates: float) -> Line:
     line = Line()
     demands = [SimpleNamespace(interval=interval)]
     for number, late in enumerate(lates):
-        held = SimpleNamespace(late=late, paid=1, demands=demands, slotted=True)
+        held = SimpleNamespace(late=late, permit_at_us=1, demands=demands, has_slot=True)
         heapq.heappush(line.due, (NOW - late, number, held))  # type: ignore[misc]
     for late in lates:
         gate._room.promise(NOW - late, "task")
@@ -54,7 +54,7 @@ def test_of_permits_that_are_late_together_only_the_latest_are_used(
     line = line_of(gate, 0.01, *lates)
     gate._start_due(line)
     assert gate.started == started  # type: ignore[attr-defined]
-    asks_again = [held.late for held in line.slotted]
+    asks_again = [held.late for held in line.with_slot]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
     assert gate._room._promised(NOW + 1) == sum(late < 0 for late in lates), "those that were not used are forgotten"
 
@@ -66,7 +66,7 @@ def test_an_interval_late_is_not_too_late(gate: Gate) -> None:
 
 def test_who_has_no_permit_makes_nobody_stale(gate: Gate) -> None:
     line = line_of(gate, 0.01, 0.06)
-    heapq.heappush(line.due, (NOW - 0.05, 9, SimpleNamespace(paid=None, late=0.05, slotted=True)))  # type: ignore[misc]
+    heapq.heappush(line.due, (NOW - 0.05, 9, SimpleNamespace(permit_at_us=None, late=0.05, has_slot=True)))  # type: ignore[misc]
     gate._start_due(line)
     assert gate.started == [0.06]  # type: ignore[attr-defined]
 
