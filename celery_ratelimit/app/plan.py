@@ -154,6 +154,7 @@ class AppLimits(Mapping[str, AnyLimit]):
         self._app = app
         self._limits = limits_of_app(app)
         self._tasks = len(app.tasks)
+        self._planned: set[tuple[str, str]] = set()
 
     def note(self, limits: Iterable[AnyLimit]) -> None:
         """Somebody may wait for these.
@@ -164,6 +165,18 @@ class AppLimits(Mapping[str, AnyLimit]):
         noted = {limit.name: limit for limit in limits if limit.name is not None}
         _refuse_two_of_a_name([*[self._limits[name] for name in noted if name in self._limits], *noted.values()])
         self._limits = {**noted, **self._limits}
+
+    def plan_of(self, task: Any, queue: str) -> Plan | None:
+        """The plan of ``task`` for messages from ``queue``; its limits are among these from then on.
+
+        Raises:
+            ConfigurationError: an option or limit that cannot be, or two limits of one name.
+        """
+        plan = plan_of(task, queue)
+        if plan is not None and (task.name, queue) not in self._planned:
+            self.note(plan.limits)
+            self._planned.add((task.name, queue))
+        return plan
 
     def _known(self) -> dict[str, AnyLimit]:
         if self._tasks != len(self._app.tasks):

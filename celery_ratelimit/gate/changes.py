@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection
 
 from .._celery import Worker
-from ..errors import STORE_TROUBLES
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
 
 __all__ = ["Changes"]
-
-logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds between two looks: one small command each. A decision needs none, it reads what is stored.
 LOOK = 0.5
@@ -62,11 +58,8 @@ class Changes:
             self._names = sorted(self._limits)
         if not self._names:
             return {}
-        try:
-            return dict(zip(self._names, map(_text, self._limiter.changes(self._names)), strict=True))
-        except STORE_TROUBLES as error:
-            logger.debug("no look for changed rates: %r", error)
-            return {}
+        told = self._outage.ask(lambda: self._limiter.changes(self._names), None, quietly=True)
+        return {} if told is None else dict(zip(self._names, map(_text, told), strict=True))
 
     def _look(self) -> None:
         self._cancel = self._worker.call_after(LOOK, self._look)

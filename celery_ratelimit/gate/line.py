@@ -1,20 +1,46 @@
-"""Who is in the gate, and where: the requests of one worker, in lines."""
+"""Who is in the gate, and in which state: the requests of one worker, in lines.
+
+A request that is held is in one state, which its line alone changes:
+
+* it **asks**: as soon as it is the first of those who do, and its line may ask;
+* it **asks again** at a time that it was told;
+* it **holds a permit**, which is good at a time;
+* it is **gone**.
+
+Those who have a slot in the store ask before newcomers.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from .._celery import stored_id
 from .._celery.parcel import doubts_in
 from ..app.plan import Plan
 from ..limiter.demand import Demand
+from ..limits.decision import Decision
 
-__all__ = ["HeldRequest", "Line", "Unlimited"]
+__all__ = ["ASK_EARLY", "HeldRequest", "Line", "State", "Unlimited"]
+
+#: Seconds before its turn that a line asks, so that a late timer wastes nothing.
+ASK_EARLY = 0.02
+#: Seconds after which a line that cannot go on now is moved on, at the soonest.
+LEAST_PAUSE = 0.001
+
+
+class State(Enum):
+    """What becomes of a request next."""
+
+    ASKS = "asks"
+    ASKS_AGAIN = "asks again at a time"
+    HOLDS_PERMIT = "holds a permit that is good at a time"
+    GONE = "gone"
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +52,8 @@ class HeldRequest:
     ``has_slot``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
     countdown. ``outside_prefetch``: it does not count against the prefetch, or those that wait for their turn would
     keep others out.
-    ``permit_at_us``: it has a permit, good at that time (microseconds, the store's clock). ``gone``: it has left the
-    gate.
+    ``state``; and the time that belongs to it, ``at``. ``permit_at_us``: when its permit is good, in microseconds by
+    the store's clock; 0: it has none.
     ``announced``: what was said last to have become of it.
     ``id``: what the store knows it by.
     ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
@@ -43,9 +69,10 @@ class HeldRequest:
     has_slot: bool
     returned: bool
     outside_prefetch: bool = False
-    permit_at_us: int | None = None
+    state: State = State.ASKS
+    at: float = 0.0
+    permit_at_us: int = 0
     announced: str = ""
-    gone: bool = False
     id: str = field(init=False)
     doubts: int = field(init=False)
     doubtful: bool = field(init=False)
@@ -56,8 +83,12 @@ class HeldRequest:
         self.doubtful = self.doubts > 0
 
     @property
-    def task_id(self) -> str:
-        return str(self.request.id)
+    def gone(self) -> bool:
+        return self.state is State.GONE
+
+    def demand(self, name: str | None) -> Demand:
+        """What it asks of the limit of that name."""
+        return next((demand for demand in self.demands if demand.name == name), self.demands[0])
 
 
 @dataclass(slots=True, eq=False)
@@ -73,12 +104,12 @@ class Unlimited:
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """The requests of one worker that ask the same buckets, first come first served.
+    """The requests of one worker that ask the same buckets, first come first served. Times are the gate's clock's.
 
     Attributes:
-        with_slot: those that have a slot (they came back, or the pool was busy) and have to ask; they go first.
-        new: newcomers that have to ask.
-        due: (time, number, held): holds a permit that is good at that time, or asks again then.
+        key: the buckets.
+        with_slot: those who ask and have a slot (they came back, or the pool was busy); they go first.
+        new: newcomers who ask.
         closed_until: when the head was told to have its turn.
         intervals: seconds in which a permit comes back, by limit, as it was when somebody was refused last.
         interval: seconds from one turn to the next, as it was in force when somebody asked last.
@@ -89,9 +120,9 @@ class Line:
         cancel: cancels the line's timer, which goes off at ``alarm``.
     """
 
+    key: tuple[tuple[str, str], ...] = ()
     with_slot: deque[HeldRequest] = field(default_factory=deque)
     new: deque[HeldRequest] = field(default_factory=deque)
-    due: list[tuple[float, int, HeldRequest]] = field(default_factory=list)
     closed_until: float = 0.0
     intervals: dict[str, float] = field(default_factory=dict)
     interval: float = 0.0
@@ -101,24 +132,143 @@ class Line:
     turn: float = 0.0
     cancel: Callable[[], None] | None = None
     alarm: float = 0.0
+    _due: list[tuple[float, int, HeldRequest]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def waiting(self, held: HeldRequest) -> deque[HeldRequest]:
-        return self.with_slot if held.has_slot else self.new
+    # -- Who is here -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[HeldRequest]:
-        return itertools.chain(self.with_slot, self.new, [held for _, _, held in self.due])
-
-    def remove(self, held: HeldRequest) -> float | None:
-        """It waits here no more. When it was due, if it was."""
-        for waiting in (self.with_slot, self.new):
-            if held in waiting:
-                waiting.remove(held)
-        for entry in self.due:
-            if entry[2] is held:
-                self.due.remove(entry)
-                heapq.heapify(self.due)
-                return entry[0]
-        return None
+        return itertools.chain(self.with_slot, self.new, [held for _, _, held in self._due])
 
     def __len__(self) -> int:
-        return len(self.with_slot) + len(self.new) + len(self.due)
+        return len(self.with_slot) + len(self.new) + len(self._due)
+
+    def asking(self, held: HeldRequest) -> deque[HeldRequest]:
+        """Those among whom it asks, or would."""
+        return self.with_slot if held.has_slot else self.new
+
+    @property
+    def only_newcomers(self) -> bool:
+        return bool(self.new and not self.with_slot and not self._due)
+
+    def holding(self) -> list[HeldRequest]:
+        """Those who hold a permit."""
+        return [held for _, _, held in self._due if held.state is State.HOLDS_PERMIT]
+
+    # -- Moves -----------------------------------------------------------------------------------------------------
+
+    def ask(self, held: HeldRequest, *, first: bool = False, has_slot: bool = False) -> None:
+        """It asks, from now on: behind the others, or before them; with a slot, if it has one now."""
+        self._take_out(held)
+        held.state, held.has_slot = State.ASKS, held.has_slot or has_slot
+        if first:
+            self.asking(held).appendleft(held)
+        else:
+            self.asking(held).append(held)
+
+    def ask_again(self, held: HeldRequest, at: float, *, has_slot: bool = False) -> None:
+        """It asks again at that time; with a slot, if it has one now."""
+        self._move(held, State.ASKS_AGAIN, at)
+        held.has_slot = held.has_slot or has_slot
+
+    def hold(self, held: HeldRequest, at: float, permit_at_us: int) -> None:
+        """It has a permit, which is good at that time."""
+        held.permit_at_us = permit_at_us
+        self._move(held, State.HOLDS_PERMIT, at)
+
+    def recall(self, held: HeldRequest) -> None:
+        """Its time is void: it is about to ask."""
+        self._take_out(held)
+        held.state = State.ASKS
+
+    def leave(self, held: HeldRequest) -> None:
+        """It is not in the gate any more."""
+        self._take_out(held)
+        held.state = State.GONE
+
+    def first_due(self, now: float) -> HeldRequest | None:
+        """The first whose time has come."""
+        return self._due[0][2] if self._due and self._due[0][0] <= now else None
+
+    def are_late_together(self, now: float) -> bool:
+        """Whether more than one permit is good by now that was not used."""
+        return any(at <= now and held.state is State.HOLDS_PERMIT for at, _, held in self._due[1:3])
+
+    def ask_all_again(self) -> None:
+        """The times that they were told are void: they ask now, in their order, before the others."""
+        again = [held for _, _, held in sorted(self._due) if held.state is State.ASKS_AGAIN]
+        for held in reversed(again):
+            self.ask(held, first=True)
+        self.next_ask = 0.0
+
+    def _move(self, held: HeldRequest, state: State, at: float) -> None:
+        self._take_out(held)
+        held.state, held.at = state, at
+        heapq.heappush(self._due, (at, next(self._numbers), held))
+
+    def _take_out(self, held: HeldRequest) -> None:
+        if held.state is State.ASKS:
+            asking = self.asking(held)
+            if asking and asking[0] is held:
+                asking.popleft()
+            elif held in asking:
+                asking.remove(held)
+        elif held.state is not State.GONE:
+            if self._due and self._due[0][2] is held:
+                heapq.heappop(self._due)
+            else:
+                self._due = [entry for entry in self._due if entry[2] is not held]
+                heapq.heapify(self._due)
+
+    # -- What was told ---------------------------------------------------------------------------------------------
+
+    def granted(self, held: HeldRequest, decision: Decision, now: float) -> None:
+        """The next one can have its turn no earlier than the buckets say.
+
+        Asking sooner is of no use, and would keep a pool process for it that other lines could use.
+        """
+        self._told(held, decision)
+        self.closed_until = now + _next_turn(held.demands, decision)
+        self.next_ask = self.closed_until - ASK_EARLY
+
+    def refused(self, held: HeldRequest, decision: Decision, now: float) -> None:
+        self._told(held, decision)
+        self.intervals = {state.name: state.interval for state in decision.states}
+        self.closed_until = now + decision.retry_after
+
+    def _told(self, held: HeldRequest, decision: Decision) -> None:
+        self.open = decision.retry_after <= 0
+        if held.plan.policy.throttle == "wait":  # whose queues may be suspended
+            self.interval = _interval(held.demands, decision)
+
+    def times(self, now: float, longest: float) -> tuple[float, float]:
+        """When somebody has its turn, who has to wait until then (0.0: nobody), and when to look at the line again.
+
+        Args:
+            now: the time.
+            longest: seconds after which to look in any case.
+        """
+        heads = [asking[0].until for asking in (self.with_slot, self.new) if asking]
+        # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
+        turns = [self._due[0][0]] if self._due and (self._due[0][0] > now or not self.wants) else []
+        if heads and not self.wants:
+            turns.append(max(self.next_ask, now + LEAST_PAUSE))
+        return min(turns, default=0.0), min([min(heads, default=now + longest), *turns])
+
+
+def _interval(demands: Sequence[Demand], decision: Decision) -> float:
+    """Seconds from one of a line to the next, at the rates that are in force."""
+    states = zip(demands, decision.states, strict=True)
+    return max([(state.interval or demand.interval) * demand.cost for demand, state in states])
+
+
+def _next_turn(demands: Sequence[Demand], decision: Decision) -> float:
+    """Seconds until the same demands can have their turn again, at the earliest."""
+    return max(
+        [
+            state.reset_after - (state.limit - demand.cost) * state.interval
+            if state.interval
+            else 0.0  # it tells when it is asked
+            for demand, state in zip(demands, decision.states, strict=True)
+        ]
+    )

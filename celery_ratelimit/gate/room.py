@@ -12,14 +12,13 @@ import math
 from bisect import insort
 
 from .._celery import Pool
+from .line import ASK_EARLY
 
-__all__ = ["AHEAD", "ASK_EARLY", "Room"]
+__all__ = ["AHEAD", "Room"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
 AHEAD = 0.1
-#: Seconds before its turn that a line asks, so that a late timer wastes nothing.
-ASK_EARLY = 0.02
 #: Seconds before a turn from which on a process is kept for it, at the longest; and as a share of what the task takes
 #: that would have it else: the longer that is, the later the turn would be, and the less is lost by waiting for it.
 KEEP, KEEP_SHARE = 1.0, 0.5

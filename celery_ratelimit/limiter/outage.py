@@ -6,7 +6,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
 from .limiter import Limiter
@@ -23,6 +24,10 @@ REMINDER = 60.0
 SHORTEST, LONGEST = 1.0, 30.0
 
 
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
 class Outage:
     """Remembers that the store is lost, so that a hung store holds up the worker's event loop once, not per task.
 
@@ -32,10 +37,13 @@ class Outage:
     Args:
         limiter: whose store it is.
         call_soon: calls something in the worker's event loop, from any thread.
+        on_end: called there when the store answers again.
     """
 
-    def __init__(self, limiter: Limiter, call_soon: Callable[[Callable[[], None]], None]) -> None:
-        self._limiter, self._call_soon = limiter, call_soon
+    def __init__(
+        self, limiter: Limiter, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
+    ) -> None:
+        self._limiter, self._call_soon, self._on_end = limiter, call_soon, on_end
         self._since = 0.0
         self._reminded = float("-inf")
         self._said = False
@@ -51,8 +59,24 @@ class Outage:
         """Nothing is lost yet: the Sentinels are making another server the master. Nobody asks until they have."""
         return self._over is None and self._limiter.is_moving
 
-    def begin(self, error: RateLimitError, on_end: Callable[[], None]) -> None:
-        """The store did not answer. ``on_end`` is called in the worker's event loop when it does again."""
+    def ask(self, question: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
+        """The store's answer to a question; ``otherwise`` while it is lost, which is noted, unless ``quietly``.
+
+        Whatever else is raised is raised.
+        """
+        if self:
+            return otherwise
+        try:
+            return question()
+        except STORE_TROUBLES as error:
+            if quietly:
+                logger.debug("the store does not answer: %r", error)
+            else:
+                self.begin(error)
+            return otherwise
+
+    def begin(self, error: RateLimitError, on_end: Callable[[], None] | None = None) -> None:
+        """The store did not answer. ``on_end`` is called when it does again, before whoever is always called."""
         now = time.monotonic()
         if now - self._reminded >= REMINDER:
             self._reminded = now
@@ -64,9 +88,8 @@ class Outage:
             if not isinstance(error, StoreMisconfigured) or now > self._all_back + PROBE:
                 self._since = now  # else it is the same one: the store refuses what it was not probed with
             self._over = threading.Event()
-            threading.Thread(
-                target=self._look, args=(self._over, on_end), name="celery_ratelimit-outage", daemon=True
-            ).start()
+            args = (self._over, [each for each in (on_end, self._on_end) if each is not None])
+            threading.Thread(target=self._look, args=args, name="celery_ratelimit-outage", daemon=True).start()
 
     def close(self) -> None:
         if self._over is not None:
@@ -80,7 +103,7 @@ class Outage:
         self._all_back = max(self._all_back, now + pause)
         return pause
 
-    def _look(self, over: threading.Event, on_end: Callable[[], None]) -> None:
+    def _look(self, over: threading.Event, on_end: Sequence[Callable[[], None]]) -> None:
         while not over.wait(PROBE):
             try:
                 self._limiter.probe()
@@ -89,11 +112,12 @@ class Outage:
             self._call_soon(lambda: self._end(over, on_end))
             return
 
-    def _end(self, over: threading.Event, on_end: Callable[[], None]) -> None:
+    def _end(self, over: threading.Event, on_end: Sequence[Callable[[], None]]) -> None:
         if over is not self._over:
             return
         if self._said:  # an error that comes back whenever it is asked fills no log
             logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._since)
         self._said = False
         self._over = None
-        on_end()
+        for each in on_end:
+            each()

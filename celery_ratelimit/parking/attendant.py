@@ -17,7 +17,6 @@ from kombu.utils.json import dumps, loads
 
 from .._celery import Worker
 from .._celery.parcel import Parcel, expires_at, marker_among, marker_in, parcel_of
-from ..errors import STORE_TROUBLES
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
@@ -70,7 +69,6 @@ class Attendant:
         limits: by name; there may be more of them later.
         return_queue_for: the queue that a task comes back by.
         outage: while it lasts nobody asks the store.
-        on_store_lost: called with the error when the store does not answer.
         orphans_after: see :class:`~celery_ratelimit.parking.orphans.Orphans`.
     """
 
@@ -81,13 +79,11 @@ class Attendant:
         limits: Mapping[str, AnyLimit],
         return_queue_for: Callable[[str], str],
         outage: Outage,
-        on_store_lost: Callable[[Any], None],
         orphans_after: float,
     ) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = return_queue_for
-        self._on_store_lost = on_store_lost
-        self._orphans = Orphans(worker, parking, limits, orphans_after, outage, on_store_lost)
+        self._orphans = Orphans(worker, parking, limits, orphans_after, outage)
         self._sorted: list[str] = []
         self._known: OrderedDict[Bucket, None] = OrderedDict()
         self._due: dict[Bucket, None] = {}
@@ -214,12 +210,8 @@ class Attendant:
         if self._outage:
             self._cancel_telling = self._worker.call_after(LOOK, self._tell)
             return
-        if not self._parking.in_use:
-            return
-        try:
-            self._tell_all()
-        except STORE_TROUBLES as error:
-            self._on_store_lost(error)
+        if self._parking.in_use:
+            self._outage.ask(self._tell_all, None)
 
     def _tell_all(self) -> None:
         with self._telling:  # where greenlets switch, others come in while the store is being told
@@ -268,18 +260,18 @@ class Attendant:
         if self._outage or not self._parking.in_use or time.monotonic() < self._looks_from:
             return
         self._looked_at = time.monotonic()
-        until = self._looked_at + TURN
-        try:
-            self._attend()
-            done = self._let_revoked_out(until) and self.let_out(until)
-            self._note_acknowledged()
-            self._parking.flush()
-        except STORE_TROUBLES as error:
-            self._on_store_lost(error)
-        else:
-            if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
-                self._cancel()
-                self._cancel = self._worker.call_after(NEXT, self._look)
+        done = self._outage.ask(lambda: self._see_to_lots(self._looked_at + TURN), True)
+        if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
+            self._cancel()
+            self._cancel = self._worker.call_after(NEXT, self._look)
+
+    def _see_to_lots(self, until: float) -> bool:
+        """False: something is left to do, and time is up."""
+        self._attend()
+        done = self._let_revoked_out(until) and self.let_out(until)
+        self._note_acknowledged()
+        self._parking.flush()
+        return done
 
     def let_out(self, until: float) -> bool:
         """Publish those whose turn is near, of all lots that are due. False: some are left, and time is up."""
@@ -347,11 +339,10 @@ class Attendant:
     def _attend_no_more(self) -> None:
         """This worker ends, or connects anew: others need not wait until it is taken for dead."""
         left, self._attends, self._attendance = sorted(self._attends), frozenset(), None
-        if left and not self._outage and self._parking.in_use:
-            try:
-                self._parking.attend(self._worker.hostname, (), left, ATTENDED)
-            except STORE_TROUBLES as error:
-                logger.debug("not said that nobody consumes %s here: %r", left, error)
+        if left and self._parking.in_use:
+            self._outage.ask(
+                lambda: self._parking.attend(self._worker.hostname, (), left, ATTENDED), None, quietly=True
+            )
 
     # -- When a limit is another one than it was -------------------------------------------------------------------
 
@@ -376,34 +367,33 @@ class Attendant:
     def _wake_on(self) -> None:
         """One step for one limit after the other, until the turn is over."""
         self._cancel_waking = None
-        until = time.monotonic() + TURN
-        try:
-            if self._is_new and not self._outage:
-                # This worker's code may have other limits than those who were here before.
-                names = self._parking.occupied(self._names) if self._parking.in_use else ()
-                self._waking = {**dict.fromkeys(names, 0), **self._waking}
-                self._is_new = False
-            while self._waking and not self._outage and time.monotonic() < until:
-                name, since = next(iter(self._waking.items()))
-                now, more = self._parking.wake(Demand(self._limits[name], name), since)
-                if more:
-                    self._waking[name] = -1  # it has changed, and not all have been told
-                    continue
-                self._waking.pop(name, None)
-                self._woken[name] = now
-                if name in self._changed:  # once more meanwhile
-                    self._changed.discard(name)
-                    self._waking[name] = since
-            while self._recalling and not self._outage and time.monotonic() < until:
-                name, (after, offset) = next(iter(self._recalling.items()))
-                after, offset = self._parking.recall(name, after, offset)
-                self._recalling.pop(name, None)
-                if after is not None:
-                    self._recalling[name] = after, offset
-        except STORE_TROUBLES as error:
-            self._on_store_lost(error)
+        self._outage.ask(lambda: self._wake_some(time.monotonic() + TURN), None)
         if (self._waking or self._recalling or self._is_new) and self._cancel_waking is None:
             self._cancel_waking = self._worker.call_after(LOOK if self._outage else NEXT, self._wake_on)
+
+    def _wake_some(self, until: float) -> None:
+        if self._is_new:
+            # This worker's code may have other limits than those who were here before.
+            names = self._parking.occupied(self._names) if self._parking.in_use else ()
+            self._waking = {**dict.fromkeys(names, 0), **self._waking}
+            self._is_new = False
+        while self._waking and not self._outage and time.monotonic() < until:
+            name, since = next(iter(self._waking.items()))
+            now, more = self._parking.wake(Demand(self._limits[name], name), since)
+            if more:
+                self._waking[name] = -1  # it has changed, and not all have been told
+                continue
+            self._waking.pop(name, None)
+            self._woken[name] = now
+            if name in self._changed:  # once more meanwhile
+                self._changed.discard(name)
+                self._waking[name] = since
+        while self._recalling and not self._outage and time.monotonic() < until:
+            name, (after, offset) = next(iter(self._recalling.items()))
+            after, offset = self._parking.recall(name, after, offset)
+            self._recalling.pop(name, None)
+            if after is not None:
+                self._recalling[name] = after, offset
 
     def _let_revoked_out(self, until: float) -> bool:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked."""

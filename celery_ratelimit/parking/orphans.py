@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from .._celery import Worker, messages_in
-from ..errors import STORE_TROUBLES
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
 from .handing_back import HandingBack
@@ -43,7 +42,6 @@ class Orphans:
         grace: seconds for which something may be unattended before it is handed back: a rolling deploy has workers of
             both kinds.
         outage: while it lasts nobody asks the store.
-        on_store_lost: called with the error when the store does not answer.
     """
 
     def __init__(
@@ -53,11 +51,10 @@ class Orphans:
         limits: Mapping[str, AnyLimit],
         grace: float,
         outage: Outage,
-        on_store_lost: Callable[[Exception], None],
     ) -> None:
         self._worker, self._limits, self._outage = worker, limits, outage
         self._parking, self._apart = parking, parking.another()
-        self._grace, self._on_store_lost = grace, on_store_lost
+        self._grace = grace
         self._pause = max(1.0, min(SAY, grace / 3))
         self._said: set[str] = set()
         self._used: set[tuple[str, str]] = set()
@@ -97,14 +94,9 @@ class Orphans:
 
     def _look_soon(self) -> None:
         self._cancel = self._worker.call_after(self._pause, self._look_soon)
-        if self._outage or not self._parking.in_use:
-            return
-        try:
-            names = self._say_all()
-        except STORE_TROUBLES as error:
-            self._on_store_lost(error)
-            return
-        self._said = set(names)
+        names = self._outage.ask(self._say_all, None) if self._parking.in_use else None
+        if names is not None:
+            self._said = set(names)
 
     def _say_all(self) -> list[str]:
         names = list(self._limits)
@@ -131,20 +123,21 @@ class Orphans:
 
     def _see_to(self, unseen: Unseen, names: list[str]) -> None:
         try:
-            occupied = set(self._apart.occupied([*unseen.limits, *names]))
-            for name, ago in unseen.limits.items():
-                if name in occupied:
-                    self._see_to_limit(name, ago)
-                elif ago >= self._grace + KEPT:
-                    self._nothing_there.add(name)
-            absent = [queue for queue, ago in unseen.queues.items() if ago >= self._grace]
-            for name in occupied.intersection(names) if absent else ():
-                self._see_to_those_aside(name, absent)
-            self._see_to_returns(unseen)
-        except STORE_TROUBLES as error:
-            logger.debug("not seen to what nobody attends to: %r", error)
+            self._outage.ask(lambda: self._see_to_all(unseen, names), None, quietly=True)
         except Exception as error:  # of the broker: tried again
             logger.warning("What nobody attends to could not be handed back (%r): tried again", error)
+
+    def _see_to_all(self, unseen: Unseen, names: list[str]) -> None:
+        occupied = set(self._apart.occupied([*unseen.limits, *names]))
+        for name, ago in unseen.limits.items():
+            if name in occupied:
+                self._see_to_limit(name, ago)
+            elif ago >= self._grace + KEPT:
+                self._nothing_there.add(name)
+        absent = [queue for queue, ago in unseen.queues.items() if ago >= self._grace]
+        for name in occupied.intersection(names) if absent else ():
+            self._see_to_those_aside(name, absent)
+        self._see_to_returns(unseen)
 
     def _see_to_limit(self, name: str, ago: float) -> None:
         if self._warns(f"limit {name}"):

@@ -14,7 +14,7 @@ __all__ = ["app"]
 def _raising(function: Callable[..., Any], step: str) -> Callable[..., Any]:
     def run(*args: Any, **options: Any) -> Any:
         said = [str(each) for each in (*args, *options.values()) if isinstance(each, str)]
-        said += [str(getattr(each, "task_id", "")) for each in args]
+        said += [str(getattr(each, name, "")) for each in args for name in ("task_id", "id")]
         if any(each.startswith(step) for each in said):
             raise ZeroDivisionError(f"at {step}")
         return function(*args, **options)

@@ -36,15 +36,15 @@ class _Thread:
 
 def end(lost: Outage) -> None:
     assert lost._over is not None
-    lost._end(lost._over, lambda: None)
+    lost._end(lost._over, [])
 
 
 def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]) -> None:
     """The probe was served, and those who were deferred are not, each time that they come back."""
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
     pauses = []
     for _ in range(12):
-        lost.begin(REFUSED, lambda: None)
+        lost.begin(REFUSED)
         pauses.append(lost.pause())
         clock[0] += PROBE
         end(lost)
@@ -54,9 +54,9 @@ def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]
 
 
 def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
     for _ in range(12):
-        lost.begin(StoreUnavailable("no answer"), lambda: None)
+        lost.begin(StoreUnavailable("no answer"))
         assert lost.pause() == 1
         clock[0] += PROBE
         end(lost)
@@ -64,19 +64,19 @@ def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
 
 
 def test_another_outage_begins_anew(clock: list[float]) -> None:
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
-    lost.begin(REFUSED, lambda: None)
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
+    lost.begin(REFUSED)
     clock[0] += 20
     assert lost.pause() == 20
     end(lost)
     clock[0] += 20 + 2 * PROBE
-    lost.begin(REFUSED, lambda: None)
+    lost.begin(REFUSED)
     assert lost.pause() == 1
 
 
 def test_an_error_that_ends_with_a_full_stop_is_said_with_one(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None)  # type: ignore[arg-type]
-    lost.begin(StoreUnavailable("Error 111 connecting to localhost:6379. Connection refused."), lambda: None)
+    lost = Outage(SimpleNamespace(is_moving=False), lambda callback: None, lambda: None)  # type: ignore[arg-type]
+    lost.begin(StoreUnavailable("Error 111 connecting to localhost:6379. Connection refused."))
     assert "Connection refused. Limited tasks" in caplog.text

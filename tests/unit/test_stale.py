@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-import heapq
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from celery_ratelimit.gate import gate as module
-from celery_ratelimit.gate.gate import Gate
-from celery_ratelimit.gate.line import Line
+from celery_ratelimit.gate import loop as module
+from celery_ratelimit.gate.line import HeldRequest, Line
+from celery_ratelimit.gate.loop import Loop
 from celery_ratelimit.gate.room import Room
+from celery_ratelimit.gate.verdict import Start
 
 NOW = 100.0
 
 
+def held_one(interval: float) -> Any:
+    message = SimpleNamespace(headers={}, delivery_info={}, properties={})
+    request: Any = SimpleNamespace(id="1", name="task", message=message, request_dict={}, delivery_info={})
+    held = object.__new__(HeldRequest)
+    for name, value in {"request": request, "demands": (SimpleNamespace(interval=interval),), "has_slot": True}.items():
+        setattr(held, name, value)
+    held.state, held.at, held.until = module.State.ASKS, 0.0, NOW + 1e6
+    return held
+
+
+class Exits:
+    """Notes who starts, by how late that is."""
+
+    longest = 1440.0
+
+    def __init__(self) -> None:
+        self.started: list[float] = []
+
+    def carry_out(self, line: Line, held: HeldRequest, verdict: Any, now: float) -> bool:
+        assert isinstance(verdict, Start)
+        line.leave(held)
+        self.started.append(round(now - held.at, 3))
+        return True
+
+
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Before a pool with room, at ``NOW``; ``gate.started`` are the lateness of those it lets in."""
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: NOW))
-    gate = object.__new__(Gate)
-    gate._room = Room(SimpleNamespace(idle=lambda held: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
-    gate.started = []  # type: ignore[attr-defined]
-    gate._start = lambda held, granted_at: gate.started.append(held.late)  # type: ignore[attr-defined,method-assign]
-    return gate
+def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Before a pool with room, at ``NOW``."""
+    monkeypatch.setattr(module, "monotonic", lambda: NOW)
+    loop: Any = object.__new__(Loop)
+    loop._room = Room(SimpleNamespace(idle=lambda held: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
+    loop._exits = Exits()
+    return loop
 
 
-def line_of(gate: Gate, interval: float, *lates: float) -> Line:
+def line_of(loop: Any, interval: float, *lates: float) -> Line:
     line = Line()
-    demands = [SimpleNamespace(interval=interval)]
-    for number, late in enumerate(lates):
-        held = SimpleNamespace(late=late, permit_at_us=1, demands=demands, has_slot=True)
-        heapq.heappush(line.due, (NOW - late, number, held))  # type: ignore[misc]
     for late in lates:
-        gate._room.promise(NOW - late, "task")
+        line.hold(held_one(interval), NOW - late, 1)
+        loop._room.promise(NOW - late, "task")
     return line
 
 
@@ -49,36 +71,35 @@ def line_of(gate: Gate, interval: float, *lates: float) -> Line:
     ],
 )
 def test_of_permits_that_are_late_together_only_the_latest_are_used(
-    gate: Gate, lates: list[float], started: list[float]
+    loop: Any, lates: list[float], started: list[float]
 ) -> None:
-    line = line_of(gate, 0.01, *lates)
-    gate._start_due(line)
-    assert gate.started == started  # type: ignore[attr-defined]
-    asks_again = [held.late for held in line.with_slot]
+    line = line_of(loop, 0.01, *lates)
+    loop._start_due(line)
+    assert loop._exits.started == started
+    asks_again = [round(NOW - held.at, 3) for held in line.with_slot]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
-    assert gate._room._promised(NOW + 1) == sum(late < 0 for late in lates), "those that were not used are forgotten"
+    assert loop._room._promised(NOW + 1) == sum(late < 0 for late in lates), "those that were not used are forgotten"
 
 
-def test_an_interval_late_is_not_too_late(gate: Gate) -> None:
-    gate._start_due(line_of(gate, 0.5, 0.45, 0.02))
-    assert gate.started == [0.45, 0.02]  # type: ignore[attr-defined]
+def test_an_interval_late_is_not_too_late(loop: Any) -> None:
+    loop._start_due(line_of(loop, 0.5, 0.45, 0.02))
+    assert loop._exits.started == [0.45, 0.02]
 
 
-def test_who_has_no_permit_makes_nobody_stale(gate: Gate) -> None:
-    line = line_of(gate, 0.01, 0.06)
-    heapq.heappush(line.due, (NOW - 0.05, 9, SimpleNamespace(permit_at_us=None, late=0.05, has_slot=True)))  # type: ignore[misc]
-    gate._start_due(line)
-    assert gate.started == [0.06]  # type: ignore[attr-defined]
+def test_who_has_no_permit_makes_nobody_stale(loop: Any) -> None:
+    line = line_of(loop, 0.01, 0.06)
+    line.ask_again(held_one(0.01), NOW - 0.05)
+    loop._start_due(line)
+    assert loop._exits.started == [0.06]
 
 
 @pytest.mark.parametrize("wants", [False, True])
-def test_whose_time_has_come_while_another_asked_is_started_at_once(gate: Gate, wants: bool) -> None:
+def test_whose_time_has_come_while_another_asked_is_started_at_once(loop: Any, wants: bool) -> None:
     """It was not due when the line looked, and is when the timer is set. If the line wants a process, that is known."""
-    line = line_of(gate, 0.01, 0.001)
+    line = line_of(loop, 0.01, 0.001)
     line.wants = wants
     rings: list[float] = []
-    gate._numbers, gate._turns, gate._lines = iter(range(9)), [], {}  # type: ignore[assignment]
-    worker = SimpleNamespace(redelivery=3600.0, call_after=lambda seconds, _: rings.append(seconds))
-    gate.worker = worker  # type: ignore[assignment]
-    gate._set_timer((), line)
-    assert rings == ([gate._longest] if wants else [0.0])
+    loop._lines = SimpleNamespace(note_turn=lambda line, turn: None)
+    loop._worker = SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds))
+    loop._set_timer(line)
+    assert rings == ([loop._exits.longest] if wants else [0.0])

@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit.gate.gate import LOOK_FOR_ENDS, Gate
-from celery_ratelimit.gate.room import Room
+from celery_ratelimit.gate.running import LOOK_FOR_ENDS, Running
 
 
 @pytest.fixture
-def gate() -> Gate:
-    gate = object.__new__(Gate)
-    pool = Pool(SimpleNamespace(num_processes=4, is_green=False))
-    gate.alarms = []  # type: ignore[attr-defined]
-    gate.worker = SimpleNamespace(  # type: ignore[assignment]
-        pool=pool,
-        call_after=lambda seconds, ring: gate.alarms.append((seconds, ring)),  # type: ignore[attr-defined]
+def running() -> Any:
+    alarms: list[tuple[float, Any]] = []
+    ended: list[str] = []
+    worker: Any = SimpleNamespace(
+        pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
+        call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None),
     )
-    gate._room = Room(pool)
-    gate._running, gate._lines_at, gate._unlimited, gate._limited = {}, {}, SimpleNamespace(), 0  # type: ignore
-    gate._unlimited = ()  # type: ignore[assignment]
-    gate._cancel_ends = None
-    gate.ended = []  # type: ignore[attr-defined]
-    gate._end_lease = gate.ended.append  # type: ignore[attr-defined,method-assign]
-    return gate
+    leases: Any = SimpleNamespace(end=ended.append)
+    outage: Any = type("", (), {"__bool__": lambda self: False, "ask": lambda self, ask, otherwise: ask()})()
+    made: Any = Running(worker, leases, outage, lambda request: made.end(request))
+    made.alarms, made.ended = alarms, ended
+    return made
 
 
-def running(gate: Gate, *, known: bool) -> SimpleNamespace:
-    plan = SimpleNamespace(buckets=lambda demands: (("places", ""),))
-    held = SimpleNamespace(plan=plan, demands=())
+def run(running: Any, id: str, *, known: bool) -> object:
     request = object()
-    gate._running[request] = held  # type: ignore[assignment]
+    running.begin(SimpleNamespace(request=request, id=id))
     if known:
-        gate.worker.pool._jobs[request] = SimpleNamespace()  # type: ignore[assignment]
-    return held
+        running._worker.pool._jobs[request] = SimpleNamespace()
+    return request
 
 
-def test_a_place_is_given_back_whose_task_is_nowhere(gate: Gate) -> None:
-    stays, gone = running(gate, known=True), running(gate, known=False)
-    gate._look_for_ends()
-    assert gate.ended == [gone]  # type: ignore[attr-defined]
-    assert list(gate._running.values()) == [stays]
-    assert [seconds for seconds, _ in gate.alarms] == [LOOK_FOR_ENDS], "as long as one runs"  # type: ignore[attr-defined]
+def test_a_place_is_given_back_whose_task_is_nowhere(running: Any) -> None:
+    stays, gone = run(running, "stays", known=True), run(running, "gone", known=False)
+    ((seconds, look),) = running.alarms
+    look()
+    assert running.ended == ["gone"]
+    assert stays in running
+    assert gone not in running
+    assert [seconds, running.alarms[1][0]] == [LOOK_FOR_ENDS] * 2, "as long as one runs"
 
 
-def test_nobody_looks_when_nothing_runs(gate: Gate) -> None:
-    gate._look_for_ends()
-    assert gate.alarms == []  # type: ignore[attr-defined]
+def test_nobody_looks_when_nothing_runs(running: Any) -> None:
+    running.watch()
+    assert running.alarms == []
+    run(running, "gone", known=False)
+    running.alarms.pop()[1]()
+    assert running.alarms == []

@@ -1,0 +1,287 @@
+"""Carries out what was decided about a request that is held: the one place by which requests leave the gate.
+
+What is sent anew is published before it is acknowledged: nothing is lost between the two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .._celery import Worker
+from ..app.plan import Plan
+from ..app.settings import Settings
+from ..limiter.demand import Demand
+from ..limiter.limiter import Limiter
+from ..limiter.outage import Outage
+from ..parking.attendant import LEAD, Attendant
+from ..parking.lot import FULL, NOBODY, OVERTAKEN
+from ..signals import task_throttled
+from .line import HeldRequest, Line, State
+from .outcome import Outcome
+from .presence import Presence
+from .room import Room
+from .running import Running
+from .verdict import AskAt, End, Fail, Hold, Park, SendBack, Start, Stay, Verdict
+
+__all__ = ["LOOK", "Exits"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds after which those who wait for a process are looked at again, should its end not be told.
+LOOK = 0.1
+#: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
+REDELIVERY_SHARE = 0.4
+#: Seconds after which what could not be published is tried again.
+AGAIN = 1.0
+
+
+class Exits:
+    """What can become of a request.
+
+    Args:
+        worker: the worker.
+        limiter: its slots are given back.
+        attendant: parks.
+        outage: of the store.
+        settings: the app's.
+        room: of the pool.
+        presence: who is in the gate.
+        running: who runs with a place.
+
+    Attributes:
+        longest: seconds that a message may be held, or be away on a countdown.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        limiter: Limiter,
+        attendant: Attendant,
+        outage: Outage,
+        settings: Settings,
+        room: Room,
+        presence: Presence,
+        running: Running,
+    ) -> None:
+        self._worker, self._limiter, self._attendant, self._outage = worker, limiter, attendant, outage
+        self._room, self._presence, self._running = room, presence, running
+        self._in_memory = settings.in_memory
+        self.longest = worker.redelivery * REDELIVERY_SHARE
+
+    def parks(self, plan: Plan) -> bool:
+        """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
+        return plan.parks and not self._in_memory and self._limiter.pretended_wait is None
+
+    def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
+        """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
+        match verdict:
+            case Start(permit_at_us):
+                self._start(line, held, permit_at_us)
+            case Hold(at, permit_at_us):
+                line.hold(held, at, permit_at_us)
+                line.wants = line.wants or at <= now
+                self._room.promise(at, held.request.task.name)
+                wait = at - now
+                if wait > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
+                    self._announce(held, Outcome("waiting", wait, held.demands[0]))
+            case AskAt(at, has_slot):
+                if at is None:
+                    line.ask(held, has_slot=has_slot)
+                else:
+                    line.ask_again(held, at, has_slot=has_slot)
+            case Stay():
+                self._stay(line, held, verdict, now)
+                return False
+            case Park():
+                return self._park(line, held, verdict, now)
+            case SendBack():
+                self._send_back(line, held, verdict, now)
+            case End():
+                self._end(line, held, verdict, now)
+            case Fail(error):
+                self.leave(line, held)
+                self._worker.fail(held.request, error)
+        return True
+
+    # -- It stays --------------------------------------------------------------------------------------------------
+
+    def _stay(self, line: Line, held: HeldRequest, verdict: Stay, now: float) -> None:
+        if verdict.until is None:
+            line.wants = True
+            return
+        line.next_ask = verdict.until
+        if verdict.demand is not None:
+            self._announce(held, self._why(line, held, verdict.demand, verdict.wait, now))
+            if self._worker.is_full:
+                self._presence.suspend(held, line, now)
+            elif self._worker.several_queues:
+                self._presence.widen(held)
+
+    def _hold_on(self, line: Line, held: HeldRequest, error: Exception, now: float) -> None:
+        """Nothing is lost: the message is unacknowledged, here and at the broker. Tried again in a moment.
+
+        But for a lost connection, which Celery has to see: the broker hands out everything anew then.
+        """
+        if isinstance(error, self._worker.connection_errors):
+            raise error
+        logger.warning(
+            "Task %s[%s] could not be sent back (%r): held, and tried again",
+            *(held.request.name, held.request.id, error),
+        )
+        line.next_ask = now + AGAIN
+        line.ask_again(held, line.next_ask)
+
+    # -- It starts -------------------------------------------------------------------------------------------------
+
+    def _start(self, line: Line, held: HeldRequest, permit_at_us: int) -> None:
+        revoked = held.request.revoked()
+        self.leave(line, held, starts=not revoked)
+        if revoked:
+            return
+        if held.plan.leased:
+            self._running.begin(held)
+        self._worker.restore(held.request)
+        self._worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": permit_at_us})
+
+    # -- It waits elsewhere ----------------------------------------------------------------------------------------
+
+    def _park(self, line: Line, held: HeldRequest, verdict: Park, now: float) -> bool:
+        if self._outage:
+            line.next_ask = now + LOOK
+            return False
+        demand, wait, most = verdict.demand, verdict.wait, None
+        interval = line.intervals.get(demand.name) or demand.interval
+        max_wait = held.plan.policy.max_wait
+        if max_wait is not None and interval > 0 and not held.returned:
+            most = 1 + int((max_wait - wait) / interval)
+        ahead = self._outage.ask(
+            lambda: self._attendant.park(held, demand, only_behind=verdict.only_behind, most=most, since=verdict.since),
+            None,
+        )
+        if ahead is None:
+            # The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now.
+            held.doubts, held.doubtful = held.doubts + 1, True
+            self._send_back(line, held, SendBack(self._outage.pause() + LEAD), now)
+        elif ahead == NOBODY:
+            pass  # it asks by itself
+        elif ahead == OVERTAKEN:
+            self.leave(line, held)
+            self._end_copy(held)
+        elif ahead <= FULL:
+            wait += (FULL - ahead) * interval
+            self._end(line, held, End(held.plan.policy.overflow, demand, wait), now)
+        else:
+            why = self._why(line, held, demand, wait + ahead * interval, now)
+            self.leave(line, held)
+            self._announce(held, replace(why, what="parked"))
+        return True
+
+    def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:
+        delay = min(verdict.wait, self.longest) - LEAD
+        try:
+            return_queue = self._worker.return_queue_for(held.queue)
+            self._worker.send_back(held.request, held.queue, return_queue, delay, held.doubts)
+        except Exception as error:
+            self._hold_on(line, held, error, now)
+            return
+        if verdict.demand is not None:
+            why = self._why(line, held, verdict.demand, verdict.wait, now)
+        else:
+            why = Outcome("", verdict.wait)
+        self.leave(line, held)
+        self._announce(held, replace(why, what="returned"))
+
+    # -- It ends ---------------------------------------------------------------------------------------------------
+
+    def _end(self, line: Line, held: HeldRequest, verdict: End, now: float) -> None:
+        how = verdict.how
+        why = self._why(line, held, verdict.demand, verdict.wait, now, verdict.full)
+        if held.plan.policy.waits and not why.full:
+            why = replace(why, max_wait=held.plan.policy.max_wait)
+        what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
+        why = replace(why, what=what, to=to)
+        if to is not None:
+            try:
+                self._worker.redirect(held.request, to)
+            except Exception as error:
+                self._hold_on(line, held, error, now)
+                return
+        self.leave(line, held)
+        self._announce(held, why)
+        self.forget_slot(held)
+        if how == "drop":
+            self._worker.drop(held.request, why.reason)
+        elif how == "fail":
+            self._worker.fail(held.request, why.error)
+
+    def ends_as_a_copy(self, held: HeldRequest) -> bool:
+        """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
+        if not self.parks(held.plan):
+            held.doubtful = False
+            return False
+        may_run = self._outage.ask(lambda: self._attendant.may_run(held), None)
+        if may_run is False:
+            self._end_copy(held)
+            return True
+        held.doubtful = held.doubtful and may_run is None
+        return False
+
+    def _end_copy(self, held: HeldRequest) -> None:
+        logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
+        self._worker.let_go(held.request)
+
+    def take_out(self, line: Line, held: HeldRequest) -> None:
+        """Something unforeseen was raised at it: it leaves, whatever it was doing, and what it has is given back."""
+        if held.state is State.HOLDS_PERMIT:
+            self._room.take_back(held.at)
+        if not held.gone:
+            self.leave(line, held)
+        elif held.plan.leased and held.request not in self._running:
+            self._running.give_back(held)
+        self.forget_slot(held)
+
+    def leave(self, line: Line, held: HeldRequest, *, starts: bool = False) -> None:
+        """It is not in the gate any more."""
+        line.leave(held)
+        self._presence.leave(held)
+        if held.plan.leased and not starts:
+            self._running.give_back(held)
+
+    def forget_slot(self, held: HeldRequest) -> None:
+        """Its slot is others'. While the store does not answer it lapses by itself."""
+        self._outage.ask(lambda: self._limiter.forget(held.demands, id=held.id), None, quietly=True)
+
+    def forget_slot_of(self, plan: Plan | None, context: Any, marker: Mapping[str, Any]) -> None:
+        """The same for a task that never came to the gate. Raises what the user's key or cost raises."""
+        if plan is None:
+            return
+        attempt = f"{context.id}.{context.retries}" if context.retries else context.id
+        id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
+        demands = plan.demands(context.args, context.kwargs)
+        self._outage.ask(lambda: self._limiter.forget(demands, id=id), None, quietly=True)
+
+    # -- What is said ----------------------------------------------------------------------------------------------
+
+    def _why(
+        self, line: Line, held: HeldRequest, demand: Demand, wait: float, now: float, full: bool = False
+    ) -> Outcome:
+        """Why this one does not start, as far as it waits for its turn."""
+        interval = line.intervals.get(demand.name, 0.0)
+        return Outcome("waiting", wait, demand, interval, waited=now - held.since, full=full)
+
+    def _announce(self, held: HeldRequest, outcome: Outcome) -> None:
+        """Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
+
+        While the store does not answer, which is said when it begins and ends, the line is for whoever debugs.
+        """
+        if held.announced == outcome.what:
+            return
+        held.announced = outcome.what
+        request, fields = held.request, outcome.fields()
+        level = logging.INFO if outcome.limit is not None else logging.DEBUG
+        logger.log(level, "Task %s[%s] %s", request.name, request.id, outcome)
+        self._worker.announce(request, fields)
+        task_throttled.send(sender=request.task, request=request, **fields)

@@ -1,0 +1,301 @@
+"""Moves lines on: starts those whose time has come, and asks for those whose turn it is to ask."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from .._celery import Worker
+from ..app.settings import Settings
+from ..errors import ImpossibleRequest
+from ..limiter.demand import Demand
+from ..limiter.leases import Leases
+from ..limiter.limiter import Limiter
+from ..limiter.outage import Outage
+from ..limits.decision import Decision
+from ..parking.attendant import Attendant
+from .clock import monotonic
+from .entrance import Entrance
+from .exits import LOOK, Exits
+from .line import HeldRequest, Line, State
+from .lines import Lines
+from .local_share import LocalShare
+from .room import Room
+from .verdict import (
+    RETURN_HOLD,
+    Ask,
+    AskAt,
+    Fail,
+    Stay,
+    Verdict,
+    at_its_time,
+    before_asking,
+    claim,
+    granted,
+    horizon,
+    refused,
+    without_store,
+)
+
+__all__ = ["Loop"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: A horizon that grants nothing: asks only for a slot.
+SLOT_ONLY = -1e6
+
+
+class Loop:
+    """Moves the lines of one worker on.
+
+    Args:
+        worker: the worker.
+        limiter: whom to ask.
+        leases: keeps the places of running tasks.
+        attendant: knows who is parked.
+        outage: of the store.
+        settings: the app's.
+        room: of the pool.
+        lines: who waits.
+        entrance: who has the next process.
+        exits: carries out what is decided.
+        on_error: gets a request and what was raised at it that nobody has foreseen.
+
+    Attributes:
+        at_hand: the request that is looked at; it may be just leaving its line.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        limiter: Limiter,
+        leases: Leases,
+        attendant: Attendant,
+        outage: Outage,
+        settings: Settings,
+        room: Room,
+        lines: Lines,
+        entrance: Entrance,
+        exits: Exits,
+        on_error: Callable[[HeldRequest, Exception], None],
+    ) -> None:
+        self._worker, self._limiter, self._leases, self._attendant = worker, limiter, leases, attendant
+        self._outage, self._on_store_error = outage, settings.on_store_error
+        self._room, self._lines, self._entrance, self._exits = room, lines, entrance, exits
+        self._on_error = on_error
+        self._share = LocalShare(worker.live_workers, leases)
+        self.at_hand: tuple[Line, HeldRequest] | None = None
+        self._cancel_look: Callable[[], None] | None = None
+        self._changed: set[str] = set()
+        self._is_running = self._again = False
+
+    def note_changed(self, names: set[str]) -> None:
+        """Who waits for a time that was said at another rate asks again, in the next turn of its line."""
+        self._changed |= names
+
+    def run(self, lines: Iterable[Line] = ()) -> None:
+        """Move lines on. A task may run to its end inside ``start`` (solo pool) and come back here: then once more."""
+        if self._is_running:
+            self._again = True
+            return
+        self._is_running = True
+        try:
+            while True:
+                self._put_back_early()
+                if self._entrance.is_one_owed(monotonic()) and self._room.idle() > 0:
+                    self._entrance.let_one_pass(monotonic(), owed=True)
+                for line in lines:
+                    self._move(line)
+                self._admit()
+                if not self._again:
+                    break
+                self._again = False
+                lines = list(self._lines)
+        finally:
+            self._is_running = False
+            if (self._lines.wanting or len(self._entrance)) and self._cancel_look is None:
+                self._cancel_look = self._worker.call_after(LOOK, self._look)
+
+    def store_is_back(self) -> None:
+        """Everybody may ask."""
+        self._share.clear()
+        for line in self._lines:
+            line.next_ask = 0.0
+        self.run(self._lines)
+
+    def close(self) -> None:
+        if self._cancel_look is not None:
+            self._cancel_look()
+            self._cancel_look = None
+
+    def _look(self) -> None:
+        self._cancel_look = None
+        self.run([line for key in self._lines.wanting if (line := self._lines.get(key)) is not None])
+
+    def _put_back_early(self) -> None:
+        """Only between two turns of a line."""
+        names, self._changed = self._changed, set()
+        for line in self._lines if names else ():
+            if any(name in names for name, _ in line.key):
+                line.ask_all_again()
+
+    def _admit(self) -> None:
+        """Free processes are for those who wait: first for who has its turn, then in the order in which they came."""
+        while True:
+            for key in list(self._lines.wanting):
+                if self._room.idle() <= 0 and not self._room.has_for_permit(monotonic()):
+                    break
+                line = self._lines.get(key)
+                if line is not None and key in self._lines.wanting and not self._entrance.is_before(line):
+                    del self._lines.wanting[key]
+                    self._move(line)  # and behind the others, if it wants another process
+            if not self._entrance.let_one_pass(monotonic()):
+                return
+
+    # -- One line --------------------------------------------------------------------------------------------------
+
+    def _move(self, line: Line) -> None:
+        if self._lines.get(line.key) is not line:
+            return  # nobody is in it any more
+        line.wants = False
+        self._move_on(line)
+        if self._lines.get(line.key) is not line:
+            return  # the connection was lost while a greenlet was here: nobody of it is held any more
+        if not line:
+            self._lines.end(line)
+        else:
+            self._set_timer(line)
+            self._lines.wants(line)
+
+    def _move_on(self, line: Line) -> None:
+        """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
+        while True:
+            self.at_hand = None
+            try:
+                self._start_due(line)
+                self._ask_for(line, has_slot=True)
+                self._ask_for(line, has_slot=False)
+            except Exception as error:
+                if self.at_hand is None or isinstance(error, self._worker.connection_errors):
+                    raise
+                self._on_error(self.at_hand[1], error)
+            else:
+                self.at_hand = None
+                return
+
+    def _start_due(self, line: Line) -> None:
+        again: list[HeldRequest] = []
+        try:
+            while held := line.first_due(now := monotonic()):
+                self.at_hand = line, held
+                together = line.are_late_together(now)
+                verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
+                if isinstance(verdict, Stay):
+                    line.wants = True
+                    return
+                if held.state is State.HOLDS_PERMIT:
+                    self._room.take_back(held.at)
+                if isinstance(verdict, AskAt):
+                    line.recall(held)
+                    again.append(held)
+                else:
+                    self._exits.carry_out(line, held, verdict, now)
+        finally:
+            for held in reversed(again):
+                line.ask(held, first=True)
+
+    def _ask_for(self, line: Line, *, has_slot: bool) -> None:
+        asking = line.with_slot if has_slot else line.new
+        while asking:
+            held = asking[0]
+            self.at_hand = line, held
+            if held.request.revoked():
+                self._exits.leave(line, held)
+                self._exits.forget_slot(held)
+                continue
+            if held.doubtful and self._exits.ends_as_a_copy(held):
+                self._exits.leave(line, held)
+                continue
+            now = monotonic()
+            may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)
+            verdict = before_asking(held, line, now, lot=self._lot_before(held), may_start=may_start)
+            if isinstance(verdict, Ask):
+                verdict = self._ask(line, held, for_permit=verdict.for_permit)
+                now = monotonic()
+            if not self._exits.carry_out(line, held, verdict, now):
+                return
+
+    def _lot_before(self, held: HeldRequest) -> Demand | None:
+        """In whose lot others are known to wait, behind whom a newcomer stands."""
+        if held.has_slot or held.plan.policy.max_wait is not None or not self._exits.parks(held.plan) or self._outage:
+            return None
+        return self._attendant.lot_of(held.demands)
+
+    # -- The store -------------------------------------------------------------------------------------------------
+
+    def _ask(self, line: Line, held: HeldRequest, *, for_permit: bool) -> Verdict:
+        parks = self._exits.parks(held.plan)
+        try:
+            decision = self._outage.ask(
+                lambda: self._limiter.ask(
+                    held.demands,
+                    id=held.id if held.plan.policy.waits or held.plan.leased else "",
+                    horizon=horizon(held, self._entrance.ahead()) if for_permit else SLOT_ONLY,
+                    claim=claim(held, parks=parks),
+                ),
+                None,
+            )
+        except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
+            logger.error("Task %s[%s] can never start: %s", held.request.name, held.request.id, error)
+            self._exits.forget_slot(held)
+            return Fail(error)
+        now = monotonic()
+        if decision is None:
+            return self._without_store(held, now)
+        if decision.allowed:
+            return self._granted(line, held, decision, now)
+        line.refused(held, decision, now)
+        return refused(held, decision, now, for_permit=for_permit, longest=self._exits.longest, parks=parks)
+
+    def _granted(self, line: Line, held: HeldRequest, decision: Decision, now: float) -> Verdict:
+        line.granted(held, decision, now)
+        self._leases.begin(held.id, decision.demands, decision.granted_at)
+        return granted(decision, now, is_idle=self._room.idle() > 0)
+
+    def _without_store(self, held: HeldRequest, now: float) -> Verdict:
+        """What ``ratelimit_on_store_error`` says."""
+        if self._outage.is_a_move:
+            return Stay(now + LOOK)
+        self._outage.begin(self._outage.error)  # which is said again after a while
+        choice = "defer" if held.doubtful else self._on_store_error  # it may be parked
+        may_start = choice in ("local", "allow") and self._room.has_for_permit(now)
+        wait = self._share.wait(held.demands) if choice == "local" and may_start else 0.0
+        if choice == "local" and may_start and wait <= 0:
+            self._leases.begin(held.id, held.demands, 0)
+        deferred = choice == "defer" or wait > RETURN_HOLD
+        return without_store(
+            choice,
+            held,
+            now,
+            self._outage.error,
+            may_start=may_start,
+            wait=wait,
+            pause=self._outage.pause() if deferred else 0.0,
+        )
+
+    # -- The timer -------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, line: Line) -> None:
+        now = monotonic()
+        turn, alarm = line.times(now, self._exits.longest)
+        self._lines.note_turn(line, turn)
+        if line.cancel is not None:
+            if line.alarm <= alarm:
+                return
+            line.cancel()
+        line.alarm = alarm
+        line.cancel = self._worker.call_after(max(0.0, alarm - now), lambda: self._ring(line))
+
+    def _ring(self, line: Line) -> None:
+        line.cancel = None
+        self.run([line])

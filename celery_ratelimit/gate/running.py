@@ -1,0 +1,70 @@
+"""Tasks that hold places while they run: they are given back when the task ends, however that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .._celery import Worker
+from ..limiter.leases import Leases
+from ..limiter.outage import Outage
+from .line import HeldRequest
+
+__all__ = ["LOOK_FOR_ENDS", "Running"]
+
+#: Seconds after which places are given back whose tasks have ended untold.
+LOOK_FOR_ENDS = 0.25
+
+
+class Running:
+    """Who runs with a place under :class:`~celery_ratelimit.Concurrency`.
+
+    Args:
+        worker: the worker.
+        leases: keeps the places.
+        outage: of their store.
+        on_end: called with the request of a task that has ended untold.
+    """
+
+    def __init__(self, worker: Worker, leases: Leases, outage: Outage, on_end: Callable[[Any], None]) -> None:
+        self._worker, self._leases, self._outage, self._on_end = worker, leases, outage, on_end
+        self._held: dict[Any, HeldRequest] = {}
+        self._cancel: Callable[[], None] | None = None
+
+    def __contains__(self, request: Any) -> bool:
+        return request in self._held
+
+    def begin(self, held: HeldRequest) -> None:
+        self._held[held.request] = held
+        self.watch()
+
+    def end(self, request: Any) -> HeldRequest | None:
+        """A task has ended. Returns what it was, if it held places: they are free."""
+        held = self._held.pop(request, None)
+        if held is not None:
+            self.give_back(held)
+        return held
+
+    def give_back(self, held: HeldRequest) -> None:
+        """What it holds is free: now, or when the store is there again."""
+        if self._outage:
+            self._leases.end(held.id, later=True)
+        else:
+            self._outage.ask(lambda: self._leases.end(held.id), None)
+
+    def watch(self) -> None:
+        """Tasks end in ways that a pool does not tell."""
+        if self._held and self._cancel is None:
+            self._cancel = self._worker.call_after(LOOK_FOR_ENDS, self._look)
+
+    def close(self) -> None:
+        """The connection is lost, or the worker stops. What runs runs on, and is looked for when there is another."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def _look(self) -> None:
+        self._cancel = None
+        for request in [each for each in self._held if not self._worker.pool.has(each)]:
+            self._on_end(request)
+        self.watch()

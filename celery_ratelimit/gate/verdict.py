@@ -1,0 +1,256 @@
+"""What becomes of a request that is held: pure, so that every rule is a row of a table.
+
+A verdict is reached three times: before the store is asked, at its answer, and when the time has come that the request
+was told. :mod:`~celery_ratelimit.gate.exits` carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import RateLimitError
+from ..limiter.demand import Demand
+from ..limits.decision import Decision
+from ..parking.attendant import LEAD
+from ..parking.lot import HORIZON
+from .line import ASK_EARLY, LEAST_PAUSE, HeldRequest, Line, State
+
+__all__ = [
+    "BUNCHED",
+    "RETURN_HOLD",
+    "STALE",
+    "Ask",
+    "AskAt",
+    "End",
+    "Fail",
+    "Hold",
+    "Park",
+    "SendBack",
+    "Start",
+    "Stay",
+    "Verdict",
+    "at_its_time",
+    "before_asking",
+    "claim",
+    "granted",
+    "horizon",
+    "refused",
+    "without_store",
+]
+
+#: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
+RETURN_HOLD = 1.0
+#: Seconds after which a permit that could not be used is stale; and when it is not the only one that is late, as the
+#: machine has done something else: used together, they would bunch.
+STALE, BUNCHED = 0.1, 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """It starts, with a permit that is good since then (microseconds, the store's clock; 0: it was not asked)."""
+
+    permit_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """It holds a permit that is good at that time."""
+
+    at: float
+    permit_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The store is asked: for a permit, or for a slot alone."""
+
+    for_permit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskAt:
+    """It asks again at that time; ``None``: as soon as a process is free. Those behind it may ask meanwhile.
+
+    ``has_slot``: it has one in the store from now on.
+    """
+
+    at: float | None
+    has_slot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """It stays at the head of its line, which asks no sooner; ``None``: than a process is free.
+
+    ``demand`` has refused, and its turn is in ``wait`` seconds.
+    """
+
+    until: float | None
+    demand: Demand | None = None
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """It waits in the store: where ``demand`` is asked, ``wait`` seconds and those before it from its turn.
+
+    ``only_behind``: if others are there; else it asks. ``since``: its place among them, in microseconds; 0: the last.
+    """
+
+    demand: Demand
+    wait: float
+    only_behind: bool = False
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendBack:
+    """It waits in the broker for so many seconds; for which limit, if it is a limit that it waits for."""
+
+    wait: float
+    demand: Demand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """It is given up: ``"drop"``, ``"fail"``, or the queue that it is sent to."""
+
+    how: str
+    demand: Demand
+    wait: float
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """It fails with an error."""
+
+    error: RateLimitError
+
+
+Verdict = Start | Hold | Ask | AskAt | Stay | Park | SendBack | End | Fail
+
+
+def before_asking(held: HeldRequest, line: Line, now: float, *, lot: Demand | None, may_start: bool) -> Verdict:
+    """What becomes of the head of a line, as far as nobody has to be asked for it.
+
+    Args:
+        held: the request.
+        line: its line.
+        now: the time.
+        lot: the demand in whose lot others are known to wait, behind whom it may stand.
+        may_start: whether a process is there for it.
+    """
+    retries = held.plan.policy.throttle == "retry"
+    if now >= held.until:  # the broker would soon take it for lost, and hand it out a second time
+        return SendBack(0.0, held.demands[0])
+    if lot is not None:
+        return Park(lot, HORIZON, only_behind=True)
+    if (held.has_slot or held.plan.policy.throttle == "wait") and now < line.next_ask:
+        return Stay(line.next_ask)
+    # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not wait for one:
+    # it asks for its slot alone, and makes room for what is behind it.
+    if not may_start and (held.has_slot or line.open or not retries):
+        return Stay(None)
+    return Ask(for_permit=may_start)
+
+
+def horizon(held: HeldRequest, ahead: float) -> float:
+    """Seconds ahead that a permit may be taken for it; ``ahead``: for any task that is held."""
+    policy = held.plan.policy
+    seconds = policy.inline_wait
+    if policy.throttle == "wait" or held.has_slot:
+        seconds = max(seconds, ahead)
+    return seconds if policy.max_wait is None else min(seconds, policy.max_wait)
+
+
+def claim(held: HeldRequest, *, parks: bool) -> float:
+    """Seconds within which it keeps a slot if it is refused. A task that is parked gets one when it is let out."""
+    policy = held.plan.policy
+    if not parks:
+        return policy.claim
+    return min(policy.claim, RETURN_HOLD if held.has_slot else policy.inline_wait)
+
+
+def granted(decision: Decision, now: float, *, is_idle: bool) -> Verdict:
+    """The store has granted its permits; ``is_idle``: a process would start it at once."""
+    if decision.retry_after <= 0 and is_idle:
+        return Start(decision.granted_at)
+    return Hold(now + decision.retry_after, decision.granted_at)
+
+
+def refused(
+    held: HeldRequest, decision: Decision, now: float, *, for_permit: bool, longest: float, parks: bool
+) -> Verdict:
+    """The store has refused.
+
+    Args:
+        held: the request.
+        decision: what the store said.
+        now: the time.
+        for_permit: whether a permit was asked for, or only a slot.
+        longest: seconds that a message may be held here.
+        parks: whether its task may wait in the store.
+    """
+    policy, wait = held.plan.policy, decision.retry_after
+    demand = held.demand(decision.binding)
+    full = decision.full and policy.overflow != held.queue
+    if policy.waits and (full or wait + (now - held.since) > policy.claim):
+        return End(policy.overflow, demand, wait, decision.full)
+    if wait <= policy.inline_wait or (held.has_slot and wait <= RETURN_HOLD):
+        # A little too early, or the pool is busy: asks again at its time, or when a process is free.
+        if wait <= 0:
+            return Stay(None)
+        at = now + max(LEAST_PAUSE, wait - ASK_EARLY) if for_permit else None
+        return AskAt(at, has_slot=held.has_slot or policy.throttle == "retry")
+    if not policy.waits:
+        return End(policy.throttle, demand, wait)
+    if policy.throttle == "wait" and wait <= longest:
+        return Stay(now + max(LEAST_PAUSE, min(wait - ASK_EARLY, held.plan.longest_pause)), demand, wait)
+    if parks:
+        return Park(demand, wait, since=decision.granted_at)
+    return SendBack(wait, demand)
+
+
+def without_store(
+    choice: str, held: HeldRequest, now: float, error: RateLimitError, *, may_start: bool, wait: float, pause: float
+) -> Verdict:
+    """The store does not answer.
+
+    Args:
+        choice: ``ratelimit_on_store_error``.
+        held: the request.
+        now: the time.
+        error: what there is of an answer.
+        may_start: whether a process is there for it.
+        wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: it was taken.
+        pause: seconds after which whoever is deferred comes back.
+    """
+    throttle = held.plan.policy.throttle
+    if choice in ("local", "allow"):
+        if not may_start:
+            return Stay(None)
+        if choice == "allow" or wait <= 0:
+            return Start(0)
+        if throttle != "retry" or wait <= RETURN_HOLD:
+            return AskAt(now + wait)
+    if choice == "raise":
+        return Fail(error)
+    return Stay(now + pause) if throttle == "wait" else SendBack(pause + LEAD)
+
+
+def at_its_time(held: HeldRequest, now: float, *, together: bool, is_idle: bool) -> Verdict:
+    """The time has come that it was told.
+
+    Args:
+        held: the request.
+        now: the time.
+        together: whether another one's permit is late, too.
+        is_idle: whether a process would start it at once.
+    """
+    if held.state is not State.HOLDS_PERMIT:
+        return AskAt(now)
+    stale = now - held.at > max(BUNCHED if together else STALE, *[demand.interval for demand in held.demands])
+    if stale:
+        return AskAt(now)
+    return Start(held.permit_at_us) if is_idle else Stay(None)  # one is free soon, or it asks again
