@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-all celery-suite bench lint clean
+.PHONY: demo test check test-all celery-suite bench lint clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -23,6 +23,10 @@ test: $(STAMP) lint
 # Those of make test, too: everything there is.
 test-all: $(STAMP) lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile
+
+# Without workers and brokers: while one works on a change.
+check: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/lua
 
 celery-suite: $(STAMP)
 	$(BIN)/python -m tests.outside $(SUITE)
