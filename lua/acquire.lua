@@ -12,6 +12,7 @@
 local id = ARGV[1]
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 4
+local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include usual.lua

@@ -10,6 +10,7 @@ local id = ARGV[1]
 local NUMBER = #KEYS / 6 -- of limits
 local FIRST_LIMIT = 2
 local IDS = 4 * NUMBER
+local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

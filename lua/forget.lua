@@ -8,6 +8,7 @@
 local id = ARGV[1]
 local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 2
+local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -14,6 +14,7 @@ local id, known = ARGV[1], ARGV[5]
 local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 6
 local IDS = 4 * NUMBER
+local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -7,6 +7,7 @@
 local id = ARGV[1]
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 2
+local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -11,6 +11,7 @@ local id = ARGV[1]
 local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 3
 local IDS = 4 * NUMBER
+local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

@@ -14,6 +14,7 @@ local at = tonumber(ARGV[2])
 local NUMBER = #KEYS / 6 -- of limits
 local FIRST_LIMIT = 3
 local IDS = 4 * NUMBER
+local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

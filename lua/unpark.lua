@@ -25,6 +25,7 @@ local AGAIN_US, MEMORY_US = tonumber(ARGV[6]), tonumber(ARGV[7])
 local WORK, BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
 local LOT = 2 -- what it takes to look after a lot, in tasks that leave
 local LATE_US = 2000000 -- who is later than that has lost its slot
+local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua

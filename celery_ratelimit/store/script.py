@@ -192,4 +192,10 @@ class _Variant(NamedTuple):
 
 
 def _command(variant: _Variant, keys: int, values: int, pieces: Sequence[bytes]) -> bytes:
-    return b"*%d\r\n%b%b" % (3 + values, variant.head, bulk(keys)) + b"".join(pieces)
+    return b"*%d\r\n%b%b" % (3 + values, variant.head, _number(keys)) + b"".join(pieces)
+
+
+@cache
+def _number(keys: int) -> bytes:
+    """How many keys a call has, made once for each number: there are few."""
+    return bulk(keys)

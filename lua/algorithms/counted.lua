@@ -156,22 +156,24 @@ local function counted(algorithm)
         if limit.changed then write(limit, now) end
     end
 
-    function algorithm.leave(limit, now, id)
-        algorithm.check(limit, now, '')
-        leave(limit, id)
-        write(limit, now)
-    end
+    if CORRECTS then
+        function algorithm.leave(limit, now, id)
+            algorithm.check(limit, now, '')
+            leave(limit, id)
+            write(limit, now)
+        end
 
-    local charge, give_back = algorithm.charge, algorithm.give_back
+        local charge, give_back = algorithm.charge, algorithm.give_back
 
-    function algorithm.charge(limit, now, permits)
-        charge(limit, now, permits)
-        write(limit, now)
-    end
+        function algorithm.charge(limit, now, permits)
+            charge(limit, now, permits)
+            write(limit, now)
+        end
 
-    function algorithm.give_back(limit, now, at, permits)
-        give_back(limit, now, at, permits)
-        write(limit, now)
+        function algorithm.give_back(limit, now, at, permits)
+            give_back(limit, now, at, permits)
+            write(limit, now)
+        end
     end
 
     return algorithm

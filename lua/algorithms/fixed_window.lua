@@ -10,18 +10,16 @@
 --            was used is in use in the window that is open now, or in that of the newest permit if it lies ahead; what exceeds
 --            its count is `forgiven` when that window ends, where an overdraft (settle) is taken from those after it.
 --            Version 26778aa wrote what comes before the newest permit.
-local fixed_window = {}
+local fixed_window = {letter = 'f'}
 
 -- The window that is open at `at`. What was overdrawn (settle) is taken from the windows in between.
 local function roll(limit, at)
     local passed = floor((at - limit.start) / limit.period)
-    if passed < 1 then return end
-    limit.used, limit.forgiven = max(0, limit.used - limit.forgiven - passed * limit.count), 0
-    if limit.extra == 0 then
-        limit.start = at - at % limit.period
-    else
-        limit.start = limit.used > 0 and limit.start + passed * limit.period or at
+    if passed >= 1 then
+        limit.used, limit.forgiven = max(0, limit.used - limit.forgiven - passed * limit.count), 0
+        limit.start = limit.extra == 0 and at - at % limit.period or limit.start + passed * limit.period
     end
+    if limit.extra == 1 and limit.used == 0 then limit.start = max(limit.start, at) end -- the next use opens it
 end
 
 -- Windows until all that is used has been taken from one.
@@ -29,57 +27,47 @@ local function windows(limit, permits)
     return max(1, ceil((permits - limit.forgiven) / limit.count))
 end
 
-local function cap(limit)
-    limit.used = min(limit.used, limit.forgiven + limit.count * max(1, floor(FAR_US / limit.period)))
-end
-
--- Another rule is in force from then on.
-local function change(limit, at, count, period, extra)
-    limit.changed = true
-    local kept = min(limit.used - limit.forgiven, limit.count)
-    limit.forgiven = limit.forgiven + max(0, kept - count)
-    limit.count, limit.period, limit.extra = count, period, extra
-    limit.began = max(limit.began, limit.start)
-    local from = max(at, limit.newest)
-    if extra == 0 then
-        limit.start = from - from % period
-    elseif from >= limit.start + period then
-        limit.start = from
-    end
-    cap(limit)
-end
-
-function fixed_window.advance(limit, now)
-    roll(limit, now)
-    if limit.extra == 1 and limit.used == 0 then limit.start = max(limit.start, now) end
-end
+fixed_window.advance = roll
 
 function fixed_window.read(limit, now)
     limit.start, limit.used = limit.extra == 1 and now or now - now % limit.period, 0
-    limit.forgiven, limit.newest, limit.began = 0, 0, now
-    local start, used, written, waiting, period, more = match(limit.raw or '', '^f(%d+) (%d+) (%d+) (%d+) (%d+)(.*)')
+    limit.forgiven, limit.newest, limit.began, limit.rest = 0, 0, now, false
+    local start, used, written, waiting, period, newest, forgiven, rest, began, count, extra =
+        match(limit.raw or '', '^f(%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*) ?(%d*) ?((%d*) ?(%d*) ?(%d*))$')
     if not start then return end
-    local newest, forgiven, began, count, extra = match(more, '^ (%d+) (%d+) (%d+) (%d+) (%d+)$')
-    if not newest then
-        newest = start - written > 0 and start + period - 1 or tonumber(written)
-        forgiven, began, count, extra = 0, newest + 1, limit.count, limit.extra
+    if extra == '' then
+        newest = start - written > 0 and start + period - 1 or written + 0
+        forgiven, began, count, extra, rest = 0, newest + 1, limit.count, limit.extra, false
     end
-    limit.used, limit.written, limit.waiting = tonumber(used), tonumber(written), tonumber(waiting)
+    limit.used, limit.written, limit.waiting = used + 0, written + 0, waiting + 0
     local back = lost(limit, now)
-    limit.start, limit.newest, limit.began, limit.forgiven = start - back, newest - back, began - back, tonumber(forgiven)
-    local n, each, align = limit.count, limit.period, limit.extra
-    limit.count, limit.period, limit.extra = tonumber(count), tonumber(period), tonumber(extra)
-    if limit.count ~= n or limit.period ~= each or limit.extra ~= align then
-        local at = changed_at(limit, now, limit.written)
-        roll(limit, at)
-        change(limit, at, n, each, align)
+    if back > 0 then newest, began, rest = newest - back, began - back, false end
+    limit.start, limit.newest, limit.began, limit.forgiven = start - back, newest, began, forgiven + 0 -- two of them texts, perhaps
+    if count - limit.count ~= 0 or period - limit.period ~= 0 or extra - limit.extra ~= 0 then
+        local at, new_count, new_period, new_extra = changed_at(limit, now, limit.written), limit.count, limit.period, limit.extra
+        limit.count, limit.period, limit.extra = count + 0, period + 0, extra + 0
+        roll(limit, at) -- by the old rule until then, by the new one from then on
+        local kept = min(limit.used - limit.forgiven, limit.count)
+        limit.forgiven = limit.forgiven + max(0, kept - new_count)
+        limit.count, limit.period, limit.extra, limit.changed = new_count, new_period, new_extra, true
+        limit.began = max(limit.began, limit.start)
+        local from = max(at, limit.newest)
+        if limit.extra == 0 then
+            limit.start = from - from % limit.period
+        elseif from >= limit.start + limit.period then
+            limit.start = from
+        end
+        limit.used = min(limit.used, limit.forgiven + limit.count * max(1, floor(FAR_US / limit.period)))
+    else
+        limit.rest = rest -- of the state, as it was: it is written again
     end
-    fixed_window.advance(limit, now)
+    roll(limit, now)
 end
 
 function fixed_window.write(limit, now, ttl)
-    local state = format('f%d %d %d %d %d %d %d %d %d %d', limit.start, limit.used, now, limit.waiting, limit.period,
-        max(0, limit.newest), limit.forgiven, max(0, limit.began), limit.count, limit.extra)
+    local rest = limit.rest or format('%d %d %d', max(0, limit.began), limit.count, limit.extra)
+    local state = format('f%d %d %d %d %d %d %d %s', limit.start, limit.used, now, limit.waiting, limit.period,
+        max(0, limit.newest), limit.forgiven, rest)
     call('SET', limit.state_key, state, 'PX', ttl(limit.start + windows(limit, limit.used) * limit.period))
 end
 
@@ -91,19 +79,19 @@ end
 
 function fixed_window.take(limit, joint, permits)
     roll(limit, joint)
-    if limit.extra == 1 and limit.used == 0 then limit.start = max(limit.start, joint) end -- opened by this use
     limit.used, limit.newest = limit.used + permits, max(limit.newest, joint)
 end
 
-function fixed_window.charge(limit, now, permits)
-    limit.used = limit.used + permits
-    cap(limit)
-end
+if CORRECTS then
+    function fixed_window.charge(limit, now, permits)
+        limit.used = min(limit.used + permits, limit.forgiven + limit.count * max(1, floor(FAR_US / limit.period)))
+    end
 
-function fixed_window.give_back(limit, now, at, permits)
-    if at < max(limit.start, limit.began) or at >= limit.start + limit.period then return end
-    local back = min(permits, limit.used)
-    limit.used, limit.forgiven = limit.used - back, max(0, limit.forgiven - back)
+    function fixed_window.give_back(limit, now, at, permits)
+        if at < max(limit.start, limit.began) or at >= limit.start + limit.period then return end
+        local back = min(permits, limit.used)
+        limit.used, limit.forgiven = limit.used - back, max(0, limit.forgiven - back)
+    end
 end
 
 function fixed_window.state(limit, now)

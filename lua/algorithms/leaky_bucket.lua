@@ -8,6 +8,7 @@
 -- Keys: those of the token bucket.
 local gcra = algorithms.token_bucket
 local leaky_bucket = {
+    letter = gcra.letter,
     commit = gcra.commit,
     fits = gcra.fits,
     due = gcra.due,

@@ -93,26 +93,28 @@ function sliding_log.take(limit, joint, permits)
     table.insert(limit.entries, int(permits))
 end
 
-function sliding_log.charge(limit, now, permits)
-    sliding_log.take(limit, now, permits)
-end
-
--- The entries of that time, of which several calls may have one each: they are found by halves, since times rise.
-function sliding_log.give_back(limit, now, at, permits)
-    local time, below = at + limit.offset, limit.gone
-    if time < limit.began then return end
-    local above = (call('LLEN', limit.state_key) - 1) / 2
-    while below < above do
-        local middle = floor((below + above) / 2)
-        if tonumber(call('LINDEX', limit.state_key, int(1 + 2 * middle))) < time then below = middle + 1 else above = middle end
+if CORRECTS then
+    function sliding_log.charge(limit, now, permits)
+        sliding_log.take(limit, now, permits)
     end
-    while permits > 0 do
-        local entry = call('LRANGE', limit.state_key, int(1 + 2 * below), int(2 + 2 * below))
-        if tonumber(entry[1]) ~= time then return end
-        local back = min(permits, tonumber(entry[2]))
-        limit.total, permits = limit.total - back, permits - back
-        if back > 0 then call('LSET', limit.state_key, int(2 + 2 * below), int(entry[2] - back)) end
-        below = below + 1
+
+    -- The entries of that time, of which several calls may have one each: they are found by halves, since times rise.
+    function sliding_log.give_back(limit, now, at, permits)
+        local time, below = at + limit.offset, limit.gone
+        if time < limit.began then return end
+        local above = (call('LLEN', limit.state_key) - 1) / 2
+        while below < above do
+            local middle = floor((below + above) / 2)
+            if tonumber(call('LINDEX', limit.state_key, int(1 + 2 * middle))) < time then below = middle + 1 else above = middle end
+        end
+        while permits > 0 do
+            local entry = call('LRANGE', limit.state_key, int(1 + 2 * below), int(2 + 2 * below))
+            if tonumber(entry[1]) ~= time then return end
+            local back = min(permits, tonumber(entry[2]))
+            limit.total, permits = limit.total - back, permits - back
+            if back > 0 then call('LSET', limit.state_key, int(2 + 2 * below), int(entry[2] - back)) end
+            below = below + 1
+        end
     end
 end
 

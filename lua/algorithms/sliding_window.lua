@@ -13,23 +13,27 @@
 --            Times are this clock's plus the offset, by which it has stepped back since: time stands still meanwhile. When
 --            sub-windows of another width are in force, what they held counts as taken now, or with the newest permit if
 --            that lies ahead. `began`: what was granted earlier does not count here.
-local sliding_window = {}
+local sliding_window = {letter = 'w'}
 
 local function letters(number)
-    return (string.gsub(int(number), '%d', function(figure) return string.char(figure + 97) end))
+    local figures = {string.byte(int(number), 1, -1)}
+    for i = 1, #figures do figures[i] = figures[i] + 49 end
+    return string.char(unpack(figures))
 end
 
 local function figures(text)
-    return tonumber((string.gsub(text, '%a', function(letter) return string.byte(letter) - 97 end)))
+    local number, letters = 0, {string.byte(text, 1, -1)}
+    for i = 1, #letters do number = 10 * number + letters[i] - 97 end
+    return number
 end
 
--- counters[0] is the newest, counters[precision] the one that is leaving.
+-- counters[0] is the newest, counters[precision] the one that is leaving; none is as good as 0.
 local function shift(limit, index)
     local by = index - limit.index
     if by <= 0 then return end
     local counters = {}
-    for i = 0, limit.precision do
-        counters[i] = i >= by and limit.counters[i - by] or 0
+    for i, used in next, limit.counters do
+        if i + by <= limit.precision then counters[i + by] = used end
     end
     limit.index, limit.counters = index, counters
 end
@@ -39,40 +43,41 @@ function sliding_window.advance(limit, now)
 end
 
 function sliding_window.read(limit, now)
-    limit.precision, limit.width, limit.offset = limit.extra, ceil(limit.period / limit.extra), 0
-    limit.index, limit.counters, limit.began, limit.newest = floor(now / limit.width), {}, now, 0
-    for i = 0, limit.precision do limit.counters[i] = 0 end
-    if not match(limit.raw or '', '^w%d+ %d+ %d+ %d+ %d+') then return end
-    local at, numbers = 0, {}
-    for number in string.gmatch(limit.raw, '%d+') do
-        at = at + 1
-        numbers[at] = tonumber(number)
+    limit.precision, limit.width, limit.offset, limit.counters = limit.extra, ceil(limit.period / limit.extra), 0, {}
+    limit.began, limit.newest, limit.began_as = now, 0, false
+    local written, waiting, offset, width, index, counters, began, newest =
+        match(limit.raw or '', '^w(%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)([-%a]*) ?([-%a]*)$')
+    if not written then
+        limit.index = floor(now / limit.width)
+        return
     end
-    limit.written, limit.waiting = numbers[1], numbers[2]
-    limit.offset = numbers[3] + lost(limit, now)
-    local began, newest = match(limit.raw, ' ([-%a]+) ([-%a]+)$')
-    limit.newest = numbers[1] + numbers[3]
-    if (newest or '-') ~= '-' then
+    limit.written, limit.waiting, offset, width, index = written + 0, waiting + 0, offset + 0, width + 0, index + 0
+    limit.offset, limit.newest = offset + lost(limit, now), limit.written + offset
+    if newest ~= '' and newest ~= '-' then
         limit.newest = figures(newest)
-    elseif numbers[5] * numbers[4] > limit.newest then
-        limit.newest = (numbers[5] + 1) * numbers[4] - 1 -- taken ahead
+    elseif index * width > limit.newest then
+        limit.newest = (index + 1) * width - 1 -- taken ahead
     end
-    limit.began = not began and limit.newest + 1 or began == '-' and 0 or figures(began)
-    if numbers[4] ~= limit.width then
+    limit.began = began == '' and limit.newest + 1 or began == '-' and 0 or figures(began)
+    local i, all, most = 0, 0, width == limit.width and limit.precision or math.huge
+    for used in string.gmatch(counters, '%d+') do
+        if i <= most then limit.counters[i], all = used + 0, all + used end
+        i = i + 1
+    end
+    if width == limit.width then
+        limit.index, limit.began_as = index, began ~= '' and began ~= '-' and began -- in letters
+    else
         limit.changed = true
         limit.index = floor(max(changed_at(limit, now, limit.written) + limit.offset, limit.newest) / limit.width)
-        for i = 6, at do limit.counters[0] = limit.counters[0] + numbers[i] end
-        limit.began = max(limit.began, (numbers[5] - max(0, at - 6)) * numbers[4])
-    else
-        limit.index = numbers[5]
-        for i = 6, min(at, limit.precision + 6) do limit.counters[i - 6] = numbers[i] end
+        limit.counters = {[0] = all}
+        limit.began = max(limit.began, (index - max(0, i - 1)) * width)
     end
     sliding_window.advance(limit, now)
 end
 
 local function newest_used(limit)
     for i = 0, limit.precision do
-        if limit.counters[i] > 0 then return i end
+        if (limit.counters[i] or 0) > 0 then return i end
     end
 end
 
@@ -85,10 +90,11 @@ function sliding_window.write(limit, now, ttl)
     local newest, oldest = newest_used(limit), limit.precision
     local text = format('w%d %d %d %d %d', now, limit.waiting, limit.offset, limit.width, limit.index)
     if newest then
-        while limit.counters[oldest] == 0 do oldest = oldest - 1 end
-        for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i]) end
+        while (limit.counters[oldest] or 0) == 0 do oldest = oldest - 1 end
+        for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i] or 0) end
     end
-    text = format('%s %s %s', text, limit.began > (limit.index - limit.precision) * limit.width and letters(limit.began) or '-',
+    local counts_from = limit.began > (limit.index - limit.precision) * limit.width
+    text = format('%s %s %s', text, counts_from and (limit.began_as or letters(limit.began)) or '-',
         limit.newest > now + limit.offset and letters(limit.newest) or '-')
     call('SET', limit.state_key, text, 'PX', ttl(newest and empty_at(limit, newest) or limit.index * limit.width - limit.offset))
 end
@@ -97,10 +103,10 @@ function sliding_window.earliest(limit, now, ahead, permits)
     local all = ahead + permits
     local windows = floor((all - 1) / limit.count) -- a line longer than the window: as often as it takes
     local room = limit.count - (all - windows * limit.count)
-    for i = 0, limit.precision - 1 do room = room - limit.counters[i] end
+    for i = 0, limit.precision - 1 do room = room - (limit.counters[i] or 0) end
     -- `i` is leaving; those newer are whole.
     for i = limit.precision, 0, -1 do
-        local leaving = limit.counters[i]
+        local leaving = limit.counters[i] or 0
         local since = 0
         if room < 0 then
             since = limit.width
@@ -111,31 +117,34 @@ function sliding_window.earliest(limit, now, ahead, permits)
             local start = (limit.index + limit.precision - i) * limit.width - limit.offset
             return max(now, start + since) + windows * limit.width * limit.precision
         end
-        if i > 0 then room = room + limit.counters[i - 1] end
+        if i > 0 then room = room + (limit.counters[i - 1] or 0) end
     end
     return empty_at(limit, 0) + windows * limit.width * limit.precision
 end
 
 function sliding_window.take(limit, joint, permits)
     shift(limit, floor((joint + limit.offset) / limit.width))
-    limit.counters[0] = limit.counters[0] + permits
+    limit.counters[0] = (limit.counters[0] or 0) + permits
     limit.newest = max(limit.newest, joint + limit.offset)
 end
 
-function sliding_window.charge(limit, now, permits)
-    limit.counters[0] = limit.counters[0] + permits
-end
+if CORRECTS then
+    function sliding_window.charge(limit, now, permits)
+        limit.counters[0] = (limit.counters[0] or 0) + permits
+    end
 
-function sliding_window.give_back(limit, now, at, permits)
-    local i = limit.index - floor((at + limit.offset) / limit.width)
-    if i >= 0 and i <= limit.precision and at + limit.offset >= limit.began then limit.counters[i] = max(0, limit.counters[i] - permits) end
+    function sliding_window.give_back(limit, now, at, permits)
+        local i = limit.index - floor((at + limit.offset) / limit.width)
+        if i < 0 or i > limit.precision or at + limit.offset < limit.began then return end
+        limit.counters[i] = max(0, (limit.counters[i] or 0) - permits)
+    end
 end
 
 function sliding_window.state(limit, now)
     local inside = 0
-    for i = 0, limit.precision - 1 do inside = inside + limit.counters[i] end
+    for i = 0, limit.precision - 1 do inside = inside + (limit.counters[i] or 0) end
     local since = min(limit.width, max(0, now + limit.offset - limit.index * limit.width))
-    local leaving = ceil(limit.counters[limit.precision] * (limit.width - since) / limit.width)
+    local leaving = ceil((limit.counters[limit.precision] or 0) * (limit.width - since) / limit.width)
     local newest = newest_used(limit)
     return max(0, limit.count - inside - leaving), newest and empty_at(limit, newest) - now or 0
 end

@@ -10,7 +10,7 @@
 --            after an overdraft (settle). `began`: what was granted earlier does not count here. The last three are the rule
 --            it was written under: when another is in force, what is missing stays missing, and no more is there than was.
 --            Version 26778aa wrote the first four.
-local stepped_bucket = {}
+local stepped_bucket = {letter = 's'}
 
 local function refill(limit, at)
     local steps = floor((at - limit.tick) / limit.period)
@@ -86,16 +86,18 @@ function stepped_bucket.take(limit, joint, permits)
     limit.tokens, limit.newest = limit.tokens - permits, max(limit.newest, joint)
 end
 
-function stepped_bucket.charge(limit, now, permits)
-    limit.tokens = limit.tokens - permits
-    cap(limit)
-end
+if CORRECTS then
+    function stepped_bucket.charge(limit, now, permits)
+        limit.tokens = limit.tokens - permits
+        cap(limit)
+    end
 
-function stepped_bucket.give_back(limit, now, at, permits)
-    if at < limit.began then return end
-    -- A bucket that never lent them may have overflowed at each refill since.
-    local refills = max(0, ceil((limit.tick - at) / limit.period))
-    limit.tokens = min(limit.burst, limit.tokens + max(0, permits - refills * limit.count))
+    function stepped_bucket.give_back(limit, now, at, permits)
+        if at < limit.began then return end
+        -- A bucket that never lent them may have overflowed at each refill since.
+        local refills = max(0, ceil((limit.tick - at) / limit.period))
+        limit.tokens = min(limit.burst, limit.tokens + max(0, permits - refills * limit.count))
+    end
 end
 
 function stepped_bucket.state(limit, now)

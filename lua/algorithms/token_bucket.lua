@@ -22,7 +22,7 @@
 --            waits for another limit, its turn lies later than those before it leave the bucket: member NUL and the us at
 --            which such a gap begins, score = the us at which it ends less 2^53, which is below zero. Who fits into a gap makes nobody wait.
 --!include change.lua
-local token_bucket = {}
+local token_bucket = {letter = ''}
 local GAP = 2 ^ 53
 local GAPS = 16 -- that a request looks into at a time
 
@@ -55,9 +55,12 @@ local function read_line(limit, now, id)
     limit.cursor = max(0, tonumber(last[2]) or 0)
     if limit.cursor <= now then return end -- all have come, were forgotten, or have missed their slots
     if id ~= '' then limit.owner = tonumber(call('ZSCORE', limit.slots_key, id)) end
+    if limit.owner then
+        limit.gapped = true -- perhaps: whoever has a slot seldom needs to know
+        return
+    end
     local first = call('ZRANGE', limit.slots_key, 0, 0, 'WITHSCORES')
     limit.gapped = tonumber(first[2]) < 0
-    if limit.owner then return end
     if limit.gapped then first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1) end
     limit.first = tonumber(first[2])
     if limit.first - limit.tolerance + GRACE_US < now then limit.overdue = first[1] end
@@ -130,6 +133,7 @@ local function rescale(limit, now, at, tat, lent, interval)
         end
         call('PEXPIRE', limit.slots_key, int(max(1, ceil((limit.cursor - now + GRACE_US) / 1000))))
     end
+    limit.lent = limit.lent or int(now)
     write_state(limit, now)
 end
 
@@ -137,12 +141,11 @@ end
 function token_bucket.check(limit, now, id)
     local count, period = limit.count, limit.period
     limit.whole, limit.part = floor(period / count), period % count
-    limit.interval = limit.part == 0 and int(limit.whole) or format('%.17g', period / count)
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
     limit.need = max(1, limit.cost - limit.extra) -- permits that have to be there
-    limit.lead = advance(limit, 0, 0, limit.cost - limit.need) -- how much of its price is paid by those after it
-    limit.tat, limit.rem, limit.cursor, limit.newest, limit.lent = now, 0, 0, 0, int(now)
-    limit.gapped, limit.room, limit.late, limit.last = false, nil, nil, nil
+    -- How much of its price is paid by those after it.
+    limit.lead = limit.cost > limit.need and advance(limit, 0, 0, limit.cost - limit.need) or 0
+    limit.tat, limit.rem, limit.cursor, limit.newest, limit.lent, limit.gapped, limit.room = now, 0, 0, 0, false, false, false
     if limit.in_use then
         limit.newest = limit.in_use_at
         local tat, rem = advance(limit, limit.newest, 0, limit.in_use)
@@ -152,8 +155,10 @@ function token_bucket.check(limit, now, id)
 
     local tat, rem, ahead, cursor, newest, interval, lent =
         match(limit.raw or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) ?(%S*)')
+    local same = interval and interval - period / count == 0 -- 17 digits say which number it is
+    limit.interval = same and interval or format('%.17g', period / count)
     if tat then
-        tat, cursor = tonumber(tat), tonumber(cursor)
+        tat, cursor = tat + 0, cursor + 0
         local written = tat - ahead
         limit.newest = written + newest
         if lent == '' then lent = int(limit.newest + 1) end -- it is not known: nothing of before is given back
@@ -164,13 +169,14 @@ function token_bucket.check(limit, now, id)
         end
         limit.cursor = cursor
         if written < limit.resumed then limit.cursor, limit.changed = 0, true end
-        if interval ~= limit.interval then
+        if not same then
             rescale(limit, now, changed_at(limit, now, written), rem == '0' and tat or tat + 1, lent, interval)
         elseif tat >= now then
-            limit.tat, limit.rem, limit.lent = tat, tonumber(rem), lent
+            limit.tat, limit.rem, limit.lent = tat, rem + 0, lent
         end
         if limit.cursor > now then read_line(limit, now, id) end
     end
+    limit.lent = limit.lent or int(now)
 
     local grant = admission(limit, advance(limit, limit.tat, limit.rem, limit.need))
     -- A newcomer may go ahead of a line if that makes nobody in it wait: it fills a gap.
@@ -219,21 +225,23 @@ function token_bucket.reserve(limit, now, id, joint, latest)
     if id == '' or slot > latest then
         return slot == now and limit.behind and limit.patience or slot
     end
-    local function note_gap(start, stop)
-        if stop - start >= limit.whole + min(1, limit.part) then
-            call('ZADD', limit.slots_key, int(stop - GAP), '\0' .. int(start))
-        end
-    end
     score = score + min(1, score_rem)
     if gap then
         call('ZREM', limit.slots_key, gap)
-        note_gap(score, to)
     elseif limit.cursor <= now then
         call('DEL', limit.slots_key)
     elseif limit.gapped then -- nobody is behind these any more
         call('ZREMRANGEBYSCORE', limit.slots_key, '(' .. int(limit.cursor - GAP), '(0')
     end
-    if gap or limit.among and not limit.late then note_gap(from, us) end
+    if gap or limit.among and not limit.late then
+        local function note_gap(start, stop)
+            if stop - start >= limit.whole + min(1, limit.part) then
+                call('ZADD', limit.slots_key, int(stop - GAP), '\0' .. int(start))
+            end
+        end
+        if gap then note_gap(score, to) end
+        note_gap(from, us)
+    end
     limit.cursor = max(limit.cursor, score)
     call('ZADD', limit.slots_key, int(score), id)
     call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
@@ -283,44 +291,6 @@ function token_bucket.refuse(limit, now)
     if limit.changed then write_state(limit, now) end
 end
 
--- A waiting request that will not come. The end of the line is read from the slots; between others it leaves a gap.
-function token_bucket.leave(limit, now, id)
-    local score = tonumber(call('ZSCORE', limit.slots_key, id))
-    call('ZREM', limit.slots_key, id)
-    if not score then return end
-    token_bucket.check(limit, now, '')
-    local from = score - advance(limit, 0, 0, limit.cost)
-    if limit.cursor <= now or score > limit.cursor then -- nobody is behind these any more
-        call('ZREMRANGEBYSCORE', limit.slots_key, '(' .. int((limit.cursor > now and limit.cursor or 0) - GAP), '(0')
-    elseif from > max(now, limit.tat) then
-        call('ZADD', limit.slots_key, int(score - GAP), '\0' .. int(from))
-    end
-end
-
--- Takes permits that were used already, whether they are there or not.
-function token_bucket.charge(limit, now, permits)
-    limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, permits)
-    write_state(limit, now)
-end
-
--- Takes back permits that were good at `at` and were not used: no more than what a bucket that never lent them
--- would hold now, which is less by what has come back since, for it might have been full meanwhile. What others have
--- for later than that, ahead of now, was built on these: then nothing comes back. Nor does what the bucket that is there
--- has not lent: it was full since, or reset. Before a change time counts as it did then, at the fastest of all rates.
-function token_bucket.give_back(limit, now, at, permits)
-    local since, changed, fastest = match(limit.lent, '^(%d+):?(%d*):?(%S*)')
-    if limit.newest > max(now, at) or since - at > 0 then return end
-    local price = permits * limit.whole + floor(permits * limit.part / limit.count)
-    local gone = max(0, now - at)
-    if fastest ~= '' and changed - at > 0 then
-        gone = now - changed + ceil((changed - at) * (limit.period / limit.count / fastest))
-    end
-    local back = min(price - gone, limit.tat - max(now, at))
-    if back <= 0 then return end
-    limit.tat = limit.tat - back
-    write_state(limit, now)
-end
-
 -- What is left right now: permits that could be taken at once, and microseconds until the bucket is full.
 function token_bucket.state(limit, now)
     local tat, rem = limit.tat, limit.rem
@@ -333,6 +303,46 @@ function token_bucket.state(limit, now)
         left = left - 1
     end
     return left, tat - now + (rem > 0 and 1 or 0)
+end
+
+if CORRECTS then
+    -- A waiting request that will not come. The end of the line is read from the slots; between others it leaves a gap.
+    function token_bucket.leave(limit, now, id)
+        local score = tonumber(call('ZSCORE', limit.slots_key, id))
+        call('ZREM', limit.slots_key, id)
+        if not score then return end
+        token_bucket.check(limit, now, '')
+        local from = score - advance(limit, 0, 0, limit.cost)
+        if limit.cursor <= now or score > limit.cursor then -- nobody is behind these any more
+            call('ZREMRANGEBYSCORE', limit.slots_key, '(' .. int((limit.cursor > now and limit.cursor or 0) - GAP), '(0')
+        elseif from > max(now, limit.tat) then
+            call('ZADD', limit.slots_key, int(score - GAP), '\0' .. int(from))
+        end
+    end
+
+    -- Takes permits that were used already, whether they are there or not.
+    function token_bucket.charge(limit, now, permits)
+        limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, permits)
+        write_state(limit, now)
+    end
+
+    -- Takes back permits that were good at `at` and were not used: no more than what a bucket that never lent them
+    -- would hold now, which is less by what has come back since, for it might have been full meanwhile. What others have
+    -- for later than that, ahead of now, was built on these: then nothing comes back. Nor does what the bucket that is there
+    -- has not lent: it was full since, or reset. Before a change time counts as it did then, at the fastest of all rates.
+    function token_bucket.give_back(limit, now, at, permits)
+        local since, changed, fastest = match(limit.lent, '^(%d+):?(%d*):?(%S*)')
+        if limit.newest > max(now, at) or since - at > 0 then return end
+        local price = permits * limit.whole + floor(permits * limit.part / limit.count)
+        local gone = max(0, now - at)
+        if fastest ~= '' and changed - at > 0 then
+            gone = now - changed + ceil((changed - at) * (limit.period / limit.count / fastest))
+        end
+        local back = min(price - gone, limit.tat - max(now, at))
+        if back <= 0 then return end
+        limit.tat = limit.tat - back
+        write_state(limit, now)
+    end
 end
 
 algorithms.token_bucket = token_bucket

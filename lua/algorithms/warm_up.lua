@@ -13,7 +13,7 @@
 --            Version 26778aa wrote the first four.
 --!include change.lua
 local COLD = 3 -- times the stable interval
-local warm_up = {evenly = true}
+local warm_up = {letter = 'u', evenly = true}
 
 local function rest(limit, at)
     if at <= limit.next then return end
@@ -96,13 +96,15 @@ function warm_up.take(limit, joint, permits)
     limit.newest = max(limit.newest, joint)
 end
 
-function warm_up.charge(limit, now, permits)
-    spend(limit, permits)
-    limit.next = min(limit.next, now + FAR_US)
-end
+if CORRECTS then
+    function warm_up.charge(limit, now, permits)
+        spend(limit, permits)
+        limit.next = min(limit.next, now + FAR_US)
+    end
 
--- Nothing comes back: what a call has cost is paid by the one after it, which may have been let in already.
-function warm_up.give_back() end
+    -- Nothing comes back: what a call has cost is paid by the one after it, which may have been let in already.
+    function warm_up.give_back() end
+end
 
 function warm_up.state(limit, now)
     return limit.next <= now and limit.burst or 0, cold_at(limit) - now

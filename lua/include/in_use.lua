@@ -1,60 +1,55 @@
 -- A limit may change its algorithm, in the code or in the store. Tokens are kept then, not time: what the other algorithm has
 -- left in the state is counted as permits that are in use, and the new one begins with so many taken.
 --
--- The first letter of a state says whose it is; a bucket's begins with a figure, and a sliding log is a list. Places
--- (concurrency) have a key of their own.
-local LETTERS = {
-    token_bucket = '',
-    leaky_bucket = '',
-    fixed_window = 'f',
-    sliding_window = 'w',
-    stepped_bucket = 's',
-    warm_up = 'u',
-}
-
--- How many permits were in use at the change, us of the newest of them, and us of the change.
-local function in_use(limit, now)
-    local function at(written, newest) -- a newest permit of a clock that has stepped back since
-        return written - now > STEP_US and newest - (written - now) or newest, changed_at(limit, now, written)
-    end
-    if not limit.raw then
-        local total, newest, offset, written = match(call('LINDEX', limit.state_key, 0), '(%d+) (%d+) (%d+) (%d+)')
-        return tonumber(total), at(tonumber(written), newest - offset)
-    end
-    local number, letter, numbers = {}, match(limit.raw, '^(%a?)(.*)')
-    for each in string.gmatch(numbers, '%S+') do number[#number + 1] = tonumber(each) or 0 end
-    if letter == '' then -- tat, and how far it lay ahead when it was written
-        local newest, changed = at(number[1] - number[3], number[1] - number[3] + number[5])
-        return ceil(max(0, min(number[1] - changed, number[3])) / number[6]), newest, changed
-    end
-    if letter == 'f' then
-        return number[2], at(number[3], number[6] or number[1] > number[3] and number[1] + number[5] - 1 or number[3])
-    end
-    if letter == 's' then return (number[7] or limit.burst) - number[1], at(number[3], number[5] or max(number[2], number[3])) end
-    if letter == 'u' then
-        local newest, changed = at(number[3], number[5] or number[1])
-        return number[1] > changed and limit.burst or 0, newest, changed
-    end
-    local sum, newest = 0, match(numbers, '%a+$')
-    for i = 6, #number do sum = sum + number[i] end
-    if newest then
-        newest = string.gsub(newest, '%a', function(figure) return string.byte(figure) - 97 end)
-    else -- see sliding_window.lua
-        newest = number[5] * number[4] > number[1] + number[3] and (number[5] + 1) * number[4] - 1 or number[1] + number[3]
-    end
-    return sum, at(number[1], newest - number[3])
-end
+-- The first letter of a state says whose it is (`letter` of each algorithm); a bucket's begins with a figure, and a sliding log is
+-- a list. Places (concurrency) have a key of their own.
 
 -- If the state is another algorithm's: sets `in_use`, permits, and `in_use_at`, us at which they count as taken: at the change, or
 -- when the newest of them is good that was granted ahead. And forgets it.
 local function read_other(limit, now)
-    local letter = LETTERS[limit.method]
+    local letter = limit.algorithm.letter
     if limit.raw then
         if letter == match(limit.raw, '^%a?') then return end
     elseif not letter or call('EXISTS', limit.state_key) == 0 then
         return -- nothing, a log for a log, or places
     end
-    local permits, newest, changed = in_use(limit, now)
+
+    -- How many permits were in use at the change, us of the newest of them, and us of the change.
+    local function in_use()
+        local function at(written, newest) -- a newest permit of a clock that has stepped back since
+            return written - now > STEP_US and newest - (written - now) or newest, changed_at(limit, now, written)
+        end
+        if not limit.raw then
+            local total, newest, offset, written = match(call('LINDEX', limit.state_key, 0), '(%d+) (%d+) (%d+) (%d+)')
+            return tonumber(total), at(tonumber(written), newest - offset)
+        end
+        local number, letter, numbers = {}, match(limit.raw, '^(%a?)(.*)')
+        for each in string.gmatch(numbers, '%S+') do number[#number + 1] = tonumber(each) or 0 end
+        if letter == '' then -- tat, and how far it lay ahead when it was written
+            local newest, changed = at(number[1] - number[3], number[1] - number[3] + number[5])
+            return ceil(max(0, min(number[1] - changed, number[3])) / number[6]), newest, changed
+        end
+        if letter == 'f' then
+            return number[2], at(number[3], number[6] or number[1] > number[3] and number[1] + number[5] - 1 or number[3])
+        end
+        if letter == 's' then
+            return (number[7] or limit.burst) - number[1], at(number[3], number[5] or max(number[2], number[3]))
+        end
+        if letter == 'u' then
+            local newest, changed = at(number[3], number[5] or number[1])
+            return number[1] > changed and limit.burst or 0, newest, changed
+        end
+        local sum, newest = 0, match(numbers, '%a+$')
+        for i = 6, #number do sum = sum + number[i] end
+        if newest then
+            newest = string.gsub(newest, '%a', function(figure) return string.byte(figure) - 97 end)
+        else -- see sliding_window.lua
+            newest = number[5] * number[4] > number[1] + number[3] and (number[5] + 1) * number[4] - 1 or number[1] + number[3]
+        end
+        return sum, at(number[1], newest - number[3])
+    end
+
+    local permits, newest, changed = in_use()
     limit.in_use, limit.in_use_at = max(0, min(limit.burst, permits)), permits > 0 and max(changed, newest) or now
     limit.raw, limit.changed = false, true
 end

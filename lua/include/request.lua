@@ -11,7 +11,6 @@
 --
 -- Leaves `limits`. May end the script with the error "LOAD <algorithm>": the caller asks again with that one put in.
 --!include got.lua
---!include stored.lua
 --!include in_use.lua
 local limits = {}
 for i = 1, NUMBER do
@@ -22,18 +21,26 @@ for i = 1, NUMBER do
         state_key = KEYS[3 * i - 2],
         slots_key = KEYS[3 * NUMBER + i],
         raw = got[3 * i - 2],
-        count = tonumber(ARGV[at + 1]),
-        period = tonumber(ARGV[at + 2]),
-        burst = tonumber(ARGV[at + 3]),
-        cost = tonumber(ARGV[at + 4]),
-        extra = tonumber(ARGV[at + 5]),
+        count = ARGV[at + 1] + 0, -- a number of a text, at half of the cost of tonumber
+        period = ARGV[at + 2] + 0,
+        burst = ARGV[at + 3] + 0,
+        cost = ARGV[at + 4] + 0,
+        extra = ARGV[at + 5] + 0,
         grant = now,
+        behind = false,
+        paused = false,
+        stored = false,
+        in_use = false,
+        changed = false, -- there is something to write, though nothing is taken
         since = 0, -- a line from before that was made for another rate,
         resumed = 0, -- or for a pause that was ended
     }
     local config, own = got[3 * i - 1], got[3 * i]
-    if config and not put_in_force(limit, now, config) or own and own ~= config and not put_in_force(limit, now, own) then
-        return redis.error_reply('LOAD ' .. limit.method)
+    if config or own then -- seldom: so it is made here
+--!include stored.lua
+        if config and not put_in_force(limit, now, config) or own and own ~= config and not put_in_force(limit, now, own) then
+            return redis.error_reply('LOAD ' .. limit.method)
+        end
     end
     read_other(limit, now)
     limits[i] = limit

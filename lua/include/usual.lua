@@ -1,5 +1,6 @@
 -- The usual case without the machinery, at half of its cost: token buckets of whole intervals, nobody in line, nothing paused,
--- permits within the horizon. It answers and writes what token_bucket.lua would; whatever else is the case goes on below.
+-- permits within the horizon; or one of them, whose permits are not, for a request that keeps no slot. It answers and writes what
+-- token_bucket.lua would; whatever else is the case goes on below.
 --!include got.lua
 do
     local joint, buckets, stored = now, {}, false
@@ -20,28 +21,30 @@ do
         elseif own then
             method = ''
         end
-        local interval, cost = period / count, ARGV[at + 4]
-        if method ~= 'token_bucket' or extra ~= '0' or interval % 1 ~= 0
-            or paused and (paused - now > 0 or cost - burst > 0) then
+        local cost = ARGV[at + 4]
+        if method ~= 'token_bucket' or extra ~= '0' or paused and (paused - now > 0 or cost - burst > 0) then
             joint = nil
             break
         end
-        local tat, last, since = now, 0, nil
-        if raw then
-            local full, ahead, newest, of, lent = match(raw, '^(%d+) 0 (%d+) 0 (%d+) (%d+) (%S+) %d+$')
-            full = tonumber(full) -- once: each reckoning with a text reads it anew
+        local interval, tat, last, rest = period / count, now, 0, nil
+        if interval % 1 ~= 0 then
+            joint = nil
+            break
+        elseif raw then
+            local full, ahead, newest, kept, of = match(raw, '^(%d+) 0 (%d+) 0 (%d+)( (%d+) .+)')
+            full = full and full + 0 -- once: each reckoning with a text reads it anew
             local written = full and full - ahead
             if not full or written > now or of - interval ~= 0 then
                 joint = nil
                 break
             end
             last = written + newest
-            if full >= now then tat, since = full, lent end
+            if full >= now then tat, rest = full, kept end
         elseif call('EXISTS', KEYS[3 * i - 2]) == 1 then
             joint = nil
             break
         end
-        buckets[i] = {tat, last, burst, interval, since, count, period, version or '0'}
+        buckets[i] = {tat, last, burst, interval, rest, version and {burst, count, period, version}}
         joint = max(joint, tat + (cost - burst) * interval)
     end
     -- Taken ahead, permits may lapse in one bucket while another is waited for: not where there are slots to wait in.
@@ -51,20 +54,26 @@ do
             break
         end
     end
-    if joint and joint <= now + ARGV[2] then
-        local answer = format('1 %d 0 %d', joint - now, joint)
+    local taken = joint and joint <= now + ARGV[2]
+    -- Refused, and no slot is kept.
+    local refused = joint and not taken and NUMBER == 1 and joint > now and (ARGV[1] == '' or joint - now > ARGV[3] + 0)
+    if taken or refused then
+        local answer = taken and format('1 %d 0 %d', joint - now, joint) or format('0 %d 1 %d', joint - now, now)
         for i = 1, NUMBER do
             local bucket = buckets[i]
-            local burst, interval, since = bucket[3], bucket[4], bucket[5]
-            local new = max(bucket[1], joint) + ARGV[6 * i + 2] * interval
-            local state = format(since and '%d 0 %d 0 %d %d %s %d' or '%d 0 %d 0 %d %d %d %d',
-                new, new - now, max(bucket[2], joint) - now, interval, since or now, interval)
-            call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((new + 1 - now + STEP_US) / 1000)))
+            local new, burst, interval, rest = bucket[1], bucket[3], bucket[4], bucket[5]
+            if taken then
+                new = max(new, joint) + ARGV[6 * i + 2] * interval
+                local ahead, newest = new - now, max(bucket[2], joint) - now
+                local state = rest and format('%d 0 %d 0 %d%s', new, ahead, newest, rest)
+                    or format('%d 0 %d 0 %d %d %d %d', new, ahead, newest, interval, now, interval)
+                call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((ahead + 1 + STEP_US) / 1000)))
+            end
             answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
         end
         for i = 1, stored and NUMBER or 0 do
-            local bucket = buckets[i]
-            answer = answer .. format(' %s %s %s %s', bucket[3], bucket[6], bucket[7], bucket[8])
+            local at = 6 * i - 2
+            answer = answer .. format(' %s %s %s %s', unpack(buckets[i][6] or {ARGV[at + 3], ARGV[at + 1], ARGV[at + 2], '0'}))
         end
         return answer
     end

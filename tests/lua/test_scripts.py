@@ -125,6 +125,21 @@ def test_each_call_is_one_command_once_the_script_is_known(limiter: Limiter, sto
     assert "cmdstat_eval" not in stats
 
 
+def test_a_decision_asks_the_store_for_no_more_than_it_needs(limiter: Limiter, store: redis.Redis) -> None:
+    def asks(id: str = "", claim: float = 0.0) -> dict[str, int]:
+        store.config_resetstat()
+        limiter.ask([demand("1/m", burst=2)], id=id, claim=claim)
+        stats = {name.removeprefix("cmdstat_"): each["calls"] for name, each in store.info("commandstats").items()}
+        return {name: calls for name, calls in stats.items() if name not in ("evalsha", "config|resetstat", "info")}
+
+    limiter.ask([demand("1/m", burst=2)])
+    assert asks() == {"time": 1, "mget": 1, "set": 1}, "granted"
+    assert asks() == {"time": 1, "mget": 1}, "refused, nobody waits and nothing is kept"
+    assert asks("far", claim=1.0) == {"time": 1, "mget": 1}, "refused, its slot is too far away to be kept"
+    limiter.ask([demand("1/m", burst=2)], id="waits", claim=60.0)
+    assert asks("waits", claim=60.0) == {"time": 1, "mget": 1, "zrange": 1, "zscore": 1}, "it came before its turn"
+
+
 def test_the_wait_of_a_reply_is_never_cut_off(frozen: Limiter) -> None:
     """Redis cuts fractions off, and prints large numbers with 14 digits: replies and keys are whole numbers."""
     wanted = [demand("1/30d", burst=12)]
