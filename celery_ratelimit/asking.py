@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from ._scripts import Script, bulk
-from .decision import Decision, LimitState
+from .decision import Decision, GrantedAt, LimitState
 from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, Throttled, shown
 from .keys import bucket_key, bucket_keys, changes_key, config_keys, short, touched_key
 from .limits import AnyLimit, Concurrency, Limit, check_cost
@@ -293,6 +293,8 @@ class Asking:
             last: one more argument for each of them.
         """
         number, methods, packed_keys, arguments = self.packed(demands)
+        if script is self._settle and isinstance(first[1], GrantedAt):
+            first = (first[0], first[1].of(demands[0].name))  # by the clock of the node that is asked
         pieces = [packed_keys]
         keys = KEYS * number
         if kind is not None:

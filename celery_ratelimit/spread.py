@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from ._scripts import Script, slot_of
 from .asking import Asking, Demand
+from .decision import GrantedAt
 from .errors import RateLimitError
 from .keys import hash_tag
 from .limits import Concurrency
@@ -165,7 +166,8 @@ def _joint(parts: Sequence[Part], replies: Sequence[_Reply], said_no: int | None
             states[place] = reply.states[i]
             stored[place] = reply.stored[i] if reply.stored else _as_written(part.demands[i])
     tail = stored if any(reply.stored for reply in replies) else []
-    head = [allowed, wait, binding, max(reply.at for reply in replies)]
+    at = {demand.name: reply.at for part, reply in zip(parts, replies, strict=True) for demand in part.demands}
+    head = [allowed, wait, binding, GrantedAt(at)]
     return head + [value for each in (*states, *tail) for value in each]
 
 

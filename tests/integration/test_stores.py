@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -559,6 +560,18 @@ def test_settle_over_three_tags_counts_once(on_cluster: Limiter) -> None:
     assert on_cluster.settle(decision, 5)
     assert not on_cluster.settle(decision, 5)
     assert remaining(on_cluster, limits) == [4, 4, 4]
+
+
+def test_what_was_too_much_comes_back_on_every_node(on_cluster: Limiter) -> None:
+    """Each has granted by its own clock, at another time: a log finds an entry by that alone."""
+    logs = [Limit("10/h", name=name, algorithm="sliding_log") for name in ("a", "b", "c")]
+    taken = on_cluster.acquire(logs, cost=4)
+    assert on_cluster.settle(pickle.loads(pickle.dumps(taken)), 0), "as a worker's process gets it"
+    assert remaining(on_cluster, logs) == [10, 10, 10]
+    assert on_cluster.reserve(logs, cost=4, id="one", horizon=0.0).allowed
+    found = on_cluster.reserve(logs, cost=4, id="one", horizon=0.0)
+    assert on_cluster.settle(found, 1)
+    assert remaining(on_cluster, logs) == [9, 9, 9]
 
 
 def test_places_over_three_tags(on_cluster: Limiter) -> None:
