@@ -226,7 +226,10 @@ def ask(url: str, side: str) -> None:
 def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
     """A call with an outcome that is always the same, on a bucket in which nothing else has happened."""
     from celery_ratelimit import Concurrency, Limit
-    from celery_ratelimit.limiter import Demand
+    try:
+        from celery_ratelimit.limiter.demand import Demand
+    except ModuleNotFoundError:  # before folders
+        from celery_ratelimit.limiter import Demand
 
     algorithm, state = row.split("/")
     for key in limiter.client.scan_iter(match=f"{limiter.prefix}:*", count=1000):

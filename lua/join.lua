@@ -8,7 +8,7 @@
 --        4  earliest  us >= 0; the permits are taken no earlier than that from now
 --        5  known     '' as acquire.lua; 'find' as reserve.lua: the id is noted, and found again; 'replace': it is noted anew
 --        6+ six per limit, see include/request.lua
--- Reply  see include/reply.lua; binding -1: the reservation was known
+-- Reply  see include/reply.lua; binding -1: the reservation was known; the error "RESERVED <limit>", see reserve.lua
 -- Writes as acquire.lua and reserve.lua do
 local id, known = ARGV[1], ARGV[5]
 local NUMBER = #KEYS / 5 -- of limits
@@ -26,6 +26,10 @@ local CORRECTS = false -- see include/algorithms.lua
 
 if known == 'find' then
     local at = tonumber(call('ZSCORE', KEYS[IDS + 1], member_of(id)))
+    for i = 2, #limits do
+        local other = tonumber(call('ZSCORE', KEYS[IDS + i], member_of(id)))
+        if other ~= at then return redis.error_reply(format('RESERVED %d', at and i or 1)) end
+    end
     if at then return reply(1, at, max(0, at - now), -1) end
 end
 

@@ -7,7 +7,7 @@
 --        3+ six per limit, see include/request.lua; cost is what was charged
 --        then one per limit: what it should have been, permits, whole, >= 0
 --        then one per limit: key of its bucket, text
--- Reply  1 if it was corrected now, 0 if it had been before
+-- Reply  1 if it was corrected now, 0 if it had been before, or was cancelled and its id reserved again
 -- Writes each limit's state; ids: see include/remember.lua; TTL an hour after the last, which is how long an id is known.
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
@@ -22,10 +22,17 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include remember.lua
 --!include touch.lua
 
+-- What is reserved under this id now may be another than was granted then: no earlier grant is of it. (It may be later: what
+-- several nodes of a cluster have granted is good when the last of it is.)
+local function is_of_another(ids)
+    local reserved = call('ZSCORE', ids, member_of(id))
+    return reserved and at < tonumber(reserved)
+end
+
 local corrected = 0
 for i = 1, #limits do
     local limit = limits[i]
-    if not call('ZSCORE', KEYS[IDS + i], settled(id)) then
+    if not call('ZSCORE', KEYS[IDS + i], settled(id)) and not is_of_another(KEYS[IDS + i]) then
         corrected = 1
         local more = ARGV[FIRST_LIMIT + 6 * #limits + i - 1] - limit.cost
         limit.algorithm.check(limit, now, '')

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from ..errors import ConfigurationError, ImpossibleRequest, RateLimitError, Throttled, shown
 from ..limits.any_limit import AnyLimit, check_cost
 from ..limits.concurrency import Concurrency
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision, GrantedAt, LimitState
 from ..limits.limit import Limit
 from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
@@ -219,6 +219,8 @@ class Asking:
             last: one more argument for each of them.
         """
         number, methods, packed_keys, arguments = self.packed(demands)
+        if script is self._settle and isinstance(first[1], GrantedAt):
+            first = (first[0], first[1].of(demands[0].name))  # by the clock of the node that is asked
         pieces = [packed_keys]
         keys = KEYS * number
         if kind is not None:

@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from ..errors import RateLimitError
 from ..limits.concurrency import Concurrency
+from ..limits.decision import GrantedAt
 from ..store.cluster import slot_of
 from ..store.keys import hash_tag
 from ..store.script import Script
@@ -167,7 +168,8 @@ def _joint(parts: Sequence[Part], replies: Sequence[_Reply], said_no: int | None
             states[place] = reply.states[i]
             stored[place] = reply.stored[i] if reply.stored else _as_written(part.demands[i])
     tail = stored if any(reply.stored for reply in replies) else []
-    head = [allowed, wait, binding, max(reply.at for reply in replies)]
+    at = {demand.name: reply.at for part, reply in zip(parts, replies, strict=True) for demand in part.demands}
+    head = [allowed, wait, binding, GrantedAt(at)]
     return head + [value for each in (*states, *tail) for value in each]
 
 

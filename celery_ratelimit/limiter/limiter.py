@@ -188,7 +188,9 @@ class Limiter(Asking):
 
         *Warning*: under :class:`Concurrency` nobody knows when a place will be free: waits are estimates, and callers
         may overtake one another. Without ``max_wait`` a call has no place in the line. While tasks wait for this limit
-        (``throttle="retry"``), it is refused; with ``max_wait`` it is served in its turn, behind them.
+        (``throttle="retry"``), it is refused; with ``max_wait`` it is served in its turn, behind them. A call that
+        sleeps hears of no change: when a rate is raised, a pause is ended or a bucket is reset, it sleeps to the turn
+        that it was told. Where that matters, wait for a part of the time, and call again.
 
         The permit is spent when this returns. What the caller does afterwards, and when, is not seen.
         """
@@ -277,6 +279,9 @@ class Limiter(Asking):
     ) -> None:
         """Forget what was taken: the buckets are full again and the slots of those who wait are gone.
 
+        What had been reserved for later than now is good still, on top. Cancelled or settled afterwards, it may give
+        permits back that others have taken since.
+
         With ``force`` a name that is no quota here means whatever limit bears it; see :meth:`set_rate`.
         """
         demands = self._demands_to_reset(limits, key, args, force=force)
@@ -304,7 +309,9 @@ class Limiter(Asking):
             horizon: seconds; how far ahead the permits may lie. Refused if they would lie further.
             args, key, cost: as in :meth:`acquire`.
 
-        *Warning*: a permit taken ahead is spent even if nobody comes for it: see :meth:`cancel`.
+        *Warning*: a permit taken ahead is spent even if nobody comes for it: see :meth:`cancel`. Under an id that more
+        limits were reserved with, these alone are found, and nothing is said; under one with fewer limits it is an
+        error (but on a cluster those that are on other nodes are reserved too).
         """
         return self.reserve_demands(
             self._demands(limits, key, cost, args), id=id, horizon=seconds_of("horizon", horizon, 0)

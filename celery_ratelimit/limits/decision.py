@@ -30,6 +30,24 @@ class LimitState(NamedTuple):
     version: int = 0
 
 
+class GrantedAt(int):
+    """When the permits of limits on several nodes are good, which have a clock each: the latest of all, and each by the
+    name of its limit."""
+
+    by_name: dict[str, int]
+
+    def __new__(cls, by_name: dict[str, int]) -> GrantedAt:
+        self = super().__new__(cls, max(by_name.values()))
+        self.by_name = by_name
+        return self
+
+    def __reduce__(self) -> tuple[type[GrantedAt], tuple[dict[str, int]]]:
+        return GrantedAt, (self.by_name,)
+
+    def of(self, name: str) -> int:
+        return self.by_name.get(name, int(self))
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The answer to one ``acquire`` or ``peek``, over all the limits that it named.

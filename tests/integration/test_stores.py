@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -559,6 +560,26 @@ def test_settle_over_three_tags_counts_once(on_cluster: Limiter) -> None:
     assert on_cluster.settle(decision, 5)
     assert not on_cluster.settle(decision, 5)
     assert remaining(on_cluster, limits) == [4, 4, 4]
+
+
+def test_one_id_is_not_for_more_limits_of_a_node(on_cluster: Limiter) -> None:
+    one, two, far = [Limit("10/h", burst=10, name=name) for name in ("{t}.one", "{t}.two", "far")]
+    assert on_cluster.reserve([one, far], id="r", horizon=0.0).allowed
+    with pytest.raises(ConfigurationError, match=r"of other limits than '\{t\}\.two'"):
+        on_cluster.reserve([one, two, far], id="r", horizon=0.0)
+    assert remaining(on_cluster, [two]) == [10], "no permit of it was taken"
+
+
+def test_what_was_too_much_comes_back_on_every_node(on_cluster: Limiter) -> None:
+    """Each has granted by its own clock, at another time: a log finds an entry by that alone."""
+    logs = [Limit("10/h", name=name, algorithm="sliding_log") for name in ("a", "b", "c")]
+    taken = on_cluster.acquire(logs, cost=4)
+    assert on_cluster.settle(pickle.loads(pickle.dumps(taken)), 0), "as a worker's process gets it"
+    assert remaining(on_cluster, logs) == [10, 10, 10]
+    assert on_cluster.reserve(logs, cost=4, id="one", horizon=0.0).allowed
+    found = on_cluster.reserve(logs, cost=4, id="one", horizon=0.0)
+    assert on_cluster.settle(found, 1)
+    assert remaining(on_cluster, logs) == [9, 9, 9]
 
 
 def test_places_over_three_tags(on_cluster: Limiter) -> None:

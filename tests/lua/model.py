@@ -407,9 +407,14 @@ class Model:
     def peek(self, demands: Sequence[Demand]) -> Answer:
         views = self._views(demands, "")
         joint, binding, _ = self._joint(views)
+        slot = self.now
+        if binding is not None:
+            slot, _ = self._line_up(views, "", joint, self.now)
+        for view in views:
+            if view.stepped_back:
+                self._write(view)
         if binding is None:
             return self._answer(True, self.now, None, views)
-        slot, _ = self._line_up(views, "", joint, self.now)
         return self._answer(False, max(slot, self.now + 1), binding, views)
 
     def _fit(self, views: Sequence[AnyView], joint: int, waits: bool) -> bool:

@@ -358,3 +358,18 @@ def test_by_the_servers_clock_no_key_expires_before_its_bucket_is_full(
         ) * 1000  # at the earliest: the key was looked at later than the clock
         if decision.allowed:
             assert expires >= decision.granted_at + us(decision.reset_after)
+
+
+@pytest.mark.parametrize("before", KINDS)
+@pytest.mark.parametrize("after", KINDS)
+def test_whoever_only_looks_sees_what_comes_back_under_changed_code(
+    frozen: Limiter, clock: Clock, before: str, after: str
+) -> None:
+    """Nothing says when the code has changed: it is the first look that does."""
+    while frozen.acquire(SLOW[before], max_wait=0).allowed:
+        pass
+    told = frozen.peek(TEN[after])
+    for _ in range(3):
+        clock.advance(told.reset_after)
+        told = frozen.peek(TEN[after])
+    assert (told.allowed, told.reset_after) == (True, 0)

@@ -31,6 +31,20 @@ def test_an_id_may_be_reserved_again_when_it_was_cancelled(frozen: Limiter, limi
     assert frozen.available(limit) == 8
 
 
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.method)
+def test_what_was_cancelled_is_not_settled_when_its_id_is_reserved_again(
+    frozen: Limiter, clock: Clock, limit: Limit
+) -> None:
+    old = frozen.reserve(limit, id="r", cost=4, horizon=0.0)
+    assert frozen.cancel(limit, id="r")
+    clock.set(START + 1)
+    new = frozen.reserve(limit, id="r", cost=4, horizon=0.0)
+    assert not frozen.settle(old, 0), "it has been given back already"
+    assert frozen.available(limit) == 6, "and this one is another"
+    assert frozen.settle(new, 1), "which may be settled still"
+    assert frozen.available(limit) == 9
+
+
 @pytest.mark.parametrize("cost", [1, 9, None])
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.method)
 def test_as_much_comes_back_as_was_reserved_whatever_is_said(
