@@ -226,6 +226,7 @@ def ask(url: str, side: str) -> None:
 def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
     """A call with an outcome that is always the same, on a bucket in which nothing else has happened."""
     from celery_ratelimit import Concurrency, Limit
+
     try:
         from celery_ratelimit.limiter.demand import Demand
     except ModuleNotFoundError:  # before folders

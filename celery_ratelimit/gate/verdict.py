@@ -223,14 +223,14 @@ def without_store(
         now: the time.
         error: what there is of an answer.
         may_start: whether a process is there for it.
-        wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: it was taken.
+        wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: it was taken, or all may pass.
         pause: seconds after which whoever is deferred comes back.
     """
     throttle = held.plan.policy.throttle
     if choice in ("local", "allow"):
         if not may_start:
             return Stay(None)
-        if choice == "allow" or wait <= 0:
+        if wait <= 0:
             return Start(0)
         if throttle != "retry" or wait <= RETURN_HOLD:
             return AskAt(now + wait)

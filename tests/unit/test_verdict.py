@@ -232,6 +232,7 @@ def test_without_the_store(choice: str, request_: HeldRequest, may_start: bool, 
         (State.HOLDS_PERMIT, BUNCHED - 0.001, 0.01, True, True, Start(77)),
         (State.HOLDS_PERMIT, BUNCHED + 0.001, 0.01, True, True, AskAt(NOW)),  # used together they would bunch
         (State.HOLDS_PERMIT, 0.45, 0.5, True, True, Start(77)),  # less than an interval late
+        (State.HOLDS_PERMIT, 0.5, 0.5, True, True, Start(77)),
         (State.HOLDS_PERMIT, 0.55, 0.5, True, True, AskAt(NOW)),
     ],
 )
