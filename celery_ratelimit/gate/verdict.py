@@ -223,7 +223,7 @@ def without_store(
         now: the time.
         error: what there is of an answer.
         may_start: whether a process is there for it.
-        wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: it was taken, or all may pass.
+        wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: taken, or all may pass.
         pause: seconds after which whoever is deferred comes back.
     """
     throttle = held.plan.policy.throttle
