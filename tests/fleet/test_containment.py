@@ -214,8 +214,10 @@ def test_any_message_of_rabbitmq_ends_alone(
             fleet.stop()
             if not broker.ready("celery", "celery.throttled"):
                 return
+            before = len(fleet.starts())
             fleet.launch(QUICK)
             until(lambda: not broker.ready("celery", "celery.throttled"), 30)
+            until(lambda: len(fleet.starts()) > before, 30, "the start of one that was given back")  # noqa: B023
         raise AssertionError("a message comes back again and again")
 
 
