@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from ..limiter.demand import Demand
 from ..limiter.leases import Leases
 from ..limits import Concurrency
+from .clock import monotonic
 
 __all__ = ["LocalShare"]
 
@@ -35,7 +35,7 @@ class LocalShare:
 
     def wait(self, demands: Sequence[Demand]) -> float:
         """Take permits of each limit; else the seconds until there are some."""
-        now, workers = time.monotonic(), self._workers()
+        now, workers = monotonic(), self._workers()
         places = [demand for demand in demands if isinstance(demand.limit, Concurrency)]
         if any(self._leases.here(demand) >= max(1, demand.size // workers) for demand in places):
             return AGAIN

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn, TypeVar
 
 import click
 from celery import Celery, bootsteps, signals
@@ -14,6 +14,7 @@ from ..app.plan import AppLimits, node_of
 from ..app.settings import Settings, check_store, forks_apart, leases_of, limiter_of, settings_of
 from ..app.survey import forgotten, limits_shown
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
+from ..parking.lot import Parking
 from ..parking.lots import parking_of
 from ..store.url_text import without_password
 from .gate import Gate
@@ -21,6 +22,9 @@ from .gate import Gate
 __all__ = ["GateStep", "install"]
 
 logger = logging.getLogger("celery_ratelimit")
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
 def install(app: Celery) -> None:
@@ -104,11 +108,7 @@ def _warn(app: Any, consumed: Collection[str]) -> None:
 
 def _consumed(app: Any) -> Collection[str]:
     """The queues that workers of the fleet consume."""
-    parking = parking_of(app)
-    try:
-        return parking.consumed() if parking.in_use else ()
-    except STORE_TROUBLES:  # it is asked again in a moment
-        return ()
+    return _asked(app, Parking.consumed, ())
 
 
 def _check_again(app: Any) -> None:
@@ -121,12 +121,17 @@ def _check_again(app: Any) -> None:
 
 def _left_something(app: Celery) -> bool:
     """Whether workers of this fleet had limits, whose tasks may be parked or on their way back."""
+    seen = _asked(app, lambda parking: parking.seen((), ()), None)
+    return seen is not None and bool(seen.limits or seen.returns)
+
+
+def _asked(app: Any, question: Callable[[Parking], _T], otherwise: _U) -> _T | _U:
+    """What the lots of an app's fleet say at the start; ``otherwise`` if the store does not answer."""
     parking = parking_of(app)
     try:
-        seen = parking.seen((), ()) if parking.in_use else None
+        return question(parking) if parking.in_use else otherwise
     except STORE_TROUBLES:
-        return False
-    return seen is not None and bool(seen.limits or seen.returns)
+        return otherwise
 
 
 def _check_memory(worker: Worker, settings: Settings) -> None:
