@@ -22,7 +22,7 @@ from ..signals import task_throttled
 from .line import HeldRequest, Line, State
 from .outcome import Outcome
 from .presence import Presence
-from .room import Room
+from .room import KEEP, Room
 from .running import Running
 from .verdict import AskAt, End, Fail, Hold, Park, SendBack, Start, Stay, Verdict
 
@@ -176,6 +176,10 @@ class Exits:
         else:
             why = self._why(line, held, demand, wait + ahead * interval, now)
             self.leave(line, held)
+            if not verdict.only_behind and wait <= KEEP:
+                # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
+                # when, long tasks could have them all.
+                self._room.expect(held.request.id, now + wait, now)
             self._announce(held, replace(why, what="parked"))
         return True
 

@@ -131,7 +131,8 @@ class Gate:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
         seconds = self.worker.comes_back_in(message)
         if seconds is not None:
-            self._room.expect(str(message.headers.get("id")), monotonic() + seconds + LEAD)
+            now = monotonic()
+            self._room.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
         self._attendant.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------

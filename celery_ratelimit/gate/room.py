@@ -14,7 +14,7 @@ from bisect import insort
 from .._celery import Pool
 from .line import ASK_EARLY
 
-__all__ = ["AHEAD", "Room"]
+__all__ = ["AHEAD", "KEEP", "Room"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
@@ -68,10 +68,11 @@ class Room:
             promised += share
         return promised
 
-    def expect(self, id: str, at: float) -> None:
-        """A task that waits here for the end of its countdown has its turn at that time."""
+    def expect(self, id: str, at: float, now: float) -> None:
+        """A task has its turn at that time: it waits here for the end of its countdown, or may soon come back here."""
         self._coming[id] = at
         heapq.heappush(self._next, (at, id))
+        self.next_comer(now)  # who has come is forgotten, also where nobody asks who comes next
 
     def has_come(self, id: str) -> None:
         self._coming.pop(id, None)

@@ -88,6 +88,20 @@ def test_a_limit_that_nobody_uses_is_passed_in_the_order_of_arrival(
         assert 10 <= others_before(fleet, 1) <= 60
 
 
+def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """At a worker's start long tasks are there before the first limited one has come back from its lot."""
+    with Fleet(server, tmp_path, rate="2/s", app="tests.apps.beside") as fleet:
+        for index in range(5):
+            send(fleet, LIMITED, index)
+        for index in range(4):
+            send(fleet, UNLIMITED, OTHERS + index, 20.0)
+        fleet.start("-c", "2")
+        until(lambda: started(fleet, limited=True) == 5, 60, "the start of the limited ones")
+        assert others_before(fleet, 5) == 1, "the other process was kept"
+
+
 @pytest.mark.parametrize(
     ("pool", "size"),
     [
