@@ -4,13 +4,15 @@ Line numbers are those of Celery and kombu 5.7.0. ``tests/integration/test_inter
 """
 
 from .banner import add_to_banner
+from .broker import fleet_of, redelivery_of
 from .emptying import messages_in, taken_from
 from .identity import stored_id
 from .monitors import show_revoked
 from .outbox import publish_on
 from .pool import Pool
+from .requests import PERMIT
 from .returns import MOST_RETURNED
-from .worker import PERMIT, Worker, fleet_of, redelivery_of
+from .worker import Worker
 
 __all__ = [
     "MOST_RETURNED",

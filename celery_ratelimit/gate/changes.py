@@ -45,7 +45,7 @@ class Changes:
         """Look from now on."""
         if self._cancel is None:
             self._told = self._read()
-            self._cancel = self._worker.call_after(LOOK, self._look)
+            self._cancel = self._worker.timers.call_after(LOOK, self._look)
 
     def close(self) -> None:
         if self._cancel is not None:
@@ -62,7 +62,7 @@ class Changes:
         return {} if told is None else dict(zip(self._names, map(_text, told), strict=True))
 
     def _look(self) -> None:
-        self._cancel = self._worker.call_after(LOOK, self._look)
+        self._cancel = self._worker.timers.call_after(LOOK, self._look)
         if self._outage:
             return
         told = self._read()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .._celery import Worker
+from .._celery import Worker, requests
 from ..app.plan import Plan
 from ..app.settings import Settings
 from ..limiter.demand import Demand
@@ -69,7 +69,7 @@ class Exits:
         self._worker, self._limiter, self._attendant, self._outage = worker, limiter, attendant, outage
         self._room, self._presence, self._running = room, presence, running
         self._in_memory = settings.in_memory
-        self.longest = worker.redelivery * REDELIVERY_SHARE
+        self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
         """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
@@ -103,7 +103,7 @@ class Exits:
                 self._end(line, held, verdict, now)
             case Fail(error):
                 self.leave(line, held)
-                self._worker.fail(held.request, error)
+                requests.fail(held.request, error)
         return True
 
     # -- It stays --------------------------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ class Exits:
         line.next_ask = verdict.until
         if verdict.demand is not None:
             self._announce(held, self._why(line, held, verdict.demand, verdict.wait, now))
-            if self._worker.is_full:
+            if self._worker.intake.is_full:
                 self._presence.suspend(held, line, now)
-            elif self._worker.several_queues:
+            elif self._worker.intake.has_several_queues:
                 self._presence.widen(held)
 
     def _hold_on(self, line: Line, held: HeldRequest, error: Exception, now: float) -> None:
@@ -125,7 +125,7 @@ class Exits:
 
         But for a lost connection, which Celery has to see: the broker hands out everything anew then.
         """
-        if isinstance(error, self._worker.connection_errors):
+        if isinstance(error, self._worker.broker.connection_errors):
             raise error
         logger.warning(
             "Task %s[%s] could not be sent back (%r): held, and tried again",
@@ -143,7 +143,7 @@ class Exits:
             return
         if held.plan.leased:
             self._running.begin(held)
-        self._worker.restore(held.request)
+        requests.restore(held.request)
         self._worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": permit_at_us})
 
     # -- It waits elsewhere ----------------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ class Exits:
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:
         delay = min(verdict.wait, self.longest) - LEAD
         try:
-            return_queue = self._worker.return_queue_for(held.queue)
-            self._worker.send_back(held.request, held.queue, return_queue, delay, held.doubts)
+            return_queue = self._worker.intake.return_queue_for(held.queue)
+            self._worker.departures.send_back(held.request, held.queue, return_queue, delay, held.doubts)
         except Exception as error:
             self._hold_on(line, held, error, now)
             return
@@ -209,7 +209,7 @@ class Exits:
         why = replace(why, what=what, to=to)
         if to is not None:
             try:
-                self._worker.redirect(held.request, to)
+                self._worker.departures.redirect(held.request, to)
             except Exception as error:
                 self._hold_on(line, held, error, now)
                 return
@@ -217,9 +217,9 @@ class Exits:
         self._announce(held, why)
         self.forget_slot(held)
         if how == "drop":
-            self._worker.drop(held.request, why.reason)
+            requests.drop(held.request, why.reason)
         elif how == "fail":
-            self._worker.fail(held.request, why.error)
+            requests.fail(held.request, why.error)
 
     def ends_as_a_copy(self, held: HeldRequest) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
@@ -235,7 +235,7 @@ class Exits:
 
     def _end_copy(self, held: HeldRequest) -> None:
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
-        self._worker.let_go(held.request)
+        self._worker.departures.acknowledge(held.request)
 
     def take_out(self, line: Line, held: HeldRequest) -> None:
         """Something unforeseen was raised at it: it leaves, whatever it was doing, and what it has is given back."""
@@ -287,5 +287,5 @@ class Exits:
         request, fields = held.request, outcome.fields()
         level = logging.INFO if outcome.limit is not None else logging.DEBUG
         logger.log(level, "Task %s[%s] %s", request.name, request.id, outcome)
-        self._worker.announce(request, fields)
+        requests.announce(request, fields)
         task_throttled.send(sender=request.task, request=request, **fields)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from .._celery import Worker
+from .._celery import Worker, requests
 from .._celery.parcel import marker_among
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
@@ -59,10 +59,10 @@ class Gate:
         self._limits = limits
         self._numbers = itertools.count()
         self._within = Within()
-        self._outage = outage = Outage(limiter, worker.call_soon, self._store_is_back)
+        self._outage = outage = Outage(limiter, worker.timers.call_soon, self._store_is_back)
         self._changes = Changes(worker, limiter, limits, outage, self._changed)
         self._attendant = attendant = Attendant(
-            worker, parking_of(worker.app), limits, worker.return_queue_for, outage, settings.orphans_after
+            worker, parking_of(worker.app), limits, worker.intake.return_queue_for, outage, settings.orphans_after
         )
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)
@@ -79,7 +79,7 @@ class Gate:
 
     def on_request(self, request: Any) -> None:
         """In the place of ``Consumer.on_task_request``: a message has arrived, or its countdown has ended."""
-        queue = self.worker.queue_of(request)
+        queue = requests.queue_of(request)
         try:
             plan = self._limits.plan_of(request.task, queue)
             demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
@@ -87,7 +87,7 @@ class Gate:
             # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
             traceback = not isinstance(error, RateLimitError)  # ours say what to do
             logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=traceback)
-            self.worker.fail(request, error)
+            requests.fail(request, error)
             return
         if is_built_in(request.task.name):
             self._within.look(request)
@@ -96,9 +96,9 @@ class Gate:
             self._pass(request, queue)
             return
         now, longest = monotonic(), self._exits.longest
-        returned = self.worker.came_back(request)
+        returned = requests.came_back(request)
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
-        old = not returned and plan.policy.throttle == "wait" and self.worker.age(request) > longest
+        old = not returned and plan.policy.throttle == "wait" and requests.age(request) > longest
         until = now if old else now + longest
         number = next(self._numbers)
         held = HeldRequest(request, queue, plan, demands, number, now, until, has_slot=returned, returned=returned)
@@ -110,17 +110,17 @@ class Gate:
         line = self._lines.of(held.plan.buckets(held.demands))
         line.ask(held, first=first)
         self._presence.enter(held)
-        if returned and not self.worker.came_beside(request):
+        if returned and not requests.came_beside(request):
             self._presence.widen(held)
         if first or len(line.asking(held)) == 1:  # else whatever those ahead of it wait for moves the line on
             self._loop.run([line])
         stays = held.plan.policy.throttle == "wait" and held.state is State.ASKS
-        if stays and (not returned or self.worker.is_full):
+        if stays and (not returned or self.worker.intake.is_full):
             self._presence.suspend(held, line, monotonic())
 
     def _pass(self, request: Any, queue: str) -> None:
         """A request without limits: it passes, unless others wait for a process, or are about to have their turn."""
-        self.worker.restore(request)
+        requests.restore(request)
         waiting = Unlimited(request, queue, next(self._numbers), monotonic())
         self._entrance.add(waiting)
         if len(self._entrance) == 1:  # else the next one that ends moves them on
@@ -129,7 +129,7 @@ class Gate:
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
-        seconds = self.worker.comes_back_in(message)
+        seconds = requests.comes_back_in(message)
         if seconds is not None:
             now = monotonic()
             self._room.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
@@ -159,7 +159,7 @@ class Gate:
             self.on_end(request)
         # Else the pool has it, or it waits elsewhere.
         if request.worker_pid is None and not request.acknowledged:
-            self.worker.fail(request, error)
+            requests.fail(request, error)
 
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
@@ -185,7 +185,7 @@ class Gate:
 
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
-        with self.worker.turn:
+        with self.worker.timers.turn:
             for line in self._lines.clear():
                 for held in line.holding():
                     self._running.give_back(held)
@@ -196,7 +196,7 @@ class Gate:
             self._outage.close()
             self._changes.close()
             self._attendant.close()
-            self.worker.close()
+            self.worker.departures.close()
 
     def _store_is_back(self) -> None:
         self._attendant.store_is_back()
@@ -207,8 +207,8 @@ class Gate:
         self._loop.note_changed(names)
         self._loop.run(self._lines)
         self._attendant.wake(names)
-        self.worker.recall(lambda request: self._is_limited_by(request, names))
+        self.worker.timers.recall(lambda request: self._is_limited_by(request, names))
 
     def _is_limited_by(self, request: Any, names: set[str]) -> bool:
-        plan: Plan | None = self._limits.plan_of(request.task, self.worker.queue_of(request))
+        plan: Plan | None = self._limits.plan_of(request.task, requests.queue_of(request))
         return plan is not None and any(limit.name in names for limit in plan.limits)

@@ -114,7 +114,7 @@ class Loop:
         finally:
             self._is_running = False
             if (self._lines.wanting or len(self._entrance)) and self._cancel_look is None:
-                self._cancel_look = self._worker.call_after(LOOK, self._look)
+                self._cancel_look = self._worker.timers.call_after(LOOK, self._look)
 
     def store_is_back(self) -> None:
         """Everybody may ask."""
@@ -176,7 +176,7 @@ class Loop:
                 self._ask_for(line, has_slot=True)
                 self._ask_for(line, has_slot=False)
             except Exception as error:
-                if self.at_hand is None or isinstance(error, self._worker.connection_errors):
+                if self.at_hand is None or isinstance(error, self._worker.broker.connection_errors):
                     raise
                 self._on_error(self.at_hand[1], error)
             else:
@@ -294,7 +294,7 @@ class Loop:
                 return
             line.cancel()
         line.alarm = alarm
-        line.cancel = self._worker.call_after(max(0.0, alarm - now), lambda: self._ring(line))
+        line.cancel = self._worker.timers.call_after(max(0.0, alarm - now), lambda: self._ring(line))
 
     def _ring(self, line: Line) -> None:
         line.cancel = None

@@ -38,22 +38,22 @@ class Presence:
         if self._outside < MOST_RETURNED and not waiting.outside_prefetch:
             self._outside += 1
             waiting.outside_prefetch = True
-            self._worker.widen_prefetch()
+            self._worker.intake.widen()
 
     def suspend(self, held: HeldRequest, line: Line, now: float) -> None:
         """Its queue is not consumed for now, if those who came from it will be here for long."""
         first = max(0.0, line.closed_until - now)
         # Or what the broker hands out of all queues would soon be of this one; or nothing, for too long.
-        among_others = self._worker.several_queues and not line.open
-        if among_others or 0 < first + len(line) * line.interval < self._worker.hears_after:
+        among_others = self._worker.intake.has_several_queues and not line.open
+        if among_others or 0 < first + len(line) * line.interval < self._worker.broker.hears_after:
             self.widen(held)
         self._suspended.leave(held, [*line.with_slot, *line.new], first, lambda: line.interval)
 
     def suspend_unlimited(self, waiting: Waiting, among: Sequence[Waiting], each: Callable[[], float]) -> None:
         """The same for a request that nothing limits; ``each``: seconds from one of them to the next."""
-        if len(among) * each() < self._worker.hears_after:
+        if len(among) * each() < self._worker.broker.hears_after:
             self.widen(waiting)
-        if self.limited and self._worker.several_queues:
+        if self.limited and self._worker.intake.has_several_queues:
             self._suspended.leave(waiting, among, 0.0, each)
 
     def leave(self, waiting: Waiting) -> None:
@@ -62,7 +62,7 @@ class Presence:
         self.limited -= isinstance(waiting, HeldRequest)
         if waiting.outside_prefetch:
             self._outside -= 1
-            self._worker.narrow_prefetch()
+            self._worker.intake.narrow()
         self._suspended.one_has_gone(waiting)
 
     def clear(self) -> None:

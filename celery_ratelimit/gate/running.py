@@ -55,7 +55,7 @@ class Running:
     def watch(self) -> None:
         """Tasks end in ways that a pool does not tell."""
         if self._held and self._cancel is None:
-            self._cancel = self._worker.call_after(LOOK_FOR_ENDS, self._look)
+            self._cancel = self._worker.timers.call_after(LOOK_FOR_ENDS, self._look)
 
     def close(self) -> None:
         """The connection is lost, or the worker stops. What runs runs on, and is looked for when there is another."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .._celery import Worker
+from .._celery import Worker, requests
 
 __all__ = ["SuspendedQueues", "Waiting"]
 
@@ -32,7 +32,7 @@ class SuspendedQueues:
 
     def __init__(self, worker: Worker, widen: Callable[[Waiting], None]) -> None:
         self._worker = worker
-        self._long = max(LONG, 2 * worker.hears_after)
+        self._long = max(LONG, 2 * worker.broker.hears_after)
         self._widen = widen
         self._queues: dict[str, tuple[set[Waiting], Callable[[], float]]] = {}
 
@@ -51,9 +51,9 @@ class SuspendedQueues:
             return
         waiting = [other for other in among if other.queue == queue]
         wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
-        if wait < self._long or not self._worker.may_stop_consuming(queue):
+        if wait < self._long or not self._worker.intake.may_stop_consuming(queue):
             return
-        self._worker.stop_consuming(queue)
+        self._worker.intake.stop_consuming(queue)
         self._queues[queue] = (set(), each)
         for other in waiting:
             self._put_aside(other)
@@ -66,7 +66,7 @@ class SuspendedQueues:
         waiting.discard(held)
         if not waiting or len(waiting) * each() <= self._long / 2:
             del self._queues[held.queue]
-            self._worker.go_on_consuming(held.queue)
+            self._worker.intake.go_on_consuming(held.queue)
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nothing is consumed."""
@@ -74,5 +74,5 @@ class SuspendedQueues:
 
     def _put_aside(self, held: Waiting) -> None:
         self._queues[held.queue][0].add(held)
-        if not held.outside_prefetch and not self._worker.came_beside(held.request):
+        if not held.outside_prefetch and not requests.came_beside(held.request):
             self._widen(held)

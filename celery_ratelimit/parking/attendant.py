@@ -157,7 +157,7 @@ class Attendant:
         if ahead == 0 or self._quiet >= QUIET:
             self._look_soon()
         self._quiet = 0
-        self._worker.let_go(request)
+        self._worker.departures.acknowledge(request)
         self._let_go.append((bucket, held.id, request.message))
         return ahead
 
@@ -176,7 +176,7 @@ class Attendant:
             name, key = marker["lot"]
             self._arriving.setdefault((name, key), {})[str(marker["id"])] = int(marker["copy"])
             if self._cancel_telling is None:
-                self._cancel_telling = self._worker.call_after(TELL, self._tell)
+                self._cancel_telling = self._worker.timers.call_after(TELL, self._tell)
 
     def may_run(self, held: TurnedAway) -> bool:
         """Whether a request is the one copy of its task that may run.
@@ -203,12 +203,12 @@ class Attendant:
         if time.monotonic() - self._looked_at > AGAIN / 2:
             self._looks_from = time.monotonic() + OTHERS_TELL
         if self._arriving and self._cancel_telling is None:
-            self._cancel_telling = self._worker.call_after(0, self._tell)
+            self._cancel_telling = self._worker.timers.call_after(0, self._tell)
 
     def _tell(self) -> None:
         self._cancel_telling = None
         if self._outage:
-            self._cancel_telling = self._worker.call_after(LOOK, self._tell)
+            self._cancel_telling = self._worker.timers.call_after(LOOK, self._tell)
             return
         if self._parking.in_use:
             self._outage.ask(self._tell_all, None)
@@ -229,7 +229,7 @@ class Attendant:
     def watch(self) -> None:
         """Look after the lots from now on."""
         if self._cancel is None:
-            self._cancel = self._worker.call_after(LOOK, self._look)
+            self._cancel = self._worker.timers.call_after(LOOK, self._look)
             self._is_new = True
             self._orphans.begin()
             self._go_on_waking()
@@ -239,7 +239,7 @@ class Attendant:
         if self._cancel is not None and not self._soon:
             self._soon = True
             self._cancel()
-            self._cancel = self._worker.call_after(SOON, self._look)
+            self._cancel = self._worker.timers.call_after(SOON, self._look)
 
     def close(self) -> None:
         self._attend_no_more()
@@ -256,14 +256,14 @@ class Attendant:
 
     def _look(self) -> None:
         pause = RARELY if self._quiet >= QUIET else LOOK
-        self._cancel, self._soon = self._worker.call_after(pause, self._look), False
+        self._cancel, self._soon = self._worker.timers.call_after(pause, self._look), False
         if self._outage or not self._parking.in_use or time.monotonic() < self._looks_from:
             return
         self._looked_at = time.monotonic()
         done = self._outage.ask(lambda: self._see_to_lots(self._looked_at + TURN), True)
         if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
             self._cancel()
-            self._cancel = self._worker.call_after(NEXT, self._look)
+            self._cancel = self._worker.timers.call_after(NEXT, self._look)
 
     def _see_to_lots(self, until: float) -> bool:
         """False: something is left to do, and time is up."""
@@ -314,7 +314,7 @@ class Attendant:
                 queue[len(before) : len(queue) - len(behind)]
                 if queue.startswith(before) and queue.endswith(behind) and len(queue) > len(before) + len(behind)
                 else queue
-                for queue in self._worker.queues
+                for queue in self._worker.intake.queues
             ]
         )
 
@@ -362,14 +362,14 @@ class Attendant:
 
     def _go_on_waking(self) -> None:
         if self._cancel_waking is None:
-            self._cancel_waking = self._worker.call_after(NEXT, self._wake_on)
+            self._cancel_waking = self._worker.timers.call_after(NEXT, self._wake_on)
 
     def _wake_on(self) -> None:
         """One step for one limit after the other, until the turn is over."""
         self._cancel_waking = None
         self._outage.ask(lambda: self._wake_some(time.monotonic() + TURN), None)
         if (self._waking or self._recalling or self._is_new) and self._cancel_waking is None:
-            self._cancel_waking = self._worker.call_after(LOOK if self._outage else NEXT, self._wake_on)
+            self._cancel_waking = self._worker.timers.call_after(LOOK if self._outage else NEXT, self._wake_on)
 
     def _wake_some(self, until: float) -> None:
         if self._is_new:
@@ -429,10 +429,10 @@ class Attendant:
             if not some:
                 continue
             try:
-                missing = self._worker.publish(
+                missing = self._worker.departures.publish(
                     [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for bucket, each in some]
                 )
-            except self._worker.connection_errors:
+            except self._worker.broker.connection_errors:
                 raise  # Celery connects anew
             except Exception as error:
                 # Nothing is lost: whoever looks after the lot in some seconds publishes them once more, as other

@@ -93,7 +93,7 @@ class Orphans:
             self._look_soon()
 
     def _look_soon(self) -> None:
-        self._cancel = self._worker.call_after(self._pause, self._look_soon)
+        self._cancel = self._worker.timers.call_after(self._pause, self._look_soon)
         names = self._outage.ask(self._say_all, None) if self._parking.in_use else None
         if names is not None:
             self._said = set(names)
@@ -117,7 +117,8 @@ class Orphans:
 
     def _returns(self) -> set[tuple[str, str]]:
         """The return queues of what this worker consumes."""
-        return {(to, queue) for queue in self._worker.queues if (to := self._worker.return_queue_for(queue)) != queue}
+        intake = self._worker.intake
+        return {(to, queue) for queue in intake.queues if (to := intake.return_queue_for(queue)) != queue}
 
     # -- In a thread of its own: the worker has other things to do -------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_ratelimit._celery import Worker
+from celery_ratelimit._celery import Worker, requests
 from celery_ratelimit.gate import loop, suspended
 from celery_ratelimit.limiter import limiter
 from celery_ratelimit.parking import lot as parking
@@ -17,6 +17,6 @@ STEPS: dict[str, tuple[Any, str]] = {
     "park": (parking.Parking, "park"),
     "start": (Worker, "start"),
     "leave": (suspended.SuspendedQueues, "one_has_gone"),
-    "announce": (Worker, "announce"),
+    "announce": (requests, "announce"),
     "grant": (loop.Loop, "_granted"),
 }

@@ -34,9 +34,9 @@ from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
 
+from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.returns import Returns, consumers
-from celery_ratelimit._celery.worker import Worker
 
 
 def source(thing: object) -> str:
@@ -136,7 +136,7 @@ def test_a_revoked_request_can_be_announced_with_a_reason() -> None:
 
 
 def test_a_message_on_redis_is_acknowledged_by_two_removals() -> None:
-    """``Worker._acknowledge`` does for many messages what this does for one."""
+    """``Departures._acknowledge_all`` does for many messages what this does for one."""
     assert source(RedisQoS.ack).count("\n") == 3
     assert "self._remove_from_indices(delivery_tag).execute()" in source(RedisQoS.ack)
     assert "super().ack(delivery_tag)" in source(RedisQoS.ack)
@@ -171,8 +171,8 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
             connection.drain_events(timeout=5)
         (message,) = came
         came_back = SimpleNamespace(message=message, delivery_info=message.delivery_info)
-        assert 0 < Worker.age(came_back) < time.monotonic() - before
-        assert Worker.queue_of(came_back) == "orders"
+        assert 0 < requests.age(came_back) < time.monotonic() - before
+        assert requests.queue_of(came_back) == "orders"
         message.ack()
 
 
@@ -352,7 +352,7 @@ def test_each_connection_has_a_dispatcher_that_requests_send_by() -> None:
 
 
 def test_tasks_are_counted_by_what_may_not_be_hashable() -> None:
-    """A shadow that is a list; :class:`Worker` makes it a text."""
+    """A shadow that is a list; ``note_come`` makes it a text."""
     assert "{request.name: 1}" in source(state.task_accepted)
 
 

@@ -100,6 +100,6 @@ def test_whose_time_has_come_while_another_asked_is_started_at_once(loop: Any, w
     line.wants = wants
     rings: list[float] = []
     loop._lines = SimpleNamespace(note_turn=lambda line, turn: None)
-    loop._worker = SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds))
+    loop._worker = SimpleNamespace(timers=SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds)))
     loop._set_timer(line)
     assert rings == ([loop._exits.longest] if wants else [0.0])

@@ -17,7 +17,7 @@ def running() -> Any:
     ended: list[str] = []
     worker: Any = SimpleNamespace(
         pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
-        call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None),
+        timers=SimpleNamespace(call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None)),
     )
     leases: Any = SimpleNamespace(end=ended.append)
     outage: Any = type("", (), {"__bool__": lambda self: False, "ask": lambda self, ask, otherwise: ask()})()

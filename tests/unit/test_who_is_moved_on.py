@@ -23,7 +23,7 @@ def gate() -> Any:
     gate: Any = object.__new__(Gate)
     loop: Any = object.__new__(Loop)
     pool = SimpleNamespace(idle=lambda held: 1, processes=4, have_young=lambda *_: False, has_queue=True)
-    worker: Any = SimpleNamespace(pool=pool, call_after=lambda *_: None)
+    worker: Any = SimpleNamespace(pool=pool, timers=SimpleNamespace(call_after=lambda *_: None))
     room = Room(pool)  # type: ignore[arg-type]
     gate._lines = loop._lines = lines = Lines()
     for number in range(TENANTS):

@@ -1,0 +1,92 @@
+"""The connection to the broker: what kind it is, and who reads from it.
+
+What is relied on; line numbers are those of Celery and kombu 5.7.0:
+
+* ``Consumer.hub`` is None where the worker has no event loop (celery/worker/worker.py 307): on pools of greenlets, and
+  on Windows or with transports that are not asynchronous.
+* ``Consumer.connection`` is None while Celery connects anew; ``connection_errors`` are those after which it does.
+* Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
+  messages may not come in now, no sooner than after a while (kombu/transport/virtual/base.py 999).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from typing import Any
+
+__all__ = ["Broker", "fleet_of", "redelivery_of"]
+
+#: Seconds after which a broker hands out an unacknowledged message again, by transport, unless configured.
+_REDELIVERY = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
+
+
+class Broker:
+    """A worker's broker.
+
+    Args:
+        consumer: Celery's.
+
+    Attributes:
+        apart: whether another thread or greenlet reads from the connection than the one in which timers go off.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self.apart = consumer.hub is None
+
+    @property
+    def connection(self) -> Any:
+        """The worker's own; None while Celery connects anew."""
+        return self._consumer.connection
+
+    @property
+    def on_amqp(self) -> bool:
+        connection = self.connection
+        return connection is not None and bool(connection.transport.driver_type == "amqp")
+
+    @property
+    def connection_errors(self) -> tuple[type[BaseException], ...]:
+        """What Celery has to see, or it will not connect anew: who waits for an answer may get the broker's farewell.
+
+        Other transports see it themselves, when they read.
+        """
+        return tuple(self._consumer.connection_errors) if self.on_amqp and not self.apart else ()
+
+    def is_farewell(self, error: BaseException) -> bool:
+        """Whether an error says that the connection is lost."""
+        # Among its connection errors kombu has the KeyErrors of its own reading from Redis (transport/redis.py 258).
+        return isinstance(error, tuple(self._consumer.connection_errors)) and not isinstance(error, KeyError)
+
+    @functools.cached_property
+    def redelivery(self) -> float:
+        """Seconds after which the broker takes an unacknowledged message for lost."""
+        return redelivery_of(self._consumer.app)
+
+    @property
+    def takes_few_countdowns(self) -> bool:
+        """Whether a worker takes nothing more when so many messages wait in it for their countdown."""
+        return bool(self._consumer.app.conf.get("worker_eta_task_limit", None))
+
+    @property
+    def hears_after(self) -> float:
+        """Seconds after which the broker is asked for more, once a full prefetch has room again."""
+        return 4.0 if self.apart and not self.on_amqp else 0.0
+
+
+def redelivery_of(app: Any) -> float:
+    """Seconds after which an app's broker takes an unacknowledged message for lost."""
+    with app.connection_for_read() as connection:
+        default = _REDELIVERY.get(connection.transport.driver_type, 1800.0)
+    options = app.conf.broker_transport_options or {}
+    return float(options.get("visibility_timeout") or default)
+
+
+def fleet_of(app: Any) -> str:
+    """A short name for the broker that an app's messages go to: what its workers have in common."""
+    with app.connection_for_write() as connection:
+        urls = [re.sub("//[^@/]*@", "//", url) for url in connection.alt or [connection.as_uri()]]
+    options = app.conf.broker_transport_options or {}
+    said = [*sorted(urls), *(str(options.get(name, "")) for name in ("global_keyprefix", "master_name"))]
+    return hashlib.sha1("\n".join(said).encode(), usedforsecurity=False).hexdigest()[:10]

@@ -1,0 +1,118 @@
+"""One request: where its message comes from, and how its task ends without being run.
+
+What is relied on; line numbers are those of Celery and kombu 5.7.0:
+
+* ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
+* ``Request.name`` may be a list, by a message's shadow, which Celery cannot count (celery/worker/state.py 107).
+* ``request.request_dict`` and ``request.delivery_info``: what the task is told when it starts (request.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from . import endings
+from .parcel import marker_in, without_marker
+from .returns import noted
+
+__all__ = [
+    "PERMIT",
+    "age",
+    "announce",
+    "came_back",
+    "came_beside",
+    "comes_back_in",
+    "drop",
+    "fail",
+    "has_come",
+    "note_come",
+    "queue_of",
+    "restore",
+]
+
+#: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
+#: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked).
+PERMIT = "ratelimit_permit"
+
+# -- Where it comes from -----------------------------------------------------------------------------------------------
+
+
+def note_come(request: Any) -> None:
+    """A request has come to the gate: its countdown, if it had one, has ended."""
+    request.message.ratelimit_came = True
+    request.name = str(request.name)
+    if getattr(request, "_eta_timer_entry", None) is not None:
+        request._eta_timer_entry = None  # strategy.py 212: the two would live until the next full collection
+
+
+def has_come(request: Any) -> bool:
+    return hasattr(request.message, "ratelimit_came")
+
+
+def queue_of(request: Any) -> str:
+    """The queue that the task was sent to, also when it comes from that queue's return queue."""
+    message = request.message
+    marker = marker_in(message)
+    if marker:
+        return str(marker.get("queue"))
+    return noted(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
+
+
+def came_back(request: Any) -> bool:
+    """Whether it was throttled before, and sent back or parked."""
+    return bool(marker_in(request.message))
+
+
+def comes_back_in(message: Any) -> float | None:
+    """Seconds until the countdown of a message that is on its way back ends; None: it has none, or is on no way."""
+    eta = (message.headers or {}).get("eta") if marker_in(message) else None
+    try:
+        return datetime.fromisoformat(eta).timestamp() - time.time() if eta else None
+    except (TypeError, ValueError):
+        return None
+
+
+def came_beside(request: Any) -> bool:
+    """Whether it came by a return queue that is consumed beside its own: it is not part of the prefetch."""
+    return hasattr(request.message, "ratelimit_beside")
+
+
+def age(request: Any) -> float:
+    """Seconds since the broker has handed its message out: its countdown was spent here."""
+    since = noted(request.message, "ratelimit_since")
+    return time.monotonic() - since if since else 0.0
+
+
+# -- What becomes of it ------------------------------------------------------------------------------------------------
+
+
+def restore(request: Any) -> None:
+    """Undo in a request what sending it back has changed, so that its task finds it as it was sent."""
+    fields = request.request_dict
+    marker = without_marker(fields)
+    if marker:
+        fields["eta"] = marker.get("eta")
+        if "CC" in marker:
+            fields["CC"] = marker["CC"]
+        request.delivery_info["exchange"] = marker.get("exchange")
+        request.delivery_info["routing_key"] = marker.get("routing_key")
+
+
+def announce(request: Any, fields: Mapping[str, Any]) -> None:
+    """The event for monitors. ``task-throttled`` shows as state THROTTLED there."""
+    request.send_event("task-throttled", **fields)
+
+
+def fail(request: Any, error: BaseException) -> None:
+    """End a task with ``error`` as its own, without running it; see :func:`endings.fail`."""
+    restore(request)
+    endings.fail(request, error)
+
+
+def drop(request: Any, reason: str) -> None:
+    """End a task without running it: state REVOKED with a reason, so that nobody waits for its result."""
+    restore(request)
+    endings.drop(request, reason)
