@@ -98,15 +98,15 @@ def _million(tasks: int, lots: int) -> None:
         deep = max(0, tasks // lots - 1000)
         measure = _Measure(client)
         measure("look", lambda: _look(parking))
-        measure("list lots", lambda: parking.lots([NAME]))
+        measure("list lots", lambda: parking.contents.lots([NAME]))
         measure("list 1,000 tasks", lambda: _once(lambda: people.tasks(NAME, of[0], first=deep, number=1000)))
         measure("purge one", lambda: _once(lambda: people.purge(NAME, of[3], ids=["task-3"])))
         measure("release one", lambda: _once(lambda: people.release(NAME, of[4], ids=["task-4"])))
         measure("purge one that is not there", lambda: _once(lambda: people.purge(NAME, of[5], ids=["nobody"])))
-        measure("find 1,000 revoked", lambda: parking.find([NAME], some))
+        measure("find 1,000 revoked", lambda: parking.contents.find([NAME], some))
         measure("let 1,000 revoked out", lambda: _let_out(parking, some))
         measure("wake all", lambda: _wake(parking))
-        measure("purge 10,000", lambda: itertools.islice(parking.pick_all((NAME, "t0"), purge=True), 100))
+        measure("purge 10,000", lambda: itertools.islice(parking.contents.pick_all((NAME, "t0"), purge=True), 100))
         _let_expire(client, parking, 20_000, lots)
         measure("expire 20,000", lambda: _expire(parking, 20_000))
 
@@ -153,11 +153,11 @@ def _once(act: Callable[[], Any]) -> Iterator[Any]:
 
 
 def _let_out(parking: Parking, tasks: Sequence[str]) -> Iterator[None]:
-    for found in parking.find([NAME], tasks):
+    for found in parking.contents.find([NAME], tasks):
         for bucket, ids in found.items():
             left: Sequence[str] = list(ids)
             while left:
-                _, leaving, left = parking.pick(bucket, left, purge=False)
+                _, leaving, left = parking.contents.pick(bucket, left, purge=False)
                 parking.published({bucket: leaving})
                 yield
 

@@ -155,6 +155,14 @@ class AppLimits(Mapping[str, AnyLimit]):
         self._limits = limits_of_app(app)
         self._tasks = len(app.tasks)
         self._planned: set[tuple[str, str]] = set()
+        self._sorted: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """In order."""
+        if len(self._sorted) != len(self):
+            self._sorted = sorted(self)
+        return self._sorted
 
     def note(self, limits: Iterable[AnyLimit]) -> None:
         """Somebody may wait for these.

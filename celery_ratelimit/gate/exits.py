@@ -16,8 +16,9 @@ from ..app.settings import Settings
 from ..limiter.demand import Demand
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
-from ..parking.attendant import LEAD, Attendant
+from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
+from ..parking.publisher import LEAD
 from ..signals import task_throttled
 from .line import HeldRequest, Line, State
 from .outcome import Outcome
@@ -226,7 +227,7 @@ class Exits:
         if not self.parks(held.plan):
             held.doubtful = False
             return False
-        may_run = self._outage.ask(lambda: self._attendant.may_run(held), None)
+        may_run = self._outage.ask(lambda: self._attendant.arrivals.may_run(held), None)
         if may_run is False:
             self._end_copy(held)
             return True

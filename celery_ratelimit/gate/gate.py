@@ -24,8 +24,9 @@ from ..errors import RateLimitError
 from ..limiter.leases import Leases
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
-from ..parking.attendant import LEAD, Attendant
+from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
+from ..parking.publisher import LEAD
 from .changes import Changes
 from .clock import monotonic
 from .entrance import Entrance
@@ -61,9 +62,7 @@ class Gate:
         self._within = Within()
         self._outage = outage = Outage(limiter, worker.timers.call_soon, self._store_is_back)
         self._changes = Changes(worker, limiter, limits, outage, self._changed)
-        self._attendant = attendant = Attendant(
-            worker, parking_of(worker.app), limits, worker.intake.return_queue_for, outage, settings.orphans_after
-        )
+        self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)
         self._presence = presence = Presence(worker, room)
@@ -133,7 +132,7 @@ class Gate:
         if seconds is not None:
             now = monotonic()
             self._room.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
-        self._attendant.on_message(message)
+        self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------
 
@@ -206,7 +205,7 @@ class Gate:
         """Rates of these limits are others now: whoever waits asks again."""
         self._loop.note_changed(names)
         self._loop.run(self._lines)
-        self._attendant.wake(names)
+        self._attendant.waking.wake(names)
         self.worker.timers.recall(lambda request: self._is_limited_by(request, names))
 
     def _is_limited_by(self, request: Any, names: set[str]) -> bool:

@@ -108,7 +108,7 @@ def _warn(app: Any, consumed: Collection[str]) -> None:
 
 def _consumed(app: Any) -> Collection[str]:
     """The queues that workers of the fleet consume."""
-    return _asked(app, Parking.consumed, ())
+    return _asked(app, lambda parking: parking.register.consumed(), ())
 
 
 def _check_again(app: Any) -> None:
@@ -121,7 +121,7 @@ def _check_again(app: Any) -> None:
 
 def _left_something(app: Celery) -> bool:
     """Whether workers of this fleet had limits, whose tasks may be parked or on their way back."""
-    seen = _asked(app, lambda parking: parking.seen((), ()), None)
+    seen = _asked(app, lambda parking: parking.register.seen((), ()), None)
     return seen is not None and bool(seen.limits or seen.returns)
 
 

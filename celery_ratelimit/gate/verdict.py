@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ..errors import RateLimitError
 from ..limiter.demand import Demand
 from ..limits.decision import Decision
-from ..parking.attendant import LEAD
 from ..parking.lot import HORIZON
+from ..parking.publisher import LEAD
 from .line import ASK_EARLY, LEAST_PAUSE, HeldRequest, Line, State
 
 __all__ = [

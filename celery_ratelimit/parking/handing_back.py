@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from celery import Celery
-from kombu.utils.json import loads
 
 from .._celery import messages_in, publish_on, taken_from
 from .._celery.parcel import Parcel, as_sent, doubts_in, marker_in, parcel_in
-from .lot import PAGE, Bucket, Parked, Parking
+from .contents import PAGE
+from .lot import Parking
+from .parked import Bucket, Parked, read_parcel
 
 __all__ = ["Handed", "HandingBack"]
 
@@ -66,7 +67,7 @@ class HandingBack:
     def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> Handed:
         """What is parked for a limit now. See :meth:`Parking.hand_back`."""
         handed, until = NOTHING, 0
-        for keys in self._parking.keys(name, aside=bool(queues)):
+        for keys in self._parking.contents.keys(name, aside=bool(queues)):
             for key in keys:
                 sent, leaving = NOTHING, True
                 while leaving:
@@ -93,7 +94,7 @@ class HandingBack:
         return handed
 
     def _hand_back(self, bucket: Bucket, queues: Sequence[str], until: int, overdue: float) -> tuple[int, Handed]:
-        now, leaving = self._parking.hand_back(bucket, queues, until, overdue=overdue)
+        now, leaving = self._parking.contents.hand_back(bucket, queues, until, overdue=overdue)
         readable = [(each, parcel) for each in leaving if (parcel := _parcel(each))]
         handed = self._publish([as_sent(parcel) for _, parcel in readable])
         sent = [each for each, parcel in readable if as_sent(parcel)["to"] not in handed.missing]
@@ -116,8 +117,8 @@ class HandingBack:
             copy = {str(marker["id"]): int(marker["copy"])}
             ends = bool(self._parking.arrive((name, key), copy, doubts_in(message)))
         elif doubts_in(message):
-            names = list(self._parking.seen((), ()).limits)
-            places = self._parking.find(names, [str(message.headers.get("id"))])
+            names = list(self._parking.register.seen((), ()).limits)
+            places = self._parking.contents.find(names, [str(message.headers.get("id"))])
             ends = any(marker.get("id") in ids for found in places for ids in found.values())
         else:
             return False
@@ -127,11 +128,7 @@ class HandingBack:
 
 
 def _parcel(parked: Parked) -> Parcel:
-    try:
-        parcel = loads(parked.message)
-    except ValueError:
-        parcel = {}
-    if isinstance(parcel, dict) and "headers" in parcel:
-        return parcel
-    logger.warning("What is parked as %s cannot be read: it stays", parked.id)
-    return {}
+    parcel = read_parcel(parked)
+    if not parcel:
+        logger.warning("What is parked as %s cannot be read: it stays", parked.id)
+    return parcel

@@ -17,8 +17,11 @@ from ..app.plan import limits_of_app
 from ..app.settings import limiter_of, settings_of
 from ..errors import ConfigurationError
 from ..names import listed, near
+from .contents import AGAIN, PAGE
 from .handing_back import HandingBack
-from .lot import AGAIN, PAGE, UNATTENDED, Bucket, Lot, Parked, Parking, marker_of
+from .lot import Parking
+from .parked import Bucket, Lot, Parked, marker_of
+from .register import UNATTENDED
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]
 
@@ -101,9 +104,9 @@ class ParkingLots:
             ConfigurationError: nobody knows a limit of that name; says which there are.
         """
         self._check(names, force)
-        seen = self._parking.seen((), ()).limits
+        seen = self._parking.register.seen((), ()).limits
         known = names or sorted({*self._limits, *seen})
-        return [self._lot(lot, seen.get(lot.name, inf)) for lot in self._parking.lots(known) if lot.parked]
+        return [self._lot(lot, seen.get(lot.name, inf)) for lot in self._parking.contents.lots(known) if lot.parked]
 
     def tasks(
         self, name: str, key: str = "", *, first: int = 0, number: int = 100, force: bool = False
@@ -171,7 +174,7 @@ class ParkingLots:
             How many tasks were handed back. What is for a queue that is not at the broker (RabbitMQ) stays, and a
             warning names the queue.
         """
-        seen, return_queue_for = self._parking.seen((), ()), settings_of(self._app).return_queue_for
+        seen, return_queue_for = self._parking.register.seen((), ()), settings_of(self._app).return_queue_for
         queues = {*self._app.amqp.queues, *seen.queues}
         returns = {*seen.returns, *[(to, queue) for queue in queues if (to := return_queue_for(queue)) != queue]}
         with HandingBack(self._app, self._parking) as handing_back:
@@ -187,7 +190,7 @@ class ParkingLots:
         unknown = [name for name in names if name not in self._limits]
         if force or not unknown:
             return
-        known = {*self._limits, *self._parking.seen((), ()).limits, *self._parking.occupied(unknown)}
+        known = {*self._limits, *self._parking.register.seen((), ()).limits, *self._parking.contents.occupied(unknown)}
         for name in unknown:
             if name not in known:
                 hint = near(name, known) or f"{listed(known)}."
@@ -199,7 +202,7 @@ class ParkingLots:
     def _list(self, bucket: Bucket, first: int, number: int) -> Iterator[Parked]:
         last = first + number - 1
         while first <= last:
-            page = self._parking.lot(bucket, first, min(last, first + PAGE - 1)).tasks
+            page = self._parking.contents.lot(bucket, first, min(last, first + PAGE - 1)).tasks
             if not page:
                 return
             yield from page
@@ -210,10 +213,10 @@ class ParkingLots:
     ) -> Iterator[tuple[int, Sequence[Parked]]]:
         """In steps of one script: of a task that is tried again the store knows the attempts by ids of their own."""
         if ids is None:
-            yield from self._parking.pick_all(bucket, purge=purge)
+            yield from self._parking.contents.pick_all(bucket, purge=purge)
             return
         missing = dict.fromkeys(ids)
-        for found in self._parking.find([bucket[0]], list(missing)):
+        for found in self._parking.contents.find([bucket[0]], list(missing)):
             here = found.get(bucket, {})
             yield from self._pick(bucket, list(here), purge)
             for task in here.values():
@@ -222,12 +225,12 @@ class ParkingLots:
         asked = list(missing)
         for first in range(0, len(asked), _AT_ONCE):
             written = [dumps(id)[1:-1] for id in asked[first : first + _AT_ONCE]]
-            scanned = [each for page in self._parking.scan(bucket, written) for each in page]
+            scanned = [each for page in self._parking.contents.scan(bucket, written) for each in page]
             yield from self._pick(bucket, [each.id for each in scanned if _task(each).id in missing], purge)
 
     def _pick(self, bucket: Bucket, stored: Sequence[str], purge: bool) -> Iterator[tuple[int, Sequence[Parked]]]:
         while stored:
-            taken, leaving, stored = self._parking.pick(bucket, stored, purge=purge)
+            taken, leaving, stored = self._parking.contents.pick(bucket, stored, purge=purge)
             yield taken, leaving
 
     def _lot(self, lot: Lot, unseen: float) -> ParkingLot:

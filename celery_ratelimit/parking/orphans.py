@@ -16,7 +16,8 @@ from .._celery import Worker, messages_in
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
 from .handing_back import HandingBack
-from .lot import UNATTENDED, Parking, Unseen
+from .lot import Parking
+from .register import UNATTENDED, Unseen
 
 __all__ = ["Orphans"]
 
@@ -103,7 +104,7 @@ class Orphans:
         forget, self._nothing_there = self._nothing_there, set()
         after = min(self._grace, 3 * self._pause)
         returns = self._returns() | self._new
-        unseen = self._parking.seen(names, sorted(returns), sorted(forget), after=max(after, 3.0), most=MOST)
+        unseen = self._parking.register.seen(names, sorted(returns), sorted(forget), after=max(after, 3.0), most=MOST)
         self._new -= returns
         wanted = unseen.limits or unseen.returns or unseen.queues
         busy = self._looking is not None and self._looking.is_alive()
@@ -129,7 +130,7 @@ class Orphans:
             logger.warning("What nobody attends to could not be handed back (%r): tried again", error)
 
     def _see_to_all(self, unseen: Unseen, names: list[str]) -> None:
-        occupied = set(self._apart.occupied([*unseen.limits, *names]))
+        occupied = set(self._apart.contents.occupied([*unseen.limits, *names]))
         for name, ago in unseen.limits.items():
             if name in occupied:
                 self._see_to_limit(name, ago)
@@ -142,7 +143,7 @@ class Orphans:
 
     def _see_to_limit(self, name: str, ago: float) -> None:
         if self._warns(f"limit {name}"):
-            lots = itertools.islice(self._apart.lots([name]), COUNTED)
+            lots = itertools.islice(self._apart.contents.lots([name]), COUNTED)
             logger.warning(
                 "%d tasks are parked for the limit %r, which no worker has had for %.0f s: was it renamed or removed? "
                 "%g s after the last one (ratelimit_orphans_after) they go back to their queues, as they were sent",
@@ -152,7 +153,7 @@ class Orphans:
             self._hand_back(f"of the limit {name!r}, which no worker has", name, [])
 
     def _see_to_those_aside(self, name: str, absent: list[str]) -> None:
-        if any(self._apart.keys(name, aside=True)):
+        if any(self._apart.contents.keys(name, aside=True)):
             self._hand_back(f"of the limit {name!r} whose queue no worker consumes", name, absent)
 
     def _hand_back(self, what: str, name: str, queues: list[str]) -> None:

@@ -27,7 +27,8 @@ from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.limiter.cross_slot import parts_of
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import Attendance, Parking
+from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.parking.register import Attendance
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 
@@ -724,8 +725,8 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
         for id in ids:
             message = json.dumps({"id": id[0], "headers": {"id": id[0]}})
             parking.park(demand, id, message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
-    assert parking.attend("w", "ab", (), 6) == (set("ab"), set())
-    assert parking.attend("w", "b", "a", 6).absent == {"a"}
+    assert parking.register.attend("w", "ab", (), 6) == (set("ab"), set())
+    assert parking.register.attend("w", "b", "a", 6).absent == {"a"}
     assert sorted(parking.due(names)) == sorted((demand.name, demand.key) for demand in demands)
     left: list[Demand] = list(demands)
     gone: Counter[str] = Counter()
@@ -736,14 +737,14 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
         parking.published(looked)
         left = [demand for demand in left if (demand.name, demand.key) not in looked]
     assert gone == dict.fromkeys([id for id in ids if id.endswith("b")], len(demands))
-    assert sum(lot.parked for lot in parking.lots(names)) == 4 * len(demands)
-    found = [bucket for step in parking.find(names, ["1"]) for bucket in step]
+    assert sum(lot.parked for lot in parking.contents.lots(names)) == 4 * len(demands)
+    found = [bucket for step in parking.contents.find(names, ["1"]) for bucket in step]
     assert sorted(found) == sorted((demand.name, demand.key) for demand in demands)
     for demand in demands:
         parking.wake(demand, 0)
-        parking.recall(demand.name, None, 0)
-        assert not [each for page in parking.scan((demand.name, demand.key), ["1"]) for each in page]
-        assert sum(taken for taken, _ in parking.pick_all((demand.name, demand.key), purge=True)) == 4
+        parking.register.recall(demand.name, None, 0)
+        assert not [each for page in parking.contents.scan((demand.name, demand.key), ["1"]) for each in page]
+        assert sum(taken for taken, _ in parking.contents.pick_all((demand.name, demand.key), purge=True)) == 4
         on_cluster.reset(demand.limit, key=demand.key)
     on_cluster.reset(limits, key="k")
-    assert not list(parking.lots(names))
+    assert not list(parking.contents.lots(names))

@@ -10,7 +10,9 @@ import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import FULL, NOBODY, Attendance, Parked, Parking
+from celery_ratelimit.parking.lot import FULL, NOBODY, Parking
+from celery_ratelimit.parking.parked import Parked
+from celery_ratelimit.parking.register import Attendance
 from tests.conftest import START, Clock
 
 from .frozen import demand, expiries, us
@@ -113,7 +115,7 @@ def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: 
     assert park(parking, "b", only_behind=True) == 1
     assert park(parking, "c", most=2) == FULL
     assert park(parking, "c", most=3) == 2
-    lot = parking.lot(BUCKET, 0, -1)
+    lot = parking.contents.lot(BUCKET, 0, -1)
     assert [(each.id, each.message) for each in lot.tasks] == [(id, message_of(id)) for id in "abc"]
 
 
@@ -199,18 +201,18 @@ def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Pa
 
 def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: redis.Redis) -> None:
     park(parking, "a", "b", "c")
-    taken, leaving, left = parking.pick(BUCKET, ["b", "nobody"], purge=False)
+    taken, leaving, left = parking.contents.pick(BUCKET, ["b", "nobody"], purge=False)
     assert (taken, [each.id for each in leaving], left) == (1, ["b"], [])
-    assert parking.pick(BUCKET, ["a", "c"], purge=True) == (2, [], [])
+    assert parking.contents.pick(BUCKET, ["a", "c"], purge=True) == (2, [], [])
     publish(parking, ("b", 1))
-    assert list(parking.lots(["api"])) == []
+    assert list(parking.contents.lots(["api"])) == []
 
 
 # -- Queues that nobody consumes -----------------------------------------------------------------------------------
 
 
 def attend(parking: Parking, worker: str, *queues: str, left: Sequence[str] = ()) -> Attendance:
-    return parking.attend(worker, queues, left, 6)
+    return parking.register.attend(worker, queues, left, 6)
 
 
 NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
@@ -246,9 +248,9 @@ def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     assert [(each.id, us(each.wait)) for each in looked.leaving] == [
         (f"{number}@b", (number + 1) * 100_000) for number in range(10)
     ]
-    (lot,) = parking.lots(["api"])
+    (lot,) = parking.contents.lots(["api"])
     assert lot.parked == 54, "whoever is aside is parked"
-    assert {each.id for each in parking.lot(BUCKET, 0, -1).tasks} == {
+    assert {each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks} == {
         *[f"{number}@a" for number in range(30)],
         *[f"{number}@b" for number in range(10, 30)],
         *("odd@a@b", "odd@b@a", "unknown@c", "none"),
@@ -278,9 +280,9 @@ def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
         left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
     clock.advance(86_400)
     assert parking.due(["api"]) == []
-    after, offset = parking.recall("api", None, 0)
+    after, offset = parking.register.recall("api", None, 0)
     assert (offset, after) == (500, "t547")
-    assert parking.recall("api", after, offset) == (None, 601)
+    assert parking.register.recall("api", after, offset) == (None, 601)
     seen = []
     gone: dict[str, list[str]] = {}
     for _ in range(14):
@@ -312,11 +314,11 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
     assert parking.due(["api"]) == [BUCKET]
     (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
     assert "short@a" in [each.id for each in looked.leaving]
-    assert parking.pick(BUCKET, ["100@a", "nobody@a"], purge=False)[0] == 1
-    assert list(parking.find(["api"], ["101", "100"])) == [{BUCKET: {"101@a": "101"}}]
+    assert parking.contents.pick(BUCKET, ["100@a", "nobody@a"], purge=False)[0] == 1
+    assert list(parking.contents.find(["api"], ["101", "100"])) == [{BUCKET: {"101@a": "101"}}]
     clock.advance(1)
-    taken = sum(number for number, _ in parking.pick_all(BUCKET, purge=True))
-    assert parking.lot(BUCKET, 0, -1).parked == 0
+    taken = sum(number for number, _ in parking.contents.pick_all(BUCKET, purge=True))
+    assert parking.contents.lot(BUCKET, 0, -1).parked == 0
     assert taken >= 230
     assert not store.exists("ratelimit:v1:{api}::aside@fleet")
     clock.advance(20)
@@ -380,18 +382,18 @@ def test_a_message_that_is_longer_than_that_goes_alone(parking: Parking, clock: 
         parking.park(API, id, "{}" + " " * 2_000_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
     (looked,) = parking.unpark([API])
     assert ([each.id for each in looked.leaving], looked.again) == (["a"], 0.0)
-    taken, leaving, left = parking.pick(BUCKET, ["b", "c"], purge=False)
+    taken, leaving, left = parking.contents.pick(BUCKET, ["b", "c"], purge=False)
     assert (taken, [each.id for each in leaving], left) == (1, ["b"], ["c"])
     clock.advance(1)
-    assert [number for number, _ in parking.pick_all(BUCKET, purge=True)] == [1]
+    assert [number for number, _ in parking.contents.pick_all(BUCKET, purge=True)] == [1]
     park(parking, "d")
 
 
 def test_heavy_tasks_are_listed_a_few_at_a_time(parking: Parking) -> None:
     for id in "abcdefg":
         parking.park(API, id, "{}" + " " * 200_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
-    assert [each.id for each in parking.lot(BUCKET, 0, -1).tasks] == ["a", "b", "c"]
-    assert [each.id for each in parking.lot(BUCKET, 3, -1).tasks] == ["d", "e", "f"]
+    assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == ["a", "b", "c"]
+    assert [each.id for each in parking.contents.lot(BUCKET, 3, -1).tasks] == ["d", "e", "f"]
 
 
 # -- Which tasks are where -----------------------------------------------------------------------------------------
@@ -407,19 +409,19 @@ def test_a_task_is_found_by_its_own_id_for_as_long_as_it_is_parked(
     keyed = demand("1/h", name="keyed", key="t\n1")
     park(parking, "one@q", "one.1@q", "one@other")
     park(parking, "one@third", "ones@q", asked=keyed)
-    assert list(parking.find(["api", "keyed", "empty"], ["one", "nobody"])) == [
+    assert list(parking.contents.find(["api", "keyed", "empty"], ["one", "nobody"])) == [
         {("api", ""): {"one@q": "one", "one@other": "one"}, ("keyed", "t\n1"): {"one@third": "one"}}
     ]
-    assert parking.pick(BUCKET, ["one@q"], purge=True)[0] == 1
-    assert list(parking.find(["api"], ["one"])) == [{BUCKET: {"one@other": "one"}}]
+    assert parking.contents.pick(BUCKET, ["one@q"], purge=True)[0] == 1
+    assert list(parking.contents.find(["api"], ["one"])) == [{BUCKET: {"one@other": "one"}}]
     assert len(let_out(parking)) == 2
-    assert list(parking.find(["api"], ["one"])) == [{}]
+    assert list(parking.contents.find(["api"], ["one"])) == [{}]
     assert store.zcard("ratelimit:v1:{api}::where@fleet") == 0
 
 
 def test_look_ups_are_bounded(frozen: Limiter, parking: Parking) -> None:
     park(parking, *[f"{number}@q" for number in range(700)])
-    found = list(parking.find(["api", "other"], [str(number) for number in range(700)]))
+    found = list(parking.contents.find(["api", "other"], [str(number) for number in range(700)]))
     assert [len(each[BUCKET]) for each in found] == [125, 125, 125, 125, 125, 75]
 
 
@@ -430,8 +432,8 @@ def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: P
         written = json.dumps({"to": "q.throttled", "headers": {"id": f"old{number}"}})
         store.hset("ratelimit:v1:{api}::messages@fleet", f"old{number}@q", f"1 1 {START + 500 + number} {written}")
         store.zrem("ratelimit:v1:{api}::where@fleet", f"old{number}\0old{number}@q\0")
-    assert list(parking.find(["api"], ["old499"])) == [{}]
-    pages = list(parking.scan(BUCKET, ['"old499"', '"new4"', '"old3"']))
+    assert list(parking.contents.find(["api"], ["old499"])) == [{}]
+    pages = list(parking.contents.scan(BUCKET, ['"old499"', '"new4"', '"old3"']))
     assert [each.id for page in pages for each in page] == ["old3@q", "old499@q"]
     assert len(pages) >= 7
 
@@ -445,7 +447,7 @@ def test_all_are_taken_out_in_steps_and_each_once(
     park(parking, *names)
     park(parking, "x@q", "y@q", since=START + 199)  # at one time
     clock.advance(1)
-    steps = parking.pick_all(BUCKET, purge=purge)
+    steps = parking.contents.pick_all(BUCKET, purge=purge)
     taken, seen = 0, []
     for number, leaving in steps:
         assert number <= 100
@@ -459,19 +461,19 @@ def test_all_are_taken_out_in_steps_and_each_once(
         park(parking, f"new{taken}@q")
     assert taken == 502
     if purge:
-        assert parking.lot(BUCKET, 0, -1).parked == 6, "who has come meanwhile"
+        assert parking.contents.lot(BUCKET, 0, -1).parked == 6, "who has come meanwhile"
         assert store.zcard("ratelimit:v1:{api}::where@fleet") == 6
     else:
         assert sorted(each.id for each in seen) == sorted([*names, "x@q", "y@q"])
-        assert parking.lot(BUCKET, 0, -1).parked == 508
+        assert parking.contents.lot(BUCKET, 0, -1).parked == 508
 
 
 def test_lots_are_listed_in_pages(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
     for number in range(450):
         park(parking, "a", asked=demand("1/h", key=f"t{number}"))
-    assert sorted(lot.key for lot in parking.lots(["api"])) == sorted(f"t{number}" for number in range(450))
+    assert sorted(lot.key for lot in parking.contents.lots(["api"])) == sorted(f"t{number}" for number in range(450))
     store.config_resetstat()
-    assert len(list(parking.lots(["api"]))) == 450
+    assert len(list(parking.contents.lots(["api"]))) == 450
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5
 
 
@@ -697,7 +699,7 @@ def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: C
     assert unpark(parking, Demand(limit, "api")) == []
     clock.set(START + 360_000_000)
     assert parking.due(["api"]) == []
-    parking.pick(BUCKET, ["dear"], purge=True)
+    parking.contents.pick(BUCKET, ["dear"], purge=True)
     assert parking.due(["api"]) == [BUCKET]
     assert unpark(parking, Demand(limit, "api")) == [("cheap", 0)]
 
@@ -853,7 +855,7 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
     while parking.unpark([asked], attendance=NOBODY_AT_A)[0].again == 0:
         pass
     clock.advance(5)
-    parking.recall("api", None, 0)
+    parking.register.recall("api", None, 0)
     assert out_when_due(parking, clock, asked, Attendance(frozenset("ab"), frozenset())) == ids
 
 
@@ -884,9 +886,9 @@ def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parkin
 def test_a_key_of_any_characters_is_found(parking: Parking, key: str) -> None:
     asked = demand("10/s", key=key)
     park(parking, "t@a", asked=asked)
-    assert list(parking.find(["api"], ["t"])) == [{("api", key): {"t@a": "t"}}]
-    assert parking.pick(("api", key), ["t@a"], purge=True)[0] == 1
-    assert list(parking.find(["api"], ["t"])) == [{}]
+    assert list(parking.contents.find(["api"], ["t"])) == [{("api", key): {"t@a": "t"}}]
+    assert parking.contents.pick(("api", key), ["t@a"], purge=True)[0] == 1
+    assert list(parking.contents.find(["api"], ["t"])) == [{}]
 
 
 def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Parking, clock: Clock) -> None:

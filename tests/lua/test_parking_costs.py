@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import AGAIN, FULL, Attendance, Parked, Parking
+from celery_ratelimit.parking.contents import AGAIN
+from celery_ratelimit.parking.lot import FULL, Parking
+from celery_ratelimit.parking.parked import Parked
+from celery_ratelimit.parking.register import Attendance
 from tests.conftest import Clock
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
@@ -30,7 +33,7 @@ def park(parking: Parking, id: str, cost: int, *, key: str = "", most: int | Non
 
 
 def costs(parking: Parking) -> dict[str, int]:
-    return {lot.key: lot.cost for lot in parking.lots(["api"])}
+    return {lot.key: lot.cost for lot in parking.contents.lots(["api"])}
 
 
 def test_each_is_told_what_those_ahead_cost(parking: Parking, store: redis.Redis) -> None:
@@ -48,7 +51,7 @@ def test_what_older_versions_park_costs_a_permit_each(parking: Parking, store: r
     assert costs(parking) == {"": 2}
     assert [park(parking, "new@a", 500), park(parking, "newer@a", 1)] == [2, 502]
     clock.advance(1)
-    assert sum(taken for taken, _ in parking.pick_all(("api", ""), purge=True)) == 4
+    assert sum(taken for taken, _ in parking.contents.pick_all(("api", ""), purge=True)) == 4
     store.hset("ratelimit:v1:{api}::costs@fleet", "", 499)  # an older one has let the last one out
     assert park(parking, "1@a", 1) == 0
     assert park(parking, "2@a", 1) == 1
@@ -88,16 +91,16 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
             (looked,) = parking.unpark([Demand(LIMIT, "api", "", 1)], attendance=NOBODY_AT_A if one else None)
             left += looked.leaving
         elif what == "pick":
-            left += parking.pick(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
+            left += parking.contents.pick(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
         elif what == "all":
-            left += [each for _, leaving in parking.pick_all(("api", ""), purge=bool(two)) for each in leaving]
+            left += [each for _, leaving in parking.contents.pick_all(("api", ""), purge=bool(two)) for each in leaving]
         elif what == "publish":
             parking.published({("api", ""): [Parked(each.id, each.copy, 0, 0.0, "") for each in left]})
             left = []
         else:
             now += round(one * AGAIN / 5 * 1e6)
             client.set("test:clock", now)
-        lot = parking.lot(("api", ""), 0, -1)
+        lot = parking.contents.lot(("api", ""), 0, -1)
         kept = client.hgetall("ratelimit:v1:{api}::messages@fleet")
         assert lot.cost == sum(int(kept[each.id].split(" ", 1)[0]) for each in lot.tasks)
         assert lot.parked == len(lot.tasks)

@@ -22,9 +22,9 @@ def test_an_id_that_json_escapes_is_in_the_index(parking: Parking, store: redis.
     for id in (task, f"{task}2"):
         message = json.dumps({"id": id, "headers": {"id": id}})
         parking.park(API, f"{id}@q", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
-    assert list(parking.find(["api"], [task, task[:-1]])) == [{BUCKET: {f"{task}@q": task}}]
+    assert list(parking.contents.find(["api"], [task, task[:-1]])) == [{BUCKET: {f"{task}@q": task}}]
     assert [each.id for each in let_out(parking)] == [f"{task}@q", f"{task}2@q"]
-    assert list(parking.find(["api"], [task])) == [{}]
+    assert list(parking.contents.find(["api"], [task])) == [{}]
     assert not store.exists("ratelimit:v1:{api}::where@fleet")
 
 
@@ -34,5 +34,5 @@ def test_what_was_parked_before_there_was_such_an_entry_is_found_by_reading_the_
     message = json.dumps({"id": "zähler", "headers": {"id": "zähler"}})
     parking.park(API, "zähler@q", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
     store.delete("ratelimit:v1:{api}::where@fleet")
-    found = [each.id for page in parking.scan(BUCKET, [json.dumps("zähler")[1:-1]]) for each in page]
+    found = [each.id for page in parking.contents.scan(BUCKET, [json.dumps("zähler")[1:-1]]) for each in page]
     assert found == ["zähler@q"]

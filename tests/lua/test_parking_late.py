@@ -31,7 +31,7 @@ def test_what_comes_late_meets_the_mark_of_what_was_sent_anew(parking: Parking) 
     assert parking.arrive(BUCKET, {"a": 0}, 1) == set(), "it is not parked: it may run"
     assert park_in_doubt(parking, "a", only_behind=True) == OVERTAKEN
     assert park_in_doubt(parking, "a") == OVERTAKEN
-    assert [each.id for each in parking.lot(BUCKET, 0, -1).tasks] == ["other"]
+    assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == ["other"]
 
 
 def test_what_was_sent_anew_may_be_parked_itself(parking: Parking, clock: Clock) -> None:
@@ -40,7 +40,7 @@ def test_what_was_sent_anew_may_be_parked_itself(parking: Parking, clock: Clock)
     assert park_in_doubt(parking, "a") == 1, "what comes late now is of no consequence"
     parking.acknowledged(BUCKET, "a")
     assert [each.id for each in let_out(parking)] == ["a"]
-    parking.published({BUCKET: parking.lot(BUCKET, 0, -1).tasks})
+    parking.published({BUCKET: parking.contents.lot(BUCKET, 0, -1).tasks})
     publish(parking, ("a", 1))
     assert park_in_doubt(parking, "a") == OVERTAKEN, "nor when it has left"
     assert parking.arrive(BUCKET, {"a": 1}) == set()

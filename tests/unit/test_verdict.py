@@ -35,8 +35,8 @@ from celery_ratelimit.gate.verdict import (
 )
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.decision import Decision, LimitState
-from celery_ratelimit.parking.attendant import LEAD
 from celery_ratelimit.parking.lot import HORIZON
+from celery_ratelimit.parking.publisher import LEAD
 
 NOW = 1000.0
 LONGEST = 1440.0

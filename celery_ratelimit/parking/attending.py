@@ -1,0 +1,86 @@
+"""Which queues one worker consumes, and which somebody consumes: nobody else's tasks get slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .._celery import Worker
+from ..limiter.outage import Outage
+from .lot import Parking
+from .orphans import Orphans
+from .register import Attendance
+from .waking import Waking
+
+__all__ = ["Attending"]
+
+#: Seconds after which a worker says again which queues it consumes, and after which it is taken for dead.
+ATTEND, ATTENDED = 2.0, 6.0
+
+
+class Attending:
+    """What one worker says of its queues, and hears of all.
+
+    Args:
+        worker: the worker.
+        parking: the lots.
+        return_queue_for: the queue that a task comes back by.
+        outage: while it lasts nobody asks the store.
+        orphans: hears when this worker consumes other queues.
+        waking: brings tasks back whose queue is consumed again.
+
+    Attributes:
+        heard: what the store said last.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        parking: Parking,
+        return_queue_for: Callable[[str], str],
+        outage: Outage,
+        orphans: Orphans,
+        waking: Waking,
+    ) -> None:
+        self._worker, self._parking, self._return_queue_for = worker, parking, return_queue_for
+        self._outage, self._orphans, self._waking = outage, orphans, waking
+        self.heard: Attendance | None = None
+        self._attends: frozenset[str] = frozenset()
+        self._attended_at = self._recall_until = 0.0
+
+    def _queues(self) -> frozenset[str]:
+        """The queues whose tasks come here when they leave their lots: by their return queues."""
+        before, behind = self._return_queue_for("\0").split("\0")  # what they are called is known once it consumes
+        return frozenset(
+            [
+                queue[len(before) : len(queue) - len(behind)]
+                if queue.startswith(before) and queue.endswith(behind) and len(queue) > len(before) + len(behind)
+                else queue
+                for queue in self._worker.intake.queues
+            ]
+        )
+
+    def say(self) -> None:
+        """Say which queues this worker consumes, and hear which nobody does: no slot is given to their tasks."""
+        queues = self._queues()
+        if queues == self._attends and time.monotonic() < self._attended_at + ATTEND:
+            return
+        absent = self.heard.absent if self.heard is not None else None
+        left = sorted(self._attends - queues)
+        self.heard = self._parking.register.attend(self._worker.hostname, sorted(queues), left, ATTENDED)
+        begun = queues - self._attends
+        self._attends, self._attended_at = queues, time.monotonic()
+        if begun:  # somebody who has not heard of it may set their tasks aside anew, and end before it hears
+            self._recall_until = self._attended_at + ATTENDED
+            self._orphans.say_now()
+        new = absent is None or absent - self.heard.absent  # of the first look nobody knows
+        if new or self._attended_at < self._recall_until:
+            self._waking.recall()
+
+    def end(self) -> None:
+        """This worker ends, or connects anew: others need not wait until it is taken for dead."""
+        left, self._attends, self.heard = sorted(self._attends), frozenset(), None
+        if left and self._parking.in_use:
+            self._outage.ask(
+                lambda: self._parking.register.attend(self._worker.hostname, (), left, ATTENDED), None, quietly=True
+            )

@@ -1,0 +1,153 @@
+"""What is in the lots: which tasks are where, and how they are taken out before their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ..limiter.core import microseconds
+from ..store.keys import lots_key
+from ..store.resp import bulk
+from .parked import Bucket, Lot, Parked, several, text
+from .scripts import Scripts
+
+__all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "Contents"]
+
+#: Bytes of messages after which one script has no more: what a connection takes in a moment.
+BYTES = 512_000
+#: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
+AGAIN = 10.0
+#: Lots that one script tells of.
+LOTS = 100
+#: Tasks that are taken out or listed in one script, and look-ups in one.
+PAGE, FOUND = 100, 250
+
+
+class Contents:
+    """The tasks in the lots of one fleet.
+
+    Args:
+        scripts: of its lots.
+        memory: microseconds for which the broker may hand out an older copy of a message.
+    """
+
+    def __init__(self, scripts: Scripts, memory: int) -> None:
+        self._scripts, self._memory = scripts, memory
+
+    def occupied(self, names: Sequence[str]) -> list[str]:
+        """Those of the limits that have lots in which somebody is parked."""
+        found: list[str] = []
+        for part in self._scripts.that_go_together(names):
+            keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
+            reply = self._scripts.call("occupied", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
+            found += [name for name, some in zip(part, reply, strict=True) if int(some)]
+        return found
+
+    def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
+        """Where tasks are parked: of each that is, what the store knows it by, and its own id. One script a step.
+
+        Those that a version before this one has parked are not found.
+        """
+        together = self._scripts.that_go_together(names)
+        for part in [those[i : i + FOUND] for those in together for i in range(0, len(those), FOUND)]:
+            keys = [self._scripts.shared_keys(name)[2] for name in part]
+            size = max(1, FOUND // len(part))
+            for first in range(0, len(tasks), size):
+                asked = tasks[first : first + size]
+                reply = self._scripts.call("find", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
+                found: dict[Bucket, dict[str, str]] = {}
+                for name, places in zip(part, reply, strict=True):
+                    for place in places:
+                        task, id, key = text(place).split("\0", 2)
+                        found.setdefault((name, key), {})[id] = task
+                yield found
+
+    def scan(self, bucket: Bucket, tasks: Sequence[str]) -> Iterator[list[Parked]]:
+        """Those that a version before this one has parked, and that may be one of these tasks. One script a step."""
+        first = 0
+        while True:
+            last = first + max(1, 2 * PAGE // max(1, len(tasks))) - 1
+            looked, *found = self._scripts.run("scan", bucket, first, last, BYTES, *tasks)
+            if not int(looked):
+                return
+            yield several(found)
+            first += int(looked)
+
+    def lots(self, names: Iterable[str]) -> Iterator[Lot]:
+        """The lots of these limits that are not empty, without their tasks. One script for some of them."""
+        for name in names:
+            for keys in self.keys(name):
+                for first in range(0, len(keys), LOTS):
+                    yield from self._lots(name, keys[first : first + LOTS], None)
+
+    def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
+        """Keys of the buckets of a limit that have lots, some at a time; ``aside``: in which somebody is aside."""
+        lots, _, _, asides, *_ = self._scripts.shared_keys(name)
+        seen, cursor = set[str](), None
+        while cursor != 0:
+            cursor, page = self._scripts.command("zscan", asides if aside else lots, cursor or 0, None, LOTS)
+            keys = [key for key in dict.fromkeys([text(key) for key, _ in page]) if key not in seen]
+            seen.update(keys)
+            yield keys
+
+    def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
+        """The lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
+
+        As many of them as one reply may hold.
+        """
+        return self._lots(bucket[0], [bucket[1]], (first, last))[0]
+
+    def _lots(self, name: str, keys: Sequence[str], which: tuple[int, int] | None) -> list[Lot]:
+        of_all = self._scripts.shared_keys(name)
+        asked = [of_all[0], of_all[4]]
+        for key in keys:
+            parked, messages, leaving, _, _, _, aside, *_ = self._scripts.lot_keys((name, key))
+            asked += [parked, leaving, messages, aside]
+        arguments = (*(which or ("", "")), BYTES, *keys)
+        number = len(asked)
+        _, *found = self._scripts.call("parked", (), number, number + len(arguments), [bulk(*asked, *arguments)])
+        return [
+            Lot(name, key, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
+            for key, (parked, leaving, oldest, cost, *tasks) in zip(keys, found, strict=True)
+        ]
+
+    # -- To take it out --------------------------------------------------------------------------------------------
+
+    def pick(self, bucket: Bucket, ids: Sequence[str], *, purge: bool) -> tuple[int, list[Parked], Sequence[str]]:
+        """Take tasks out before their turn: to be published by whoever calls, or (``purge``) never.
+
+        Returns:
+            How many were parked, their messages unless they are thrown away, and the ids to which it did not come.
+        """
+        _, came, taken, _, _, *leaving = self._pick(bucket, purge, 0, "", 0, "", *ids[:PAGE])
+        return int(taken), several(leaving), ids[int(came) :]
+
+    def pick_all(self, bucket: Bucket, *, purge: bool) -> Iterator[tuple[int, list[Parked]]]:
+        """The same with all that are parked now, in their order, one script a step."""
+        until, since, last = 0, "0", ""
+        while since:
+            now, _, taken, following, last_id, *leaving = self._pick(bucket, purge, PAGE, since, until, last)
+            yield int(taken), several(leaving)
+            until, since, last = until or int(now), text(following), text(last_id)
+
+    def hand_back(
+        self, bucket: Bucket, queues: Sequence[str] = (), until: int = 0, *, overdue: float = 0.0
+    ) -> tuple[int, list[Parked]]:
+        """Let some out to the queues that they were sent to. Whoever calls publishes them, as they were sent.
+
+        Args:
+            bucket: whose lot.
+            queues: only those that are aside for one of them; none: all, in their order.
+            until: microseconds since 1970, the store's clock: those who were parked by then; 0: now.
+            overdue: seconds; with all, those that have left and would be let out once more by then.
+
+        Returns:
+            The store's clock, and those who leave; none: there are no more.
+        """
+        numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
+        now, *leaving = self._scripts.run("hand_back", bucket, *numbers, *queues)
+        return int(now), several(leaving)
+
+    def _pick(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
+        numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)
+        return self._scripts.run("pick", bucket, *numbers, *which)

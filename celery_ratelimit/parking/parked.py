@@ -1,0 +1,93 @@
+"""What is parked: a message, as the store has it and as workers have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kombu.utils.json import dumps, loads
+
+from .._celery.parcel import Parcel
+
+__all__ = ["Bucket", "Lot", "Parked", "marker_of", "read_parcel", "several", "text", "written"]
+
+#: A limit's name, and the key of one of its buckets.
+Bucket = tuple[str, str]
+
+
+class Parked(NamedTuple):
+    """One message in the lot, or on its way out.
+
+    Attributes:
+        id: what the store knows the task by.
+        copy: which copy of the message it is, counted from the user's own, which is 0.
+        since: microseconds since 1970, the store's clock: when it was throttled first.
+        wait: seconds until its turn; 0.0 if that is not known.
+        message: as it was parked.
+    """
+
+    id: str
+    copy: int
+    since: int
+    wait: float
+    message: str
+
+
+def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:
+    """What a message says of itself when it comes back: where it was parked, which copy it is, since when it waits."""
+    return {"lot": bucket, "id": parked.id, "copy": parked.copy, "since": parked.since}
+
+
+class Lot(NamedTuple):
+    """The parking lot of one bucket.
+
+    Attributes:
+        name: of the limit.
+        key: of the bucket.
+        parked: tasks in it.
+        leaving: tasks that were let out, but are not known to be at the broker yet.
+        oldest: seconds since 1970 at which the first of them was throttled; 0.0: nobody is there.
+        cost: permits that those who are parked cost.
+        tasks: those that were asked for, in their order.
+    """
+
+    name: str
+    key: str
+    parked: int
+    leaving: int
+    oldest: float
+    cost: int
+    tasks: tuple[Parked, ...]
+
+
+def written(parcel: Parcel) -> str:
+    """As it is parked. What looks like kombu's own way to write other types than JSON's would not be read again."""
+    text: str = dumps(parcel)
+    expected = int(isinstance(parcel["body"], bytes))
+    if text.count('"__type__"') > expected and loads(text) != parcel:
+        raise ValueError("its headers cannot be parked: they have '__type__' and '__value__' in them")
+    return text
+
+
+def read_parcel(parked: Parked) -> Parcel:
+    """What was parked; nothing if it cannot be read."""
+    try:
+        parcel = loads(parked.message)
+    except ValueError:
+        return {}
+    return parcel if isinstance(parcel, dict) and "headers" in parcel else {}
+
+
+def several(reply: Sequence[Any]) -> list[Parked]:
+    """Those of a script's reply that are told by id, microseconds until their turn, and what is stored of them."""
+    return [_read(*each) for each in zip(reply[::3], reply[1::3], reply[2::3], strict=True)]
+
+
+def _read(id: Any, wait: Any, stored: Any) -> Parked:
+    _, copy, since, message = text(stored).split(" ", 3)
+    return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message)
+
+
+def text(value: bytes | str) -> str:
+    """A reply's, whatever the client was told to decode."""
+    return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value

@@ -1,0 +1,68 @@
+"""Publishes what has left a lot. What cannot be published stays parked, and keeps nothing else from going out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from .._celery import Worker
+from .._celery.parcel import marker_among
+from .lot import Parking
+from .orphans import Orphans
+from .parked import Bucket, Parked, marker_of, read_parcel
+
+__all__ = ["LEAD", "Publisher"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds before its slot at which a task should be back: what brokers and timers are usually late.
+LEAD = 0.05
+
+
+class Publisher:
+    """The way out of the lots, by one worker.
+
+    Args:
+        worker: publishes.
+        parking: the lots.
+        orphans: hears which return queues are used.
+    """
+
+    def __init__(self, worker: Worker, parking: Parking, orphans: Orphans) -> None:
+        self._worker, self._parking, self._orphans = worker, parking, orphans
+        self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
+
+    def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
+        """Publish those who have left their lots, and tell the store that they are at the broker."""
+        each_of = [(bucket, each) for bucket, several in leaving.items() for each in several]
+        parcels = {each.id: read_parcel(each) for _, each in each_of}
+        self._apart.update(id for id, parcel in parcels.items() if not parcel)
+        together = [pair for pair in each_of if pair[1].id not in self._apart]
+        for some in [together, *[[pair] for pair in each_of if pair[1].id in self._apart]]:
+            if not some:
+                continue
+            try:
+                missing = self._worker.departures.publish(
+                    [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for bucket, each in some]
+                )
+            except self._worker.broker.connection_errors:
+                raise  # Celery connects anew
+            except Exception as error:
+                # Nothing is lost: whoever looks after the lot in some seconds publishes them once more, as other
+                # copies; each by itself, lest one that cannot be published keeps the others.
+                self._apart.update(each.id for _, each in some)
+                ids = ", ".join(each.id for _, each in some[:5])
+                logger.warning("%d parked tasks (%s) could not be published (%r): tried again", len(some), ids, error)
+            else:
+                self._apart.difference_update(each.id for _, each in some)
+                for _, each in some:
+                    self._orphans.uses(parcels[each.id]["to"], marker_among(parcels[each.id]["headers"])["queue"])
+                if missing:
+                    logger.warning("The broker has no queue %s: parked tasks stay parked", ", ".join(sorted(missing)))
+                published: dict[Bucket, list[Parked]] = {}
+                for bucket, each in some:
+                    if parcels[each.id]["to"] in missing:
+                        continue
+                    published.setdefault(bucket, []).append(each)
+                if published:
+                    self._parking.published(published)

@@ -1,0 +1,120 @@
+"""Who attends to what: workers say which queues they consume and which limits they have, for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..limiter.core import microseconds
+from ..store.keys import attendance_keys, seen_keys
+from ..store.resp import bulk
+from .parked import text
+from .scripts import Scripts
+
+__all__ = ["UNATTENDED", "WOKEN", "Attendance", "Register", "Unseen"]
+
+#: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
+KNOWN = 30 * 86_400.0
+#: Seconds after which nobody attends to a limit or a return queue, at the soonest: workers say so every five.
+UNATTENDED = 15.0
+#: Seconds for which a limit or a return queue is known that nobody attends to: what waits there is not to be forgotten.
+REMEMBERED = 365 * 86_400.0
+#: Lots that are told in one step that they may be due sooner.
+WOKEN = 500
+
+
+class Attendance(NamedTuple):
+    """Queues that somebody in the fleet consumes, and those that nobody does any more."""
+
+    attended: frozenset[str]
+    absent: frozenset[str]
+
+
+class Unseen(NamedTuple):
+    """What no worker has said for some time that it attends to; each with the seconds since somebody did.
+
+    Attributes:
+        limits: by name.
+        returns: return queues, each with the queue whose tasks come back by it.
+        queues: that nobody consumes.
+    """
+
+    limits: dict[str, float]
+    returns: dict[tuple[str, str], float]
+    queues: dict[str, float]
+
+
+class Register:
+    """What the workers of one fleet have said.
+
+    Args:
+        scripts: of its lots.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    def attend(self, worker: str, queues: Sequence[str], left: Sequence[str], lasts: float) -> Attendance:
+        """Which queues somebody consumes, and which nobody does.
+
+        Args:
+            worker: who asks.
+            queues: which it consumes.
+            left: which it does not consume any more.
+            lasts: seconds for which it may be taken for alive.
+        """
+        keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
+        numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
+        arguments: list[str | int] = [worker, *numbers, *queues, *left]
+        reply = self._scripts.call("attend", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+        attended, absent = [frozenset([text(queue) for queue in each]) for each in reply]
+        return Attendance(attended | set(queues), absent - set(queues))
+
+    def seen(
+        self,
+        limits: Sequence[str],
+        returns: Sequence[tuple[str, str]],
+        forget: Sequence[str] = (),
+        *,
+        after: float = 0.0,
+        most: int = -1,
+    ) -> Unseen:
+        """A worker attends to these limits and return queues. Which were not seen to for ``after`` seconds?
+
+        Args:
+            limits: by name.
+            returns: return queues, each with the queue whose tasks come back by it.
+            forget: limits, and return queues with their queues, in which nothing waits.
+            after: seconds.
+            most: how many of each kind; -1: all.
+        """
+        keys = seen_keys(self._scripts.prefix, self._scripts.fleet)
+        numbers = (microseconds(REMEMBERED), microseconds(after), most, len(limits), len(returns))
+        arguments: list[str | int] = [*numbers, *limits, *["\0".join(each) for each in returns], *forget]
+        reply = self._scripts.call("seen", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+        of_limits, of_returns, of_queues = [
+            {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
+        ]
+        pairs = {tuple(name.split("\0", 1)): ago for name, ago in of_returns.items()}
+        return Unseen(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
+
+    def consumed(self) -> set[str]:
+        """The queues that some worker consumes, or has consumed in the last 30 days."""
+        _, queues = attendance_keys(self._scripts.prefix, self._scripts.fleet)
+        return {text(queue) for queue in self._scripts.command("zrange", queues, 0, -1)}
+
+    def recall(self, name: str, after: str | None, offset: int) -> tuple[str | None, int]:
+        """A queue is consumed again: lots of a limit in which tasks are aside are due. In steps.
+
+        Args:
+            name: of the limit.
+            after: up to which bucket's key the step before has come; ``None``: the first step.
+            offset: how many lots there were before.
+
+        Returns:
+            The same for the next step; ``None``: there is none.
+        """
+        lots, _, _, asides, _ = self._scripts.shared_keys(name)
+        first = "-" if after is None else f"({after}"
+        reply = self._scripts.call("recall", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
+        return (text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)

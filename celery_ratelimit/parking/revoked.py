@@ -1,0 +1,62 @@
+"""Tasks that are revoked while they are parked."""
+
+from __future__ import annotations
+
+import time
+
+from .._celery import Worker
+from ..app.plan import AppLimits
+from .contents import FOUND
+from .lot import Parking
+from .parked import Bucket
+from .publisher import Publisher
+
+__all__ = ["Revoked"]
+
+#: Revoked tasks that leave in one step.
+AT_ONCE = 25
+
+
+class Revoked:
+    """Revoked tasks, as one worker hears of them.
+
+    Args:
+        worker: hears of them.
+        parking: the lots.
+        limits: whose lots are looked through.
+        publisher: publishes.
+    """
+
+    def __init__(self, worker: Worker, parking: Parking, limits: AppLimits, publisher: Publisher) -> None:
+        self._worker, self._parking, self._limits, self._publisher = worker, parking, limits, publisher
+        self._revoked: list[str] = []
+        self._called_off: list[tuple[Bucket, list[str]]] = []
+
+    def let_out(self, until: float) -> bool:
+        """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked.
+
+        False: some are left, and time is up.
+        """
+        self._revoked += reversed(self._worker.newly_revoked())
+        if not self._limits.names:
+            self._revoked.clear()
+        while self._revoked or self._called_off:
+            if not self._called_off:
+                number = max(1, FOUND // len(self._limits.names))
+                asked, self._revoked = self._revoked[:number], self._revoked[number:]
+                try:
+                    steps = self._parking.contents.find(self._limits.names, asked)
+                    found = [each for step in steps for each in step.items()]
+                except BaseException:
+                    self._revoked[:0] = asked
+                    raise
+                self._called_off += [(bucket, list(ids)) for bucket, ids in found]
+            else:
+                bucket, ids = self._called_off.pop()
+                _, leaving, left = self._parking.contents.pick(bucket, ids[:AT_ONCE], purge=False)
+                if left := [*left, *ids[AT_ONCE:]]:
+                    self._called_off.append((bucket, left))
+                self._publisher.publish({bucket: leaving} if leaving else {})
+            if time.monotonic() >= until:
+                return False
+        return True

@@ -1,0 +1,75 @@
+"""How the scripts of parking lots are called: for the lots of one fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..limiter.limiter import Limiter
+from ..store.keys import all_lots_keys, bucket_keys, config_keys, lot_keys
+from ..store.resp import bulk
+from ..store.script import Script
+from .parked import Bucket
+
+__all__ = ["LOT_KEYS", "Scripts"]
+
+#: How many keys a lot has.
+LOT_KEYS = 12
+
+_NAMES = (
+    *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),
+    *("parked", "find", "scan", "pick", "hand_back"),
+)
+
+
+class Scripts:
+    """The scripts, and the keys that they are called with.
+
+    Args:
+        limiter: the way to the store.
+        fleet: names the broker, so that no worker publishes to its own what came from another.
+
+    Attributes:
+        by_name: every script.
+        prefix: what every key in the store begins with.
+    """
+
+    def __init__(self, limiter: Limiter, fleet: str) -> None:
+        self.limiter, self.fleet = limiter, fleet
+        self.prefix = limiter.prefix
+        self.by_name = {name: Script(name, limiter.replace_includes) for name in _NAMES}
+        self.keys_of = lru_cache(maxsize=1024)(self._keys_of)
+        self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
+
+    def lot_keys(self, bucket: Bucket) -> Sequence[str]:
+        """Of one lot, in the order of ``lua/include/lot.lua``."""
+        return lot_keys(self.prefix, *bucket, self.fleet)
+
+    def shared_keys(self, name: str) -> Sequence[str]:
+        """Those that all lots of one limit have in common."""
+        return all_lots_keys(self.prefix, name, self.fleet)
+
+    def _keys_of(self, bucket: Bucket) -> bytes:
+        return bulk(*self.lot_keys(bucket))
+
+    def _limit_keys(self, name: str, key: str, method: str) -> tuple[bytes, bytes]:
+        """What include/request.lua reads of a limit, and its slots, which come after what it reads of all."""
+        state, slots = bucket_keys(self.prefix, name, key, method)
+        return bulk(state, *config_keys(self.prefix, name, key)), bulk(slots)
+
+    def call(self, name: str, *call: Any) -> Any:
+        """See :meth:`Limiter.run_script`."""
+        return self.limiter.run_script(self.by_name[name], *call)
+
+    def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
+        """A script of one lot."""
+        return self.call(name, (), LOT_KEYS, LOT_KEYS + len(arguments), [self.keys_of(bucket), bulk(*arguments)])
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        """One command of the store's, where no script is needed."""
+        return self.limiter._store(getattr(self.limiter.client, name), *arguments)
+
+    def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
+        """Limits whose keys one script may have: all of them, but on a cluster."""
+        return [names] if not self.limiter.is_cluster else [[name] for name in names]
