@@ -40,7 +40,7 @@ def _make(kind: Any, app: Celery) -> Any:
     limiter = kind.from_url(
         settings.url, quotas=settings.quotas, prefix=settings.prefix, **store_options(app, settings.url)
     )
-    limiter.others = _others(app)
+    limiter.reader.others = _others(app)
     return limiter
 
 

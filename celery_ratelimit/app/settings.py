@@ -115,7 +115,7 @@ def limiter_of(app: Celery) -> Limiter:
 
 def leases_of(app: Celery) -> Leases:
     """The leases that tasks of ``app`` hold in this process."""
-    leases: Leases = kept(app, "leases", lambda: Leases(limiter_of(app)))
+    leases: Leases = kept(app, "leases", lambda: Leases(limiter_of(app).asker))
     return leases
 
 
@@ -131,7 +131,7 @@ def check_store(app: Celery) -> StoreUnavailable | None:
     settings = settings_of(app)
     shown = without_password(settings.url)
     try:
-        for warning in limiter_of(app).check_store():
+        for warning in limiter_of(app).asker.check_store():
             logger.warning("ratelimit_url=%r: %s", shown, warning)
     except ConfigurationError as error:
         raise ConfigurationError(f"ratelimit_url={shown!r}: {error}") from error

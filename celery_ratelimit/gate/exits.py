@@ -13,8 +13,8 @@ from typing import Any
 from .._celery import Worker, requests
 from ..app.plan import Plan
 from ..app.settings import Settings
+from ..limiter.asker import Asker
 from ..limiter.demand import Demand
-from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
@@ -44,7 +44,7 @@ class Exits:
 
     Args:
         worker: the worker.
-        limiter: its slots are given back.
+        asker: slots are given back by it.
         attendant: parks.
         outage: of the store.
         settings: the app's.
@@ -59,7 +59,7 @@ class Exits:
     def __init__(
         self,
         worker: Worker,
-        limiter: Limiter,
+        asker: Asker,
         attendant: Attendant,
         outage: Outage,
         settings: Settings,
@@ -67,14 +67,14 @@ class Exits:
         presence: Presence,
         running: Running,
     ) -> None:
-        self._worker, self._limiter, self._attendant, self._outage = worker, limiter, attendant, outage
+        self._worker, self._asker, self._attendant, self._outage = worker, asker, attendant, outage
         self._room, self._presence, self._running = room, presence, running
         self._in_memory = settings.in_memory
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
         """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
-        return plan.parks and not self._in_memory and self._limiter.pretended_wait is None
+        return plan.parks and not self._in_memory and self._asker.pretended_wait is None
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
@@ -257,7 +257,7 @@ class Exits:
 
     def forget_slot(self, held: HeldRequest) -> None:
         """Its slot is others'. While the store does not answer it lapses by itself."""
-        self._outage.ask(lambda: self._limiter.forget(held.demands, id=held.id), None, quietly=True)
+        self._outage.ask(lambda: self._asker.forget(held.demands, id=held.id), None, quietly=True)
 
     def forget_slot_of(self, plan: Plan | None, context: Any, marker: Mapping[str, Any]) -> None:
         """The same for a task that never came to the gate. Raises what the user's key or cost raises."""
@@ -266,7 +266,7 @@ class Exits:
         attempt = f"{context.id}.{context.retries}" if context.retries else context.id
         id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
         demands = plan.demands(context.args, context.kwargs)
-        self._outage.ask(lambda: self._limiter.forget(demands, id=id), None, quietly=True)
+        self._outage.ask(lambda: self._asker.forget(demands, id=id), None, quietly=True)
 
     # -- What is said ----------------------------------------------------------------------------------------------
 

@@ -56,21 +56,21 @@ class Gate:
     """
 
     def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: AppLimits) -> None:
-        self.worker = worker
+        self.worker, asker = worker, limiter.asker
         self._limits = limits
         self._numbers = itertools.count()
         self._within = Within()
-        self._outage = outage = Outage(limiter, worker.timers.call_soon, self._store_is_back)
-        self._changes = Changes(worker, limiter, limits, outage, self._changed)
+        self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
+        self._changes = Changes(worker, asker, limits, outage, self._changed)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)
         self._presence = presence = Presence(worker, room)
         self._running = running = Running(worker, leases, outage, self.on_end)
         self._entrance = entrance = Entrance(worker, room, lines, presence)
-        self._exits = exits = Exits(worker, limiter, attendant, outage, settings, room, presence, running)
+        self._exits = exits = Exits(worker, asker, attendant, outage, settings, room, presence, running)
         self._loop = Loop(
-            *(worker, limiter, leases, attendant, outage, settings, room, lines, entrance, exits),
+            *(worker, asker, leases, attendant, outage, settings, room, lines, entrance, exits),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
 

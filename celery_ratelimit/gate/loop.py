@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from .._celery import Worker
 from ..app.settings import Settings
 from ..errors import ImpossibleRequest
+from ..limiter.asker import Asker
 from ..limiter.demand import Demand
 from ..limiter.leases import Leases
-from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
 from ..parking.attendant import Attendant
@@ -50,7 +50,7 @@ class Loop:
 
     Args:
         worker: the worker.
-        limiter: whom to ask.
+        asker: whom to ask.
         leases: keeps the places of running tasks.
         attendant: knows who is parked.
         outage: of the store.
@@ -68,7 +68,7 @@ class Loop:
     def __init__(
         self,
         worker: Worker,
-        limiter: Limiter,
+        asker: Asker,
         leases: Leases,
         attendant: Attendant,
         outage: Outage,
@@ -79,7 +79,7 @@ class Loop:
         exits: Exits,
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
-        self._worker, self._limiter, self._leases, self._attendant = worker, limiter, leases, attendant
+        self._worker, self._asker, self._leases, self._attendant = worker, asker, leases, attendant
         self._outage, self._on_store_error = outage, settings.on_store_error
         self._room, self._lines, self._entrance, self._exits = room, lines, entrance, exits
         self._on_error = on_error
@@ -237,7 +237,7 @@ class Loop:
         parks = self._exits.parks(held.plan)
         try:
             decision = self._outage.ask(
-                lambda: self._limiter.ask(
+                lambda: self._asker.ask(
                     held.demands,
                     id=held.id if held.plan.policy.waits or held.plan.leased else "",
                     horizon=horizon(held, self._entrance.ahead()) if for_permit else SLOT_ONLY,
