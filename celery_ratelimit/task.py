@@ -15,7 +15,7 @@ from celery.utils.nodenames import gethostname
 from ._celery import PERMIT
 from .app.options import THROTTLES
 from .app.plan import plan_of
-from .app.settings import leases_of, limiter_of
+from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
 from .gate.outcome import Outcome
 from .gate.step import install

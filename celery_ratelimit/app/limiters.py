@@ -10,8 +10,9 @@ from celery import Celery
 
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
+from .kept import kept
 from .plan import AppLimits
-from .settings import Settings, forks_apart, kept, settings_of, store_options
+from .settings import Settings, forks_apart, settings_of, store_options
 
 if TYPE_CHECKING:
     from ..limiter.async_limiter import AsyncLimiter

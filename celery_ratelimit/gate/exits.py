@@ -6,33 +6,30 @@ What is sent anew is published before it is acknowledged: nothing is lost betwee
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from .._celery import Worker, requests
 from ..app.plan import Plan
 from ..app.settings import Settings
-from ..limiter.asker import Asker
-from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
 from ..parking.publisher import LEAD
-from ..signals import task_throttled
-from .line import HeldRequest, Line, State
+from .answers import LOOK
+from .held import HeldRequest, State
+from .line import Line
 from .outcome import Outcome
 from .presence import Presence
 from .room import KEEP, Room
 from .running import Running
+from .said import announce, outcome_of
+from .slots import Slots
 from .verdict import AskAt, End, Fail, Hold, Park, SendBack, Start, Stay, Verdict
 
-__all__ = ["LOOK", "Exits"]
+__all__ = ["Exits"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds after which those who wait for a process are looked at again, should its end not be told.
-LOOK = 0.1
 #: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
 REDELIVERY_SHARE = 0.4
 #: Seconds after which what could not be published is tried again.
@@ -44,7 +41,7 @@ class Exits:
 
     Args:
         worker: the worker.
-        asker: slots are given back by it.
+        slots: those that are given back.
         attendant: parks.
         outage: of the store.
         settings: the app's.
@@ -59,7 +56,7 @@ class Exits:
     def __init__(
         self,
         worker: Worker,
-        asker: Asker,
+        slots: Slots,
         attendant: Attendant,
         outage: Outage,
         settings: Settings,
@@ -67,14 +64,14 @@ class Exits:
         presence: Presence,
         running: Running,
     ) -> None:
-        self._worker, self._asker, self._attendant, self._outage = worker, asker, attendant, outage
+        self._worker, self._slots, self._attendant, self._outage = worker, slots, attendant, outage
         self._room, self._presence, self._running = room, presence, running
         self._in_memory = settings.in_memory
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
         """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
-        return plan.parks and not self._in_memory and self._asker.pretended_wait is None
+        return plan.parks and not self._in_memory and self._attendant.may_park
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
@@ -87,7 +84,7 @@ class Exits:
                 self._room.promise(at, held.request.task.name)
                 wait = at - now
                 if wait > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
-                    self._announce(held, Outcome("waiting", wait, held.demands[0]))
+                    announce(held, Outcome("waiting", wait, held.demands[0]))
             case AskAt(at, has_slot):
                 if at is None:
                     line.ask(held, has_slot=has_slot)
@@ -115,7 +112,7 @@ class Exits:
             return
         line.next_ask = verdict.until
         if verdict.demand is not None:
-            self._announce(held, self._why(line, held, verdict.demand, verdict.wait, now))
+            announce(held, outcome_of(line, held, verdict.demand, verdict.wait, now))
             if self._worker.intake.is_full:
                 self._presence.suspend(held, line, now)
             elif self._worker.intake.has_several_queues:
@@ -175,13 +172,13 @@ class Exits:
             wait += (FULL - ahead) * interval
             self._end(line, held, End(held.plan.policy.overflow, demand, wait), now)
         else:
-            why = self._why(line, held, demand, wait + ahead * interval, now)
+            why = outcome_of(line, held, demand, wait + ahead * interval, now)
             self.leave(line, held)
             if not verdict.only_behind and wait <= KEEP:
                 # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
                 # when, long tasks could have them all.
                 self._room.expect(held.request.id, now + wait, now)
-            self._announce(held, replace(why, what="parked"))
+            announce(held, replace(why, what="parked"))
         return True
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:
@@ -193,17 +190,17 @@ class Exits:
             self._hold_on(line, held, error, now)
             return
         if verdict.demand is not None:
-            why = self._why(line, held, verdict.demand, verdict.wait, now)
+            why = outcome_of(line, held, verdict.demand, verdict.wait, now)
         else:
             why = Outcome("", verdict.wait)
         self.leave(line, held)
-        self._announce(held, replace(why, what="returned"))
+        announce(held, replace(why, what="returned"))
 
     # -- It ends ---------------------------------------------------------------------------------------------------
 
     def _end(self, line: Line, held: HeldRequest, verdict: End, now: float) -> None:
         how = verdict.how
-        why = self._why(line, held, verdict.demand, verdict.wait, now, verdict.full)
+        why = outcome_of(line, held, verdict.demand, verdict.wait, now, verdict.full)
         if held.plan.policy.waits and not why.full:
             why = replace(why, max_wait=held.plan.policy.max_wait)
         what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
@@ -215,8 +212,8 @@ class Exits:
                 self._hold_on(line, held, error, now)
                 return
         self.leave(line, held)
-        self._announce(held, why)
-        self.forget_slot(held)
+        announce(held, why)
+        self._slots.forget(held)
         if how == "drop":
             requests.drop(held.request, why.reason)
         elif how == "fail":
@@ -246,7 +243,7 @@ class Exits:
             self.leave(line, held)
         elif held.plan.leased and held.request not in self._running:
             self._running.give_back(held)
-        self.forget_slot(held)
+        self._slots.forget(held)
 
     def leave(self, line: Line, held: HeldRequest, *, starts: bool = False) -> None:
         """It is not in the gate any more."""
@@ -254,39 +251,3 @@ class Exits:
         self._presence.leave(held)
         if held.plan.leased and not starts:
             self._running.give_back(held)
-
-    def forget_slot(self, held: HeldRequest) -> None:
-        """Its slot is others'. While the store does not answer it lapses by itself."""
-        self._outage.ask(lambda: self._asker.forget(held.demands, id=held.id), None, quietly=True)
-
-    def forget_slot_of(self, plan: Plan | None, context: Any, marker: Mapping[str, Any]) -> None:
-        """The same for a task that never came to the gate. Raises what the user's key or cost raises."""
-        if plan is None:
-            return
-        attempt = f"{context.id}.{context.retries}" if context.retries else context.id
-        id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
-        demands = plan.demands(context.args, context.kwargs)
-        self._outage.ask(lambda: self._asker.forget(demands, id=id), None, quietly=True)
-
-    # -- What is said ----------------------------------------------------------------------------------------------
-
-    def _why(
-        self, line: Line, held: HeldRequest, demand: Demand, wait: float, now: float, full: bool = False
-    ) -> Outcome:
-        """Why this one does not start, as far as it waits for its turn."""
-        interval = line.intervals.get(demand.name, 0.0)
-        return Outcome("waiting", wait, demand, interval, waited=now - held.since, full=full)
-
-    def _announce(self, held: HeldRequest, outcome: Outcome) -> None:
-        """Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
-
-        While the store does not answer, which is said when it begins and ends, the line is for whoever debugs.
-        """
-        if held.announced == outcome.what:
-            return
-        held.announced = outcome.what
-        request, fields = held.request, outcome.fields()
-        level = logging.INFO if outcome.limit is not None else logging.DEBUG
-        logger.log(level, "Task %s[%s] %s", request.name, request.id, outcome)
-        requests.announce(request, fields)
-        task_throttled.send(sender=request.task, request=request, **fields)

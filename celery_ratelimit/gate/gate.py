@@ -27,16 +27,19 @@ from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
+from .answers import Answers
 from .changes import Changes
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
-from .line import HeldRequest, State, Unlimited
+from .held import HeldRequest, State, Unlimited
 from .lines import Lines
+from .local_share import LocalShare
 from .loop import Loop
 from .presence import Presence
 from .room import Room
 from .running import Running
+from .slots import Slots
 from .within import Within
 
 __all__ = ["Gate"]
@@ -68,9 +71,17 @@ class Gate:
         self._presence = presence = Presence(worker, room)
         self._running = running = Running(worker, leases, outage, self.on_end)
         self._entrance = entrance = Entrance(worker, room, lines, presence)
-        self._exits = exits = Exits(worker, asker, attendant, outage, settings, room, presence, running)
+        slots = self._slots = Slots(asker, outage)
+        self._exits = exits = Exits(worker, slots, attendant, outage, settings, room, presence, running)
+        share = LocalShare(worker.live_workers, leases)
+        answers = Answers(
+            *(asker, leases, outage, settings.on_store_error, room, slots, share),
+            parks=exits.parks,
+            ahead=entrance.ahead,
+            longest=exits.longest,
+        )
         self._loop = Loop(
-            *(worker, asker, leases, attendant, outage, settings, room, lines, entrance, exits),
+            *(worker, answers, attendant, outage, slots, room, lines, entrance, exits),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
 
@@ -166,7 +177,7 @@ class Gate:
         if not marker or self._outage:
             return  # it was never sent back, so it has no slot
         try:
-            self._exits.forget_slot_of(self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
+            self._slots.forget_of(self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
 

@@ -87,9 +87,14 @@ class Parking:
         return self._scripts.by_name
 
     @property
+    def is_asked(self) -> bool:
+        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`)."""
+        return self._asker.pretended_wait is None
+
+    @property
     def in_use(self) -> bool:
-        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`), nor in a store in memory."""
-        return self._asker.pretended_wait is None and not hasattr(self._asker.client, "clock")
+        """The same, and not in a store in memory."""
+        return self.is_asked and not hasattr(self._asker.client, "clock")
 
     # -- In --------------------------------------------------------------------------------------------------------
 

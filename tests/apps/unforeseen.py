@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit._celery import Worker, requests
-from celery_ratelimit.gate import loop, suspended
+from celery_ratelimit.gate import answers, suspended
 from celery_ratelimit.limiter import asker
 from celery_ratelimit.parking import lot as parking
 
@@ -18,5 +18,5 @@ STEPS: dict[str, tuple[Any, str]] = {
     "start": (Worker, "start"),
     "leave": (suspended.SuspendedQueues, "one_has_gone"),
     "announce": (requests, "announce"),
-    "grant": (loop.Loop, "_granted"),
+    "grant": (answers.Answers, "_granted"),
 }

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit.gate import loop as module
-from celery_ratelimit.gate.line import HeldRequest, Line
+from celery_ratelimit.gate.held import HeldRequest
+from celery_ratelimit.gate.line import Line
 from celery_ratelimit.gate.loop import Loop
 from celery_ratelimit.gate.room import Room
 from celery_ratelimit.gate.verdict import Start
