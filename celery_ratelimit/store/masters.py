@@ -155,7 +155,7 @@ def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: R
             continue
         except ResponseError:  # its user may not listen: then it is asked alone
             may_listen = False
-        except (RedisError, OSError, ValueError) as error:
+        except (RedisError, OSError, ValueError, AttributeError) as error:  # the last: somebody closes its connections
             logger.debug("a Sentinel does not answer: %r", error)
         if events is not None:
             with suppress(RedisError, OSError):

@@ -116,3 +116,26 @@ def test_a_move_is_under_way_from_the_choice_to_the_switch(
     master.hear(0, begin, ["master", "limits", *map(str, TWO)])
     now[0] += masters.LONGEST_MOVE
     assert not master.is_moving, "its end was not heard"
+
+
+def test_whose_connections_are_closed_while_it_reads_goes_on(
+    master: Master, sentinels: list[Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``Limiter.close`` closes them from another thread, and redis-py then fails where it reads."""
+    looks: list[float] = []
+
+    class Closed:
+        def psubscribe(self, *patterns: str) -> None:
+            raise AttributeError("'NoneType' object has no attribute 'readline'")
+
+        def close(self) -> None: ...
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            master.watch_no_more()
+
+    monkeypatch.setattr(masters, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+    sentinel = SimpleNamespace(pubsub=lambda **_: Closed())
+    masters._follow(lambda: master, master.watch_number, 0, sentinel)  # type: ignore[arg-type]
+    assert len(looks) == 3
