@@ -6,9 +6,7 @@ What is sent anew is published before it is acknowledged: nothing is lost betwee
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from .._celery import Worker, requests
 from ..app.plan import Plan
@@ -20,7 +18,8 @@ from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
 from ..parking.publisher import LEAD
 from ..signals import task_throttled
-from .line import HeldRequest, Line, State
+from .holdings import Holdings
+from .line import HeldRequest, Line
 from .outcome import Outcome
 from .presence import Presence
 from .room import KEEP, Room
@@ -44,13 +43,14 @@ class Exits:
 
     Args:
         worker: the worker.
-        limiter: its slots are given back.
+        limiter: which may be one of a test.
         attendant: parks.
         outage: of the store.
         settings: the app's.
         room: of the pool.
         presence: who is in the gate.
         running: who runs with a place.
+        holdings: what requests have.
 
     Attributes:
         longest: seconds that a message may be held, or be away on a countdown.
@@ -66,9 +66,10 @@ class Exits:
         room: Room,
         presence: Presence,
         running: Running,
+        holdings: Holdings,
     ) -> None:
         self._worker, self._limiter, self._attendant, self._outage = worker, limiter, attendant, outage
-        self._room, self._presence, self._running = room, presence, running
+        self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._in_memory = settings.in_memory
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
@@ -78,13 +79,15 @@ class Exits:
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
+        if held.gone:  # the connection was lost while a greenlet waited for what was decided: the broker has it
+            self._holdings.give_back(held)
+            return False
         match verdict:
             case Start(permit_at_us):
                 self._start(line, held, permit_at_us)
             case Hold(at, permit_at_us):
-                line.hold(held, at, permit_at_us)
+                self._holdings.hold(line, held, at, permit_at_us)
                 line.wants = line.wants or at <= now
-                self._room.promise(at, held.request.task.name)
                 wait = at - now
                 if wait > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
                     self._announce(held, Outcome("waiting", wait, held.demands[0]))
@@ -103,7 +106,7 @@ class Exits:
             case End():
                 self._end(line, held, verdict, now)
             case Fail(error):
-                self.leave(line, held)
+                self._holdings.leave(line, held)
                 requests.fail(held.request, error)
         return True
 
@@ -138,9 +141,9 @@ class Exits:
     # -- It starts -------------------------------------------------------------------------------------------------
 
     def _start(self, line: Line, held: HeldRequest, permit_at_us: int) -> None:
-        revoked = held.request.revoked()
-        self.leave(line, held, starts=not revoked)
-        if revoked:
+        stays_here = held.request.revoked() or held.gone  # lost with its connection, while a greenlet was told
+        self._holdings.leave(line, held, starts=not stays_here)
+        if stays_here:
             return
         if held.plan.leased:
             self._running.begin(held)
@@ -169,14 +172,14 @@ class Exits:
         elif ahead == NOBODY:
             pass  # it asks by itself
         elif ahead == OVERTAKEN:
-            self.leave(line, held)
+            self._holdings.leave(line, held)
             self._end_copy(held)
         elif ahead <= FULL:
             wait += (FULL - ahead) * interval
             self._end(line, held, End(held.plan.policy.overflow, demand, wait), now)
         else:
             why = self._why(line, held, demand, wait + ahead * interval, now)
-            self.leave(line, held)
+            self._holdings.leave(line, held)
             if not verdict.only_behind and wait <= KEEP:
                 # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
                 # when, long tasks could have them all.
@@ -196,7 +199,7 @@ class Exits:
             why = self._why(line, held, verdict.demand, verdict.wait, now)
         else:
             why = Outcome("", verdict.wait)
-        self.leave(line, held)
+        self._holdings.leave(line, held)
         self._announce(held, replace(why, what="returned"))
 
     # -- It ends ---------------------------------------------------------------------------------------------------
@@ -214,13 +217,24 @@ class Exits:
             except Exception as error:
                 self._hold_on(line, held, error, now)
                 return
-        self.leave(line, held)
+        self._holdings.leave(line, held)
         self._announce(held, why)
-        self.forget_slot(held)
+        self._holdings.forget_slot(held)
         if how == "drop":
             requests.drop(held.request, why.reason)
         elif how == "fail":
             requests.fail(held.request, why.error)
+
+    def is_over(self, line: Line, held: HeldRequest) -> bool:
+        """It need not ask any more, and has left: it was revoked or has expired, or another copy of it is about."""
+        if held.request.revoked():
+            self._holdings.leave(line, held)
+            self._holdings.forget_slot(held)
+            return True
+        if held.doubtful and self.ends_as_a_copy(held):
+            self._holdings.leave(line, held)
+            return True
+        return False
 
     def ends_as_a_copy(self, held: HeldRequest) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
@@ -237,36 +251,6 @@ class Exits:
     def _end_copy(self, held: HeldRequest) -> None:
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
         self._worker.departures.acknowledge(held.request)
-
-    def take_out(self, line: Line, held: HeldRequest) -> None:
-        """Something unforeseen was raised at it: it leaves, whatever it was doing, and what it has is given back."""
-        if held.state is State.HOLDS_PERMIT:
-            self._room.take_back(held.at)
-        if not held.gone:
-            self.leave(line, held)
-        elif held.plan.leased and held.request not in self._running:
-            self._running.give_back(held)
-        self.forget_slot(held)
-
-    def leave(self, line: Line, held: HeldRequest, *, starts: bool = False) -> None:
-        """It is not in the gate any more."""
-        line.leave(held)
-        self._presence.leave(held)
-        if held.plan.leased and not starts:
-            self._running.give_back(held)
-
-    def forget_slot(self, held: HeldRequest) -> None:
-        """Its slot is others'. While the store does not answer it lapses by itself."""
-        self._outage.ask(lambda: self._limiter.forget(held.demands, id=held.id), None, quietly=True)
-
-    def forget_slot_of(self, plan: Plan | None, context: Any, marker: Mapping[str, Any]) -> None:
-        """The same for a task that never came to the gate. Raises what the user's key or cost raises."""
-        if plan is None:
-            return
-        attempt = f"{context.id}.{context.retries}" if context.retries else context.id
-        id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
-        demands = plan.demands(context.args, context.kwargs)
-        self._outage.ask(lambda: self._limiter.forget(demands, id=id), None, quietly=True)
 
     # -- What is said ----------------------------------------------------------------------------------------------
 

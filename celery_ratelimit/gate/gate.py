@@ -31,6 +31,7 @@ from .changes import Changes
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
+from .holdings import Holdings
 from .line import HeldRequest, State, Unlimited
 from .lines import Lines
 from .loop import Loop
@@ -59,6 +60,7 @@ class Gate:
         self.worker = worker
         self._limits = limits
         self._numbers = itertools.count()
+        self._connections = 0  # that were lost
         self._within = Within()
         self._outage = outage = Outage(limiter, worker.timers.call_soon, self._store_is_back)
         self._changes = Changes(worker, limiter, limits, outage, self._changed)
@@ -68,9 +70,10 @@ class Gate:
         self._presence = presence = Presence(worker, room)
         self._running = running = Running(worker, leases, outage, self.on_end)
         self._entrance = entrance = Entrance(worker, room, lines, presence)
-        self._exits = exits = Exits(worker, limiter, attendant, outage, settings, room, presence, running)
+        self._holdings = holdings = Holdings(limiter, outage, room, presence, running)
+        self._exits = exits = Exits(worker, limiter, attendant, outage, settings, room, presence, running, holdings)
         self._loop = Loop(
-            *(worker, limiter, leases, attendant, outage, settings, room, lines, entrance, exits),
+            *(worker, limiter, leases, attendant, outage, settings, room, lines, entrance, exits, holdings),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
 
@@ -101,7 +104,8 @@ class Gate:
         until = now if old else now + longest
         number = next(self._numbers)
         held = HeldRequest(request, queue, plan, demands, number, now, until, has_slot=returned, returned=returned)
-        if not self._exits.ends_as_a_copy(held):
+        connections = self._connections
+        if not self._exits.ends_as_a_copy(held) and connections == self._connections:  # a greenlet waits for the store
             self._hold(held, first=old)
 
     def _hold(self, held: HeldRequest, *, first: bool) -> None:
@@ -153,7 +157,7 @@ class Gate:
         if not found and at_hand is not None and at_hand[1].request is request:
             found = [at_hand]  # it was just leaving its line
         for line, held in found:
-            self._exits.take_out(line, held)
+            self._holdings.take_out(line, held)
         if request in self._running:
             self.on_end(request)
         # Else the pool has it, or it waits elsewhere.
@@ -166,7 +170,7 @@ class Gate:
         if not marker or self._outage:
             return  # it was never sent back, so it has no slot
         try:
-            self._exits.forget_slot_of(self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
+            self._holdings.forget_slot_of(self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
 
@@ -185,13 +189,14 @@ class Gate:
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
         with self.worker.timers.turn:
-            for line in self._lines.clear():
-                for held in line.holding():
-                    self._running.give_back(held)
+            self._connections += 1
+            everybody = self._lines.clear()
             self._entrance.clear()
             self._loop.close()
             self._running.close()
             self._presence.clear()
+            for held in everybody:
+                self._holdings.give_back(held)
             self._outage.close()
             self._changes.close()
             self._attendant.close()

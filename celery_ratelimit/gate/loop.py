@@ -17,7 +17,8 @@ from ..parking.attendant import Attendant
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import LOOK, Exits
-from .line import HeldRequest, Line, State
+from .holdings import Holdings
+from .line import HeldRequest, Line
 from .lines import Lines
 from .local_share import LocalShare
 from .room import Room
@@ -59,6 +60,7 @@ class Loop:
         lines: who waits.
         entrance: who has the next process.
         exits: carries out what is decided.
+        holdings: what requests have.
         on_error: gets a request and what was raised at it that nobody has foreseen.
 
     Attributes:
@@ -77,12 +79,13 @@ class Loop:
         lines: Lines,
         entrance: Entrance,
         exits: Exits,
+        holdings: Holdings,
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
         self._worker, self._limiter, self._leases, self._attendant = worker, limiter, leases, attendant
         self._outage, self._on_store_error = outage, settings.on_store_error
         self._room, self._lines, self._entrance, self._exits = room, lines, entrance, exits
-        self._on_error = on_error
+        self._holdings, self._on_error = holdings, on_error
         self._share = LocalShare(worker.live_workers, leases)
         self.at_hand: tuple[Line, HeldRequest] | None = None
         self._cancel_look: Callable[[], None] | None = None
@@ -158,7 +161,13 @@ class Loop:
         if self._lines.get(line.key) is not line:
             return  # nobody is in it any more
         line.wants = False
-        self._move_on(line)
+        try:
+            self._move_on(line)
+        finally:  # whatever is raised, those who are left in it go on
+            self._see_to(line)
+
+    def _see_to(self, line: Line) -> None:
+        """Somebody has looked at it: when is it looked at again?"""
         if self._lines.get(line.key) is not line:
             return  # the connection was lost while a greenlet was here: nobody of it is held any more
         if not line:
@@ -185,36 +194,25 @@ class Loop:
 
     def _start_due(self, line: Line) -> None:
         again: list[HeldRequest] = []
-        try:
-            while held := line.first_due(now := monotonic()):
-                self.at_hand = line, held
-                together = line.are_late_together(now)
-                verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
-                if isinstance(verdict, Stay):
-                    line.wants = True
-                    return
-                if held.state is State.HOLDS_PERMIT:
-                    self._room.take_back(held.at)
-                if isinstance(verdict, AskAt):
-                    line.recall(held)
-                    again.append(held)
-                else:
-                    self._exits.carry_out(line, held, verdict, now)
-        finally:
-            for held in reversed(again):
-                line.ask(held, first=True)
+        while held := line.first_due(now := monotonic()):
+            self.at_hand = line, held
+            together = line.are_late_together(now)
+            verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
+            if isinstance(verdict, Stay):
+                line.wants = True
+                return
+            if isinstance(verdict, AskAt):
+                self._holdings.recall(line, held, behind=again)
+                again.append(held)
+            else:
+                self._exits.carry_out(line, held, verdict, now)
 
     def _ask_for(self, line: Line, *, has_slot: bool) -> None:
         asking = line.with_slot if has_slot else line.new
         while asking:
             held = asking[0]
             self.at_hand = line, held
-            if held.request.revoked():
-                self._exits.leave(line, held)
-                self._exits.forget_slot(held)
-                continue
-            if held.doubtful and self._exits.ends_as_a_copy(held):
-                self._exits.leave(line, held)
+            if self._exits.is_over(line, held):
                 continue
             now = monotonic()
             may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)
@@ -247,7 +245,7 @@ class Loop:
             )
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
             logger.error("Task %s[%s] can never start: %s", held.request.name, held.request.id, error)
-            self._exits.forget_slot(held)
+            self._holdings.forget_slot(held)
             return Fail(error)
         now = monotonic()
         if decision is None:
