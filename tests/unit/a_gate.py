@@ -24,6 +24,7 @@ from celery_ratelimit.gate.gate import Gate
 from celery_ratelimit.gate.line import Line, State
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.decision import Decision, LimitState
+from celery_ratelimit.parking.lot import NOBODY
 
 __all__ = ["Bench"]
 
@@ -77,6 +78,8 @@ class Bench:
         self.plans: dict[tuple[str, str], Any] = {}
         self.left: set[str] = set()
         self.widened = 0
+        self.is_somebody_parked = False
+        self.answers: list[int] = []  # of the lot
         for module in (gate, loop, local_share):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         for name in ("Outage", "Changes", "Attendant"):
@@ -105,7 +108,7 @@ class Bench:
             departures=SimpleNamespace(
                 send_back=self._leaves("sent back"),
                 redirect=self._leaves("redirected"),
-                acknowledge=lambda request: request.end("acknowledged"),
+                acknowledge=self._leaves("acknowledged"),
                 close=lambda: None,
             ),
             start=self._start,
@@ -199,7 +202,11 @@ class Bench:
     has_queue = True
 
     def _start(self, request: Request, permit: Any = None) -> None:
-        self.step("start")
+        try:
+            self.step("start")
+        except ZeroDivisionError as error:  # as endings.contain_pool does
+            self.gate.on_error(request, error)
+            return
         if request.is_revoked:
             request.end("revoked")
             return
@@ -333,14 +340,18 @@ class Bench:
         self.step("may run")
         return True
 
-    def lot_of(self, demands: Any) -> None:
-        return None
+    def lot_of(self, demands: Any) -> Any:
+        return demands[0] if self.is_somebody_parked else None
 
-    def park(self, held: Any, demand: Any, **_: Any) -> int:
+    def park(self, held: Any, demand: Any, *, only_behind: bool, **_: Any) -> int:
         self.step("park")
-        if not self.is_stale(held.request):
+        answer = self.answers.pop(0) if self.answers else 0
+        if answer == NOBODY:
+            self.is_somebody_parked = False
+            answer = NOBODY if only_behind else 0  # whoever asked is parked
+        if answer >= 0 and not self.is_stale(held.request):
             held.request.end("parked")
-        return 0
+        return answer
 
     def watch(self) -> None:
         pass

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_ratelimit import StoreUnavailable
+from celery_ratelimit import ImpossibleRequest, StoreUnavailable
+from celery_ratelimit.parking.lot import FULL, NOBODY, OVERTAKEN
 from tests.unit.a_gate import Bench, Lost
 
 KINDS = (
@@ -25,21 +26,42 @@ KINDS = (
     ("retry", "r2", "p1"),
     ("retry", "r1", "r2"),
     ("plain",),
+    ("impatient", "r1"),
+    ("overflowing", "r1"),
+    ("impatient", "r1", "p1"),
 )
-AT = ("ask", "start", "revoked", "announce", "park", "forget", "release", "may run", "sent back")
-HAPPENS = ("nobody foresaw", "no answer", "lost", "close", "come", "come plain", "end", "changed")
+OPTIONS: dict[str, Any] = {
+    "impatient": ("wait", {"max_wait": 0.15}),
+    "overflowing": ("retry", {"max_wait": 0.15, "overflow": "later"}),
+}
+AT = (
+    "ask",
+    "start",
+    "revoked",
+    "announce",
+    "park",
+    "forget",
+    "release",
+    "may run",
+    "sent back",
+    "redirected",
+    "acknowledged",
+)
+HAPPENS = ("nobody foresaw", "no answer", "lost", "close", "come", "come plain", "end", "changed", "impossible")
 
 come = st.tuples(st.just("come"), st.sampled_from(KINDS), st.booleans(), st.sampled_from(("celery", "other")))
 passes = st.tuples(st.just("pass"), st.sampled_from((0.0, 0.005, 0.03, 0.1, 0.3, 1.0)))
 happens = st.tuples(st.just("happens"), st.sampled_from(AT), st.sampled_from(HAPPENS))
 others = st.tuples(st.sampled_from(("end", "revoke", "changed", "close", "store lost", "store back", "again")))
-operations = st.lists(st.one_of(come, come, come, passes, passes, happens, others), min_size=1, max_size=40)
+parked = st.tuples(st.just("parked"), st.sampled_from((NOBODY, OVERTAKEN, FULL, FULL - 5, 0, 3)))
+operations = st.lists(st.one_of(come, come, come, passes, passes, happens, others, parked), min_size=1, max_size=40)
 
 
 def do(bench: Bench, what: str, *how: Any) -> None:
     if what == "come":
-        kind, returned, queue = how
-        bench.come(bench.task(*kind), returned=returned, queue=queue)
+        (kind, *names), returned, queue = how
+        throttle, options = OPTIONS.get(kind, (kind, {}))
+        bench.come(bench.task(throttle, *names, **options), returned=returned, queue=queue)
     elif what == "pass":
         bench.run(*how)
     elif what == "happens":
@@ -53,8 +75,12 @@ def do(bench: Bench, what: str, *how: Any) -> None:
             "come plain": lambda: bench.come(bench.task("plain")),
             "end": bench.finish,
             "changed": lambda: bench.gate._changed({"r1", "p1"}),
+            "impossible": ImpossibleRequest("r1", 2, 1),
         }[kind]
         bench.at.setdefault(step, []).append(happening)
+    elif what == "parked":
+        bench.is_somebody_parked = True
+        bench.answers += how
     elif what == "end":
         bench.finish()
     elif what == "revoke":
@@ -74,7 +100,7 @@ def do(bench: Bench, what: str, *how: Any) -> None:
             bench.come(waiting[0].task, waiting[0].id)
 
 
-@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, suppress_health_check=list(HealthCheck))
 @given(
     choice=st.sampled_from(("defer", "allow", "local", "raise")),
     processes=st.sampled_from((1, 2, 4)),
