@@ -250,7 +250,7 @@ def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
         return lambda: acquire(limit)
     # A call that keeps a slot, and asks again before its turn.
     demands = (Demand(limit, "bench"),)
-    return lambda: limiter.ask(demands, id="waits", claim=1e6)
+    return lambda: limiter.asker.ask(demands, id="waits", claim=1e6)
 
 
 if __name__ == "__main__":

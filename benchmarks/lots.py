@@ -294,9 +294,10 @@ def _park(
 ) -> None:
     """Park tasks whose limits are closed by their scripts, many in one round trip. ``ends``: when their headers say."""
     limiter = parking._limiter
-    script, ask = parking.scripts["park"], limiter._acquire
+    calls = limiter.asker.core.calls
+    script, ask = parking.scripts["park"], limiter.asker.core.scripts.acquire
     demand = Demand(LIMIT, NAME, "first")
-    limiter.ask((demand,))
+    limiter.asker.ask((demand,))
     parking.park(demand, "x", "{}", copy=1, since=0, expires=0.0, only_behind=True, most=None)
     known: set[str] = set()
     digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
@@ -310,9 +311,9 @@ def _park(
             kept = (0, -1, 0, int(expires * 1e6), tenant, f"task-{index}@{QUEUE}", 1, 1, 0, json.dumps(message))
             if tenant not in known:
                 known.add(tenant)
-                _, number, _, pieces = limiter._pieces(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
+                _, number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
                 pipe.execute_command("EVALSHA", asks, number, *_values(pieces))
-            keys = _values([parking._make_keys((NAME, tenant))])
+            keys = _values([parking._scripts.keys_of((NAME, tenant))])
             pipe.execute_command("EVALSHA", digest, len(keys), *keys, *kept)
             if count % 1000 == 999:
                 pipe.execute()

@@ -30,6 +30,7 @@ def main() -> None:
     limit = Limit(f"1/{LIFE}s", name="tenants", key="tenant:{tenant_id}")
     with embedded_server() as server, redis.Redis.from_url(server.url) as client:
         limiter = Limiter.from_url(server.url)
+        core = limiter.asker.core
         limiter.acquire(limit, key="warm-up")
         limiter.reset(limit, key="warm-up")
         before = client.info("memory")["used_memory"]
@@ -37,10 +38,9 @@ def main() -> None:
         for first in range(0, keys, IN_A_PIPELINE):
             pipeline = client.pipeline(transaction=False)
             for number in range(first, min(keys, first + IN_A_PIPELINE)):
-                methods, of_keys, _, pieces = limiter._pieces(
-                    (Demand(limit, "tenants", f"tenant:{number}"),), ("", 0, 0), None, ()
-                )
-                digest = limiter._acquire._variants[methods].digest
+                demands = (Demand(limit, "tenants", f"tenant:{number}"),)
+                methods, of_keys, _, pieces = core.calls.of_script(core.scripts.acquire, demands, ("", 0, 0), None, ())
+                digest = core.scripts.acquire._variants[methods].digest
                 pipeline.execute_command("EVALSHA", digest, of_keys, *unbulk(b"".join(pieces)))
             pipeline.execute()
         took = time.monotonic() - began

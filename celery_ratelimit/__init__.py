@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
-from .limiter.core import Asking
 from .limiter.limiter import Limiter
+from .limiter.verbs import Asking
 from .limits.concurrency import Concurrency
 from .limits.decision import Decision
 from .limits.limit import Limit

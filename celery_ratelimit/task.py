@@ -15,11 +15,11 @@ from celery.utils.nodenames import gethostname
 from ._celery import PERMIT
 from .app.options import THROTTLES
 from .app.plan import plan_of
-from .app.settings import leases_of, limiter_of
+from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
 from .gate.outcome import Outcome
 from .gate.step import install
-from .limiter.core import actual_costs
+from .limiter.checks import actual_costs
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 
@@ -133,7 +133,7 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     nesting = request.replaced_task_nesting
     own_id = f"{task_id}~{nesting}" if nesting else task_id
     demands = plan.demands(args, kwargs)
-    decision = limiter_of(task.app).ask(
+    decision = limiter_of(task.app).asker.ask(
         demands,
         id=own_id,
         horizon=policy.inline_wait,
@@ -185,7 +185,7 @@ def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
     if permit is None or plan is None or not permit["granted_at"]:
         return False
     demands = plan.demands(request.args, request.kwargs)
-    return limiter_of(task.app).settle_demands(
+    return limiter_of(task.app).asker.settle(
         demands,
         actual_costs(demands, actual_cost, limit),
         id=permit["id"],

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 import redis
 
 from .errors import ConfigurationError
-from .limiter.core import Asking, microseconds
+from .limiter.core import Core
+from .limiter.durations import microseconds
 
 if TYPE_CHECKING:
     from .store.memory import Clock
@@ -40,14 +41,14 @@ class _Switched:
     """A switch, on from here until ``set_testing(False)``; as a context manager, until the end of the block."""
 
     def __init__(self, wait: int | None) -> None:
-        self._before = Asking.pretended_wait
-        Asking.pretended_wait = wait
+        self._before = Core.pretended_wait
+        Core.pretended_wait = wait
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        Asking.pretended_wait = self._before
+        Core.pretended_wait = self._before
 
 
 def set_testing(on: bool = True) -> _Switched:

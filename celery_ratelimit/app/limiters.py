@@ -10,8 +10,9 @@ from celery import Celery
 
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
+from .kept import kept
 from .plan import AppLimits
-from .settings import Settings, forks_apart, kept, settings_of, store_options
+from .settings import Settings, forks_apart, settings_of, store_options
 
 if TYPE_CHECKING:
     from ..limiter.async_limiter import AsyncLimiter
@@ -40,7 +41,7 @@ def _make(kind: Any, app: Celery) -> Any:
     limiter = kind.from_url(
         settings.url, quotas=settings.quotas, prefix=settings.prefix, **store_options(app, settings.url)
     )
-    limiter.others = _others(app)
+    limiter.reader.others = _others(app)
     return limiter
 
 

@@ -17,8 +17,9 @@ from ..limiter.demand import Demand
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.specs import named
+from .kept import kept
 from .options import THROTTLES, Policy, has_options, policy_of, refuse_forgotten
-from .settings import Settings, kept, limits_of, settings_of
+from .settings import Settings, limits_of, settings_of
 
 __all__ = [
     "THROTTLES",

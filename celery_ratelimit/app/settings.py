@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
 
-from ..errors import ConfigurationError, StoreUnavailable
-from ..limiter.leases import Leases
-from ..limiter.limiter import Limiter
+from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit, check_quota
 from ..limits.specs import limit_of, named
-from ..store.health import is_no_store
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import SCHEMES, is_sentinel
 from ..store.url_text import without_password
+from .kept import kept
 
 __all__ = [
     "Settings",
-    "check_store",
     "forks_apart",
     "has_limits",
-    "kept",
-    "leases_of",
-    "limiter_of",
     "limits_of",
     "named",
     "settings_of",
     "store_options",
 ]
-
-logger = logging.getLogger("celery_ratelimit")
 
 ON_STORE_ERROR = ("defer", "allow", "local", "raise")
 
@@ -106,56 +97,6 @@ def settings_of(app: Celery) -> Settings:
     """
     settings: Settings = kept(app, "settings", lambda: _read(app))
     return settings
-
-
-def limiter_of(app: Celery) -> Limiter:
-    """:meth:`Limiter.from_app`."""
-    return Limiter.from_app(app)
-
-
-def leases_of(app: Celery) -> Leases:
-    """The leases that tasks of ``app`` hold in this process."""
-    leases: Leases = kept(app, "leases", lambda: Leases(limiter_of(app)))
-    return leases
-
-
-def check_store(app: Celery) -> StoreUnavailable | None:
-    """Whether a store that can keep limits answers at the configured URL. What may go wrong with it is logged.
-
-    Returns:
-        Why it does not answer, where ``ratelimit_on_store_error`` says what to do meanwhile; None: it answers.
-
-    Raises:
-        ConfigurationError: it does not answer, and ``ratelimit_on_store_error="raise"``; or it will never do.
-    """
-    settings = settings_of(app)
-    shown = without_password(settings.url)
-    try:
-        for warning in limiter_of(app).check_store():
-            logger.warning("ratelimit_url=%r: %s", shown, warning)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"ratelimit_url={shown!r}: {error}") from error
-    except StoreUnavailable as error:
-        text = f"ratelimit_url={shown!r}: no Redis or Valkey answers there ({error.__cause__})"
-        if settings.on_store_error != "raise" and _has_limiter(app) and not is_no_store(error.__cause__):
-            lost = StoreUnavailable(text)
-            lost.__cause__ = error.__cause__
-            return lost
-        raise ConfigurationError(f"{text}. Start the store, or set ratelimit_url to where it is") from error
-    return None
-
-
-def _has_limiter(app: Celery) -> bool:
-    """Whether there is a limiter to ask later: a cluster's client is not to be had while none of its nodes answers."""
-    return "limiter" in app.__dict__.get("_celery_ratelimit", {})
-
-
-def forks_apart(url: str) -> ConfigurationError:
-    """The error of a store in memory under a pool whose processes would each count for themselves."""
-    return ConfigurationError(
-        f"ratelimit_url={without_password(url)!r} counts within one process, but the prefork pool runs tasks in "
-        "others: start the worker with --pool=solo or --pool=threads, or set ratelimit_url to a Redis or Valkey ('redis://localhost:6379/0')"
-    )
 
 
 def limits_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> tuple[AnyLimit, ...]:
@@ -306,9 +247,9 @@ def store_options(app: Celery, url: str) -> dict[str, Any]:
     return options
 
 
-def kept(app: Celery, name: str, make: Callable[[], Any]) -> Any:
-    """State of this package hangs on the app, not on a module."""
-    kept = app.__dict__.setdefault("_celery_ratelimit", {})
-    if name not in kept:
-        kept[name] = make()
-    return kept[name]
+def forks_apart(url: str) -> ConfigurationError:
+    """The error of a store in memory under a pool whose processes would each count for themselves."""
+    return ConfigurationError(
+        f"ratelimit_url={without_password(url)!r} counts within one process, but the prefork pool runs tasks in "
+        "others: start the worker with --pool=solo or --pool=threads, or set ratelimit_url to a Redis or Valkey ('redis://localhost:6379/0')"
+    )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 
 from .._celery import Worker
-from ..limiter.limiter import Limiter
+from ..limiter.asker import Asker
 from ..limiter.outage import Outage
 
 __all__ = ["Changes"]
@@ -20,7 +20,7 @@ class Changes:
 
     Args:
         worker: whose timer it is.
-        limiter: whom to ask.
+        asker: whom to ask.
         limits: the names of the limits to look for; there may be more of them later.
         outage: while it lasts nobody asks.
         on_change: called with the names.
@@ -29,12 +29,12 @@ class Changes:
     def __init__(
         self,
         worker: Worker,
-        limiter: Limiter,
+        asker: Asker,
         limits: Collection[str],
         outage: Outage,
         on_change: Callable[[set[str]], None],
     ) -> None:
-        self._worker, self._limiter, self._outage = worker, limiter, outage
+        self._worker, self._asker, self._outage = worker, asker, outage
         self._limits, self._on_change = limits, on_change
         self._names: list[str] = []
         self._told: dict[str, str] = {}
@@ -58,7 +58,7 @@ class Changes:
             self._names = sorted(self._limits)
         if not self._names:
             return {}
-        told = self._outage.ask(lambda: self._limiter.changes(self._names), None, quietly=True)
+        told = self._outage.ask(lambda: self._asker.changes(self._names), None, quietly=True)
         return {} if told is None else dict(zip(self._names, map(_text, told), strict=True))
 
     def _look(self) -> None:

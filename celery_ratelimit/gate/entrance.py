@@ -10,7 +10,8 @@ from collections import deque
 from typing import Any
 
 from .._celery import Worker
-from .line import Line, Unlimited
+from .held import Unlimited
+from .line import Line
 from .lines import Lines
 from .presence import Presence
 from .room import AHEAD, Room

@@ -11,27 +11,25 @@ from dataclasses import replace
 from .._celery import Worker, requests
 from ..app.plan import Plan
 from ..app.settings import Settings
-from ..limiter.demand import Demand
-from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
 from ..parking.publisher import LEAD
-from ..signals import task_throttled
+from .answers import LOOK
+from .held import HeldRequest
 from .holdings import Holdings
-from .line import HeldRequest, Line
+from .line import Line
 from .outcome import Outcome
 from .presence import Presence
 from .room import KEEP, Room
 from .running import Running
+from .said import announce, outcome_of
 from .verdict import AskAt, End, Fail, Hold, Park, SendBack, Start, Stay, Verdict
 
-__all__ = ["LOOK", "Exits"]
+__all__ = ["Exits"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds after which those who wait for a process are looked at again, should its end not be told.
-LOOK = 0.1
 #: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
 REDELIVERY_SHARE = 0.4
 #: Seconds after which what could not be published is tried again.
@@ -43,7 +41,6 @@ class Exits:
 
     Args:
         worker: the worker.
-        limiter: which may be one of a test.
         attendant: parks.
         outage: of the store.
         settings: the app's.
@@ -59,7 +56,6 @@ class Exits:
     def __init__(
         self,
         worker: Worker,
-        limiter: Limiter,
         attendant: Attendant,
         outage: Outage,
         settings: Settings,
@@ -68,14 +64,14 @@ class Exits:
         running: Running,
         holdings: Holdings,
     ) -> None:
-        self._worker, self._limiter, self._attendant, self._outage = worker, limiter, attendant, outage
+        self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._in_memory = settings.in_memory
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
         """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
-        return plan.parks and not self._in_memory and self._limiter.pretended_wait is None
+        return plan.parks and not self._in_memory and self._attendant.may_park
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
@@ -90,7 +86,7 @@ class Exits:
                 line.wants = line.wants or at <= now
                 wait = at - now
                 if wait > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
-                    self._announce(held, Outcome("waiting", wait, held.demands[0]))
+                    announce(held, Outcome("waiting", wait, held.demands[0]))
             case AskAt(at, has_slot):
                 if at is None:
                     line.ask(held, has_slot=has_slot)
@@ -118,7 +114,7 @@ class Exits:
             return
         line.next_ask = verdict.until
         if verdict.demand is not None:
-            self._announce(held, self._why(line, held, verdict.demand, verdict.wait, now))
+            announce(held, outcome_of(line, held, verdict.demand, verdict.wait, now))
             if self._worker.intake.is_full:
                 self._presence.suspend(held, line, now)
             elif self._worker.intake.has_several_queues:
@@ -178,13 +174,13 @@ class Exits:
             wait += (FULL - ahead) * interval
             self._end(line, held, End(held.plan.policy.overflow, demand, wait), now)
         else:
-            why = self._why(line, held, demand, wait + ahead * interval, now)
+            why = outcome_of(line, held, demand, wait + ahead * interval, now)
             self._holdings.leave(line, held)
             if not verdict.only_behind and wait <= KEEP:
                 # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
                 # when, long tasks could have them all.
                 self._room.expect(held.request.id, now + wait, now)
-            self._announce(held, replace(why, what="parked"))
+            announce(held, replace(why, what="parked"))
         return True
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:
@@ -196,17 +192,17 @@ class Exits:
             self._hold_on(line, held, error, now)
             return
         if verdict.demand is not None:
-            why = self._why(line, held, verdict.demand, verdict.wait, now)
+            why = outcome_of(line, held, verdict.demand, verdict.wait, now)
         else:
             why = Outcome("", verdict.wait)
         self._holdings.leave(line, held)
-        self._announce(held, replace(why, what="returned"))
+        announce(held, replace(why, what="returned"))
 
     # -- It ends ---------------------------------------------------------------------------------------------------
 
     def _end(self, line: Line, held: HeldRequest, verdict: End, now: float) -> None:
         how = verdict.how
-        why = self._why(line, held, verdict.demand, verdict.wait, now, verdict.full)
+        why = outcome_of(line, held, verdict.demand, verdict.wait, now, verdict.full)
         if held.plan.policy.waits and not why.full:
             why = replace(why, max_wait=held.plan.policy.max_wait)
         what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
@@ -218,7 +214,7 @@ class Exits:
                 self._hold_on(line, held, error, now)
                 return
         self._holdings.leave(line, held)
-        self._announce(held, why)
+        announce(held, why)
         self._holdings.forget_slot(held)
         if how == "drop":
             requests.drop(held.request, why.reason)
@@ -251,26 +247,3 @@ class Exits:
     def _end_copy(self, held: HeldRequest) -> None:
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
         self._worker.departures.acknowledge(held.request)
-
-    # -- What is said ----------------------------------------------------------------------------------------------
-
-    def _why(
-        self, line: Line, held: HeldRequest, demand: Demand, wait: float, now: float, full: bool = False
-    ) -> Outcome:
-        """Why this one does not start, as far as it waits for its turn."""
-        interval = line.intervals.get(demand.name, 0.0)
-        return Outcome("waiting", wait, demand, interval, waited=now - held.since, full=full)
-
-    def _announce(self, held: HeldRequest, outcome: Outcome) -> None:
-        """Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
-
-        While the store does not answer, which is said when it begins and ends, the line is for whoever debugs.
-        """
-        if held.announced == outcome.what:
-            return
-        held.announced = outcome.what
-        request, fields = held.request, outcome.fields()
-        level = logging.INFO if outcome.limit is not None else logging.DEBUG
-        logger.log(level, "Task %s[%s] %s", request.name, request.id, outcome)
-        requests.announce(request, fields)
-        task_throttled.send(sender=request.task, request=request, **fields)

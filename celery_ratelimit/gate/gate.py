@@ -27,17 +27,20 @@ from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
+from .answers import Answers
 from .changes import Changes
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
+from .held import HeldRequest, State, Unlimited
 from .holdings import Holdings
-from .line import HeldRequest, State, Unlimited
 from .lines import Lines
+from .local_share import LocalShare
 from .loop import Loop
 from .presence import Presence
 from .room import Room
 from .running import Running
+from .slots import Slots
 from .within import Within
 
 __all__ = ["Gate"]
@@ -57,23 +60,31 @@ class Gate:
     """
 
     def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: AppLimits) -> None:
-        self.worker = worker
+        self.worker, asker = worker, limiter.asker
         self._limits = limits
         self._numbers = itertools.count()
         self._connections = 0  # that were lost
         self._within = Within()
-        self._outage = outage = Outage(limiter, worker.timers.call_soon, self._store_is_back)
-        self._changes = Changes(worker, limiter, limits, outage, self._changed)
+        self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
+        self._changes = Changes(worker, asker, limits, outage, self._changed)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)
         self._presence = presence = Presence(worker, room)
         self._running = running = Running(worker, leases, outage, self.on_end)
         self._entrance = entrance = Entrance(worker, room, lines, presence)
-        self._holdings = holdings = Holdings(limiter, outage, room, presence, running)
-        self._exits = exits = Exits(worker, limiter, attendant, outage, settings, room, presence, running, holdings)
+        slots = self._slots = Slots(asker, outage)
+        self._holdings = holdings = Holdings(slots, room, presence, running)
+        self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings)
+        share = LocalShare(worker.live_workers, leases)
+        answers = Answers(
+            *(asker, leases, outage, settings.on_store_error, room, slots, share),
+            parks=exits.parks,
+            ahead=entrance.ahead,
+            longest=exits.longest,
+        )
         self._loop = Loop(
-            *(worker, limiter, leases, attendant, outage, settings, room, lines, entrance, exits, holdings),
+            *(worker, answers, attendant, outage, holdings, room, lines, entrance, exits),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
 
@@ -170,7 +181,7 @@ class Gate:
         if not marker or self._outage:
             return  # it was never sent back, so it has no slot
         try:
-            self._holdings.forget_slot_of(self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
+            self._slots.forget_of(self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
         except Exception as error:
             logger.debug("no slot to give back for %s: %r", context.id, error)
 

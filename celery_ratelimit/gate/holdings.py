@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ..app.plan import Plan
-from ..limiter.limiter import Limiter
-from ..limiter.outage import Outage
-from .line import HeldRequest, Line, State
+from .held import HeldRequest, State
+from .line import Line
 from .presence import Presence
 from .room import Room
 from .running import Running
+from .slots import Slots
 
 __all__ = ["Holdings"]
 
@@ -23,16 +21,14 @@ class Holdings:
     """Moves requests so that nothing of them stays behind.
 
     Args:
-        limiter: has the slots.
-        outage: of its store.
+        slots: in the store.
         room: keeps processes.
         presence: who is in the gate.
         running: has the places.
     """
 
-    def __init__(self, limiter: Limiter, outage: Outage, room: Room, presence: Presence, running: Running) -> None:
-        self._limiter, self._outage = limiter, outage
-        self._room, self._presence, self._running = room, presence, running
+    def __init__(self, slots: Slots, room: Room, presence: Presence, running: Running) -> None:
+        self._slots, self._room, self._presence, self._running = slots, room, presence, running
 
     def hold(self, line: Line, held: HeldRequest, at: float, permit_at_us: int) -> None:
         """It has a permit that is good at that time: a process is kept for it."""
@@ -77,14 +73,5 @@ class Holdings:
             self._running.give_back(held)
 
     def forget_slot(self, held: HeldRequest) -> None:
-        """Its slot is others'. While the store does not answer it lapses by itself."""
-        self._outage.ask(lambda: self._limiter.forget(held.demands, id=held.id), None, quietly=True)
-
-    def forget_slot_of(self, plan: Plan | None, context: Any, marker: Mapping[str, Any]) -> None:
-        """The same for a task that never came to the gate. Raises what the user's key or cost raises."""
-        if plan is None:
-            return
-        attempt = f"{context.id}.{context.retries}" if context.retries else context.id
-        id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
-        demands = plan.demands(context.args, context.kwargs)
-        self._outage.ask(lambda: self._limiter.forget(demands, id=id), None, quietly=True)
+        """Its slot is others'."""
+        self._slots.forget(held)

@@ -17,16 +17,12 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
 
-from .._celery import stored_id
-from .._celery.parcel import doubts_in
-from ..app.plan import Plan
 from ..limiter.demand import Demand
 from ..limits.decision import Decision
+from .held import HeldRequest, State
 
-__all__ = ["ASK_EARLY", "HeldRequest", "Line", "State", "Unlimited"]
+__all__ = ["ASK_EARLY", "Due", "Line"]
 
 #: Seconds before its turn that a line asks, so that a late timer wastes nothing.
 ASK_EARLY = 0.02
@@ -34,72 +30,45 @@ ASK_EARLY = 0.02
 LEAST_PAUSE = 0.001
 
 
-class State(Enum):
-    """What becomes of a request next."""
+class Due:
+    """Those of a line who have a time: at which they ask again, or a permit is good."""
 
-    ASKS = "asks"
-    ASKS_AGAIN = "asks again at a time"
-    HOLDS_PERMIT = "holds a permit that is good at a time"
-    GONE = "gone"
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, HeldRequest]] = []
+        self._numbers = itertools.count()
 
+    def __len__(self) -> int:
+        return len(self._entries)
 
-@dataclass(slots=True, eq=False)
-class HeldRequest:
-    """A request in the gate.
+    def __iter__(self) -> Iterator[HeldRequest]:
+        return iter([held for _, _, held in self._entries])
 
-    ``number``: in the order in which requests came; ``since``: when it came to the gate; ``until``: when it is sent
-    anew, before the broker takes it for lost.
-    ``has_slot``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
-    countdown. ``outside_prefetch``: it does not count against the prefetch, or those that wait for their turn would
-    keep others out.
-    ``state``; and the time that belongs to it, ``at``. ``permit_at_us``: when its permit is good, in microseconds by
-    the store's clock; 0: it has none.
-    ``announced``: what was said last to have become of it.
-    ``id``: what the store knows it by.
-    ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
-    """
+    def in_order(self) -> list[HeldRequest]:
+        """By their times."""
+        return [held for _, _, held in sorted(self._entries)]
 
-    request: Any
-    queue: str
-    plan: Plan
-    demands: tuple[Demand, ...]
-    number: int
-    since: float
-    until: float
-    has_slot: bool
-    returned: bool
-    outside_prefetch: bool = False
-    state: State = State.ASKS
-    at: float = 0.0
-    permit_at_us: int = 0
-    announced: str = ""
-    id: str = field(init=False)
-    doubts: int = field(init=False)
-    doubtful: bool = field(init=False)
+    def add(self, at: float, held: HeldRequest) -> None:
+        heapq.heappush(self._entries, (at, next(self._numbers), held))
 
-    def __post_init__(self) -> None:
-        self.id = stored_id(self.request, self.queue)
-        self.doubts = doubts_in(self.request.message)
-        self.doubtful = self.doubts > 0
+    def remove(self, held: HeldRequest) -> None:
+        if self._entries and self._entries[0][2] is held:
+            heapq.heappop(self._entries)
+        else:
+            self._entries = [entry for entry in self._entries if entry[2] is not held]
+            heapq.heapify(self._entries)
 
     @property
-    def gone(self) -> bool:
-        return self.state is State.GONE
+    def next(self) -> float:
+        """The first time; there has to be one."""
+        return self._entries[0][0]
 
-    def demand(self, name: str | None) -> Demand:
-        """What it asks of the limit of that name."""
-        return next((demand for demand in self.demands if demand.name == name), self.demands[0])
+    def first(self, now: float) -> HeldRequest | None:
+        """The first whose time has come."""
+        return self._entries[0][2] if self._entries and self._entries[0][0] <= now else None
 
-
-@dataclass(slots=True, eq=False)
-class Unlimited:
-    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`HeldRequest`."""
-
-    request: Any
-    queue: str
-    number: int
-    since: float
-    outside_prefetch: bool = False
+    def are_late_together(self, now: float) -> bool:
+        """Whether more than one permit is good by now that was not used."""
+        return any(at <= now and held.state is State.HOLDS_PERMIT for at, _, held in self._entries[1:3])
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +87,7 @@ class Line:
         wants: it would move on if a process were free.
         turn: when somebody of it has its turn, who has to wait until then; 0.0: nobody.
         cancel: cancels the line's timer, which goes off at ``alarm``.
+        due: those who have a time.
     """
 
     key: tuple[tuple[str, str], ...] = ()
@@ -132,16 +102,15 @@ class Line:
     turn: float = 0.0
     cancel: Callable[[], None] | None = None
     alarm: float = 0.0
-    _due: list[tuple[float, int, HeldRequest]] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    due: Due = field(default_factory=Due)
 
     # -- Who is here -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[HeldRequest]:
-        return itertools.chain(self.with_slot, self.new, [held for _, _, held in self._due])
+        return itertools.chain(self.with_slot, self.new, self.due)
 
     def __len__(self) -> int:
-        return len(self.with_slot) + len(self.new) + len(self._due)
+        return len(self.with_slot) + len(self.new) + len(self.due)
 
     def asking(self, held: HeldRequest) -> deque[HeldRequest]:
         """Those among whom it asks, or would."""
@@ -149,7 +118,7 @@ class Line:
 
     @property
     def only_newcomers(self) -> bool:
-        return bool(self.new and not self.with_slot and not self._due)
+        return bool(self.new and not self.with_slot and not self.due)
 
     # -- Moves -----------------------------------------------------------------------------------------------------
 
@@ -190,20 +159,12 @@ class Line:
             held.state = State.GONE
         self.with_slot.clear()
         self.new.clear()
-        self._due.clear()
+        self.due = Due()
         return everybody
-
-    def first_due(self, now: float) -> HeldRequest | None:
-        """The first whose time has come."""
-        return self._due[0][2] if self._due and self._due[0][0] <= now else None
-
-    def are_late_together(self, now: float) -> bool:
-        """Whether more than one permit is good by now that was not used."""
-        return any(at <= now and held.state is State.HOLDS_PERMIT for at, _, held in self._due[1:3])
 
     def ask_all_again(self) -> None:
         """The times that they were told are void: they ask now, in their order, before the others."""
-        again = [held for _, _, held in sorted(self._due) if held.state is State.ASKS_AGAIN]
+        again = [held for held in self.due.in_order() if held.state is State.ASKS_AGAIN]
         for number, held in enumerate(again):
             self.recall(held, behind=again[:number])
         self.next_ask = 0.0
@@ -211,7 +172,7 @@ class Line:
     def _move(self, held: HeldRequest, state: State, at: float) -> None:
         self._take_out(held)
         held.state, held.at = state, at
-        heapq.heappush(self._due, (at, next(self._numbers), held))
+        self.due.add(at, held)
 
     def _take_out(self, held: HeldRequest) -> None:
         if held.state is State.ASKS:
@@ -221,32 +182,23 @@ class Line:
             elif held in asking:
                 asking.remove(held)
         elif held.state is not State.GONE:
-            if self._due and self._due[0][2] is held:
-                heapq.heappop(self._due)
-            else:
-                self._due = [entry for entry in self._due if entry[2] is not held]
-                heapq.heapify(self._due)
+            self.due.remove(held)
 
     # -- What was told ---------------------------------------------------------------------------------------------
 
-    def granted(self, held: HeldRequest, decision: Decision, now: float) -> None:
-        """The next one can have its turn no earlier than the buckets say.
-
-        Asking sooner is of no use, and would keep a pool process for it that other lines could use.
-        """
-        self._told(held, decision)
-        self.closed_until = now + _next_turn(held.demands, decision)
-        self.next_ask = self.closed_until - ASK_EARLY
-
-    def refused(self, held: HeldRequest, decision: Decision, now: float) -> None:
-        self._told(held, decision)
-        self.intervals = {state.name: state.interval for state in decision.states}
-        self.closed_until = now + decision.retry_after
-
-    def _told(self, held: HeldRequest, decision: Decision) -> None:
+    def told(self, held: HeldRequest, decision: Decision, now: float) -> None:
+        """What the store has said to one of it: when the next one can have its turn."""
         self.open = decision.retry_after <= 0
         if held.plan.policy.throttle == "wait":  # whose queues may be suspended
             self.interval = _interval(held.demands, decision)
+        if decision.allowed:
+            # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process for it that
+            # other lines could use.
+            self.closed_until = now + _next_turn(held.demands, decision)
+            self.next_ask = self.closed_until - ASK_EARLY
+        else:
+            self.intervals = {state.name: state.interval for state in decision.states}
+            self.closed_until = now + decision.retry_after
 
     def times(self, now: float, longest: float) -> tuple[float, float]:
         """When somebody has its turn, who has to wait until then (0.0: nobody), and when to look at the line again.
@@ -257,7 +209,7 @@ class Line:
         """
         heads = [asking[0].until for asking in (self.with_slot, self.new) if asking]
         # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
-        turns = [self._due[0][0]] if self._due and (self._due[0][0] > now or not self.wants) else []
+        turns = [self.due.next] if self.due and (self.due.next > now or not self.wants) else []
         if heads and not self.wants:
             turns.append(max(self.next_ask, now + LEAST_PAUSE))
         return min(turns, default=0.0), min([min(heads, default=now + longest), *turns])

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from ..app.plan import Buckets
-from .line import HeldRequest, Line
+from .held import HeldRequest
+from .line import Line
 
 __all__ = ["Lines"]
 

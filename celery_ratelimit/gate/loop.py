@@ -6,44 +6,29 @@ import logging
 from collections.abc import Callable, Iterable
 
 from .._celery import Worker
-from ..app.settings import Settings
-from ..errors import ImpossibleRequest
 from ..limiter.demand import Demand
-from ..limiter.leases import Leases
-from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
-from ..limits.decision import Decision
 from ..parking.attendant import Attendant
+from .answers import LOOK, Answers
 from .clock import monotonic
 from .entrance import Entrance
-from .exits import LOOK, Exits
+from .exits import Exits
+from .held import HeldRequest
 from .holdings import Holdings
-from .line import HeldRequest, Line
+from .line import Line
 from .lines import Lines
-from .local_share import LocalShare
 from .room import Room
 from .verdict import (
-    RETURN_HOLD,
     Ask,
     AskAt,
-    Fail,
     Stay,
-    Verdict,
     at_its_time,
     before_asking,
-    claim,
-    granted,
-    horizon,
-    refused,
-    without_store,
 )
 
 __all__ = ["Loop"]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: A horizon that grants nothing: asks only for a slot.
-SLOT_ONLY = -1e6
 
 
 class Loop:
@@ -51,16 +36,14 @@ class Loop:
 
     Args:
         worker: the worker.
-        limiter: whom to ask.
-        leases: keeps the places of running tasks.
+        answers: of the store.
         attendant: knows who is parked.
         outage: of the store.
-        settings: the app's.
+        holdings: what requests have.
         room: of the pool.
         lines: who waits.
         entrance: who has the next process.
         exits: carries out what is decided.
-        holdings: what requests have.
         on_error: gets a request and what was raised at it that nobody has foreseen.
 
     Attributes:
@@ -70,23 +53,19 @@ class Loop:
     def __init__(
         self,
         worker: Worker,
-        limiter: Limiter,
-        leases: Leases,
+        answers: Answers,
         attendant: Attendant,
         outage: Outage,
-        settings: Settings,
+        holdings: Holdings,
         room: Room,
         lines: Lines,
         entrance: Entrance,
         exits: Exits,
-        holdings: Holdings,
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
-        self._worker, self._limiter, self._leases, self._attendant = worker, limiter, leases, attendant
-        self._outage, self._on_store_error = outage, settings.on_store_error
-        self._room, self._lines, self._entrance, self._exits = room, lines, entrance, exits
-        self._holdings, self._on_error = holdings, on_error
-        self._share = LocalShare(worker.live_workers, leases)
+        self._worker, self._answers, self._attendant, self._outage = worker, answers, attendant, outage
+        self._holdings, self._room, self._lines, self._entrance, self._exits = holdings, room, lines, entrance, exits
+        self._on_error = on_error
         self.at_hand: tuple[Line, HeldRequest] | None = None
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
@@ -121,7 +100,7 @@ class Loop:
 
     def store_is_back(self) -> None:
         """Everybody may ask."""
-        self._share.clear()
+        self._answers.store_is_back()
         for line in self._lines:
             line.next_ask = 0.0
         self.run(self._lines)
@@ -194,9 +173,9 @@ class Loop:
 
     def _start_due(self, line: Line) -> None:
         again: list[HeldRequest] = []
-        while held := line.first_due(now := monotonic()):
+        while held := line.due.first(now := monotonic()):
             self.at_hand = line, held
-            together = line.are_late_together(now)
+            together = line.due.are_late_together(now)
             verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
             if isinstance(verdict, Stay):
                 line.wants = True
@@ -218,7 +197,7 @@ class Loop:
             may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)
             verdict = before_asking(held, line, now, lot=self._lot_before(held), may_start=may_start)
             if isinstance(verdict, Ask):
-                verdict = self._ask(line, held, for_permit=verdict.for_permit)
+                verdict = self._answers.ask(line, held, for_permit=verdict.for_permit)
                 now = monotonic()
             if not self._exits.carry_out(line, held, verdict, now):
                 return
@@ -228,58 +207,6 @@ class Loop:
         if held.has_slot or held.plan.policy.max_wait is not None or not self._exits.parks(held.plan) or self._outage:
             return None
         return self._attendant.lot_of(held.demands)
-
-    # -- The store -------------------------------------------------------------------------------------------------
-
-    def _ask(self, line: Line, held: HeldRequest, *, for_permit: bool) -> Verdict:
-        parks = self._exits.parks(held.plan)
-        try:
-            decision = self._outage.ask(
-                lambda: self._limiter.ask(
-                    held.demands,
-                    id=held.id if held.plan.policy.waits or held.plan.leased else "",
-                    horizon=horizon(held, self._entrance.ahead()) if for_permit else SLOT_ONLY,
-                    claim=claim(held, parks=parks),
-                ),
-                None,
-            )
-        except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
-            logger.error("Task %s[%s] can never start: %s", held.request.name, held.request.id, error)
-            self._holdings.forget_slot(held)
-            return Fail(error)
-        now = monotonic()
-        if decision is None:
-            return self._without_store(held, now)
-        if decision.allowed:
-            return self._granted(line, held, decision, now)
-        line.refused(held, decision, now)
-        return refused(held, decision, now, for_permit=for_permit, longest=self._exits.longest, parks=parks)
-
-    def _granted(self, line: Line, held: HeldRequest, decision: Decision, now: float) -> Verdict:
-        line.granted(held, decision, now)
-        self._leases.begin(held.id, decision.demands, decision.granted_at)
-        return granted(decision, now, is_idle=self._room.idle() > 0)
-
-    def _without_store(self, held: HeldRequest, now: float) -> Verdict:
-        """What ``ratelimit_on_store_error`` says."""
-        if self._outage.is_a_move:
-            return Stay(now + LOOK)
-        self._outage.begin(self._outage.error)  # which is said again after a while
-        choice = "defer" if held.doubtful else self._on_store_error  # it may be parked
-        may_start = choice in ("local", "allow") and self._room.has_for_permit(now)
-        wait = self._share.wait(held.demands) if choice == "local" and may_start else 0.0
-        if choice == "local" and may_start and wait <= 0:
-            self._leases.begin(held.id, held.demands, 0)
-        deferred = choice == "defer" or wait > RETURN_HOLD
-        return without_store(
-            choice,
-            held,
-            now,
-            self._outage.error,
-            may_start=may_start,
-            wait=wait,
-            pause=self._outage.pause() if deferred else 0.0,
-        )
 
     # -- The timer -------------------------------------------------------------------------------------------------
 

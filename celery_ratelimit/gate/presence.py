@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .._celery import MOST_RETURNED, Worker
-from .line import HeldRequest, Line
+from .held import HeldRequest
+from .line import Line
 from .room import Room
 from .suspended import SuspendedQueues, Waiting
 

@@ -9,7 +9,7 @@ from typing import Any
 from .._celery import Worker
 from ..limiter.leases import Leases
 from ..limiter.outage import Outage
-from .line import HeldRequest
+from .held import HeldRequest
 
 __all__ = ["LOOK_FOR_ENDS", "Running"]
 

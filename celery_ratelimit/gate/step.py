@@ -11,7 +11,8 @@ from celery import Celery, bootsteps, signals
 
 from .._celery import Worker, add_to_banner, show_revoked
 from ..app.plan import AppLimits, node_of
-from ..app.settings import Settings, check_store, forks_apart, leases_of, limiter_of, settings_of
+from ..app.settings import Settings, forks_apart, settings_of
+from ..app.state import check_store, leases_of, limiter_of
 from ..app.survey import forgotten, limits_shown
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..parking.lot import Parking

@@ -13,7 +13,8 @@ from ..limiter.demand import Demand
 from ..limits.decision import Decision
 from ..parking.lot import HORIZON
 from ..parking.publisher import LEAD
-from .line import ASK_EARLY, LEAST_PAUSE, HeldRequest, Line, State
+from .held import HeldRequest, State
+from .line import ASK_EARLY, LEAST_PAUSE, Line
 
 __all__ = [
     "BUNCHED",

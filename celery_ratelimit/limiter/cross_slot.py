@@ -16,21 +16,19 @@ Nothing here talks to the store: a generator yields what is to be asked, and is 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from ..errors import RateLimitError
 from ..limits.concurrency import Concurrency
-from ..limits.decision import GrantedAt
-from ..store.cluster import slot_of
-from ..store.keys import hash_tag
 from ..store.script import Script
-from .core import Asking
+from .calls import Scripts
 from .demand import Demand
+from .parts import Part, Reply, joint, parts_of
 
-__all__ = ["CrossSlot", "Part", "Step", "Steps", "parts_of"]
+__all__ = ["CrossSlot", "Step", "Steps"]
 
 _T = TypeVar("_T")
 
@@ -42,15 +40,8 @@ SLOT_ONLY = -1
 SUSPECT, SUSPECTS = 10.0, 1000
 
 
-class Part(NamedTuple):
-    """The demands that one slot has, and where they stand among all."""
-
-    places: tuple[int, ...]
-    demands: tuple[Demand, ...]
-
-
 class Step(NamedTuple):
-    """One script to run; the arguments are those of ``Limiter._run``."""
+    """One script to run; the arguments are those of :meth:`Calls.of_script`."""
 
     script: Script
     demands: tuple[Demand, ...]
@@ -65,21 +56,11 @@ Steps = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], list[int
 Asks = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], _T]
 
 
-def parts_of(demands: Sequence[Demand]) -> tuple[Part, ...]:
-    """The parts of a decision in the order in which they are asked; none where one script sees all."""
-    slots: dict[int, list[int]] = {}
-    for place, demand in enumerate(demands):
-        slots.setdefault(slot_of(hash_tag(demand.name)), []).append(place)
-    if len(slots) < 2:
-        return ()
-    return tuple(Part(tuple(slots[slot]), tuple([demands[place] for place in slots[slot]])) for slot in sorted(slots))
-
-
 class CrossSlot:
     """The decisions of one limiter over several slots."""
 
-    def __init__(self, asking: Asking) -> None:
-        self.asking = asking
+    def __init__(self, scripts: Scripts, new_id: Callable[[], str]) -> None:
+        self.scripts, self.new_id = scripts, new_id
         self.parts = lru_cache(maxsize=1024)(parts_of)
         self._closed: dict[tuple[str, str], float] = {}
 
@@ -87,11 +68,11 @@ class CrossSlot:
         self, script: Script, parts: Sequence[Part], first: Sequence[str | int], kind: str | None, last: Sequence[int]
     ) -> Steps:
         """What to ask instead of running ``script`` once for all parts."""
-        if script is self.asking._acquire or script is self.asking._reserve:
+        if script is self.scripts.acquire or script is self.scripts.reserve:
             id, horizon, claim = (*first, 0)[:3]
-            return _Taking(self, parts, str(id), int(horizon), int(claim), script is self.asking._reserve).run()
-        if script is self.asking._peek:
-            return _peek(self.asking, parts, first)
+            return _Taking(self, parts, str(id), int(horizon), int(claim), script is self.scripts.reserve).run()
+        if script is self.scripts.peek:
+            return _peek(self.scripts, parts, first)
         return _in_each(script, parts, first, kind, last)
 
     def closed(self, demand: Demand) -> None:
@@ -135,48 +116,10 @@ def _in_each(
     return [max([done for (done,) in said])]
 
 
-def _peek(asking: Asking, parts: Sequence[Part], first: Sequence[str | int]) -> Steps:
-    said = yield from _all([Step(asking._peek, part.demands, tuple(first)) for part in parts])
-    replies = [_Reply(reply, len(part.demands)) for part, reply in zip(parts, said, strict=True)]
-    return _joint(parts, replies)
-
-
-class _Reply:
-    """A script's reply about one part; see ``lua/include/reply.lua``."""
-
-    def __init__(self, reply: Sequence[int], number: int) -> None:
-        self.allowed, self.wait, self.binding, self.at = reply[:4]
-        states, stored = reply[4 : 4 + 2 * number], reply[4 + 2 * number :]
-        self.states = [states[2 * i : 2 * i + 2] for i in range(number)]
-        self.stored = [stored[4 * i : 4 * i + 4] for i in range(number)] if stored else []
-
-
-def _joint(parts: Sequence[Part], replies: Sequence[_Reply], said_no: int | None = None) -> list[int]:
-    """One reply out of those of all parts, in the order of the demands."""
-    allowed, wait, binding = 1, max(reply.wait for reply in replies), 0
-    if said_no is None and any(reply.allowed != 1 for reply in replies):
-        said_no = max(range(len(replies)), key=lambda i: (replies[i].binding > 0, replies[i].wait))
-    if said_no is not None:
-        allowed = min(0, replies[said_no].allowed)
-        if replies[said_no].binding or wait:
-            binding = 1 + parts[said_no].places[max(0, replies[said_no].binding - 1)]
-    number = sum(len(part.places) for part in parts)
-    states: list[Sequence[int]] = [()] * number
-    stored: list[Sequence[int]] = [()] * number
-    for part, reply in zip(parts, replies, strict=True):
-        for i, place in enumerate(part.places):
-            states[place] = reply.states[i]
-            stored[place] = reply.stored[i] if reply.stored else _as_written(part.demands[i])
-    tail = stored if any(reply.stored for reply in replies) else []
-    at = {demand.name: reply.at for part, reply in zip(parts, replies, strict=True) for demand in part.demands}
-    head = [allowed, wait, binding, GrantedAt(at)]
-    return head + [value for each in (*states, *tail) for value in each]
-
-
-def _as_written(demand: Demand) -> tuple[int, int, int, int]:
-    """What a limit holds and allows where nothing is stored for it."""
-    _, count, period, burst, _, _ = demand.limit.wire(demand.cost)
-    return int(burst), int(count), int(period), 0
+def _peek(scripts: Scripts, parts: Sequence[Part], first: Sequence[str | int]) -> Steps:
+    said = yield from _all([Step(scripts.peek, part.demands, tuple(first)) for part in parts])
+    replies = [Reply(reply, len(part.demands)) for part, reply in zip(parts, said, strict=True)]
+    return joint(parts, replies)
 
 
 class _Taking:
@@ -185,9 +128,9 @@ class _Taking:
     def __init__(
         self, spread: CrossSlot, parts: Sequence[Part], id: str, horizon: int, claim: int, reserves: bool
     ) -> None:
-        self.spread, self.asking, self.parts, self.id = spread, spread.asking, parts, id
+        self.spread, self.scripts, self.parts, self.id = spread, spread.scripts, parts, id
         self.horizon, self.claim, self.reserves = horizon, claim, reserves
-        self.replies: dict[int, _Reply] = {}
+        self.replies: dict[int, Reply] = {}
         #: When the permits of a part that were taken are good, by this process's clock, in microseconds.
         self.good: dict[int, int] = {}
         self.began = _clock()
@@ -243,9 +186,9 @@ class _Taking:
 
     def _look(self, which: Sequence[int]) -> Asks[None]:
         id = "" if self.reserves else self.id
-        said = yield from _all([Step(self.asking._peek, self.parts[i].demands, (id,)) for i in which])
+        said = yield from _all([Step(self.scripts.peek, self.parts[i].demands, (id,)) for i in which])
         for i, reply in zip(which, said, strict=True):
-            self.replies[i] = _Reply(reply, len(self.parts[i].demands))
+            self.replies[i] = Reply(reply, len(self.parts[i].demands))
 
     def _early(self) -> list[int]:
         """The parts whose permits are good before those of the others are. Used then, they would bunch.
@@ -263,23 +206,23 @@ class _Taking:
         now = _clock()
         for i, good in self.good.items():
             replies[i].wait = max(0, good - now) if replies[i].wait else 0
-        return _joint(self.parts, replies)
+        return joint(self.parts, replies)
 
     def _step(self, i: int, known: str = "find") -> Step:
         earliest = max(0, max([self.joint, *self.good.values()]) - _clock())
         demands = self.parts[i].demands
         if self.reserves:
-            return Step(self.asking._join, demands, (self.id, self.horizon, 0, earliest, known), "ids")
+            return Step(self.scripts.join, demands, (self.id, self.horizon, 0, earliest, known), "ids")
         if earliest > 0:
-            return Step(self.asking._join, demands, (self.id, self.horizon, self.claim, earliest, ""), "ids")
-        return Step(self.asking._acquire, demands, (self.id, self.horizon, self.claim))
+            return Step(self.scripts.join, demands, (self.id, self.horizon, self.claim, earliest, ""), "ids")
+        return Step(self.scripts.acquire, demands, (self.id, self.horizon, self.claim))
 
     def _take(self, i: int, known: str = "find") -> Asks[bool]:
         """False: this part said no."""
         return self._read(i, (yield from _one(self._step(i, known))))
 
     def _read(self, i: int, said: list[int]) -> bool:
-        reply = self.replies[i] = _Reply(said, len(self.parts[i].demands))
+        reply = self.replies[i] = Reply(said, len(self.parts[i].demands))
         if reply.binding < 0:
             reply.binding, self.found = 0, self.found + 1
         if reply.allowed == 1:
@@ -296,14 +239,14 @@ class _Taking:
         longest = max(self.replies, key=lambda i: (self.replies[i].wait, i in said_no))
         part = self.parts[longest]
         if self.claim and self.id and not self.reserves:
-            asks = [Step(self.asking._forget, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
+            asks = [Step(self.scripts.forget, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
             if longest not in said_no:
-                asks.append(Step(self.asking._acquire, part.demands, (self.id, SLOT_ONLY, self.claim)))
+                asks.append(Step(self.scripts.acquire, part.demands, (self.id, SLOT_ONLY, self.claim)))
             said = yield from _all(asks)
             if longest not in said_no and said[-1][2]:  # it still says no
-                self.replies[longest] = _Reply(said[-1], len(part.demands))
+                self.replies[longest] = Reply(said[-1], len(part.demands))
         self.spread.closed(part.demands[max(0, self.replies[longest].binding - 1)])
-        return _joint(self.parts, [self.replies[i] for i in range(len(self.parts))], longest)
+        return joint(self.parts, [self.replies[i] for i in range(len(self.parts))], longest)
 
     def _undo_all(self) -> Asks[None]:
         for i in list(self.good):
@@ -315,15 +258,15 @@ class _Taking:
         del self.good[i]
         part, reply = self.parts[i], self.replies[i]
         if self.reserves and not moves:
-            yield from _one(Step(self.asking._cancel, part.demands, (self.id,), "ids"))
+            yield from _one(Step(self.scripts.cancel, part.demands, (self.id,), "ids"))
             return
         counted = tuple([demand for demand in part.demands if not isinstance(demand.limit, Concurrency)])
         places = tuple([demand for demand in part.demands if isinstance(demand.limit, Concurrency)])
         if counted:  # an id of its own: the request may be settled, or undone, once more
-            first = (self.asking._new_id(), reply.at)
-            yield from _one(Step(self.asking._settle, counted, first, "ids", (0,) * len(counted)))
+            first = (self.spread.new_id(), reply.at)
+            yield from _one(Step(self.scripts.settle, counted, first, "ids", (0,) * len(counted)))
         if places:
-            yield from _one(Step(self.asking._release, places, (self.id, reply.at)))
+            yield from _one(Step(self.scripts.release, places, (self.id, reply.at)))
 
 
 def _clock() -> int:

@@ -32,12 +32,12 @@ def renewal_pause(demands: Sequence[Demand]) -> float:
     return min(demand.limit.lease for demand in demands if isinstance(demand.limit, Concurrency)) / RENEWALS
 
 
-class _Limiter(Protocol):
-    """What is used of :class:`~celery_ratelimit.Limiter`, whose permits use this module."""
+class _Asker(Protocol):
+    """What is used of :class:`~celery_ratelimit.limiter.asker.Asker`."""
 
-    def release_demands(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> bool: ...
+    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> bool: ...
 
-    def renew_leases(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]: ...
+    def renew(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Leases:
     not be given back, because the store did not answer, it tries again. It ends when there is nothing left to do.
 
     Args:
-        limiter: whose places they are.
+        asker: the way to the store.
     """
 
-    def __init__(self, limiter: _Limiter) -> None:
-        self._limiter = limiter
+    def __init__(self, asker: _Asker) -> None:
+        self._asker = asker
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
         self._ended: dict[str, _Held] = {}
@@ -116,7 +116,7 @@ class Leases:
     def _release(self, holder: str, held: _Held) -> None:
         if self._ended.get(holder) is not held:
             return  # it has begun again meanwhile
-        self._limiter.release_demands(held.demands, id=holder, granted_at=held.granted_at)
+        self._asker.release(held.demands, id=holder, granted_at=held.granted_at)
         with self._lock:
             if self._ended.get(holder) is held:
                 del self._ended[holder]
@@ -157,7 +157,7 @@ class Leases:
     def _renew(self) -> None:
         with self._lock:
             leases = [(demand, holder, held) for holder, held in self._held.items() for demand in held.demands]
-        kept = self._limiter.renew_leases([(demand, holder) for demand, holder, _ in leases])
+        kept = self._asker.renew([(demand, holder) for demand, holder, _ in leases])
         for (demand, holder, held), is_kept in zip(leases, kept, strict=True):
             with self._lock:
                 lost = not is_kept and self._held.get(holder) is held

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
-from .limiter import Limiter
+from .asker import Asker
 
 __all__ = ["Outage"]
 
@@ -35,15 +35,15 @@ class Outage:
     refuses to serve, as it is set up, counts as lost too: what a worker holds is not to be lost over a password.
 
     Args:
-        limiter: whose store it is.
+        asker: the way to the store.
         call_soon: calls something in the worker's event loop, from any thread.
         on_end: called there when the store answers again.
     """
 
     def __init__(
-        self, limiter: Limiter, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
+        self, asker: Asker, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
     ) -> None:
-        self._limiter, self._call_soon, self._on_end = limiter, call_soon, on_end
+        self._asker, self._call_soon, self._on_end = asker, call_soon, on_end
         self._since = 0.0
         self._reminded = float("-inf")
         self._said = False
@@ -52,12 +52,12 @@ class Outage:
         self.error: RateLimitError = StoreUnavailable("the limiter's store is not lost")
 
     def __bool__(self) -> bool:
-        return self._over is not None or self._limiter.is_moving
+        return self._over is not None or self._asker.is_moving
 
     @property
     def is_a_move(self) -> bool:
         """Nothing is lost yet: the Sentinels are making another server the master. Nobody asks until they have."""
-        return self._over is None and self._limiter.is_moving
+        return self._over is None and self._asker.is_moving
 
     def ask(self, question: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
         """The store's answer to a question; ``otherwise`` while it is lost, which is noted, unless ``quietly``.
@@ -106,7 +106,7 @@ class Outage:
     def _look(self, over: threading.Event, on_end: Sequence[Callable[[], None]]) -> None:
         while not over.wait(PROBE):
             try:
-                self._limiter.probe()
+                self._asker.probe()
             except STORE_TROUBLES:
                 continue
             self._call_soon(lambda: self._end(over, on_end))

@@ -16,9 +16,10 @@ from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..store.keys import short
 from ..store.resp import bulk
-from .core import Asking, Call, microseconds
+from .calls import Call, Calls
+from .durations import length_of
 
-__all__ = ["LimitConfig", "change_of", "length_of", "read_config"]
+__all__ = ["LimitConfig", "change_of", "read_config"]
 
 #: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
 #: is the code's.
@@ -85,15 +86,8 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
     return limit
 
 
-def length_of(seconds: float, what: str) -> int:
-    """A length of time in microseconds; ConfigurationError unless it is above 0."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise ConfigurationError(f"{what}={shown(seconds)} must be a number of seconds above 0")
-    return microseconds(seconds)
-
-
 def change_of(
-    asking: Asking,
+    calls: Calls,
     limit_name: str,
     code: AnyLimit | None,
     rate: str | AnyLimit,
@@ -106,7 +100,7 @@ def change_of(
 ) -> Call:
     """What ``lua/set_rate.lua`` is called with."""
     limit = limit_to_store(limit_name, rate, code)
-    keys = asking._change_keys(limit_name, key)
+    keys = calls.change_keys(limit_name, key)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 2**53):
         raise ConfigurationError(f"limit {limit.name!r}: version={shown(version)} must be a whole number of at least 1")
     lasts = 0 if for_ is None else length_of(for_, "for_")

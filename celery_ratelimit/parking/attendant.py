@@ -84,6 +84,11 @@ class Attendant:
         self._looked_at, self._looks_from = time.monotonic(), 0.0
         self._quiet = QUIET  # looks in a row in which nothing was found
 
+    @property
+    def may_park(self) -> bool:
+        """Not in tests in which the store is not asked (:mod:`celery_ratelimit.testing`)."""
+        return self._parking.is_asked
+
     # -- In --------------------------------------------------------------------------------------------------------
 
     def lot_of(self, demands: Sequence[Demand]) -> Demand | None:

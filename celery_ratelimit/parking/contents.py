@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..limiter.core import microseconds
+from ..limiter.durations import microseconds
 from ..store.keys import lots_key
 from ..store.resp import bulk
 from .parked import Bucket, Lot, Parked, several, text

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..limiter.core import ARGUMENTS, KEYS, microseconds
+from ..limiter.calls import ARGUMENTS, KEYS
 from ..limiter.demand import Demand
+from ..limiter.durations import microseconds
 from ..limiter.limiter import Limiter
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key
@@ -69,9 +70,9 @@ class Parking:
     """
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
-        self._limiter, self._fleet, self._redelivery = limiter, fleet, redelivery
+        self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
         self._memory = microseconds(2 * redelivery)
-        self._scripts = scripts = Scripts(limiter, fleet)
+        self._scripts = scripts = Scripts(limiter.asker, fleet)
         self._acknowledged: dict[Bucket, list[str]] = {}
         self.register = Register(scripts)
         self.contents = Contents(scripts, self._memory)
@@ -86,9 +87,14 @@ class Parking:
         return self._scripts.by_name
 
     @property
+    def is_asked(self) -> bool:
+        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`)."""
+        return self._asker.pretended_wait is None
+
+    @property
     def in_use(self) -> bool:
-        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`), nor in a store in memory."""
-        return self._limiter.pretended_wait is None and not hasattr(self._limiter.client, "clock")
+        """The same, and not in a store in memory."""
+        return self.is_asked and not hasattr(self._asker.client, "clock")
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class Parking:
         """The lots of these limits that somebody has to look after now."""
         if not names:
             return []
-        prefix, fleet = self._limiter.prefix, self._fleet
+        prefix, fleet = self._asker.prefix, self._fleet
         found: list[Bucket] = []
         for part in self._scripts.that_go_together(names):
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
@@ -176,7 +182,7 @@ class Parking:
         Returns:
             The store's clock, and whether there are more.
         """
-        prefix, name = self._limiter.prefix, demand.name
+        prefix, name = self._asker.prefix, demand.name
         lots, code, *_ = self._scripts.shared_keys(name)
         keys = (lots, code, config_keys(prefix, name, "")[0])
         method, count, period, size, _, extra = demand.limit.wire(1)
@@ -231,7 +237,7 @@ class Parking:
 
     def _of_one_script(self, demands: Sequence[Demand]) -> Sequence[Demand]:
         """Those at the head, and as many with them, that one script may see."""
-        if not self._limiter.is_cluster:
+        if not self._asker.is_cluster:
             return demands[:AT_ONCE]
         slot = slot_of(hash_tag(demands[0].name))
         return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
@@ -242,7 +248,7 @@ class Parking:
         buckets = [*leaving, *[bucket for bucket in acknowledged if bucket not in leaving]]
         parts: dict[tuple[int, int], list[Bucket]] = {}
         for place, bucket in enumerate(buckets):
-            slot = slot_of(hash_tag(bucket[0])) if self._limiter.is_cluster else 0
+            slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
             parts.setdefault((slot, place // LOTS), []).append(bucket)
         for part in parts.values():
             arguments: list[str | int] = []

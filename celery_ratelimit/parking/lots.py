@@ -14,7 +14,8 @@ from kombu.utils.json import dumps, loads
 from .._celery import fleet_of, publish_on, redelivery_of
 from .._celery.parcel import marker_among
 from ..app.plan import limits_of_app
-from ..app.settings import limiter_of, settings_of
+from ..app.settings import settings_of
+from ..app.state import limiter_of
 from ..errors import ConfigurationError
 from ..names import listed, near
 from .contents import AGAIN, PAGE

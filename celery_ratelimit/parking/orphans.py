@@ -6,31 +6,23 @@ looks. What is found is said, and after some time handed back to the queues that
 
 from __future__ import annotations
 
-import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 
-from .._celery import Worker, messages_in
+from .._celery import Worker
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
-from .handing_back import HandingBack
 from .lot import Parking
-from .register import UNATTENDED, Unseen
+from .register import UNATTENDED
+from .rescue import Rescue
 
 __all__ = ["Orphans"]
 
-logger = logging.getLogger("celery_ratelimit")
-
 #: Seconds after which a worker says again what it attends to, at the latest. Three of them missed, and it does not.
 SAY = UNATTENDED / 3
-#: Seconds between two looks at what nobody attends to, and between two lines in the log about it.
-LOOK, REMINDER = 10.0, 300.0
-#: Seconds for which something is known where nothing waits: what was let out for it may still come there.
-KEPT = 3600.0
-#: Names of either kind that one look goes through, and lots in which tasks are counted.
-MOST, COUNTED = 100, 1000
+#: Seconds between two looks at what nobody attends to, and names of either kind that one look goes through.
+LOOK, MOST = 10.0, 100
 
 
 class Orphans:
@@ -54,15 +46,13 @@ class Orphans:
         outage: Outage,
     ) -> None:
         self._worker, self._limits, self._outage = worker, limits, outage
-        self._parking, self._apart = parking, parking.another()
-        self._grace = grace
+        self._parking, self._grace = parking, grace
+        self._rescue = Rescue(worker.app, parking.another(), grace, outage)
         self._pause = max(1.0, min(SAY, grace / 3))
         self._said: set[str] = set()
         self._used: set[tuple[str, str]] = set()
         self._new: set[tuple[str, str]] = set()
         self._cancel: Callable[[], None] | None = None
-        self._nothing_there: set[str] = set()
-        self._warned: dict[str, float] = {}
         self._looked_at = float("-inf")
         self._looking: threading.Thread | None = None
 
@@ -101,7 +91,7 @@ class Orphans:
 
     def _say_all(self) -> list[str]:
         names = list(self._limits)
-        forget, self._nothing_there = self._nothing_there, set()
+        forget, self._rescue.nothing_there = self._rescue.nothing_there, set()
         after = min(self._grace, 3 * self._pause)
         returns = self._returns() | self._new
         unseen = self._parking.register.seen(names, sorted(returns), sorted(forget), after=max(after, 3.0), most=MOST)
@@ -111,7 +101,7 @@ class Orphans:
         if wanted and not busy and time.monotonic() >= self._looked_at + min(LOOK, self._grace):
             self._looked_at = time.monotonic()
             self._looking = threading.Thread(
-                target=self._see_to, args=(unseen, names), name="celery_ratelimit-orphans", daemon=True
+                target=self._rescue.see_to, args=(unseen, names), name="celery_ratelimit-orphans", daemon=True
             )
             self._looking.start()
         return names
@@ -120,78 +110,3 @@ class Orphans:
         """The return queues of what this worker consumes."""
         intake = self._worker.intake
         return {(to, queue) for queue in intake.queues if (to := intake.return_queue_for(queue)) != queue}
-
-    # -- In a thread of its own: the worker has other things to do -------------------------------------------------
-
-    def _see_to(self, unseen: Unseen, names: list[str]) -> None:
-        try:
-            self._outage.ask(lambda: self._see_to_all(unseen, names), None, quietly=True)
-        except Exception as error:  # of the broker: tried again
-            logger.warning("What nobody attends to could not be handed back (%r): tried again", error)
-
-    def _see_to_all(self, unseen: Unseen, names: list[str]) -> None:
-        occupied = set(self._apart.contents.occupied([*unseen.limits, *names]))
-        for name, ago in unseen.limits.items():
-            if name in occupied:
-                self._see_to_limit(name, ago)
-            elif ago >= self._grace + KEPT:
-                self._nothing_there.add(name)
-        absent = [queue for queue, ago in unseen.queues.items() if ago >= self._grace]
-        for name in occupied.intersection(names) if absent else ():
-            self._see_to_those_aside(name, absent)
-        self._see_to_returns(unseen)
-
-    def _see_to_limit(self, name: str, ago: float) -> None:
-        if self._warns(f"limit {name}"):
-            lots = itertools.islice(self._apart.contents.lots([name]), COUNTED)
-            logger.warning(
-                "%d tasks are parked for the limit %r, which no worker has had for %.0f s: was it renamed or removed? "
-                "%g s after the last one (ratelimit_orphans_after) they go back to their queues, as they were sent",
-                *(sum(lot.parked for lot in lots), name, ago, self._grace),
-            )
-        if ago >= self._grace:
-            self._hand_back(f"of the limit {name!r}, which no worker has", name, [])
-
-    def _see_to_those_aside(self, name: str, absent: list[str]) -> None:
-        if any(self._apart.contents.keys(name, aside=True)):
-            self._hand_back(f"of the limit {name!r} whose queue no worker consumes", name, absent)
-
-    def _hand_back(self, what: str, name: str, queues: list[str]) -> None:
-        with HandingBack(self._worker.app, self._apart) as handing_back:
-            handed = handing_back.limit(name, queues)
-        self._tell(what, handed.tasks, handed.queues, handed.missing)
-
-    def _see_to_returns(self, unseen: Unseen) -> None:
-        waiting = {}
-        if unseen.returns:
-            with self._worker.app.connection_for_read() as connection:
-                waiting = {pair: messages_in(connection, pair[0]) for pair in unseen.returns}
-        for (to, queue), number in waiting.items():
-            ago = unseen.returns[to, queue]
-            if not number:
-                if ago >= self._grace + KEPT:
-                    self._nothing_there.add(f"{to}\0{queue}")
-                continue
-            if self._warns(f"queue {to}"):
-                logger.warning(
-                    "%d messages are in the return queue %r, which no worker has consumed for %.0f s: was the queue %r "
-                    "renamed? %g s after the last one (ratelimit_orphans_after) they go back to it, as they were sent",
-                    *(number, to, ago, queue, self._grace),
-                )
-            if ago >= self._grace:
-                with HandingBack(self._worker.app, self._apart) as handing_back:
-                    handed = handing_back.return_queue(to, queue)
-                self._tell(f"of the return queue {to!r}, which no worker consumes", *handed)
-
-    def _tell(self, what: str, tasks: int, queues: frozenset[str], missing: frozenset[str]) -> None:
-        if tasks:
-            logger.warning("%d tasks %s, are in their queues again: %s", tasks, what, ", ".join(sorted(queues)))
-        if missing and self._warns(f"missing {sorted(missing)}"):
-            logger.warning("Tasks %s, stay: the broker has no queue %s", what, ", ".join(sorted(missing)))
-
-    def _warns(self, what: str) -> bool:
-        now = time.monotonic()
-        if now < self._warned.get(what, float("-inf")) + REMINDER:
-            return False
-        self._warned[what] = now
-        return True

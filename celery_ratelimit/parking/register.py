@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..limiter.core import microseconds
+from ..limiter.durations import microseconds
 from ..store.keys import attendance_keys, seen_keys
 from ..store.resp import bulk
 from .parked import text

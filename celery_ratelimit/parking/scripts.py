@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..limiter.limiter import Limiter
+from ..limiter.asker import Asker
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, lot_keys
 from ..store.resp import bulk
 from ..store.script import Script
@@ -27,7 +27,7 @@ class Scripts:
     """The scripts, and the keys that they are called with.
 
     Args:
-        limiter: the way to the store.
+        asker: the way to the store.
         fleet: names the broker, so that no worker publishes to its own what came from another.
 
     Attributes:
@@ -35,10 +35,10 @@ class Scripts:
         prefix: what every key in the store begins with.
     """
 
-    def __init__(self, limiter: Limiter, fleet: str) -> None:
-        self.limiter, self.fleet = limiter, fleet
-        self.prefix = limiter.prefix
-        self.by_name = {name: Script(name, limiter.replace_includes) for name in _NAMES}
+    def __init__(self, asker: Asker, fleet: str) -> None:
+        self.asker, self.fleet = asker, fleet
+        self.prefix = asker.prefix
+        self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
         self.keys_of = lru_cache(maxsize=1024)(self._keys_of)
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
 
@@ -59,8 +59,8 @@ class Scripts:
         return bulk(state, *config_keys(self.prefix, name, key)), bulk(slots)
 
     def call(self, name: str, *call: Any) -> Any:
-        """See :meth:`Limiter.run_script`."""
-        return self.limiter.run_script(self.by_name[name], *call)
+        """See :meth:`Asker.run_script`."""
+        return self.asker.run_script(self.by_name[name], *call)
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """A script of one lot."""
@@ -68,8 +68,8 @@ class Scripts:
 
     def command(self, name: str, *arguments: Any) -> Any:
         """One command of the store's, where no script is needed."""
-        return self.limiter._store(getattr(self.limiter.client, name), *arguments)
+        return self.asker.store(getattr(self.asker.client, name), *arguments)
 
     def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
         """Limits whose keys one script may have: all of them, but on a cluster."""
-        return [names] if not self.limiter.is_cluster else [[name] for name in names]
+        return [names] if not self.asker.is_cluster else [[name] for name in names]

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 from ..errors import ConfigurationError
 from ..limiter.arguments import check_arguments
-from ..limiter.core import Asking
 from ..limiter.demand import Limits
+from ..limiter.verbs import Asking
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 
@@ -42,7 +42,7 @@ class PerRequest:
     """
 
     def __init__(self, limiter: Asking, limits: Limits, key: RequestKey | None, cost: int | None) -> None:
-        self._limits = limiter._kept_by(limits, key)
+        self._limits = limiter.reader.kept_by(limits, key)
         self._asks_request = key if callable(key) else None
         self._cost = cost
         for limit in self._limits:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit._celery import Worker, requests
-from celery_ratelimit.gate import loop, suspended
-from celery_ratelimit.limiter import limiter
+from celery_ratelimit.gate import answers, suspended
+from celery_ratelimit.limiter import asker
 from celery_ratelimit.parking import lot as parking
 
 __all__ = ["STEPS"]
 
 #: By the beginning of the id of the task that it happens to: what raises.
 STEPS: dict[str, tuple[Any, str]] = {
-    "ask": (limiter.Limiter, "ask"),
+    "ask": (asker.Asker, "ask"),
     "park": (parking.Parking, "park"),
     "start": (Worker, "start"),
     "leave": (suspended.SuspendedQueues, "one_has_gone"),
     "announce": (requests, "announce"),
-    "grant": (loop.Loop, "_granted"),
+    "grant": (answers.Answers, "_granted"),
 }

@@ -298,7 +298,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
         parking = fleet.parking_lots()._parking
         for index in range(number):
             asked = Demand(limit, name, f"tenant:{index}")
-            assert limiter.ask((asked,)).allowed
+            assert limiter.asker.ask((asked,)).allowed
             message = json.dumps({"headers": {"id": f"{index}"}})
             parking.park(asked, f"{index}@celery", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
         limiter.set_rate(name, f"{rate}/s", key="tenant:busy", force=True)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import anyio
@@ -28,7 +29,9 @@ from celery_ratelimit import (
     StoreUnavailable,
 )
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.questions import Asks
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.asking import driven
 from tests.conftest import PATIENT, START, Clock
 from tests.lua.frozen import FROZEN_STORE, demand
 from tests.lua.windows import Start, check_every_window
@@ -114,7 +117,7 @@ def test_the_same_decisions_as_the_limiter(
 ) -> None:
     with redis.Redis.from_url(server.url) as client:
         limiter = Limiter(client, replace_includes={"now": FROZEN_STORE})
-        told = play(limits, clock, lambda method, kwargs: getattr(limiter, method)(**kwargs))
+        told = play(limits, clock, lambda method, kwargs: call_of(limiter, method)(**kwargs))
     store.flushall()
 
     async def awaited() -> list[Any]:
@@ -147,8 +150,13 @@ async def play_awaited(limits: Any, clock: Clock, limiter: AsyncLimiter) -> list
             clock.advance(0.25)
             continue
         method, kwargs = filled(step, told)
-        told.append(await getattr(limiter, method)(**kwargs))
+        told.append(await call_of(limiter, method)(**kwargs))
     return told
+
+
+def call_of(limiter: Limiter | AsyncLimiter, method: str) -> Callable[..., Any]:
+    """One of the verbs, or what is asked about demands."""
+    return partial(driven, limiter, method) if method in ("ask", "forget") else getattr(limiter, method)
 
 
 def filled(step: tuple[str, dict[str, Any]], told: list[Any]) -> tuple[str, dict[str, Any]]:
@@ -257,12 +265,16 @@ class Scripted(AsyncLimiter):
         self.answers = list(answers)
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
+        core: Any = self.asker.core
+        core.ask, core.forget = self._says, self._forgets
 
-    async def ask(self, demands: Any, *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
+    def _says(self, demands: Any, *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Asks[Decision]:
+        yield from ()
         self.asked.append((id, horizon, claim))
         return self.answers.pop(0)
 
-    async def forget(self, demands: Any, *, id: str) -> None:
+    def _forgets(self, demands: Any, *, id: str) -> Asks[None]:
+        yield from ()
         self.forgotten.append(id)
 
 
@@ -384,7 +396,7 @@ def test_calls_that_are_cancelled_at_any_moment_leave_nothing(run: Run, store: r
 
     async def test(limiter: AsyncLimiter) -> None:
         got = await asyncio.gather(*[one(limiter, number) for number in range(400)])
-        await until(lambda: not limiter._at_work)
+        await until(lambda: not limiter.asker._at_work)
         assert slots(store) == []
         assert holders(store) == []
         assert 40 <= sum(decision is not None for decision in got) < 350

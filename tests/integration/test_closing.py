@@ -222,14 +222,14 @@ class Broken:
     def __init__(self, limiter: Limiter) -> None:
         self.limiter, self.faults = limiter, 3
 
-    def renew_leases(self, leases: Any) -> Any:
+    def renew(self, leases: Any) -> Any:
         if self.faults:
             self.faults -= 1
             raise ZeroDivisionError("unforeseen")
-        return self.limiter.renew_leases(leases)
+        return self.limiter.asker.renew(leases)
 
-    def release_demands(self, *args: Any, **kwargs: Any) -> bool:
-        return self.limiter.release_demands(*args, **kwargs)
+    def release(self, *args: Any, **kwargs: Any) -> bool:
+        return self.limiter.asker.release(*args, **kwargs)
 
 
 def test_renewing_survives_what_nobody_has_foreseen(limiter: Limiter, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,7 +255,7 @@ def test_async_renewing_survives_what_nobody_has_foreseen(
 
     async def main() -> None:
         async with AsyncLimiter.from_url(server.url + PATIENT) as limiter:
-            renew, faults = limiter.renew, [ZeroDivisionError("unforeseen")]
+            renew, faults = limiter._places._renew, [ZeroDivisionError("unforeseen")]
             renewed = asyncio.Event()
 
             async def broken(decision: Any) -> bool:
@@ -265,7 +265,7 @@ def test_async_renewing_survives_what_nobody_has_foreseen(
                 renewed.set()
                 return kept
 
-            monkeypatch.setattr(limiter, "renew", broken)
+            monkeypatch.setattr(limiter._places, "_renew", broken)
             async with limiter.permit(short):
                 await asyncio.wait_for(renewed.wait(), 10)
 

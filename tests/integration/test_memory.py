@@ -19,7 +19,8 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
-from celery_ratelimit.app.settings import limiter_of, settings_of
+from celery_ratelimit.app.settings import settings_of
+from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.limiter.leases import Leases
 from celery_ratelimit.limiter.outage import Outage
 from celery_ratelimit.store.memory import Clock

@@ -86,10 +86,10 @@ def test_a_block_that_would_wait_for_too_long_does_not_run(limiter: Limiter) -> 
 def test_a_block_is_refused_where_there_is_no_room_to_wait(limiter: Limiter) -> None:
     limiter.acquire("leaky")
     waiting = Demand(QUOTAS["leaky"], "leaky")
-    assert not limiter.ask([waiting], id="who waits", claim=1e6).allowed
+    assert not limiter.asker.ask([waiting], id="who waits", claim=1e6).allowed
     with pytest.raises(Throttled, match="'leaky'"), limiter.permit("leaky"):
         pytest.fail("ran without a permit")
-    limiter.forget([waiting], id="who waits")
+    limiter.asker.forget([waiting], id="who waits")
 
 
 def test_what_no_call_can_be_asked_by_is_said_at_once(limiter: Limiter) -> None:

@@ -16,6 +16,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
+from tests.asking import decide
 from tests.conftest import PATIENT
 
 from .frozen import us
@@ -140,8 +141,7 @@ def ask_for(limiter: Limiter, wanted: list[Demand], name: str, seconds: float, d
         # Every third request keeps a slot if it is refused, every fifth may take a permit 8 ms ahead.
         claim = 1_000_000 if number % 3 == 0 or waiting else 0
         horizon = 8_000 if number % 5 == 0 else 0
-        reply = limiter._run(limiter._acquire, demands, id, horizon, claim)
-        answer = Answer.of(limiter._decision(demands, reply))
+        answer = Answer.of(decide(limiter, "acquire", demands, id, horizon, claim))
         asked.append(Asked(id, horizon, claim, answer, demands))
         waiting = id if claim and not answer.allowed else ""
         if waiting and number % 2:
@@ -196,7 +196,7 @@ def ask_as(limiter: Limiter, _: str, demands: list[Demand], id: str, seconds: fl
     allowed: list[bool] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        allowed.append(limiter.ask(demands, id=id).allowed)
+        allowed.append(limiter.asker.ask(demands, id=id).allowed)
     return allowed
 
 

@@ -9,9 +9,10 @@ from typing import Protocol, TypeVar
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit
-from celery_ratelimit.limiter.core import microseconds
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.durations import microseconds
 from celery_ratelimit.limits.rate import parse_window
+from tests.asking import cancel_demands, reserve_demands
 from tests.conftest import START
 
 from .counted import GRACE, STEP, Numbers
@@ -74,16 +75,16 @@ class MixedWorld(World):
             self.model.paused.pop(name, None)
 
     def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> tuple[Answer, Answer]:
-        decision = self.limiters[0].reserve_demands(demands, id=id, horizon=horizon / 1e6)
+        decision = reserve_demands(self.limiters[0], demands, id=id, horizon=horizon / 1e6)
         return Answer.of(decision), self.model.reserve(demands, id, horizon)
 
     def cancel(self, demands: Sequence[Demand], id: str) -> tuple[bool, bool]:
-        lua, back = self._back(demands, lambda: self.limiters[0].cancel_demands(demands, id=id))
+        lua, back = self._back(demands, lambda: cancel_demands(self.limiters[0], demands, id=id))
         return lua, self.model.cancel(demands, id, back)
 
     def settle(self, demands: Sequence[Demand], actual: Sequence[int], id: str, granted_at: int) -> tuple[bool, bool]:
         lua, back = self._back(
-            demands, lambda: self.limiters[0].settle_demands(demands, actual, id=id, granted_at=granted_at)
+            demands, lambda: self.limiters[0].asker.settle(demands, actual, id=id, granted_at=granted_at)
         )
         return lua, self.model.settle(demands, actual, id, granted_at, back)
 

@@ -181,7 +181,7 @@ def test_a_bucket_gives_back_only_what_it_has_lent(frozen: Limiter, clock: Clock
         frozen.reset(wanted)
     clock.advance(0.5)
     assert granted(frozen, wanted) == wanted.size
-    assert frozen.settle_demands([Demand(wanted, "api", "", wanted.size)], [0], id=a.id, granted_at=a.granted_at)
+    assert frozen.asker.settle([Demand(wanted, "api", "", wanted.size)], [0], id=a.id, granted_at=a.granted_at)
     assert granted(frozen, wanted) == 0
 
 
@@ -301,7 +301,7 @@ def test_a_deep_bucket_under_a_slow_rate_goes_on(frozen: Limiter, clock: Clock, 
     wanted = many.get(before) or limit("1000000/d", before)
     frozen.acquire(wanted, cost=wanted.size)
     frozen.settle(frozen.reserve(wanted, id="r", horizon=1e9), 10**9 - 1)
-    frozen.ask([Demand(wanted, "api", "", 1)], id="waiting", claim=1e9)
+    frozen.asker.ask([Demand(wanted, "api", "", 1)], id="waiting", claim=1e9)
     slow = {
         "token_bucket": limit("1/999999999s"),
         "leaky_bucket": limit("1/999999999s", "leaky_bucket"),
@@ -313,7 +313,7 @@ def test_a_deep_bucket_under_a_slow_rate_goes_on(frozen: Limiter, clock: Clock, 
         for each in (
             frozen.peek(wanted),
             frozen.acquire(wanted),
-            frozen.ask([Demand(wanted, "api")], id="w", claim=1e9),
+            frozen.asker.ask([Demand(wanted, "api")], id="w", claim=1e9),
         ):
             assert isinstance(each, Decision)
             assert 0 <= each.retry_after <= 2**52 / 1e6

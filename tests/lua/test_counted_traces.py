@@ -198,7 +198,7 @@ def paced(frozen: Limiter, clock: Clock, wanted: Limit, calls: int) -> list[floa
     """What each of so many calls waits for, as Guava's ``acquire`` does."""
     waits = []
     for _ in range(calls):
-        decision = frozen.ask([Demand(wanted, "api")], horizon=1e6)
+        decision = frozen.asker.ask([Demand(wanted, "api")], horizon=1e6)
         assert decision.allowed
         clock.set(clock.us + us(decision.retry_after))
         waits.append(decision.retry_after)
@@ -253,7 +253,7 @@ def test_a_line_of_slots(frozen: Limiter, clock: Clock, name: str) -> None:
 
     def asks(at: float, id: str = "") -> tuple[bool, float]:
         clock.set(START + us(at))
-        decision = frozen.ask(demands, id=id, claim=1e6)
+        decision = frozen.asker.ask(demands, id=id, claim=1e6)
         return decision.allowed, decision.retry_after
 
     assert asks(0) == (YES, 0.0)
@@ -261,7 +261,7 @@ def test_a_line_of_slots(frozen: Limiter, clock: Clock, name: str) -> None:
     assert [asks(5, id) for id in "abcde"] == [(NO, slot - 5) for slot in slots]
     assert asks(6, "d") == (NO, slots[3] - 6), "it comes early: its slot stands"
     assert asks(slots[0]) == (NO, end - slots[0]), "there is enough, and it is for those who wait"
-    frozen.forget(demands, id="e")
+    frozen.asker.forget(demands, id="e")
     assert [asks(slot, id) for slot, id in zip(slots, "abcd", strict=False)] == [(YES, 0.0)] * 4
     assert asks(slots[3]) == (NO, slots[4] - slots[3]), "nobody is left in line"
 
@@ -273,7 +273,7 @@ def test_who_comes_late_goes_before_those_behind_it_and_a_dead_one_is_given_up_a
 
     def asks(at: float, id: str = "") -> tuple[bool, float]:
         clock.set(START + us(at))
-        decision = frozen.ask(demands, id=id, claim=1e6)
+        decision = frozen.asker.ask(demands, id=id, claim=1e6)
         return decision.allowed, decision.retry_after
 
     assert asks(0) == (YES, 0.0)
@@ -288,26 +288,27 @@ def test_who_comes_late_goes_before_those_behind_it_and_a_dead_one_is_given_up_a
 
 def test_a_slot_no_further_away_than_the_claim_is_kept(frozen: Limiter) -> None:
     demands = [Demand(limit("1/10s", "sliding_log"), "api")]
-    frozen.ask(demands)
+    frozen.asker.ask(demands)
     waits = [
-        frozen.ask(demands, id=id, claim=claim).retry_after for id, claim in (("a", 9.999999), ("b", 10.0), ("c", 20))
+        frozen.asker.ask(demands, id=id, claim=claim).retry_after
+        for id, claim in (("a", 9.999999), ("b", 10.0), ("c", 20))
     ]
     assert waits == [10.0, 10.0, 20.0], "a kept none"
 
 
 def test_a_gap_that_was_given_back_is_filled_where_nobody_has_to_wait_for_it(frozen: Limiter, clock: Clock) -> None:
     demands = [Demand(limit("2/10s", refill="interval", burst=2), "api")]
-    assert frozen.ask([Demand(demands[0].limit, "api", "", 2)]).allowed
+    assert frozen.asker.ask([Demand(demands[0].limit, "api", "", 2)]).allowed
     for id in "abc":
-        frozen.ask(demands, id=id, claim=1e6)
-    frozen.forget(demands, id="a")
-    frozen.forget(demands, id="b")
+        frozen.asker.ask(demands, id=id, claim=1e6)
+    frozen.asker.forget(demands, id="a")
+    frozen.asker.forget(demands, id="b")
     clock.advance(10.0)
-    assert frozen.ask(demands).allowed, "c is due at 20, and there will be two"
-    assert frozen.ask(demands).allowed
-    assert not frozen.ask(demands).allowed
+    assert frozen.asker.ask(demands).allowed, "c is due at 20, and there will be two"
+    assert frozen.asker.ask(demands).allowed
+    assert not frozen.asker.ask(demands).allowed
     clock.advance(10.0)
-    assert frozen.ask(demands, id="c").allowed
+    assert frozen.asker.ask(demands, id="c").allowed
 
 
 def queue(capacity: int | None) -> list[Demand]:
@@ -315,7 +316,7 @@ def queue(capacity: int | None) -> list[Demand]:
 
 
 def ask(frozen: Limiter, demands: list[Demand], id: str = "", horizon: float = 0.0) -> tuple[bool, float, bool]:
-    decision: Decision = frozen.ask(demands, id=id, claim=1e6, horizon=horizon)
+    decision: Decision = frozen.asker.ask(demands, id=id, claim=1e6, horizon=horizon)
     return decision.allowed, decision.retry_after, decision.full
 
 
@@ -382,9 +383,9 @@ def test_a_log_does_not_forget_for_a_clock_that_steps_back_a_little(frozen: Limi
     """What has left is cut off when somebody leaves the line, at a time that the clock has not reached again."""
     wanted = limit("1/s", "sliding_log")
     assert frozen.acquire(wanted).allowed
-    assert not frozen.ask([Demand(wanted, "api")], id="a", claim=10.0).allowed
+    assert not frozen.asker.ask([Demand(wanted, "api")], id="a", claim=10.0).allowed
     clock.set(START + SECOND)
-    frozen.forget([Demand(wanted, "api")], id="a")
+    frozen.asker.forget([Demand(wanted, "api")], id="a")
     clock.set(START + SECOND - 100)
     assert answer(frozen.acquire(wanted)) == (NO, 100)
     clock.set(START + SECOND)
@@ -420,11 +421,11 @@ def test_a_call_is_settled_once_either_way(frozen: Limiter, clock: Clock, name: 
     wanted = [Demand(EVERY[name], "api")]
     decision = frozen.acquire(EVERY[name])
     assert frozen.peek(EVERY[name]).retry_after >= 1.0
-    assert frozen.settle_demands(wanted, [0], id=decision.id, granted_at=decision.granted_at)
+    assert frozen.asker.settle(wanted, [0], id=decision.id, granted_at=decision.granted_at)
     waits = us(frozen.peek(EVERY[name]).retry_after)
     assert waits <= 1, "what the first permit cost more than others, under warm-up, is not given back"
     for actual in (0, 5):
-        assert not frozen.settle_demands(wanted, [actual], id=decision.id, granted_at=decision.granted_at)
+        assert not frozen.asker.settle(wanted, [actual], id=decision.id, granted_at=decision.granted_at)
         assert us(frozen.peek(EVERY[name]).retry_after) == waits, "whatever is said later does not count"
 
 
@@ -507,7 +508,7 @@ def test_a_bucket_that_another_limit_keeps_waiting_is_full_by_then(frozen: Limit
     five, slow = limit("1/s", burst=5), limit("1/10s", name="slow")
     frozen.acquire(slow)
     a = frozen.acquire(five)
-    assert frozen.ask([Demand(five, "api", "", 3), Demand(slow, "slow")], horizon=60.0).retry_after == 10.0
+    assert frozen.asker.ask([Demand(five, "api", "", 3), Demand(slow, "slow")], horizon=60.0).retry_after == 10.0
     frozen.settle(a, 0)
     clock.advance(10.0)
     assert not frozen.acquire(five, cost=3).allowed, "three go at 10 s already: six would be one too many"
@@ -519,7 +520,7 @@ def test_a_bucket_that_was_full_when_another_limit_let_it_take_cannot_be_fuller(
     frozen.acquire(slow)
     a = frozen.acquire(five)
     assert frozen.acquire([five, slow]).retry_after == 3.0
-    assert frozen.ask([Demand(five, "api"), Demand(slow, "slow")], horizon=60.0).retry_after == 3.0
+    assert frozen.asker.ask([Demand(five, "api"), Demand(slow, "slow")], horizon=60.0).retry_after == 3.0
     frozen.settle(a, 0)
     clock.advance(3.0)
     assert not frozen.acquire(five, cost=5).allowed, "one goes at this instant already"
@@ -531,7 +532,7 @@ def test_a_reservation_before_another_limits_gives_nothing_back_behind_it(frozen
     frozen.acquire([ten, twelve])
     assert frozen.reserve([five, ten], id="r", horizon=60.0).retry_after == 10.0
     three = [Demand(five, "api", "", 3), Demand(twelve, "twelve")]
-    assert frozen.ask(three, horizon=60.0).retry_after == 12.0
+    assert frozen.asker.ask(three, horizon=60.0).retry_after == 12.0
     frozen.cancel([five, ten], id="r")
     clock.advance(12.001)
     assert not frozen.acquire(five, cost=3).allowed, "three went a millisecond ago"
@@ -566,7 +567,7 @@ def test_a_window_is_opened_by_a_use_and_by_nothing_else(frozen: Limiter, clock:
     assert answer(frozen.acquire(wanted)) == (NO, 10 * SECOND), "from now on, not from the use that was given back"
     frozen.reset(wanted)
     frozen.acquire(slow)
-    assert frozen.ask([Demand(wanted, "api"), Demand(slow, "slow")], horizon=60.0).retry_after == 9.0
+    assert frozen.asker.ask([Demand(wanted, "api"), Demand(slow, "slow")], horizon=60.0).retry_after == 9.0
     assert answer(frozen.acquire(wanted)) == (NO, 19 * SECOND), "from the time that it is used at"
 
 
@@ -677,15 +678,15 @@ def test_a_refusal_takes_nothing_and_does_not_lengthen_the_wait(
 def test_nothing_is_kept_for_ever(frozen: Limiter, clock: Clock, store: redis.Redis, name: str) -> None:
     wanted = [Demand(EVERY[name], "api")]
     for id in "abc":
-        frozen.ask(wanted, id=id, claim=60.0)
+        frozen.asker.ask(wanted, id=id, claim=60.0)
     last = max(expiries(store).values())
     assert START + 3 * SECOND <= last <= START + 7 * SECOND, "a second after the last slot"
     clock.set(last)
-    assert frozen.ask(wanted).allowed
+    assert frozen.asker.ask(wanted).allowed
     assert len(list(store.scan_iter("ratelimit:*"))) == 1
     for _ in range(50):
         clock.advance(2.0)
-        assert frozen.ask(wanted).allowed
+        assert frozen.asker.ask(wanted).allowed
     key = next(iter(store.scan_iter("ratelimit:*")))
     size = store.memory_usage(key)
     assert size is None or size < 500, "a log drops what has left"

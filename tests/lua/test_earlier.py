@@ -66,8 +66,8 @@ def both(server: EmbeddedServer, store: redis.Redis, earlier: Path, monkeypatch:
             old, new = (Limiter(client, replace_includes={"now": FROZEN_STORE}) for _ in range(2))
             with monkeypatch.context() as patch:
                 patch.setattr(scripts, "_read", lambda path: (earlier / path).read_text())
-                old._acquire._make(before.method, {before.method, after.method})
-                old._settle._make(before.method, {before.method, after.method})
+                old.asker.core.scripts.acquire._make(before.method, {before.method, after.method})
+                old.asker.core.scripts.settle._make(before.method, {before.method, after.method})
             return old, new
 
         yield make
@@ -88,11 +88,11 @@ def play(
         if which and granted and chance.random() < 0.15:
             id, index = granted.pop(chance.randrange(len(granted)))
             start = starts[1][index]
-            limiter.settle_demands([Demand(limit, "x", "", start.cost)], [0], id=id, granted_at=start.at)
+            limiter.asker.settle([Demand(limit, "x", "", start.cost)], [0], id=id, granted_at=start.at)
             starts[1][index] = start._replace(cost=0)
         else:
             id = f"{len(starts[0])} {len(starts[1])}"
-            decision = limiter.ask([demand], id="", horizon=chance.choice([0.0, 0.0, 0.0, 0.35]))
+            decision = limiter.asker.ask([demand], id="", horizon=chance.choice([0.0, 0.0, 0.0, 0.35]))
             if decision.allowed:
                 starts[which].append(Start(decision.granted_at, demand.cost))
                 if which:
@@ -122,13 +122,13 @@ def test_what_the_one_has_used_up_is_used_up_for_the_other(
     store.set("test:clock", START)
     one, other = limiters[first], limiters[1 - first]
     demand = [Demand(limit, "x")]
-    while one.ask(demand, id="").allowed:
+    while one.asker.ask(demand, id="").allowed:
         pass
-    allowed, wait = answer(one.ask(demand, id=""))
-    assert (allowed, wait) == answer(other.ask(demand, id=""))
+    allowed, wait = answer(one.asker.ask(demand, id=""))
+    assert (allowed, wait) == answer(other.asker.ask(demand, id=""))
     assert not allowed
     store.set("test:clock", START + wait)
-    assert other.ask(demand, id="").allowed
+    assert other.asker.ask(demand, id="").allowed
 
 
 @pytest.mark.parametrize(("before", "after"), list(permutations(OF_A_SIZE, 2)), ids=lambda limit: limit.method)

@@ -23,11 +23,11 @@ class Line:
     def __init__(self, limiter: Limiter, clock: Clock, rate: str = "1/s", burst: int = 1) -> None:
         self.limiter, self.clock = limiter, clock
         self.wanted = [demand(rate, burst=burst)]
-        assert limiter.ask([demand(rate, burst=burst, cost=burst)]).allowed
+        assert limiter.asker.ask([demand(rate, burst=burst, cost=burst)]).allowed
 
     def ask(self, id: str = "", at: float = 0.0, claim: float = 1e6, horizon: float = 0.0) -> Decision:
         self.clock.set(START + us(at))
-        return self.limiter.ask(self.wanted, id=id, claim=claim, horizon=horizon)
+        return self.limiter.asker.ask(self.wanted, id=id, claim=claim, horizon=horizon)
 
     def asks(self, id: str = "", at: float = 0.0, claim: float = 1e6, horizon: float = 0.0) -> tuple[bool, float]:
         decision = self.ask(id, at, claim, horizon)
@@ -86,7 +86,7 @@ def test_a_slot_allows_for_the_fraction_that_the_one_before_it_leaves(frozen: Li
     assert line.asks("b", at=1.333334) == (False, 1.333334)
     assert line.asks("b", at=1.333335) == (True, 0.0), "before its slot, for a has not come"
     first, second = line.ask("b", at=1.333335).retry_after, line.ask("c", at=1.333335).retry_after
-    line.limiter.forget(line.wanted, id="a")
+    line.limiter.asker.forget(line.wanted, id="a")
     assert line.asks("b", at=1.333335 + first) == (True, 0.0)
     assert line.asks("c", at=1.333335 + second) == (True, 0.0)
 
@@ -170,15 +170,15 @@ def test_slot_only_needs_no_slot_where_a_permit_can_be_had(line: Line, store: re
 
 def test_slot_only_writes_nothing_to_buckets_never_seen_before(frozen: Limiter, store: redis.Redis) -> None:
     wanted = [demand("100/s", name="one"), demand("5/s", burst=3, name="two")]
-    assert answer(frozen.ask(wanted, id="a", horizon=SLOT_ONLY, claim=1e9)) == (False, 0)
+    assert answer(frozen.asker.ask(wanted, id="a", horizon=SLOT_ONLY, claim=1e9)) == (False, 0)
     assert not list(store.scan_iter("ratelimit:*"))
 
 
 def test_forget_leaves_the_line(line: Line, store: redis.Redis) -> None:
     line.ask("a")
-    line.limiter.forget(line.wanted, id="a")
-    line.limiter.forget(line.wanted, id="a")
-    line.limiter.forget(line.wanted, id="never seen")
+    line.limiter.asker.forget(line.wanted, id="a")
+    line.limiter.asker.forget(line.wanted, id="a")
+    line.limiter.asker.forget(line.wanted, id="never seen")
     assert not store.exists(SLOTS)
     assert line.asks("", at=1.0) == (True, 0.0), "nobody waits: the permit is for whoever asks"
 
@@ -186,7 +186,7 @@ def test_forget_leaves_the_line(line: Line, store: redis.Redis) -> None:
 def test_a_forgotten_slot_between_others_is_free_for_newcomers(line: Line) -> None:
     for id in "abc":
         line.ask(id)
-    line.limiter.forget(line.wanted, id="a")
+    line.limiter.asker.forget(line.wanted, id="a")
     assert line.asks("", at=1.0) == (True, 0.0), "the slot of a is nobody's"
     assert line.asks("b", at=2.0) == (True, 0.0)
     assert line.asks("c", at=3.0) == (True, 0.0)
@@ -196,7 +196,7 @@ def test_a_gap_too_narrow_by_a_part_of_a_microsecond_is_none(frozen: Limiter, cl
     line = Line(frozen, clock, "3/s")
     line.ask("a")
     assert line.asks("b") == (False, 0.666668)
-    line.limiter.forget(line.wanted, id="a")
+    line.limiter.asker.forget(line.wanted, id="a")
     # After a permit at 0.333336 the next is due at 0.666669 1/3, too late for the slot of b.
     assert line.ask("", at=0.333336).allowed is False
     assert line.ask("", at=0.333335).allowed is True
@@ -237,8 +237,8 @@ def test_a_clock_that_steps_back_a_little_keeps_the_slots(line: Line) -> None:
 
 def test_a_step_back_frees_limits_that_did_not_decide_too(frozen: Limiter, clock: Clock) -> None:
     short, long = demand("1/s", name="short"), demand("1/m", name="long")
-    assert frozen.ask([short, long]).allowed
+    assert frozen.asker.ask([short, long]).allowed
     clock.set(START - 3600 * SECOND)
-    assert answer(frozen.ask([short, long])) == (False, 60 * SECOND)
+    assert answer(frozen.asker.ask([short, long])) == (False, 60 * SECOND)
     clock.set(clock.us + SECOND)
-    assert answer(frozen.ask([short])) == (True, 0)
+    assert answer(frozen.asker.ask([short])) == (True, 0)

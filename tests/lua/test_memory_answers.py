@@ -14,6 +14,7 @@ from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.store.memory import Clock as MemoryClock
 from celery_ratelimit.testing import frozen_clock
+from tests.asking import cancel_demands, reserve_demands
 from tests.conftest import START, Clock
 
 LIMITS: dict[str, AnyLimit] = {
@@ -50,25 +51,25 @@ def a_call(chance: random.Random, limits: list[AnyLimit], number: int, now_us: i
     changed = chance.choice(limits)
     rate = chance.choice(["2/s", "9/2s"]) if isinstance(changed, Limit) else Concurrency(chance.choice([1, 3]))
     calls: list[Callable[[Limiter], Any]] = [
-        *[lambda limiter: limiter.ask(asked, id=id, horizon=horizon, claim=100.0)] * 12,
+        *[lambda limiter: limiter.asker.ask(asked, id=id, horizon=horizon, claim=100.0)] * 12,
         lambda limiter: limiter.set_rate(changed, rate, for_=lasts),
         lambda limiter: limiter.delete(changed),
         lambda limiter: limiter.pause(changed, 0.7) if number % 4 == 0 else limiter.resume(changed),
         lambda limiter: limiter.config(changed),
         lambda limiter: limiter.peek(limits),
-        lambda limiter: limiter.forget(asked, id=id),
+        lambda limiter: limiter.asker.forget(asked, id=id),
         lambda limiter: limiter.reset(limits) if number % 4 == 0 else None,
     ]
     if places:
         calls += [
-            lambda limiter: limiter.release_demands(asked, id=id, granted_at=START),
-            lambda limiter: limiter.renew_leases([(demand, id) for demand in places]),
+            lambda limiter: limiter.asker.release(asked, id=id, granted_at=START),
+            lambda limiter: limiter.asker.renew([(demand, id) for demand in places]),
         ]
     if rates:
         calls += [
-            lambda limiter: limiter.reserve_demands(rates, id=reserved, horizon=5.0),
-            lambda limiter: limiter.cancel_demands(rates, id=reserved),
-            lambda limiter: limiter.settle_demands(rates, [0] * len(rates), id=f"{number}", granted_at=now_us),
+            lambda limiter: reserve_demands(limiter, rates, id=reserved, horizon=5.0),
+            lambda limiter: cancel_demands(limiter, rates, id=reserved),
+            lambda limiter: limiter.asker.settle(rates, [0] * len(rates), id=f"{number}", granted_at=now_us),
         ]
     return chance.choice(calls)
 

@@ -79,7 +79,7 @@ def publish(parking: Parking, *copies: tuple[str, int]) -> None:
 def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     frozen: Limiter, parking: Parking, clock: Clock
 ) -> None:
-    assert frozen.ask((API,)).allowed
+    assert frozen.asker.ask((API,)).allowed
     assert [park(parking, f"t{number}") for number in range(25)] == list(range(25))
     assert parking.due(["api", "other"]) == [BUCKET]
     assert unpark(parking) == [(f"t{number}", (number + 1) * 100_000) for number in range(10)]
@@ -90,9 +90,9 @@ def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     assert unpark(parking) == [("t10", 900_000), ("t11", 1_000_000)]
     # Each finds its slot again, and has its permit there.
     clock.set(START + 300_000)
-    assert frozen.ask((API,), id="t2").allowed
-    assert not frozen.ask((API,), id="t3").allowed
-    assert not frozen.ask((API,), id="newcomer").allowed
+    assert frozen.asker.ask((API,), id="t2").allowed
+    assert not frozen.asker.ask((API,), id="t3").allowed
+    assert not frozen.asker.ask((API,), id="newcomer").allowed
 
 
 def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Parking, clock: Clock) -> None:
@@ -128,7 +128,7 @@ def test_who_was_throttled_before_keeps_its_place(parking: Parking, clock: Clock
 
 def test_each_pays_what_it_costs(frozen: Limiter, parking: Parking) -> None:
     limit = Limit("10/s", burst=10, name="api")
-    assert frozen.ask((Demand(limit, "api", "", 10),)).allowed
+    assert frozen.asker.ask((Demand(limit, "api", "", 10),)).allowed
     for id, cost in (("a", 3), ("b", 5), ("c", 1), ("d", 2)):
         park(parking, id, asked=Demand(limit, "api", "", cost))
     assert unpark(parking, Demand(limit, "api")) == [("a", 300_000), ("b", 800_000), ("c", 900_000)]
@@ -138,7 +138,7 @@ def test_each_pays_what_it_costs(frozen: Limiter, parking: Parking) -> None:
 def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Parking, clock: Clock, algorithm: str) -> None:
     asked = Demand(Limit("10/s", name="api", algorithm=algorithm), "api")
     for _ in range(10):
-        assert frozen.ask((asked,)).allowed
+        assert frozen.asker.ask((asked,)).allowed
     park(parking, *[f"t{number}" for number in range(25)], asked=asked)
     started: list[str] = []
     waiting: dict[str, int] = {}
@@ -147,7 +147,7 @@ def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Parking, cl
         clock.set(START + now)
         waiting |= {id: now + wait for id, wait in unpark(parking, asked)}
         for id in [id for id, at in waiting.items() if at <= now]:
-            if frozen.ask((asked,), id=id, claim=1.0).allowed:
+            if frozen.asker.ask((asked,), id=id, claim=1.0).allowed:
                 started.append(id)
                 del waiting[id]
     assert started == [f"t{number}" for number in range(25)]
@@ -156,7 +156,7 @@ def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Parking, cl
 def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
     frozen: Limiter, parking: Parking, clock: Clock
 ) -> None:
-    assert frozen.ask((API,)).allowed
+    assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(100)])
     frozen.pause("api", 60, force=True)
     assert unpark(parking) == []
@@ -170,7 +170,7 @@ def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
 
 def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Parking) -> None:
     quick = demand("100000/s")
-    frozen.ask((quick,))
+    frozen.asker.ask((quick,))
     park(parking, *[f"t{number}" for number in range(1500)])
     assert len(let_out(parking, quick)) == 1000
     assert let_out(parking, quick) == []
@@ -180,16 +180,16 @@ def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, par
     """A worker was killed with ten countdowns in its memory."""
     asked = Demand(Limit("10/s", name="api", algorithm="sliding_log"), "api")
     for _ in range(10):
-        frozen.ask((asked,))
+        frozen.asker.ask((asked,))
     park(parking, *[f"t{number}" for number in range(40)], asked=asked)
     assert len(unpark(parking, asked)) == 10
     clock.set(START + 4_000_000)
     assert [id for id, _ in unpark(parking, asked)] == [f"t{number}" for number in range(10, 30)]
-    assert frozen.ask((asked,), id="t10").allowed
+    assert frozen.asker.ask((asked,), id="t10").allowed
 
 
 def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Parking, clock: Clock) -> None:
-    assert frozen.ask((API,)).allowed
+    assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(30)])
     park(parking, "short", expires=START / 1e6 + 2)
     assert len(unpark(parking)) == 10
@@ -241,7 +241,7 @@ def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
 def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
 ) -> None:
-    assert frozen.ask((API,)).allowed
+    assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"{number}@{queue}" for number in range(30) for queue in "ab"])
     park(parking, "odd@a@b", "odd@b@a", "unknown@c", "none")
     (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
@@ -501,7 +501,7 @@ def wake(parking: Parking, asked: Demand, since: int = 0) -> int:
 
 def closed(frozen: Limiter, parking: Parking, asked: Demand, id: str = "a") -> None:
     """Somebody is parked, and has been told to wait for long."""
-    while frozen.ask((asked,)).allowed:
+    while frozen.asker.ask((asked,)).allowed:
         pass
     park(parking, id, asked=asked)
     assert unpark(parking, asked) == []
@@ -557,7 +557,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: P
     else:
         decision = frozen.acquire(limit, key="t", cost=10)
     if how == "forget":
-        frozen.ask((asked,), id="waits", claim=1e6)
+        frozen.asker.ask((asked,), id="waits", claim=1e6)
     for each in (parking, other):
         park(each, "a", asked=asked)
         each.due(["api"])
@@ -569,7 +569,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: P
     elif how == "cancel":
         assert frozen.cancel(limit, id="r", key="t", cost=10)
     elif how == "forget":
-        frozen.forget((asked,), id="waits")
+        frozen.asker.forget((asked,), id="waits")
     elif how == "reset":
         frozen.reset(limit, key="t")
     elif how == "rate of the key":
@@ -588,7 +588,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: P
 
 def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Parking, clock: Clock) -> None:
     asked = Demand(Concurrency(1, name="api", lease=60), "api")
-    held = frozen.ask((asked,), id="holder")
+    held = frozen.asker.ask((asked,), id="holder")
     clock.advance(30)
     park(parking, "a", asked=asked)
     assert unpark(parking, asked) == [], "held for half a minute by now, so for another one"
@@ -603,7 +603,7 @@ def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
     frozen: Limiter, parking: Parking, clock: Clock
 ) -> None:
     asked = Demand(Concurrency(1, name="api", lease=60), "api")
-    frozen.ask((asked,), id="holder")
+    frozen.asker.ask((asked,), id="holder")
     clock.advance(50)
     park(parking, "a", asked=asked)
     assert unpark(parking, asked) == []
@@ -626,7 +626,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
             waiting = waiting[len(parking.unpark(waiting)) :]
 
     for asked in demands(200):
-        frozen.ask((asked,))
+        frozen.asker.ask((asked,))
         park(parking, "a", asked=asked)
     looked(200)
     assert wake(parking, demands(1)[0]) == 1
@@ -638,7 +638,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
     looked(200)
     assert parking.due(["api"]) == []
     for asked in demands(1200)[200:]:
-        frozen.ask((asked,))
+        frozen.asker.ask((asked,))
         park(parking, "a", asked=asked)
     looked(1200)
     since, _ = parking.wake(demands(1)[0], clock.us)
@@ -693,7 +693,7 @@ def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Parking, stor
 
 def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: Clock) -> None:
     limit = Limit("10/h", burst=10, name="api")
-    frozen.ask((Demand(limit, "api", "", 10),))
+    frozen.asker.ask((Demand(limit, "api", "", 10),))
     park(parking, "dear", asked=Demand(limit, "api", "", 10))
     park(parking, "cheap", asked=Demand(limit, "api", "", 1))
     assert unpark(parking, Demand(limit, "api")) == []
@@ -862,12 +862,12 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
 def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Parking, clock: Clock) -> None:
     """What is noted for a slot lies the burst behind it: ten seconds here."""
     asked = demand("2000/s", burst=20_000)
-    assert frozen.ask((demand("2000/s", burst=20_000, cost=20_000),)).allowed
+    assert frozen.asker.ask((demand("2000/s", burst=20_000, cost=20_000),)).allowed
     park(parking, *[f"t{number}" for number in range(1500)], asked=asked)
     leaving = let_out(parking, asked)
     assert len(leaving) == 1000
     clock.advance(0.5)
-    assert all(frozen.ask((asked,), id=each.id).allowed for each in leaving)
+    assert all(frozen.asker.ask((asked,), id=each.id).allowed for each in leaving)
     assert parking.due(["api"]) == [BUCKET]
     assert len(let_out(parking, asked)) == 500
 
@@ -894,7 +894,7 @@ def test_a_key_of_any_characters_is_found(parking: Parking, key: str) -> None:
 def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Parking, clock: Clock) -> None:
     """A worker was killed, another goes on, and somebody has stored a rate of another algorithm."""
     asked = Demand(Limit("20/s", name="api", warmup=2), "api")
-    while frozen.ask((asked,)).allowed:
+    while frozen.asker.ask((asked,)).allowed:
         pass
     park(parking, *[f"t{number}" for number in range(200)], asked=asked)
     let_out(parking, asked)

@@ -6,6 +6,7 @@ import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand, each_bucket_once
+from tests.asking import reply_to
 from tests.conftest import START, Clock
 
 from .frozen import demand, us
@@ -88,12 +89,12 @@ def test_whoever_comes_late_may_look_and_reserve(frozen: Limiter, clock: Clock, 
     limit = Limit("2/s", name="api", algorithm=algorithm)
     wanted = (Demand(limit, "api"),)
     for id in "abcde":
-        frozen.ask(wanted, id=id, claim=100)
+        frozen.asker.ask(wanted, id=id, claim=100)
     clock.set(START + us(0.7))
     for at in (0.7, 1.2, 1.7, 2.1):
         clock.set(START + us(at))
         for id in "abcde":
-            reply = frozen._run(frozen._peek, wanted, id)
+            reply = reply_to(frozen, "peek", wanted, id)
             assert reply[0] in (0, 1)
             assert frozen.reserve(limit, id=id, horizon=0.0).retry_after >= 0
 

@@ -24,6 +24,7 @@ from celery_ratelimit import (
 )
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
+from tests.asking import driven
 from tests.conftest import START, Clock
 
 from .frozen import FROZEN_STORE, expiries
@@ -53,6 +54,10 @@ class Same:
 
     def __init__(self, limiter: Limiter | AsyncLimiter, run: Callable[[Any], Any]) -> None:
         self.limiter, self._run = limiter, run
+
+    def ask(self, demands: Any, **how: Any) -> Any:
+        answer = driven(self.limiter, "ask", demands=demands, **how)
+        return self._run(answer) if inspect.isawaitable(answer) else answer
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.limiter, name)
@@ -93,8 +98,7 @@ def make(request: pytest.FixtureRequest, server: EmbeddedServer, clock: Clock) -
         of = redis if request.param is Limiter else redis.asyncio
         clients.append(of.Redis.from_url(server.url))
         made = request.param(clients[-1], quotas=quotas, replace_includes=replace_includes or {"now": FROZEN_STORE})
-        made._time = FrozenTime(clock)
-        made._sleep = made._time.sleep_async
+        made.asker.clock = FrozenTime(clock)
         return Same(made, loop.run_until_complete)
 
     yield limiter

@@ -8,6 +8,7 @@ import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.limiter.demand import Demand
+from tests.asking import decide
 from tests.conftest import START
 
 from .frozen import FROZEN_STORE
@@ -38,15 +39,15 @@ class World:
     ) -> tuple[Answer, Answer]:
         """What the Lua answers and what the model answers; times in microseconds, as the script takes them."""
         limiter = self.limiters[process]
-        reply = limiter._run(limiter._acquire, demands, id, horizon, claim)
-        return Answer.of(limiter._decision(demands, reply)), self.model.acquire(demands, id, horizon, claim)
+        decision = decide(limiter, "acquire", demands, id, horizon, claim)
+        return Answer.of(decision), self.model.acquire(demands, id, horizon, claim)
 
     def peek(self, demands: Sequence[Demand], process: int = 0) -> tuple[Answer, Answer]:
         limiter = self.limiters[process]
-        return Answer.of(limiter._decision(demands, limiter._run(limiter._peek, demands, ""))), self.model.peek(demands)
+        return Answer.of(decide(limiter, "peek", demands, "")), self.model.peek(demands)
 
     def forget(self, demands: Sequence[Demand], id: str) -> None:
-        self.limiters[0].forget(demands, id=id)
+        self.limiters[0].asker.forget(demands, id=id)
         self.model.forget(demands, id)
 
     def close(self) -> None:

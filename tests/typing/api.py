@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_ratelimit import (
+    AsyncLimiter,
     Concurrency,
     Decision,
     Limit,
@@ -21,5 +22,18 @@ decision: Decision = limiter.acquire(limits)
 limiter.acquire(quotas["gpu"])
 limiter.acquire(["stripe", Limit("5/s", name="five")])
 limiter.quotas["mail"] = Limit("14/s", name="mail")
+
+peeked: Decision = limiter.peek(["stripe"], args={"tenant_id": 7})
+changed: bool = limiter.set_rate("stripe", "50/s", for_=60.0)
+paused: float = limiter.pause("stripe", 5.0)
+
+
+async def awaited(limiter: AsyncLimiter) -> tuple[Decision, bool, float, int]:
+    """The verbs of both limiters have the same arguments, and the same answers."""
+    async with limiter.permit("gpu", max_wait=2.0) as decision:
+        settled: bool = await limiter.settle(decision, 5)
+    taken: Decision = await limiter.acquire(limits, key=None, cost=2, max_wait=1.5)
+    return taken, settled, await limiter.pause("stripe", 5.0), await limiter.available("stripe")
+
 
 __all__ = ["ParkingLots", "RateLimitedMixin", "RateLimitedTask", "install"]

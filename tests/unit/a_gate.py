@@ -19,9 +19,10 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.gate import gate, local_share, loop
+from celery_ratelimit.gate import answers, gate, local_share, loop
 from celery_ratelimit.gate.gate import Gate
-from celery_ratelimit.gate.line import Line, State
+from celery_ratelimit.gate.held import State
+from celery_ratelimit.gate.line import Line
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.parking.lot import NOBODY
@@ -80,7 +81,7 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.answers: list[int] = []  # of the lot
-        for module in (gate, loop, local_share):
+        for module in (answers, gate, loop, local_share):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         for name in ("Outage", "Changes", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
@@ -259,7 +260,12 @@ class Bench:
 
     # -- The store -------------------------------------------------------------------------------------------------
 
-    pretended_wait = None
+    may_park = True
+
+    @property
+    def asker(self) -> Any:
+        return self
+
     is_a_move = False
     error = StoreUnavailable("no answer")
 
@@ -373,7 +379,7 @@ class Bench:
         held = self.held()
         assert len({id(each) for _, each in held}) == len(held)
         for line, each in held:
-            places = (each in line.with_slot, each in line.new, each in [due for _, _, due in line._due])
+            places = (each in line.with_slot, each in line.new, each in list(line.due))
             expected = {
                 State.ASKS: (each.has_slot, not each.has_slot, False),
                 State.ASKS_AGAIN: (False, False, True),

@@ -10,7 +10,7 @@ import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
 from celery_ratelimit.app.settings import limits_of
-from celery_ratelimit.limiter.core import actual_costs
+from celery_ratelimit.limiter.checks import actual_costs
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.specs import named
 

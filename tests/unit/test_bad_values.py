@@ -159,8 +159,11 @@ def test_long_keys_are_hashed_before_they_are_kept(kind: Any) -> None:
     try:
         for number in range(200):
             long = f"{number:06}" * 33_000
-            for demands in (limiter._demands("kept", long, None), limiter._demands("kept", None, None, {"a": long})):
-                limiter.packed(demands)
+            for demands in (
+                limiter.reader.demands("kept", long, None),
+                limiter.reader.demands("kept", None, None, {"a": long}),
+            ):
+                limiter.asker.core.calls.packed(demands)
                 assert all(len(demand.key) <= LONGEST_KEY for demand in demands)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
@@ -169,10 +172,10 @@ def test_long_keys_are_hashed_before_they_are_kept(kind: Any) -> None:
 
 
 def test_a_key_as_it_is_shown_is_the_same_bucket() -> None:
-    (demand,) = LIMITER._demands("kept", "x" * 5000, None)
-    (again,) = LIMITER._demands("kept", demand.key, None)
+    (demand,) = LIMITER.reader.demands("kept", "x" * 5000, None)
+    (again,) = LIMITER.reader.demands("kept", demand.key, None)
     assert again == demand
-    (whole,) = LIMITER._demands("kept", "x" * LONGEST_KEY, None)
+    (whole,) = LIMITER.reader.demands("kept", "x" * LONGEST_KEY, None)
     assert whole.key == "x" * LONGEST_KEY
     assert bucket_key("r", "kept", "x" * 5000, "state") != bucket_key("r", "kept", "y" * 5000, "state")
-    assert LIMITER._demands("kept", ALONE * 5000, None)[0].key.startswith(ALONE)
+    assert LIMITER.reader.demands("kept", ALONE * 5000, None)[0].key.startswith(ALONE)

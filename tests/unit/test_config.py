@@ -9,7 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import ConfigurationError, Limit
-from celery_ratelimit.app.settings import check_store, limiter_of, settings_of
+from celery_ratelimit.app.settings import settings_of
+from celery_ratelimit.app.state import check_store, limiter_of
 
 URL = "redis://limits:6379/3"
 

@@ -11,6 +11,7 @@ import redis
 
 from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.questions import Asks
 
 QUOTAS = {
     "stripe": Limit("100/s", burst=10, name="stripe"),
@@ -84,12 +85,19 @@ class Scripted(Limiter):
         self.answers = list(answers)
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
+        asker: Any = self.asker
+        asker.ask, asker.core.ask, asker.core.forget = self._say, self._says, self._forgets
 
-    def ask(self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
+    def _say(self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
         self.asked.append((id, horizon, claim))
         return self.answers.pop(0)
 
-    def forget(self, demands: Sequence[Demand], *, id: str) -> None:
+    def _says(self, *args: Any, **how: Any) -> Asks[Decision]:
+        yield from ()
+        return self._say(*args, **how)
+
+    def _forgets(self, demands: Sequence[Demand], *, id: str) -> Asks[None]:
+        yield from ()
         self.forgotten.append(id)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit.gate.line import State
+from celery_ratelimit.gate.held import State
 from tests.unit.a_gate import Bench, Lost
 
 

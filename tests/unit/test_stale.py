@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from celery_ratelimit.gate import loop as module
+from celery_ratelimit.gate.held import HeldRequest, State
 from celery_ratelimit.gate.holdings import Holdings
-from celery_ratelimit.gate.line import HeldRequest, Line, State
+from celery_ratelimit.gate.line import Line
 from celery_ratelimit.gate.loop import Loop
 from celery_ratelimit.gate.room import Room
 from celery_ratelimit.gate.verdict import Start
@@ -55,7 +56,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     loop: Any = object.__new__(Loop)
     loop._room = Room(SimpleNamespace(idle=lambda held: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
     presence: Any = SimpleNamespace(leave=lambda held: None)
-    loop._holdings = Holdings(None, None, loop._room, presence, None)  # type: ignore[arg-type]
+    loop._holdings = Holdings(None, loop._room, presence, None)  # type: ignore[arg-type]
     loop._exits = Exits(loop._holdings)
     return loop
 

@@ -15,7 +15,8 @@ from redis import exceptions
 from redis.sentinel import SentinelConnectionPool
 
 from celery_ratelimit import ConfigurationError, StoreUnavailable
-from celery_ratelimit.app.settings import limiter_of, settings_of
+from celery_ratelimit.app.settings import settings_of
+from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.store.health import check_fitness, trouble
 from celery_ratelimit.store.url import async_client_of, client_of
 from celery_ratelimit.store.url_text import without_password

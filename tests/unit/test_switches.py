@@ -18,7 +18,7 @@ from celery_ratelimit import (
     StoreUnavailable,
     Throttled,
 )
-from celery_ratelimit.limiter.core import Asking
+from celery_ratelimit.limiter.core import Core
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.leases import Leases
 from celery_ratelimit.testing import set_testing, throttle_all
@@ -103,13 +103,13 @@ def test_blocks_may_be_nested(limiter: Limiter) -> None:
                 assert limiter.acquire(RATE).allowed
             assert not limiter.acquire(RATE).allowed
         assert limiter.acquire(RATE).allowed
-    assert Asking.pretended_wait is None
+    assert Core.pretended_wait is None
 
 
 def test_a_block_that_raises_switches_off_too() -> None:
     with pytest.raises(ZeroDivisionError), throttle_all():
         _ = 1 / 0
-    assert Asking.pretended_wait is None
+    assert Core.pretended_wait is None
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
@@ -127,18 +127,18 @@ def test_the_gate_that_asks_for_a_slot_alone_gets_no_permit(limiter: Limiter) ->
     """It asks so while no pool process is free: as the script does, the answer is that a permit is there now."""
     demands = [Demand(RATE, "rate")]
     with set_testing():
-        slot = limiter.ask(demands, id="task", horizon=-1e6, claim=1e9)
+        slot = limiter.asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
         assert (slot.allowed, slot.retry_after) == (False, 0.0)
     with throttle_all(7):
-        slot = limiter.ask(demands, id="task", horizon=-1e6, claim=1e9)
+        slot = limiter.asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
         assert (slot.allowed, slot.retry_after) == (False, 7.0)
 
 
 def test_a_worker_keeps_no_lease_of_what_was_not_taken(limiter: Limiter) -> None:
-    leases = Leases(limiter)
+    leases = Leases(limiter.asker)
     demand = Demand(PLACES, "places")
     with set_testing():
-        decision = limiter.ask([demand], id="task")
+        decision = limiter.asker.ask([demand], id="task")
         leases.begin("task", decision.demands, decision.granted_at)
     assert leases.here(demand) == 0
     leases.end("task")

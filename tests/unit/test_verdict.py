@@ -10,7 +10,8 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
-from celery_ratelimit.gate.line import ASK_EARLY, LEAST_PAUSE, HeldRequest, Line, State
+from celery_ratelimit.gate.held import HeldRequest, State
+from celery_ratelimit.gate.line import ASK_EARLY, LEAST_PAUSE, Line
 from celery_ratelimit.gate.verdict import (
     BUNCHED,
     RETURN_HOLD,

@@ -1,0 +1,82 @@
+"""A request in the gate, and the state that it is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .._celery import stored_id
+from .._celery.parcel import doubts_in
+from ..app.plan import Plan
+from ..limiter.demand import Demand
+
+__all__ = ["HeldRequest", "State", "Unlimited"]
+
+
+class State(Enum):
+    """What becomes of a request next."""
+
+    ASKS = "asks"
+    ASKS_AGAIN = "asks again at a time"
+    HOLDS_PERMIT = "holds a permit that is good at a time"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class HeldRequest:
+    """A request in the gate.
+
+    ``number``: in the order in which requests came; ``since``: when it came to the gate; ``until``: when it is sent
+    anew, before the broker takes it for lost.
+    ``has_slot``: it has a slot in the store's line, so it goes before newcomers. ``returned``: it is back from its
+    countdown. ``outside_prefetch``: it does not count against the prefetch, or those that wait for their turn would
+    keep others out.
+    ``state``; and the time that belongs to it, ``at``. ``permit_at_us``: when its permit is good, in microseconds by
+    the store's clock; 0: it has none.
+    ``announced``: what was said last to have become of it.
+    ``id``: what the store knows it by.
+    ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
+    """
+
+    request: Any
+    queue: str
+    plan: Plan
+    demands: tuple[Demand, ...]
+    number: int
+    since: float
+    until: float
+    has_slot: bool
+    returned: bool
+    outside_prefetch: bool = False
+    state: State = State.ASKS
+    at: float = 0.0
+    permit_at_us: int = 0
+    announced: str = ""
+    id: str = field(init=False)
+    doubts: int = field(init=False)
+    doubtful: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = stored_id(self.request, self.queue)
+        self.doubts = doubts_in(self.request.message)
+        self.doubtful = self.doubts > 0
+
+    @property
+    def gone(self) -> bool:
+        return self.state is State.GONE
+
+    def demand(self, name: str | None) -> Demand:
+        """What it asks of the limit of that name."""
+        return next((demand for demand in self.demands if demand.name == name), self.demands[0])
+
+
+@dataclass(slots=True, eq=False)
+class Unlimited:
+    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`HeldRequest`."""
+
+    request: Any
+    queue: str
+    number: int
+    since: float
+    outside_prefetch: bool = False

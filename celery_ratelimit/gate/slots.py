@@ -1,0 +1,38 @@
+"""Slots that are given back: of those who do not come for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..app.plan import Plan
+from ..limiter.asker import Asker
+from ..limiter.outage import Outage
+from .held import HeldRequest
+
+__all__ = ["Slots"]
+
+
+class Slots:
+    """The slots that tasks of one worker have in the store.
+
+    Args:
+        asker: the way to the store.
+        outage: while it lasts nobody is told: a slot lapses by itself.
+    """
+
+    def __init__(self, asker: Asker, outage: Outage) -> None:
+        self._asker, self._outage = asker, outage
+
+    def forget(self, held: HeldRequest) -> None:
+        """Its slot is others'."""
+        self._outage.ask(lambda: self._asker.forget(held.demands, id=held.id), None, quietly=True)
+
+    def forget_of(self, plan: Plan | None, context: Any, marker: Mapping[str, Any]) -> None:
+        """The same for a task that never came to the gate. Raises what the user's key or cost raises."""
+        if plan is None:
+            return
+        attempt = f"{context.id}.{context.retries}" if context.retries else context.id
+        id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
+        demands = plan.demands(context.args, context.kwargs)
+        self._outage.ask(lambda: self._asker.forget(demands, id=id), None, quietly=True)

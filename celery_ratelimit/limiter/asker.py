@@ -1,0 +1,217 @@
+"""Asks the store, and waits for its answers: for demands, as workers have them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from redis import Redis, RedisCluster
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import RateLimitError, StoreUnavailable
+from ..limits.decision import Decision
+from ..store.cluster import ClusterLink
+from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
+from ..store.keys import bucket_key, changes_key
+from ..store.links import link_to
+from ..store.refusals import addresses_of, mend_by_asking
+from ..store.resp import bulk
+from ..store.script import Script
+from ..store.url import SOCKET_TIMEOUT
+from .calls import Call
+from .core import Core
+from .demand import Demand
+from .durations import microseconds
+from .questions import Asks, Exists, Question, Sleep, Whole
+from .replies import decision_of, impossible, whole_numbers
+
+__all__ = ["Asker"]
+
+R = TypeVar("R")
+
+
+class Asker:
+    """The way to the store of one limiter. May be shared by threads; connections are not carried across a fork.
+
+    Args:
+        client: a ``redis.Redis`` or a ``redis.RedisCluster``.
+        prefix: what every key in the store begins with.
+        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+
+    Attributes:
+        core: what is asked.
+        clock: of the caller; a store in memory brings one that tests can stop.
+    """
+
+    def __init__(self, client: Redis | RedisCluster, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
+        self.client, self.prefix, self.replace_includes = client, prefix, replace_includes
+        self._link = link_to(client)
+        self.is_cluster = isinstance(self._link, ClusterLink)
+        self.core = Core(prefix, replace_includes, is_cluster=self.is_cluster)
+        self.clock: Any = getattr(client, "clock", time)
+        self._served = False
+
+    def close(self) -> None:
+        """Close the connections that are no client's."""
+        self._link.close()
+
+    @property
+    def pretended_wait(self) -> int | None:
+        """See :class:`~celery_ratelimit.limiter.core.Core`."""
+        return self.core.pretended_wait
+
+    # -- For demands -----------------------------------------------------------------------------------------------
+
+    def ask(self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
+        """One round trip: the permits of ``demands``, all or none. See :meth:`Core.ask`."""
+        core = self.core
+        if not core.takes_one_script(demands):
+            return self.drive(core.ask(demands, id=id, horizon=horizon, claim=claim))
+        first = (id, microseconds(horizon), microseconds(claim))
+        script = core.scripts.acquire
+        try:
+            reply = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, ()))
+        except RateLimitError as error:
+            raise impossible(demands, error) from error.__cause__
+        return decision_of(demands, whole_numbers(reply), id or core.new_id())
+
+    def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
+        return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
+
+    def forget(self, demands: Sequence[Demand], *, id: str) -> None:
+        """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
+        self.drive(self.core.forget(demands, id=id))
+
+    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> bool:
+        """Give back the places that ``id`` holds. Idempotent; False: there were none."""
+        return self.drive(self.core.release(demands, id=id, granted_at=granted_at))
+
+    def renew(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]:
+        """One round trip for the leases of many holders. False for each that has expired."""
+        return self.drive(self.core.renew(leases))
+
+    def run_script(self, script: Script, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        """Run a script of somebody else's, see :class:`~celery_ratelimit.store.script.Script`."""
+        return self.store(script, self._link, methods, keys, values, pieces)
+
+    # -- How the store is ------------------------------------------------------------------------------------------
+
+    def changes(self, names: Sequence[str]) -> list[bytes | str | None]:
+        """For each limit, a text that is another one when a stored rate was changed or a pause was ended."""
+        keys = [changes_key(self.prefix, name) for name in names]
+        if isinstance(self._link, ClusterLink):
+            return [self.store(self._link.call, "GET", key) for key in keys]
+        return list(self.store(self._link.call, "MGET", *keys))
+
+    def ping(self) -> None:
+        """Raises :class:`StoreUnavailable` unless the store answers."""
+        if self.pretended_wait is not None:
+            return
+        if self.is_cluster:
+            self.store(self._ping_all)  # which also finds out who has taken a lost node's place
+        else:
+            self.store(self._link.call, "PING")
+
+    def probe(self) -> None:
+        """Do once what requests do, on a key that nothing else uses. Raises what they would raise.
+
+        A store that is full, that may not be written to, or whose user has lost a right, answers to a ``PING``.
+        """
+        self.ping()
+        if self.pretended_wait is not None:
+            return
+        link = self._link
+        names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
+        for name in names:
+            self.store(self.core.scripts.probe, link, (), 1, 1, [bulk(bucket_key(self.prefix, name, "", "probe"))])
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the Sentinels are making another server the master: what is written now may be lost."""
+        return self._link.is_moving
+
+    def check_store(self) -> list[str]:
+        """See :meth:`Limiter.check_store`."""
+        self.ping()
+        if self.pretended_wait is not None:
+            return []
+        node = {"target_nodes": self.client.get_default_node()} if self.is_cluster else {}
+        warnings = check_fitness(lambda section: self._store_says(section, node))
+        self.probe()
+        return warnings
+
+    def _ping_all(self) -> None:
+        self.client.ping(target_nodes=RedisCluster.PRIMARIES)
+
+    def _store_says(self, section: str, node: Mapping[str, Any]) -> Any:
+        """A section of ``INFO``; a cluster's client may put the node's name to it."""
+        said = self.client.info(section, **node)
+        return next(iter(said.values())) if node and len(said) == 1 else said
+
+    # -- Driving ---------------------------------------------------------------------------------------------------
+
+    def drive(self, asks: Asks[R]) -> R:
+        """Ask what a generator asks, and sleep when it does, until it has its answer."""
+        step: Any = asks.send
+        given: Any = None
+        while True:
+            try:
+                asked = step(given)
+            except StopIteration as end:
+                answer: R = end.value
+                return answer
+            try:
+                given, step = self._answer(asked), asks.send
+            except BaseException as error:  # it may have something to give back
+                given, step = error, asks.throw
+
+    def _answer(self, asked: list[Question] | Exists | Sleep | Whole[Any]) -> Any:
+        match asked:
+            case Sleep(seconds):
+                return self.clock.sleep(seconds)
+            case Exists(keys):
+                return bool(self.store(self.client.exists, *keys))
+            case Whole():
+                asked.answer = self.drive(asked.asks)
+                return asked.answer
+            case _:
+                return self._reply_to(asked)
+
+    def _reply_to(self, questions: list[Question]) -> list[Any]:
+        """Several scripts at once, each on a node of its own."""
+        link = self._link
+        if len(questions) < 2 or not isinstance(link, ClusterLink):
+            return [self._reply(*question) for question in questions]
+        said = link.exchange_all([question.script.command(*question.call) for question in questions])
+        # What has not been run by a node, for whatever reason, is run in the usual way, which sees to it.
+        return [
+            reply
+            if not isinstance(reply, Exception)
+            else trouble(reply)
+            if isinstance(reply, RedisTimeoutError)
+            else self._reply(*question)
+            for question, reply in zip(questions, said, strict=True)
+        ]
+
+    def _reply(self, script: Script, call: Call) -> Any:
+        try:
+            return self.store(script, self._link, *call)
+        except RateLimitError as error:
+            return error
+
+    def store(self, call: Any, *args: Any) -> Any:
+        """What a call of the client, or a script, returns; what it raises is translated."""
+        try:
+            answer = call(*args)
+        except STORE_ERRORS as error:
+            raise self._trouble(error) from error
+        self._served = True
+        return answer
+
+    def _trouble(self, error: Exception) -> RateLimitError:
+        told = trouble(error)
+        if not self._served and isinstance(told, StoreUnavailable):  # it may never do
+            mend = mend_by_asking(error, addresses_of(self.client), SOCKET_TIMEOUT)
+            return told if mend is None else out_of_reach(error, mend)
+        return told

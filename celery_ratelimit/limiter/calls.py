@@ -1,0 +1,167 @@
+"""Requests as they go over the wire: what each script is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from ..limits.decision import GrantedAt
+from ..store.keys import bucket_key, bucket_keys, changes_key, config_keys, short, touched_key
+from ..store.resp import bulk
+from ..store.script import Script
+from .demand import Demand
+
+__all__ = ["ARGUMENTS", "KEYS", "Call", "Calls", "Scripts"]
+
+#: What a script is called with: the algorithms, how many keys, how many keys and arguments, and these as pieces.
+Call = tuple[Hashable, int, int, list[bytes]]
+
+#: How many keys a demand has.
+KEYS = 4
+#: How many arguments a demand adds to a script's call.
+ARGUMENTS = 6
+
+
+class Packed(NamedTuple):
+    """Demands as they go over the wire."""
+
+    number: int
+    methods: Hashable
+    keys: bytes
+    arguments: bytes
+
+
+class Scripts:
+    """The scripts of a limiter, by their verbs.
+
+    Args:
+        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+    """
+
+    def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
+        def script(name: str) -> Script:
+            return Script(name, replace_includes)
+
+        self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
+        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("join")
+        self.settle, self.forget = script("settle"), script("forget")
+        self.release, self.renew = script("release"), script("renew")
+        self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
+        self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
+
+
+class Calls:
+    """What the scripts are called with, for one prefix.
+
+    Args:
+        scripts: which there are.
+        prefix: what every key in the store begins with.
+    """
+
+    def __init__(self, scripts: Scripts, prefix: str) -> None:
+        self._scripts, self.prefix = scripts, prefix
+        self.packed = lru_cache(maxsize=1024)(self._pack)
+
+    # -- About demands ---------------------------------------------------------------------------------------------
+
+    def _pack(self, demands: tuple[Demand, ...]) -> Packed:
+        """Most of a request never changes, so that a call only puts pieces together."""
+        states, slots = [], []
+        for demand in demands:
+            state, of_slots = bucket_keys(self.prefix, demand.name, demand.key, demand.method)
+            states += [state, *config_keys(self.prefix, demand.name, demand.key)]
+            slots.append(of_slots)
+        return Packed(
+            len(demands),
+            demands[0].method if len(demands) == 1 else frozenset([demand.method for demand in demands]),
+            bulk(*states, *slots),
+            b"".join([demand.wire for demand in demands]),
+        )
+
+    def of_script(
+        self,
+        script: Script,
+        demands: tuple[Demand, ...],
+        first: Sequence[str | int],
+        kind: str | None,
+        last: Sequence[str | int],
+    ) -> Call:
+        """What a :class:`~celery_ratelimit.store.script.Script` is called with that ``request.lua`` is part of.
+
+        Args:
+            script: which it is.
+            demands: the limits.
+            first: the arguments before them.
+            kind: one more key for each of them, of that kind.
+            last: one more argument for each of them.
+        """
+        number, methods, packed_keys, arguments = self.packed(demands)
+        if script is self._scripts.settle and isinstance(first[1], GrantedAt):
+            first = (first[0], first[1].of(demands[0].name))  # by the clock of the node that is asked
+        pieces = [packed_keys]
+        keys = KEYS * number
+        if kind is not None:
+            pieces += [bulk(bucket_key(self.prefix, demand.name, demand.key, kind)) for demand in demands]
+            keys += number
+        if script in self._touching:
+            pieces.append(bulk(*[touched_key(self.prefix, demand.name) for demand in demands]))
+            keys += number
+            last = [*last, *[demand.key for demand in demands]]
+        pieces += (bulk(*first), arguments)
+        if last:
+            pieces.append(bulk(*last))
+        return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
+
+    @cached_property
+    def _touching(self) -> frozenset[Script]:
+        """The scripts that note in which buckets something was given back."""
+        return frozenset((self._scripts.cancel, self._scripts.settle, self._scripts.forget))
+
+    def of_reset(self, demands: Sequence[Demand]) -> Call:
+        keys = [
+            key
+            for each in demands
+            for key in (
+                *bucket_keys(self.prefix, each.name, each.key, each.method),
+                touched_key(self.prefix, each.name),
+            )
+        ]
+        return (), len(keys), len(keys) + len(demands), [bulk(*keys), bulk(*[each.key for each in demands])]
+
+    def _leases(self, demand: Demand) -> str:
+        return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
+
+    def of_release(self, leased: Sequence[Demand], id: str, granted_at: int) -> Call:
+        keys = [self._leases(demand) for demand in leased]
+        keys += [touched_key(self.prefix, demand.name) for demand in leased]
+        arguments: list[str | int] = [id, granted_at, *[demand.key for demand in leased]]
+        return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+
+    def of_renew(self, leases: Sequence[tuple[Demand, str]]) -> Call:
+        keys = [self._leases(demand) for demand, _ in leases]
+        holders = [holder for _, holder in leases]
+        times = [demand.limit.wire(1)[2] for demand, _ in leases]
+        return (), len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
+
+    # -- About what is stored for a limit --------------------------------------------------------------------------
+
+    def traces(self, name: str, key: str | None) -> list[str]:
+        """Where the store has something of a limit that is stored or in use: keys of its name, so that nothing is
+        searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
+        """
+        traces = [*self.change_keys(name, key), *config_keys(self.prefix, name, "")]
+        for bucket in ("", short(key or "")):
+            traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
+        return list(dict.fromkeys(traces))
+
+    def change_keys(self, name: str, key: str | None) -> tuple[str, str, str]:
+        """What is changed, and where that is told."""
+        config = config_keys(self.prefix, name, short(key or ""))[1]
+        return config, changes_key(self.prefix, name), touched_key(self.prefix, name)
+
+    def of_config(self, name: str, key: str | None) -> Call:
+        return (), 2, 2, [bulk(*config_keys(self.prefix, name, short(key or "")))]
+
+    def of_length(self, name: str, key: str | None, us: int) -> Call:
+        return (), 3, 5, [bulk(*self.change_keys(name, key), us, short(key or ""))]

@@ -1,0 +1,220 @@
+"""What a call asks: limits by their names or as such, keys, costs and arguments, into demands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from ..errors import ConfigurationError, shown
+from ..limits.any_limit import AnyLimit, check_cost
+from ..limits.concurrency import Concurrency
+from ..limits.limit import Limit
+from ..limits.specs import quotas_of
+from ..limits.templates import cost_of, key_of
+from ..names import listed, near
+from ..store.keys import short
+from .demand import Demand, Limits, each_bucket_once, own_key
+
+__all__ = ["Reader"]
+
+
+class Reader:
+    """Reads the calls of one limiter.
+
+    Args:
+        quotas: limits by name, so that calls can name them.
+
+    Attributes:
+        quotas: the same, as limits.
+        others: what else may be named: the limits of an app's tasks and queues.
+    """
+
+    def __init__(self, quotas: Mapping[str, Any] | None) -> None:
+        self.quotas = quotas_of(quotas)
+        self.others: Callable[[], Mapping[str, AnyLimit]] = dict
+        self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
+
+    # -- What a call asks ------------------------------------------------------------------------------------------
+
+    def demands(
+        self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None = None
+    ) -> tuple[Demand, ...]:
+        if args is not None:
+            return self._read_arguments(self.several(limits), key, cost, args)
+        if isinstance(key, str):
+            key = short(key)
+        if isinstance(limits, str):
+            read: AnyLimit | tuple[AnyLimit, ...] = self.quota(limits)
+        else:
+            read = limits if isinstance(limits, AnyLimit) else self.several(limits)
+        try:
+            return self._known(read, key, cost)
+        except TypeError:  # a key or a cost that cannot be looked up is none, which is now said
+            return self._read_limits(read, key, cost)
+
+    def several(self, limits: Limits) -> tuple[AnyLimit, ...]:
+        """The limits themselves."""
+        several = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
+        if not isinstance(several, Iterable):
+            raise _no_limit(several)
+        return tuple([self.quota(each) if isinstance(each, str) else each for each in several])
+
+    def kept_by(self, limits: Limits, key: str | Callable[..., str] | None) -> tuple[AnyLimit, ...]:
+        """The limits of calls that all have their key in one way, a template or a callable.
+
+        Those that are kept by key are kept by this one, and the others are left whole. If there are none, it is for
+        those that are written here, and not shared by their names.
+        """
+        several = self.several(limits)
+        if key is None:
+            return several
+        written = [limits] if isinstance(limits, (str, AnyLimit)) else list(limits)
+        chosen = [limit.key is not None for limit in several]
+        if not any(chosen):
+            chosen = [not isinstance(each, str) for each in written]
+        if several and not any(chosen):
+            raise _not_kept_by_key(several, key)
+        return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(several, chosen, strict=True)])
+
+    @staticmethod
+    def _read_limits(limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None) -> tuple[Demand, ...]:
+        several = _some(limits if isinstance(limits, tuple) else (limits,), key)
+        return each_bucket_once([_demand(limit, key, cost) for limit in several])
+
+    @staticmethod
+    def _read_arguments(
+        limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
+    ) -> tuple[Demand, ...]:
+        """As from a task's arguments: each limit takes its own key and cost, unless they are given."""
+        if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+            raise ConfigurationError(
+                f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
+            )
+        several = _some(limits, key)
+        return each_bucket_once(
+            [
+                _demand(
+                    limit,
+                    key_of(limit, args, (), args) if key is None and limit.key is not None else key,
+                    cost_of(limit, args, (), args) if cost is None else cost,
+                )
+                for limit in several
+            ]
+        )
+
+    def quota(self, name: str) -> AnyLimit:
+        limit = self._found(name)
+        if limit is None:
+            known = ", ".join(sorted(self.quotas)) or "none is defined"
+            close = near(name, self._names())
+            raise ConfigurationError(
+                f"there is no quota named {shown(name)} (quotas: {known}){f'; {close}' if close else ''}"
+            )
+        return limit if limit.name is not None else replace(limit, name=name)
+
+    def _found(self, name: str) -> AnyLimit | None:
+        return self.quotas.get(name) or self.others().get(name)
+
+    def _names(self) -> set[str]:
+        return {*self.quotas, *self.others()}
+
+    # -- Limits by their names -------------------------------------------------------------------------------------
+
+    def code(self, name: str | AnyLimit, key: str | None, *, force: bool) -> tuple[str, AnyLimit | None]:
+        """The name of a limit, and the limit as the code here has it.
+
+        Raises:
+            ConfigurationError: it has no name, or no such bucket.
+        """
+        code: AnyLimit | None
+        if isinstance(name, str):
+            code = self._found(name)
+        elif not isinstance(name, AnyLimit):
+            raise _no_limit(name)
+        elif name.name is None:
+            raise ConfigurationError(f"{name!r} has no name, so nothing can be stored for it: give it name='…'")
+        else:
+            code, name = name, name.name
+        if not name:
+            raise ConfigurationError("name='' is no limit's")
+        if key is not None and not isinstance(key, str):
+            raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
+        if code is not None and key is not None and code.key is None and not code.per_worker and not force:
+            raise _not_kept_by_key([replace(code, name=name)], key)
+        return name, code
+
+    def unknown(self, name: str) -> ConfigurationError:
+        names = self._names()
+        tasks = ""
+        if self.others is not dict:  # an app's; a process that only sends may have imported none of its tasks
+            tasks = ". Tasks are known once they are imported: app.loader.import_default_modules()"
+        return ConfigurationError(
+            f"nobody knows a limit {shown(name)} ({near(name, names) or listed(names)}): it is no quota here, and the "
+            f"store has nothing of that name{tasks}. If it is right all the same, pass force=True"
+        )
+
+    def to_reset(
+        self, limits: Limits, key: str | None, args: Mapping[str, Any] | None, *, force: bool
+    ) -> tuple[Demand, ...]:
+        """With ``force``, what is not known here stands for whatever limit of that name has such a bucket."""
+        if not force:
+            return self.demands(limits, key, 1, args)
+        known: list[AnyLimit] = []
+        unknown: list[Demand] = []
+        for each in [limits] if isinstance(limits, (str, AnyLimit)) else limits:
+            name, code = self.code(each, key, force=True)
+            if code is None or (key is not None and code.key is None):
+                unknown += [Demand(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
+            else:
+                known.append(code if code.name is not None else replace(code, name=name))
+        return (*(self.demands(known, key, 1, args) if known else ()), *unknown)
+
+
+def _no_limit(value: Any) -> ConfigurationError:
+    return ConfigurationError(f"{shown(value)} is not a limit: pass a quota's name, a Limit, or several of them")
+
+
+def _some(limits: tuple[AnyLimit, ...], key: str | None) -> tuple[AnyLimit, ...]:
+    """The limits: at least one, each is one, and one of them is kept by key if a key is given."""
+    if not limits:
+        raise ConfigurationError("no limit was named: pass a quota's name, a Limit, or several of them")
+    for limit in limits:
+        if not isinstance(limit, AnyLimit):
+            raise _no_limit(limit)
+    if key is not None and all(limit.key is None for limit in limits):
+        raise _not_kept_by_key(limits, key)
+    return limits
+
+
+def _not_kept_by_key(limits: Sequence[AnyLimit], key: Any) -> ConfigurationError:
+    names = ", ".join(repr(limit.name) for limit in limits)
+    return ConfigurationError(
+        f"limit {names} is not kept by key, so there is no bucket {shown(key)} of it: leave key= out, or give the "
+        "limit a key, such as key='tenant:{tenant_id}'"
+    )
+
+
+def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> Demand:
+    name = limit.name
+    if name is None:
+        raise ConfigurationError(f"{limit!r} has no name, so it has no bucket in the store: give it name='…'")
+    if limit.key is None:
+        key = None  # it is whole, whatever stands beside it
+    elif key is None:
+        raise ConfigurationError(
+            f"limit {name!r} is kept by key: pass key='…', the bucket as it is shown, or args={{…}}, from which it "
+            f"takes its own ({limit.key!r})"
+        )
+    elif not isinstance(key, str):
+        raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
+    if isinstance(limit, Concurrency):
+        return Demand(limit, name, own_key(limit, key or ""), 1)
+    if cost is None:
+        if not isinstance(limit.cost, int):
+            raise ConfigurationError(
+                f"limit {name!r} takes its cost from a task's arguments: pass cost=… or args={{…}}"
+            )
+        return Demand(limit, name, own_key(limit, key or ""), limit.cost)
+    return Demand(limit, name, own_key(limit, key or ""), check_cost(name, cost, limit.most))

@@ -1,0 +1,88 @@
+"""Waiting for a turn: a call asks, sleeps until its turn, and gives back what it has if it is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..errors import STORE_TROUBLES, RateLimitError
+from ..limits.concurrency import Concurrency
+from ..limits.decision import Decision
+from .core import Core
+from .demand import Demand, leased
+from .leases import UNKNOWN
+from .questions import Asks, Sleep, Whole
+
+__all__ = ["take"]
+
+#: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
+#: itself if the caller dies, where a permit would be lost.
+TAKE_AHEAD = 1.0
+#: Seconds; a call does not look for a free place more often, unless it has been told to.
+_SHORTEST_NAP = 0.25
+#: Seconds by which a call of several limits wakes up before its turn, and takes its permits ahead, for exactly then:
+#: one that wakes up late leaves a part of a limit unused.
+_EARLY = 0.05
+
+
+def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[], float]) -> Asks[Decision]:
+    """The permits of one call, when it is its turn; or a refusal.
+
+    Args:
+        core: what is asked.
+        demands: of which limits.
+        max_wait: seconds that the call may sleep.
+        now: the caller's clock, in seconds.
+    """
+    waits = max_wait > 0
+    id = core.new_id() if waits or leased(demands) else ""
+    deadline = now() + max_wait
+    asked: Whole[Decision] | None = None
+    try:
+        while True:
+            left = max(0.0, deadline - now())
+            asked = Whole(core.ask(demands, id=id, horizon=min(left, TAKE_AHEAD), claim=left))
+            decision: Decision = yield asked
+            if not decision.allowed and not waits:
+                return decision
+            if not decision.allowed and (decision.full or decision.retry_after > left or core.pretended_wait):
+                yield from core.forget(demands, id=id)
+                return decision
+            if decision.retry_after:
+                yield Sleep(nap(decision))
+            if decision.allowed:
+                return decision
+    except (RateLimitError, GeneratorExit):
+        raise
+    except BaseException:  # a soft time limit, Ctrl-C, a greenlet that is ended, a cancellation
+        if asked is not None:
+            yield from _give_back(core, demands, id, asked.answer)
+        raise
+
+
+def _give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision | None) -> Asks[None]:
+    """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
+    try:
+        if decision is not None and decision.allowed:
+            rates = [demand for demand in demands if not isinstance(demand.limit, Concurrency)]
+            if rates:
+                yield from core.settle(rates, [0] * len(rates), id=decision.id, granted_at=decision.granted_at)
+            yield from core.release(demands, id=decision.id, granted_at=decision.granted_at)
+        elif id:
+            yield from core.forget(demands, id=id)
+            if decision is None:
+                yield from core.release(demands, id=id, granted_at=UNKNOWN)
+    except STORE_TROUBLES:
+        pass  # a slot lapses by itself, a lease too, and a permit is lost
+
+
+def nap(decision: Decision) -> float:
+    """Seconds until a call that waits for its turn wakes up.
+
+    When a place will be free is an estimate, and nobody is told that one is: a call looks after a quarter of the wait.
+    """
+    wait = decision.retry_after
+    if decision.allowed:
+        return wait
+    if leased(decision.demands):
+        return min(wait, max(_SHORTEST_NAP, wait / 4))
+    return wait - _EARLY if len(decision.states) > 1 and wait > _EARLY else wait

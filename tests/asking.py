@@ -1,0 +1,36 @@
+"""What tests ask in a script's own numbers, in microseconds, and about demands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery_ratelimit import AsyncLimiter, Decision, Limiter
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.replies import decision_of
+
+__all__ = ["cancel_demands", "decide", "driven", "reply_to", "reserve_demands"]
+
+
+def reply_to(limiter: Limiter, verb: str, demands: Sequence[Demand], *first: str | int) -> list[int]:
+    """A script's reply."""
+    core = limiter.asker.core
+    return limiter.asker.drive(core.decide(getattr(core.scripts, verb), demands, *first))
+
+
+def decide(limiter: Limiter, verb: str, demands: Sequence[Demand], *first: str | int) -> Decision:
+    return decision_of(demands, reply_to(limiter, verb, demands, *first))
+
+
+def driven(limiter: Limiter | AsyncLimiter, verb: str, **how: Any) -> Any:
+    """A verb about demands, as a limiter of either kind does it: one for asyncio has to be awaited."""
+    asks: Any = getattr(limiter.asker.core, verb)(**how)
+    return limiter.asker.drive(asks)
+
+
+def reserve_demands(limiter: Limiter, demands: Sequence[Demand], **how: Any) -> Decision:
+    return limiter.asker.drive(limiter.asker.core.reserve(demands, **how))
+
+
+def cancel_demands(limiter: Limiter, demands: Sequence[Demand], *, id: str) -> bool:
+    return limiter.asker.drive(limiter.asker.core.cancel(demands, id=id))
