@@ -143,17 +143,12 @@ class Loop:
         try:
             self._move_on(line)
         finally:  # whatever is raised, those who are left in it go on
-            self._see_to(line)
-
-    def _see_to(self, line: Line) -> None:
-        """Somebody has looked at it: when is it looked at again?"""
-        if self._lines.get(line.key) is not line:
-            return  # the connection was lost while a greenlet was here: nobody of it is held any more
-        if not line:
-            self._lines.end(line)
-        else:
-            self._set_timer(line)
-            self._lines.wants(line)
+            if self._lines.get(line.key) is line:  # else the connection was lost while a greenlet was here
+                if line:
+                    self._set_timer(line)
+                    self._lines.wants(line)
+                else:
+                    self._lines.end(line)
 
     def _move_on(self, line: Line) -> None:
         """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
