@@ -16,14 +16,14 @@ from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
 from ..parking.publisher import LEAD
 from .answers import LOOK
-from .held import HeldRequest, State
+from .held import HeldRequest
+from .holdings import Holdings
 from .line import Line
 from .outcome import Outcome
 from .presence import Presence
 from .room import KEEP, Room
 from .running import Running
 from .said import announce, outcome_of
-from .slots import Slots
 from .verdict import AskAt, End, Fail, Hold, Park, SendBack, Start, Stay, Verdict
 
 __all__ = ["Exits"]
@@ -41,13 +41,13 @@ class Exits:
 
     Args:
         worker: the worker.
-        slots: those that are given back.
         attendant: parks.
         outage: of the store.
         settings: the app's.
         room: of the pool.
         presence: who is in the gate.
         running: who runs with a place.
+        holdings: what requests have.
 
     Attributes:
         longest: seconds that a message may be held, or be away on a countdown.
@@ -56,16 +56,16 @@ class Exits:
     def __init__(
         self,
         worker: Worker,
-        slots: Slots,
         attendant: Attendant,
         outage: Outage,
         settings: Settings,
         room: Room,
         presence: Presence,
         running: Running,
+        holdings: Holdings,
     ) -> None:
-        self._worker, self._slots, self._attendant, self._outage = worker, slots, attendant, outage
-        self._room, self._presence, self._running = room, presence, running
+        self._worker, self._attendant, self._outage = worker, attendant, outage
+        self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._in_memory = settings.in_memory
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
@@ -75,13 +75,15 @@ class Exits:
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
+        if held.gone:  # the connection was lost while a greenlet waited for what was decided: the broker has it
+            self._holdings.give_back(held)
+            return False
         match verdict:
             case Start(permit_at_us):
                 self._start(line, held, permit_at_us)
             case Hold(at, permit_at_us):
-                line.hold(held, at, permit_at_us)
+                self._holdings.hold(line, held, at, permit_at_us)
                 line.wants = line.wants or at <= now
-                self._room.promise(at, held.request.task.name)
                 wait = at - now
                 if wait > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
                     announce(held, Outcome("waiting", wait, held.demands[0]))
@@ -100,7 +102,7 @@ class Exits:
             case End():
                 self._end(line, held, verdict, now)
             case Fail(error):
-                self.leave(line, held)
+                self._holdings.leave(line, held)
                 requests.fail(held.request, error)
         return True
 
@@ -135,9 +137,9 @@ class Exits:
     # -- It starts -------------------------------------------------------------------------------------------------
 
     def _start(self, line: Line, held: HeldRequest, permit_at_us: int) -> None:
-        revoked = held.request.revoked()
-        self.leave(line, held, starts=not revoked)
-        if revoked:
+        stays_here = held.request.revoked() or held.gone  # lost with its connection, while a greenlet was told
+        self._holdings.leave(line, held, starts=not stays_here)
+        if stays_here:
             return
         if held.plan.leased:
             self._running.begin(held)
@@ -166,14 +168,14 @@ class Exits:
         elif ahead == NOBODY:
             pass  # it asks by itself
         elif ahead == OVERTAKEN:
-            self.leave(line, held)
+            self._holdings.leave(line, held)
             self._end_copy(held)
         elif ahead <= FULL:
             wait += (FULL - ahead) * interval
             self._end(line, held, End(held.plan.policy.overflow, demand, wait), now)
         else:
             why = outcome_of(line, held, demand, wait + ahead * interval, now)
-            self.leave(line, held)
+            self._holdings.leave(line, held)
             if not verdict.only_behind and wait <= KEEP:
                 # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
                 # when, long tasks could have them all.
@@ -193,7 +195,7 @@ class Exits:
             why = outcome_of(line, held, verdict.demand, verdict.wait, now)
         else:
             why = Outcome("", verdict.wait)
-        self.leave(line, held)
+        self._holdings.leave(line, held)
         announce(held, replace(why, what="returned"))
 
     # -- It ends ---------------------------------------------------------------------------------------------------
@@ -211,13 +213,24 @@ class Exits:
             except Exception as error:
                 self._hold_on(line, held, error, now)
                 return
-        self.leave(line, held)
+        self._holdings.leave(line, held)
         announce(held, why)
-        self._slots.forget(held)
+        self._holdings.forget_slot(held)
         if how == "drop":
             requests.drop(held.request, why.reason)
         elif how == "fail":
             requests.fail(held.request, why.error)
+
+    def is_over(self, line: Line, held: HeldRequest) -> bool:
+        """It need not ask any more, and has left: it was revoked or has expired, or another copy of it is about."""
+        if held.request.revoked():
+            self._holdings.leave(line, held)
+            self._holdings.forget_slot(held)
+            return True
+        if held.doubtful and self.ends_as_a_copy(held):
+            self._holdings.leave(line, held)
+            return True
+        return False
 
     def ends_as_a_copy(self, held: HeldRequest) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
@@ -234,20 +247,3 @@ class Exits:
     def _end_copy(self, held: HeldRequest) -> None:
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", held.request.name, held.request.id)
         self._worker.departures.acknowledge(held.request)
-
-    def take_out(self, line: Line, held: HeldRequest) -> None:
-        """Something unforeseen was raised at it: it leaves, whatever it was doing, and what it has is given back."""
-        if held.state is State.HOLDS_PERMIT:
-            self._room.take_back(held.at)
-        if not held.gone:
-            self.leave(line, held)
-        elif held.plan.leased and held.request not in self._running:
-            self._running.give_back(held)
-        self._slots.forget(held)
-
-    def leave(self, line: Line, held: HeldRequest, *, starts: bool = False) -> None:
-        """It is not in the gate any more."""
-        line.leave(held)
-        self._presence.leave(held)
-        if held.plan.leased and not starts:
-            self._running.give_back(held)

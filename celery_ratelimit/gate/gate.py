@@ -33,6 +33,7 @@ from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
 from .held import HeldRequest, State, Unlimited
+from .holdings import Holdings
 from .lines import Lines
 from .local_share import LocalShare
 from .loop import Loop
@@ -62,6 +63,7 @@ class Gate:
         self.worker, asker = worker, limiter.asker
         self._limits = limits
         self._numbers = itertools.count()
+        self._connections = 0  # that were lost
         self._within = Within()
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         self._changes = Changes(worker, asker, limits, outage, self._changed)
@@ -72,7 +74,8 @@ class Gate:
         self._running = running = Running(worker, leases, outage, self.on_end)
         self._entrance = entrance = Entrance(worker, room, lines, presence)
         slots = self._slots = Slots(asker, outage)
-        self._exits = exits = Exits(worker, slots, attendant, outage, settings, room, presence, running)
+        self._holdings = holdings = Holdings(slots, room, presence, running)
+        self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings)
         share = LocalShare(worker.live_workers, leases)
         answers = Answers(
             *(asker, leases, outage, settings.on_store_error, room, slots, share),
@@ -81,7 +84,7 @@ class Gate:
             longest=exits.longest,
         )
         self._loop = Loop(
-            *(worker, answers, attendant, outage, slots, room, lines, entrance, exits),
+            *(worker, answers, attendant, outage, holdings, room, lines, entrance, exits),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
 
@@ -112,7 +115,8 @@ class Gate:
         until = now if old else now + longest
         number = next(self._numbers)
         held = HeldRequest(request, queue, plan, demands, number, now, until, has_slot=returned, returned=returned)
-        if not self._exits.ends_as_a_copy(held):
+        connections = self._connections
+        if not self._exits.ends_as_a_copy(held) and connections == self._connections:  # a greenlet waits for the store
             self._hold(held, first=old)
 
     def _hold(self, held: HeldRequest, *, first: bool) -> None:
@@ -164,7 +168,7 @@ class Gate:
         if not found and at_hand is not None and at_hand[1].request is request:
             found = [at_hand]  # it was just leaving its line
         for line, held in found:
-            self._exits.take_out(line, held)
+            self._holdings.take_out(line, held)
         if request in self._running:
             self.on_end(request)
         # Else the pool has it, or it waits elsewhere.
@@ -196,13 +200,14 @@ class Gate:
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
         with self.worker.timers.turn:
-            for line in self._lines.clear():
-                for held in line.holding():
-                    self._running.give_back(held)
+            self._connections += 1
+            everybody = self._lines.clear()
             self._entrance.clear()
             self._loop.close()
             self._running.close()
             self._presence.clear()
+            for held in everybody:
+                self._holdings.give_back(held)
             self._outage.close()
             self._changes.close()
             self._attendant.close()

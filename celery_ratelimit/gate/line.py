@@ -120,10 +120,6 @@ class Line:
     def only_newcomers(self) -> bool:
         return bool(self.new and not self.with_slot and not self.due)
 
-    def holding(self) -> list[HeldRequest]:
-        """Those who hold a permit."""
-        return [held for held in self.due if held.state is State.HOLDS_PERMIT]
-
     # -- Moves -----------------------------------------------------------------------------------------------------
 
     def ask(self, held: HeldRequest, *, first: bool = False, has_slot: bool = False) -> None:
@@ -135,6 +131,12 @@ class Line:
         else:
             self.asking(held).append(held)
 
+    def recall(self, held: HeldRequest, *, behind: Sequence[HeldRequest] = ()) -> None:
+        """Its time is void, and its permit: it asks, before the others, but behind these, which were recalled now."""
+        self._take_out(held)
+        held.state, held.permit_at_us = State.ASKS, 0
+        self.asking(held).insert(sum(each in self.asking(held) for each in behind), held)
+
     def ask_again(self, held: HeldRequest, at: float, *, has_slot: bool = False) -> None:
         """It asks again at that time; with a slot, if it has one now."""
         self._move(held, State.ASKS_AGAIN, at)
@@ -145,21 +147,26 @@ class Line:
         held.permit_at_us = permit_at_us
         self._move(held, State.HOLDS_PERMIT, at)
 
-    def recall(self, held: HeldRequest) -> None:
-        """Its time is void: it is about to ask."""
-        self._take_out(held)
-        held.state = State.ASKS
-
     def leave(self, held: HeldRequest) -> None:
         """It is not in the gate any more."""
         self._take_out(held)
         held.state = State.GONE
 
+    def clear(self) -> list[HeldRequest]:
+        """Everybody is gone. Returns who was here."""
+        everybody = list(self)
+        for held in everybody:
+            held.state = State.GONE
+        self.with_slot.clear()
+        self.new.clear()
+        self.due = Due()
+        return everybody
+
     def ask_all_again(self) -> None:
         """The times that they were told are void: they ask now, in their order, before the others."""
         again = [held for held in self.due.in_order() if held.state is State.ASKS_AGAIN]
-        for held in reversed(again):
-            self.ask(held, first=True)
+        for number, held in enumerate(again):
+            self.recall(held, behind=again[:number])
         self.next_ask = 0.0
 
     def _move(self, held: HeldRequest, state: State, at: float) -> None:

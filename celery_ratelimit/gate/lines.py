@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from ..app.plan import Buckets
+from .held import HeldRequest
 from .line import Line
 
 __all__ = ["Lines"]
@@ -80,14 +81,15 @@ class Lines:
             heapq.heappop(self._turns)
         return self._turns[0][0] if self._turns else float("inf")
 
-    def clear(self) -> list[Line]:
-        """The connection is lost, or the worker stops. Returns those that there were."""
-        lines = list(self._by_key.values())
-        for line in lines:
+    def clear(self) -> list[HeldRequest]:
+        """The connection is lost, or the worker stops: everybody is gone. Returns who was here."""
+        everybody: list[HeldRequest] = []
+        for line in self._by_key.values():
             if line.cancel is not None:
                 line.cancel()
+            everybody += line.clear()
         self._by_key.clear()
         self._by_bucket.clear()
         self._turns.clear()
         self.wanting.clear()
-        return lines
+        return everybody

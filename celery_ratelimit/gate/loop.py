@@ -13,11 +13,11 @@ from .answers import LOOK, Answers
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
-from .held import HeldRequest, State
+from .held import HeldRequest
+from .holdings import Holdings
 from .line import Line
 from .lines import Lines
 from .room import Room
-from .slots import Slots
 from .verdict import (
     Ask,
     AskAt,
@@ -39,7 +39,7 @@ class Loop:
         answers: of the store.
         attendant: knows who is parked.
         outage: of the store.
-        slots: those that are given back.
+        holdings: what requests have.
         room: of the pool.
         lines: who waits.
         entrance: who has the next process.
@@ -56,7 +56,7 @@ class Loop:
         answers: Answers,
         attendant: Attendant,
         outage: Outage,
-        slots: Slots,
+        holdings: Holdings,
         room: Room,
         lines: Lines,
         entrance: Entrance,
@@ -64,7 +64,7 @@ class Loop:
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
         self._worker, self._answers, self._attendant, self._outage = worker, answers, attendant, outage
-        self._slots, self._room, self._lines, self._entrance, self._exits = slots, room, lines, entrance, exits
+        self._holdings, self._room, self._lines, self._entrance, self._exits = holdings, room, lines, entrance, exits
         self._on_error = on_error
         self.at_hand: tuple[Line, HeldRequest] | None = None
         self._cancel_look: Callable[[], None] | None = None
@@ -140,14 +140,15 @@ class Loop:
         if self._lines.get(line.key) is not line:
             return  # nobody is in it any more
         line.wants = False
-        self._move_on(line)
-        if self._lines.get(line.key) is not line:
-            return  # the connection was lost while a greenlet was here: nobody of it is held any more
-        if not line:
-            self._lines.end(line)
-        else:
-            self._set_timer(line)
-            self._lines.wants(line)
+        try:
+            self._move_on(line)
+        finally:  # whatever is raised, those who are left in it go on
+            if self._lines.get(line.key) is line:  # else the connection was lost while a greenlet was here
+                if line:
+                    self._set_timer(line)
+                    self._lines.wants(line)
+                else:
+                    self._lines.end(line)
 
     def _move_on(self, line: Line) -> None:
         """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
@@ -167,36 +168,25 @@ class Loop:
 
     def _start_due(self, line: Line) -> None:
         again: list[HeldRequest] = []
-        try:
-            while held := line.due.first(now := monotonic()):
-                self.at_hand = line, held
-                together = line.due.are_late_together(now)
-                verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
-                if isinstance(verdict, Stay):
-                    line.wants = True
-                    return
-                if held.state is State.HOLDS_PERMIT:
-                    self._room.take_back(held.at)
-                if isinstance(verdict, AskAt):
-                    line.recall(held)
-                    again.append(held)
-                else:
-                    self._exits.carry_out(line, held, verdict, now)
-        finally:
-            for held in reversed(again):
-                line.ask(held, first=True)
+        while held := line.due.first(now := monotonic()):
+            self.at_hand = line, held
+            together = line.due.are_late_together(now)
+            verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
+            if isinstance(verdict, Stay):
+                line.wants = True
+                return
+            if isinstance(verdict, AskAt):
+                self._holdings.recall(line, held, behind=again)
+                again.append(held)
+            else:
+                self._exits.carry_out(line, held, verdict, now)
 
     def _ask_for(self, line: Line, *, has_slot: bool) -> None:
         asking = line.with_slot if has_slot else line.new
         while asking:
             held = asking[0]
             self.at_hand = line, held
-            if held.request.revoked():
-                self._exits.leave(line, held)
-                self._slots.forget(held)
-                continue
-            if held.doubtful and self._exits.ends_as_a_copy(held):
-                self._exits.leave(line, held)
+            if self._exits.is_over(line, held):
                 continue
             now = monotonic()
             may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from ..limiter.outage import Outage
 from .held import HeldRequest
 
 __all__ = ["LOOK_FOR_ENDS", "Running"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which places are given back whose tasks have ended untold.
 LOOK_FOR_ENDS = 0.25
@@ -46,11 +49,14 @@ class Running:
         return held
 
     def give_back(self, held: HeldRequest) -> None:
-        """What it holds is free: now, or when the store is there again."""
+        """What it holds is free: now, or when the leases' thread comes to it. Raises nothing: its task goes its way."""
         if self._outage:
             self._leases.end(held.id, later=True)
-        else:
+            return
+        try:
             self._outage.ask(lambda: self._leases.end(held.id), None)
+        except Exception as error:
+            logger.error("Places of %s are given back later: %r", held.id, error, exc_info=error)
 
     def watch(self) -> None:
         """Tasks end in ways that a pool does not tell."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit.gate import loop as module
-from celery_ratelimit.gate.held import HeldRequest
+from celery_ratelimit.gate.held import HeldRequest, State
+from celery_ratelimit.gate.holdings import Holdings
 from celery_ratelimit.gate.line import Line
 from celery_ratelimit.gate.loop import Loop
 from celery_ratelimit.gate.room import Room
@@ -21,9 +22,14 @@ def held_one(interval: float) -> Any:
     message = SimpleNamespace(headers={}, delivery_info={}, properties={})
     request: Any = SimpleNamespace(id="1", name="task", message=message, request_dict={}, delivery_info={})
     held = object.__new__(HeldRequest)
-    for name, value in {"request": request, "demands": (SimpleNamespace(interval=interval),), "has_slot": True}.items():
+    for name, value in {
+        "request": request,
+        "demands": (SimpleNamespace(interval=interval),),
+        "plan": SimpleNamespace(leased=False),
+        "has_slot": True,
+    }.items():
         setattr(held, name, value)
-    held.state, held.at, held.until = module.State.ASKS, 0.0, NOW + 1e6
+    held.state, held.at, held.until = State.ASKS, 0.0, NOW + 1e6
     return held
 
 
@@ -32,12 +38,13 @@ class Exits:
 
     longest = 1440.0
 
-    def __init__(self) -> None:
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
         self.started: list[float] = []
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Any, now: float) -> bool:
         assert isinstance(verdict, Start)
-        line.leave(held)
+        self._holdings.leave(line, held, starts=True)
         self.started.append(round(now - held.at, 3))
         return True
 
@@ -48,7 +55,9 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "monotonic", lambda: NOW)
     loop: Any = object.__new__(Loop)
     loop._room = Room(SimpleNamespace(idle=lambda held: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
-    loop._exits = Exits()
+    presence: Any = SimpleNamespace(leave=lambda held: None)
+    loop._holdings = Holdings(None, loop._room, presence, None)  # type: ignore[arg-type]
+    loop._exits = Exits(loop._holdings)
     return loop
 
 

@@ -1,0 +1,412 @@
+"""A whole gate in one process, on a clock of its own: before a pool, a broker and a store that do what a test says.
+
+``Bench.at`` holds what happens next at a step ("ask", "start", "revoked", …): an error, or a call that comes in while a
+greenlet waits there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Concurrency, Limit, StoreUnavailable
+from celery_ratelimit.app.options import Policy
+from celery_ratelimit.app.plan import Plan
+from celery_ratelimit.errors import STORE_TROUBLES
+from celery_ratelimit.gate import answers, gate, local_share, loop
+from celery_ratelimit.gate.gate import Gate
+from celery_ratelimit.gate.held import State
+from celery_ratelimit.gate.line import Line
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limits.decision import Decision, LimitState
+from celery_ratelimit.parking.lot import NOBODY
+
+__all__ = ["Bench"]
+
+QUEUES = ("celery", "other")
+
+
+class Lost(Exception):
+    """The connection to the broker is."""
+
+
+class Request:
+    """A message that has come."""
+
+    def __init__(self, bench: Bench, id: str, task: Any, queue: str, returned: bool) -> None:
+        self.bench, self.id, self.task, self.queue, self.returned = bench, id, task, queue, returned
+        self.name, self.args, self.kwargs, self.worker_pid = task.name, (), {}, None
+        self.message = SimpleNamespace(headers={}, properties={}, delivery_info={}, body=b"", channel=None)
+        self.request_dict: dict[str, Any] = {}
+        self.delivery_info: dict[str, Any] = {}
+        self.acknowledged = self.is_revoked = False
+        self.ends: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.id} {self.name} from {self.queue}: {self.ends}>"
+
+    def revoked(self) -> bool:
+        self.bench.step("revoked")
+        if self.is_revoked and not self.ends:
+            self.end("revoked")
+        return self.is_revoked
+
+    def end(self, how: str) -> None:
+        self.ends.append(how)
+        self.acknowledged = True
+
+
+class Bench:
+    """The gate, and what is around it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_store_error: str = "defer", processes: int = 2) -> None:
+        self.now, self.processes = 1000.0, processes
+        self.at: dict[str, list[Any]] = {}
+        self.timers: list[tuple[float, int, list[Any]]] = []
+        self.numbers = itertools.count(1)
+        self.lost = False
+        self.tats: dict[str, float] = {}
+        self.places: dict[str, set[str]] = {}
+        self.kept: set[str] = set()
+        self.running: dict[Request, float] = {}
+        self.requests: list[Request] = []
+        self.plans: dict[tuple[str, str], Any] = {}
+        self.left: set[str] = set()
+        self.widened = 0
+        self.is_somebody_parked = False
+        self.answers: list[int] = []  # of the lot
+        for module in (answers, gate, loop, local_share):
+            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        for name in ("Outage", "Changes", "Attendant"):
+            monkeypatch.setattr(gate, name, lambda *_: self)
+        monkeypatch.setattr(gate, "parking_of", lambda app: None)
+        monkeypatch.setattr(gate, "is_built_in", lambda name: False)
+        for name, value in {
+            "queue_of": lambda request: request.queue,
+            "came_back": lambda request: request.returned,
+            "came_beside": lambda request: False,
+            "age": lambda request: 0.0,
+            "restore": lambda request: None,
+            "announce": lambda request, fields: self.step("announce"),
+            "fail": lambda request, error: request.end("failed"),
+            "drop": lambda request, reason: request.end("dropped"),
+        }.items():
+            monkeypatch.setattr(gate.requests, name, value)
+        worker: Any = SimpleNamespace(
+            app=None,
+            pool=self,
+            broker=SimpleNamespace(redelivery=3600.0, hears_after=0.0, connection_errors=(Lost,)),
+            timers=SimpleNamespace(
+                call_after=self.call_after, call_soon=None, turn=nullcontext(), recall=lambda _: None
+            ),
+            intake=self,
+            departures=SimpleNamespace(
+                send_back=self._leaves("sent back"),
+                redirect=self._leaves("redirected"),
+                acknowledge=self._leaves("acknowledged"),
+                close=lambda: None,
+            ),
+            start=self._start,
+            live_workers=lambda: 2,
+        )
+        settings: Any = SimpleNamespace(on_store_error=on_store_error, in_memory=False, orphans_after=60.0)
+        leases: Any = SimpleNamespace(begin=self._begin, end=self._end_lease, here=lambda demand: 0)
+        limits: Any = SimpleNamespace(plan_of=lambda task, queue: task.plan)
+        self.leases = leases
+        self.gate = Gate(worker, self, leases, settings, limits)  # type: ignore[arg-type]
+
+    def step(self, name: str) -> None:
+        """Something is called: what is to happen there does."""
+        happens = self.at[name].pop(0) if self.at.get(name) else None
+        if isinstance(happens, Exception):
+            raise happens
+        if happens is not None:
+            happens()
+
+    # -- Time ------------------------------------------------------------------------------------------------------
+
+    def call_after(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+        waiting: list[Any] = [callback]
+        heapq.heappush(self.timers, (self.now + seconds, next(self.numbers), waiting))
+        return waiting.clear
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        while self.timers and self.timers[0][0] <= end:
+            at, _, waiting = heapq.heappop(self.timers)
+            self.now = max(self.now, at)
+            if waiting:
+                self.contained(waiting.pop())
+                self.check()
+        self.now = end
+
+    def contained(self, call: Callable[[], None], request: Any = None) -> None:
+        """As Celery and ``Timers.contained`` do."""
+        try:
+            call()
+        except Lost:
+            self.lose_connection()
+        except Exception as error:
+            if request is not None:
+                self.gate.on_error(request, error)
+
+    # -- Messages --------------------------------------------------------------------------------------------------
+
+    def task(self, kind: str, *names: str, **options: Any) -> Any:
+        """A task that asks limits: "r…" are rates of 10 a second, "p…" are two places each."""
+        if not names:
+            return SimpleNamespace(name=kind, plan=None)
+        limits = [Concurrency(2, name=name) if name[0] == "p" else Limit("10/s", name=name) for name in names]
+        demands = tuple(Demand(limit, name) for limit, name in zip(limits, names, strict=True))
+        policy = Policy(**{"throttle": kind, "inline_wait": 0.02, "max_wait": None, "overflow": "fail", **options})
+        return SimpleNamespace(name=f"{kind} {names}", plan=Plan(tuple(limits), policy, None, demands, "node"))
+
+    def come(self, task: Any, id: str | None = None, *, queue: str = "celery", returned: bool = False) -> Request:
+        request = Request(self, id or f"id-{next(self.numbers)}", task, queue, returned)
+        request.message.properties = {}
+        request.message.body = str(next(self.numbers)).encode()
+        self.requests.append(request)
+        self.contained(lambda: self.gate.on_request(request), request)
+        return request
+
+    def _leaves(self, how: str) -> Callable[..., None]:
+        def leaves(request: Request, *_: Any) -> None:
+            self.step(how)
+            if not self.is_stale(request):
+                request.end(how)
+
+        return leaves
+
+    def is_stale(self, request: Request) -> bool:
+        """It is of a connection that is lost: the broker hands it out anew."""
+        return "lost" in request.ends
+
+    def lose_connection(self) -> None:
+        requests = list(self.requests)
+        self.gate.close()
+        for request in requests:
+            if not request.ends and request not in self.running:
+                request.ends.append("lost")
+        self.widened = 0
+        self.left.clear()
+        self.gate.begin()
+
+    # -- The pool --------------------------------------------------------------------------------------------------
+
+    has_queue = True
+
+    def _start(self, request: Request, permit: Any = None) -> None:
+        try:
+            self.step("start")
+        except ZeroDivisionError as error:  # as endings.contain_pool does
+            self.gate.on_error(request, error)
+            return
+        if request.is_revoked:
+            request.end("revoked")
+            return
+        request.ends.append("started")
+        self.running[request] = self.now
+
+    def finish(self) -> None:
+        """The task that has run for longest ends."""
+        if self.running:
+            request = next(iter(self.running))
+            del self.running[request]
+            request.acknowledged = True
+            self.contained(lambda: self.gate.on_end(request))
+
+    def idle(self, held: int) -> int:
+        inside = sum(not request.ends for request in self.requests)
+        return self.processes - (len(self.running) + inside - held)
+
+    def takes(self, name: str) -> float:
+        return 0.05
+
+    def have_young(self, number: int, now: float, seconds: float) -> bool:
+        return sum(now - since < 0.05 for since in self.running.values()) >= number
+
+    def has(self, request: Any) -> bool:
+        return request in self.running
+
+    # -- The broker ------------------------------------------------------------------------------------------------
+
+    is_full = has_several_queues = True
+
+    def may_stop_consuming(self, queue: str) -> bool:
+        return True
+
+    def stop_consuming(self, queue: str) -> None:
+        assert queue not in self.left
+        self.left.add(queue)
+
+    def go_on_consuming(self, queue: str) -> None:
+        self.left.discard(queue)
+
+    def widen(self) -> None:
+        self.widened += 1
+
+    def narrow(self) -> None:
+        self.widened -= 1
+
+    def return_queue_for(self, queue: str) -> str:
+        return f"{queue}.throttled"
+
+    # -- The store -------------------------------------------------------------------------------------------------
+
+    may_park = True
+
+    @property
+    def asker(self) -> Any:
+        return self
+
+    is_a_move = False
+    error = StoreUnavailable("no answer")
+
+    def __bool__(self) -> bool:
+        return self.lost
+
+    def ask(self, question: Any, otherwise: Any = None, *, quietly: bool = False, **options: Any) -> Any:
+        if not callable(question):
+            return self._decide(question, **options)  # the limiter's
+        if self.lost:
+            return otherwise
+        try:
+            return question()
+        except STORE_TROUBLES as error:
+            if not quietly:
+                self.begin(error)
+            return otherwise
+
+    def begin(self, error: Any = None, on_end: Any = None) -> None:
+        self.lost = self.lost or error is not None
+
+    def come_back(self) -> None:
+        if self.lost:
+            self.lost = False
+            self.contained(self.gate._store_is_back)
+
+    def pause(self) -> float:
+        return 1.0
+
+    def _decide(self, demands: Any, *, id: str, horizon: float, claim: float) -> Decision:
+        self.step("ask")
+        waits = []
+        for demand in demands:
+            if isinstance(demand.limit, Limit):
+                waits.append(max(0.0, self.tats.get(demand.name, 0.0) - self.now))
+            else:
+                holders = self.places.setdefault(demand.name, set())
+                waits.append(0.0 if len(holders - {id}) < 2 else 0.5)
+        wait = max(waits)
+        allowed = wait <= horizon and not any(
+            isinstance(d.limit, Concurrency) and each for d, each in zip(demands, waits, strict=True)
+        )
+        states = tuple(LimitState(demand.name, "", 1, 0, wait, 0.1) for demand in demands)
+        if allowed:
+            for demand in demands:
+                if isinstance(demand.limit, Limit):
+                    self.tats[demand.name] = max(self.now, self.tats.get(demand.name, 0.0)) + 0.1
+                else:
+                    self.places[demand.name].add(id)
+        binding = None if allowed else demands[waits.index(wait)].name
+        return Decision(allowed, 1, 0, wait, wait, binding, states, False, id, int(self.now * 1e6), tuple(demands))
+
+    def forget(self, *_: Any, **__: Any) -> None:
+        self.step("forget")
+
+    def _begin(self, holder: str, demands: Any, granted_at: int) -> None:
+        if any(isinstance(demand.limit, Concurrency) for demand in demands):
+            self.kept.add(holder)
+
+    def _end_lease(self, holder: str, *, later: bool = False) -> None:
+        if holder in self.kept:
+            self.kept.discard(holder)
+            for holders in self.places.values():
+                holders.discard(holder)
+            self.step("release")
+
+    # -- Lots ------------------------------------------------------------------------------------------------------
+
+    @property
+    def arrivals(self) -> Any:
+        return SimpleNamespace(may_run=self._may_run, on_message=lambda message: None)
+
+    @property
+    def waking(self) -> Any:
+        return SimpleNamespace(wake=lambda names: None)
+
+    def _may_run(self, held: Any) -> bool:
+        self.step("may run")
+        return True
+
+    def lot_of(self, demands: Any) -> Any:
+        return demands[0] if self.is_somebody_parked else None
+
+    def park(self, held: Any, demand: Any, *, only_behind: bool, **_: Any) -> int:
+        self.step("park")
+        answer = self.answers.pop(0) if self.answers else 0
+        if answer == NOBODY:
+            self.is_somebody_parked = False
+            answer = NOBODY if only_behind else 0  # whoever asked is parked
+        if answer >= 0 and not self.is_stale(held.request):
+            held.request.end("parked")
+        return answer
+
+    def watch(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.lost = False
+
+    def store_is_back(self) -> None:
+        pass
+
+    # -- What always holds -------------------------------------------------------------------------------------------
+
+    def held(self) -> list[tuple[Line, Any]]:
+        return [(line, held) for line in self.gate._lines for held in line]
+
+    def check(self) -> None:
+        """Each request is in one state and in one place, and everybody is counted once."""
+        room, presence = self.gate._room, self.gate._presence
+        held = self.held()
+        assert len({id(each) for _, each in held}) == len(held)
+        for line, each in held:
+            places = (each in line.with_slot, each in line.new, each in list(line.due))
+            expected = {
+                State.ASKS: (each.has_slot, not each.has_slot, False),
+                State.ASKS_AGAIN: (False, False, True),
+                State.HOLDS_PERMIT: (False, False, True),
+            }
+            assert places == expected[each.state]
+        assert presence.limited == len(held)
+        assert room.held == len(held) + len(self.gate._entrance)
+        holding = sorted(each.at for _, each in held if each.state is State.HOLDS_PERMIT)
+        assert [at for at, _ in room._grants] == holding
+        assert presence._outside == self.widened >= 0
+        assert self.left == set(presence._suspended._queues)
+        assert {request.id for request in self.requests if len(request.ends) > 1 and request.ends[0] != "lost"} == set()
+        waiting = {id(each.request) for _, each in held} | {id(each.request) for each in self.gate._entrance._unlimited}
+        assert waiting == {id(request) for request in self.requests if not request.ends}
+        keep = {each.id for _, each in held} | {each.id for each in self.gate._running._held.values()}
+        assert self.kept <= keep
+        assert not self.gate._loop._is_running
+
+    def check_empty(self) -> None:
+        """Everybody has gone: nothing is left of them."""
+        self.check()
+        assert not self.held()
+        assert not len(self.gate._entrance)
+        lines = self.gate._lines
+        assert not {*lines._by_key, *lines._by_bucket, *lines.wanting}
+        assert not self.gate._running._held
+        assert not self.kept
+        assert not any(self.places.values())
+        assert not self.left

@@ -1,0 +1,97 @@
+"""What is raised in the gate, or comes in while a greenlet waits there, ends one task and leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_ratelimit.gate.held import State
+from tests.unit.a_gate import Bench, Lost
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def one_with_permit(bench: Bench, *names: str) -> Any:
+    """It has a permit that is good in a moment."""
+    bench.tats["r1"] = bench.now + 0.05
+    request = bench.come(bench.task("wait", "r1", *names))
+    bench.run(0.04)
+    ((_, held),) = bench.held()
+    assert held.state is State.HOLDS_PERMIT
+    return request
+
+
+def test_a_task_whose_end_cannot_be_told_when_its_permit_is_good_ends_alone(bench: Bench) -> None:
+    """It has expired, and its result backend raises what it likes."""
+    request = one_with_permit(bench)
+    others = [bench.come(bench.task("wait", "r1")) for _ in range(2)]
+    bench.at["revoked"] = [ZeroDivisionError("no backend")]
+    bench.run(0.05)
+    assert request.ends == ["failed"]
+    bench.check()
+    bench.run(1.0)
+    assert [each.ends for each in others] == [["started"], ["started"]]
+
+
+def test_what_has_one_cause_is_raised_when_a_task_ends_too(bench: Bench) -> None:
+    """Whoever cannot ask the store for a task cannot give back its slot either."""
+    bench.tats["r1"] = bench.now + 5.0
+    first, *others = [bench.come(bench.task("wait", "r1")) for _ in range(3)]
+    bench.at["ask"] = [ZeroDivisionError("at both")]
+    bench.at["forget"] = [ZeroDivisionError("at both")]
+    bench.run(6.0)
+    assert first.ends == ["failed"]
+    bench.check()
+    assert [each.ends for each in others] == [["started"], ["started"]]
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_a_place_that_was_not_used_in_time_is_free_while_its_task_waits_for_a_process(bench: Bench, lose: bool) -> None:
+    one_with_permit(bench, "p1")
+    assert bench.places["p1"], "it has one"
+    for _ in range(bench.processes):
+        bench.running[object()] = bench.now  # type: ignore[index]  # long tasks of others
+    bench.run(0.5)
+    ((_, held),) = bench.held()
+    assert held.state is State.ASKS
+    assert not bench.places["p1"]
+    if lose:
+        bench.lose_connection()
+    assert not bench.kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("retry", "ask"), ("wait", "ask"), ("retry", "revoked"), ("wait", "revoked"), ("retry", "may run")],
+)
+@pytest.mark.parametrize("wait", [0.0, 0.015])
+def test_nothing_is_left_of_whoever_was_at_hand_when_the_connection_was_lost(
+    bench: Bench, kind: str, step: str, wait: float
+) -> None:
+    """A greenlet waits for the store while another one closes the gate."""
+    bench.tats["r1"] = bench.now + wait
+    bench.at[step] = [bench.lose_connection]
+    request = bench.come(bench.task(kind, "r1", "p1"))
+    bench.run(1.0)
+    assert request.ends == ["lost"], "the broker hands it out anew"
+    bench.check_empty()
+    assert bench.gate._room.held == 0
+
+
+def test_a_place_is_given_back_of_whoever_was_to_start_when_the_connection_was_lost(bench: Bench) -> None:
+    """It was revoked, which the broker could not be told."""
+    bench.at["ask"] = [lambda: bench.at.update(revoked=[Lost()])]
+    request = bench.come(bench.task("wait", "p1"))
+    assert request.ends == ["lost"]
+    bench.check_empty()
+
+
+def test_nothing_is_left_of_whoever_had_its_time_when_the_connection_was_lost(bench: Bench) -> None:
+    one_with_permit(bench, "p1")
+    bench.at["revoked"] = [bench.lose_connection]
+    bench.run(1.0)
+    bench.check_empty()

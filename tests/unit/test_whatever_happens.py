@@ -1,0 +1,122 @@
+"""Whatever happens in the gate, and wherever: each request is in one state and in one place, and nothing stays behind.
+
+Operations, errors, and what comes in while a greenlet waits, at random: Hypothesis finds the order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import ImpossibleRequest, StoreUnavailable
+from celery_ratelimit.parking.lot import FULL, NOBODY, OVERTAKEN
+from tests.unit.a_gate import Bench, Lost
+
+KINDS = (
+    ("retry", "r1"),
+    ("wait", "r1"),
+    ("wait", "r2"),
+    ("drop", "r1"),
+    ("retry", "p1"),
+    ("wait", "p1"),
+    ("wait", "r1", "p1"),
+    ("retry", "r2", "p1"),
+    ("retry", "r1", "r2"),
+    ("plain",),
+    ("impatient", "r1"),
+    ("overflowing", "r1"),
+    ("impatient", "r1", "p1"),
+)
+OPTIONS: dict[str, Any] = {
+    "impatient": ("wait", {"max_wait": 0.15}),
+    "overflowing": ("retry", {"max_wait": 0.15, "overflow": "later"}),
+}
+AT = (
+    "ask",
+    "start",
+    "revoked",
+    "announce",
+    "park",
+    "forget",
+    "release",
+    "may run",
+    "sent back",
+    "redirected",
+    "acknowledged",
+)
+HAPPENS = ("nobody foresaw", "no answer", "lost", "close", "come", "come plain", "end", "changed", "impossible")
+
+come = st.tuples(st.just("come"), st.sampled_from(KINDS), st.booleans(), st.sampled_from(("celery", "other")))
+passes = st.tuples(st.just("pass"), st.sampled_from((0.0, 0.005, 0.03, 0.1, 0.3, 1.0)))
+happens = st.tuples(st.just("happens"), st.sampled_from(AT), st.sampled_from(HAPPENS))
+others = st.tuples(st.sampled_from(("end", "revoke", "changed", "close", "store lost", "store back", "again")))
+parked = st.tuples(st.just("parked"), st.sampled_from((NOBODY, OVERTAKEN, FULL, FULL - 5, 0, 3)))
+operations = st.lists(st.one_of(come, come, come, passes, passes, happens, others, parked), min_size=1, max_size=40)
+
+
+def do(bench: Bench, what: str, *how: Any) -> None:
+    if what == "come":
+        (kind, *names), returned, queue = how
+        throttle, options = OPTIONS.get(kind, (kind, {}))
+        bench.come(bench.task(throttle, *names, **options), returned=returned, queue=queue)
+    elif what == "pass":
+        bench.run(*how)
+    elif what == "happens":
+        step, kind = how
+        happening: Any = {
+            "nobody foresaw": ZeroDivisionError(f"at {step}"),
+            "no answer": StoreUnavailable("no answer"),
+            "lost": Lost(),
+            "close": bench.lose_connection,
+            "come": lambda: bench.come(bench.task("wait", "r1", "p1")),
+            "come plain": lambda: bench.come(bench.task("plain")),
+            "end": bench.finish,
+            "changed": lambda: bench.gate._changed({"r1", "p1"}),
+            "impossible": ImpossibleRequest("r1", 2, 1),
+        }[kind]
+        bench.at.setdefault(step, []).append(happening)
+    elif what == "parked":
+        bench.is_somebody_parked = True
+        bench.answers += how
+    elif what == "end":
+        bench.finish()
+    elif what == "revoke":
+        for request in [each for each in bench.requests if not each.ends][:1]:
+            request.is_revoked = True
+    elif what == "changed":
+        bench.contained(lambda: bench.gate._changed({"r1", "p1"}))
+    elif what == "close":
+        bench.lose_connection()
+    elif what == "store lost":
+        bench.begin(StoreUnavailable("no answer"))
+    elif what == "store back":
+        bench.come_back()
+    elif what == "again":  # the same id, twice at once
+        waiting = [each for each in bench.requests if not each.ends]
+        if waiting:
+            bench.come(waiting[0].task, waiting[0].id)
+
+
+@settings(max_examples=1000, suppress_health_check=list(HealthCheck))
+@given(
+    choice=st.sampled_from(("defer", "allow", "local", "raise")),
+    processes=st.sampled_from((1, 2, 4)),
+    operations=operations,
+)
+def test_at_random(choice: str, processes: int, operations: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        bench = Bench(monkeypatch, choice, processes)
+        for operation in operations:
+            do(bench, *operation)
+            bench.check()
+        bench.at.clear()
+        bench.come_back()
+        for _ in range(200):
+            bench.finish()
+            bench.run(0.3)
+            if not bench.running and not bench.held() and not len(bench.gate._entrance):
+                break
+        bench.check_empty()
