@@ -93,30 +93,27 @@ class AsyncAsker:
         """Whoever waited is gone. What was asked is awaited, so that nothing is got after what it gives back."""
         if isinstance(asked, Whole) and asked.task is not None:
             await asyncio.wait([asked.task])
-            if not asked.task.cancelled():
-                asked.task.exception()  # nobody else hears of it
+            if not asked.task.cancelled() and asked.task.exception() is None:  # nobody else hears of it
+                asked.answer = asked.task.result()
         with suppress(asyncio.CancelledError):
             await self.drive(asks, interrupted_by=error)
 
     async def _answer(self, asked: list[Question] | Exists | Sleep | Whole[Any]) -> Any:
         match asked:
+            case Whole():
+                asked.task = self.start(self.drive(asked.asks))
+                asked.answer = await asyncio.shield(asked.task)
+                return asked.answer
             case Sleep(seconds):
                 return await getattr(self.clock, "sleep_async", asyncio.sleep)(seconds)
             case Exists(keys):
                 if self._cluster is None:
                     return bool(await self._store(self.client.exists(*keys)))
                 return bool(await self._store(self._cluster.execute("EXISTS", *keys, key=keys[0])))
-            case Whole():
-                asked.task = self.start(self._whole(asked))
-                return await asyncio.shield(asked.task)
             case [Question() as question]:
                 return [await self._reply(*question)]
             case _:
                 return await asyncio.gather(*[self._reply(*question) for question in asked])
-
-    async def _whole(self, asked: Whole[R]) -> R:
-        asked.answer = await self.drive(asked.asks)
-        return asked.answer
 
     def start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """``work`` as a task, which goes on to its end if whoever waits for it (``shield``) is cancelled."""

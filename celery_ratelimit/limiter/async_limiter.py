@@ -224,9 +224,9 @@ class AsyncLimiter(Asking):
 
     # -- How it is done --------------------------------------------------------------------------------------------
 
-    async def _drive(self, asks: Asks[R]) -> R:
-        return await self.asker.drive(asks)
+    def _drive(self, asks: Asks[R]) -> Coroutine[Any, Any, R]:
+        return self.asker.drive(asks)
 
-    async def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+    def _take(self, demands: Sequence[Demand], max_wait: float) -> Coroutine[Any, Any, Decision]:
         max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
-        return await self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
+        return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
