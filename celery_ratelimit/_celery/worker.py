@@ -57,15 +57,9 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        self.intake = Intake(consumer, broker)
-        self._outbox = Outbox(
-            self.app,
-            lambda: broker.connection,
-            lambda: broker.on_amqp,
-            broker.apart,
-            self.intake.declaration_of_return_queue,
-        )
-        self.departures = Departures(consumer, broker, self.timers, self._outbox)
+        outbox = Outbox(self.app, broker)
+        self.intake = intake = Intake(consumer, broker, outbox)
+        self.departures = Departures(consumer, broker, self.timers, outbox, intake.declaration_of_return_queue)
 
     def intercept(
         self,
@@ -105,10 +99,6 @@ class Worker:
         self.pool.watch(timers.at_home(timers.in_turn(timers.contained(on_end))))
         timers.be_on_time()
         self.intake.watch(timers.in_turn(timers.contained(seen)))
-
-    def consume_return_queues(self, name_for: Callable[[str], str]) -> None:
-        """Consume, beside each queue of this worker, the one that ``name_for`` names for its throttled tasks."""
-        self.intake.consume_return_queues(name_for, self._outbox)
 
     def start(self, request: Any, permit: Mapping[str, Any] | None = None) -> None:
         """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""

@@ -35,6 +35,7 @@ from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
 
 from celery_ratelimit._celery import requests
+from celery_ratelimit._celery.outbox import Outbox
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.returns import Returns, consumers
 
@@ -165,7 +166,9 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         queue = Queue("orders", Exchange("shop", type="topic"), routing_key="order.*")
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None)
-        for_tasks = consumers(KombuConsumer, lambda message: None, Returns(celerys, Prefetch(celerys)))[1]
+        for_tasks = consumers(
+            KombuConsumer, lambda message: None, Returns(celerys, Prefetch(celerys), Outbox(None, celerys))
+        )[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
             connection.drain_events(timeout=5)
