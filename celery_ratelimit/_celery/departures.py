@@ -3,8 +3,10 @@
 What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 * ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message (499 and 518).
+* ``Request.acknowledged`` and ``Message._state``: whether a message is; ``state.task_ready`` (celery/worker/state.py
+  215): its request has ended here.
 * ``AMQP.Queues`` makes queues as the app's settings say, ``Queues.new_missing`` one that nobody has named
-  (celery/app/amqp.py 235 and 317).
+  (celery/app/amqp.py 317 and 235).
 """
 
 from __future__ import annotations

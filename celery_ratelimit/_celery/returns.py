@@ -206,7 +206,7 @@ def consumers(base: type, on_message: Callable[[Any], None], returns: Returns) -
             def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
                 def stamped(message: Any) -> Any:
                     now = time.monotonic()
-                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 92)
+                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 119)
                         message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_since=now)
                     else:
                         message.ratelimit_queue, message.ratelimit_since = queue.name, now

@@ -3,12 +3,13 @@
 What is relied on; line numbers are those of Celery and kombu 5.7.0.
 ``tests/integration/test_internals.py`` fails loudly when one of them moves.
 
-* ``Consumer.on_task_request`` (celery/worker/consumer/consumer.py 175): every message that passed revocation,
+* ``Consumer.on_task_request`` (celery/worker/consumer/consumer.py 221): every message that passed revocation,
   ETA and Celery's own ``rate_limit`` goes through it. It is read by the task strategies when they are built
   (celery/worker/strategy.py 123), which is after the consumer's bootsteps are made, and at call time by
   ``apply_eta_task`` and ``_limit_move_to_pool``.
-* ``Consumer.gossip`` knows the workers of the fleet (celery/worker/consumer/gossip.py).
+* ``Consumer.gossip`` knows the workers of the fleet, where it is ``enabled`` (celery/worker/consumer/gossip.py 38).
 * ``state.revoked._data``, of a LimitedSet (celery/utils/collections.py): who comes, comes last.
+* A prefork pool is a ``prefork.TaskPool`` (celery/concurrency/prefork.py).
 """
 
 from __future__ import annotations
