@@ -4,9 +4,11 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 * ``Consumer.hub`` is None where the worker has no event loop (celery/worker/worker.py 307): on pools of greenlets, and
   on Windows or with transports that are not asynchronous.
-* ``Consumer.connection`` is None while Celery connects anew; ``connection_errors`` are those after which it does.
+* ``Consumer.connection`` is None while Celery connects anew (celery/worker/consumer/consumer.py 485);
+  ``connection_errors`` are those after which it does, on Redis a KeyError, too (kombu/transport/redis.py 258).
 * Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
   messages may not come in now, no sooner than after a while (kombu/transport/virtual/base.py 999).
+* A ``worker_eta_task_limit`` is the most that the prefetch becomes (celery/worker/consumer/tasks.py 54).
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Broker:
 
     def is_farewell(self, error: BaseException) -> bool:
         """Whether an error says that the connection is lost."""
-        # Among its connection errors kombu has the KeyErrors of its own reading from Redis (transport/redis.py 258).
+        # Among its connection errors kombu has the KeyErrors of its own reading from Redis.
         return isinstance(error, tuple(self._consumer.connection_errors)) and not isinstance(error, KeyError)
 
     @functools.cached_property

@@ -3,8 +3,10 @@
 What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 * ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message (499 and 518).
+* ``Request.acknowledged`` and ``Message._state``: whether a message is; ``state.task_ready`` (celery/worker/state.py
+  215): its request has ended here.
 * ``AMQP.Queues`` makes queues as the app's settings say, ``Queues.new_missing`` one that nobody has named
-  (celery/app/amqp.py 235 and 317).
+  (celery/app/amqp.py 317 and 235).
 """
 
 from __future__ import annotations
@@ -39,11 +41,19 @@ class Departures:
         broker: its broker.
         timers: its timers.
         outbox: publishes.
+        return_queue: how this worker declares a queue that its tasks come back by; None: that is not its part.
     """
 
-    def __init__(self, consumer: Any, broker: Broker, timers: Timers, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        consumer: Any,
+        broker: Broker,
+        timers: Timers,
+        outbox: Outbox,
+        return_queue: Callable[[str], Any],
+    ) -> None:
         self._consumer, self._app, self._broker, self._timers = consumer, consumer.app, broker, timers
-        self._outbox = outbox
+        self._outbox, self._return_queue = outbox, return_queue
         self._unacknowledged: list[Any] = []
         self._acknowledge_later: Callable[[], None] | None = None
 
@@ -53,10 +63,10 @@ class Departures:
         """Publish the message again as it is, to come back after ``delay`` seconds, and acknowledge this copy.
 
         In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
-        raises; the message then is unacknowledged still. ``doubts``: see :func:`~..parcels.doubts_in`.
+        raises; the message then is unacknowledged still. ``doubts``: see :func:`~.parcel.doubts_in`.
         """
         parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
-        self._publish_one(request, (parcel, delay, {"again": doubts or True}))
+        self._publish_one(request, (parcel, delay, {"again": doubts or True}), self._return_queue)
         self.acknowledge(request)
 
     def redirect(self, request: Any, queue: str) -> None:
@@ -64,7 +74,7 @@ class Departures:
 
         A queue that is not there is made, as it would be for whoever sends a task to it.
         """
-        self._publish_one(request, (parcel_of(request, queue, ""), 0.0, {}), self._declaration_of)
+        self._publish_one(request, (parcel_of(request, queue, ""), 0.0, {}), self._as_settings_say)
         self.acknowledge(request)
 
     def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> set[str]:
@@ -75,18 +85,18 @@ class Departures:
         """
         if self._broker.takes_few_countdowns:
             parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
-        return self._outbox.publish(self._consumer.task_consumer.channel, parcels)
+        return self._outbox.publish(self._consumer.task_consumer.channel, parcels, self._return_queue)
 
     def _publish_one(
         self,
         request: Any,
         parcel: tuple[Parcel, float, Mapping[str, Any]],
-        declaration: Callable[[str], Any] | None = None,
+        declaration: Callable[[str], Any],
     ) -> None:
         for missing in self._outbox.publish(request.message.channel, [parcel], declaration):
             raise NoSuchQueue(missing)
 
-    def _declaration_of(self, name: str) -> Any:
+    def _as_settings_say(self, name: str) -> Any:
         """A queue as the app's settings have it, without a trace in ``app.amqp.queues``: None if they have none."""
         queues = self._app.amqp.queues
         if name in queues:

@@ -3,7 +3,7 @@
 What is relied on; line numbers are those of kombu 5.7.0:
 
 * ``Queue.queue_declare(passive=True)`` (kombu/entity.py 637) raises one of the connection's ``channel_errors`` where
-  there is no such queue, on Redis as well (kombu/transport/virtual/base.py 538); on AMQP it closes the channel.
+  there is no such queue, on Redis as well (kombu/transport/virtual/base.py 537); on AMQP it closes the channel.
 * ``Queue.get`` (entity.py 690): a message that is not acknowledged is given back when its channel is closed.
 """
 

@@ -5,9 +5,9 @@ worker ("Unrecoverable error"), and the message, which is unacknowledged, ends t
 
 What is relied on; line numbers are those of Celery 5.7.0:
 
-* ``Consumer.create_task_handler`` (celery/worker/consumer/consumer.py 793): called by both event loops for the function
-  that every message goes to (celery/worker/loops.py 73 and 175).
-* ``Consumer.on_invalid_task`` (consumer.py 772): says what is wrong with a message, and rejects it.
+* ``Consumer.create_task_handler`` (celery/worker/consumer/consumer.py 798): called by both event loops for the function
+  that every message goes to (celery/worker/loops.py 72 and 165).
+* ``Consumer.on_invalid_task`` (consumer.py 785): says what is wrong with a message, and rejects it.
 * ``virtual.Channel.basic_consume`` puts what makes messages into ``connection._callbacks``, by queue
   (kombu/transport/virtual/base.py 651).
 * ``WorkController._process_task`` (celery/worker/worker.py 291): hands a request to the pool, at once or when its

@@ -35,12 +35,14 @@ class Intake:
     Args:
         consumer: Celery's.
         broker: its broker.
+        outbox: declares return queues.
     """
 
-    def __init__(self, consumer: Any, broker: Broker) -> None:
+    def __init__(self, consumer: Any, broker: Broker, outbox: Outbox) -> None:
         self._consumer, self._broker = consumer, broker
         self._prefetch = Prefetch(consumer)
-        self._returns = Returns(consumer, self._prefetch)
+        self._returns = Returns(consumer, self._prefetch, outbox)
+        self._beside: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
         """From now on ``on_message`` sees each message when it comes in, before its countdown."""
@@ -75,14 +77,13 @@ class Intake:
         """Whether tasks come from more than one queue."""
         return len(self._returns.queues) > 1
 
-    def consume_return_queues(self, name_for: Callable[[str], str], outbox: Outbox) -> None:
+    def consume_return_queues(self, name_for: Callable[[str], str]) -> None:
         """Consume, beside each queue of this worker, the queue by which its throttled tasks come back.
 
         Args:
             name_for: what it is called.
-            outbox: declares it.
         """
-        self._returns.set_up(name_for, self._beside, outbox)
+        self._returns.set_up(name_for, self._beside)
 
     def return_queue_for(self, queue: str) -> str:
         """The queue by which throttled tasks of ``queue`` come back; that may be ``queue`` itself."""

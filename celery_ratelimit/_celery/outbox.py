@@ -22,6 +22,7 @@ import amqp
 from amqp import spec
 from amqp.exceptions import ChannelError, PreconditionFailed, RecoverableConnectionError, error_for_code
 
+from .broker import Broker
 from .parcel import Parcel, publish_all
 
 __all__ = ["NoSuchQueue", "Outbox", "publish_on"]
@@ -49,40 +50,29 @@ class Outbox:
     """Where messages go out of a worker.
 
     Args:
-        app: the app; its producers' connections are used where ``apart``.
-        connection: the worker's connection to its broker.
-        on_amqp: whether that is AMQP.
-        apart: whether another thread or greenlet reads from that connection all the time. Who publishes reads, too.
-        declaration: how a queue is to be declared by this worker; None: that is not its part.
+        app: the app; its producers' connections are used where the broker is read from ``apart``: who publishes, reads.
+        broker: the worker's.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        connection: Callable[[], Any],
-        on_amqp: Callable[[], bool],
-        apart: bool,
-        declaration: Callable[[str], Any],
-    ) -> None:
-        self._app, self._connection, self._on_amqp, self._apart = app, connection, on_amqp, apart
-        self._declaration = declaration
+    def __init__(self, app: Any, broker: Broker) -> None:
+        self._app, self._broker = app, broker
         self._free: list[_Channel] = []
         self._of: Any = None
 
-    def publish(self, channel: Any, parcels: Parcels, declaration: Callable[[str], Any] | None = None) -> set[str]:
+    def publish(self, channel: Any, parcels: Parcels, declaration: Callable[[str], Any]) -> set[str]:
         """Publish messages; on another broker than AMQP on ``channel``.
 
-        A queue that is not there is declared, if ``declaration`` says how.
+        A queue that is not there is declared as ``declaration`` says; None: that is not this worker's part.
 
         Returns:
             The queues that are not there; none of what was to go to them was published.
         """
-        if not self._on_amqp():
+        if not self._broker.on_amqp:
             publish_all(channel, parcels)
             return set()
-        with self._channel(self._apart) as own:
+        with self._channel(self._broker.apart) as own:
             missing = own.publish(parcels)
-            found = {name: (declaration or self._declaration)(name) for name in missing}
+            found = {name: declaration(name) for name in missing}
             declared = [name for name, queue in found.items() if queue is not None]
             for name in declared:
                 found[name].bind(own.channel).queue_declare()
@@ -107,7 +97,7 @@ class Outbox:
             with self._app.producer_pool.acquire(block=True) as producer:
                 yield _Channel(producer.channel)
             return
-        connection = self._connection()
+        connection = self._broker.connection
         if connection is not self._of:
             self._of, self._free = connection, []
         own = self._free.pop() if self._free else _Own(connection.channel())

@@ -1,19 +1,20 @@
 """The worker's pool: what runs in it and since when, how long tasks take, and the end of each.
 
-What is relied on:
+What is relied on; line numbers are those of Celery 5.7.0:
 
-* ``pool.apply_async(…, accept_callback, callback, error_callback, timeout_callback)`` (celery/worker/request.py 1000),
+* ``pool.apply_async(…, accept_callback, callback, error_callback, timeout_callback)`` (celery/worker/request.py 1009),
   which task strategies read when they are built. All four are methods of the request. A pool calls the first when a
-  process begins with the task, and one of the others at its end; gevent and eventlet call the last one alone for a
-  task that a hard time limit has ended (celery/concurrency/gevent.py 29).
+  process begins with the task, and one of the others at its end; gevent calls the last one alone for a task that a hard
+  time limit has ended (celery/concurrency/gevent.py 28), eventlet knows no time limits.
 * ``pool.is_green`` (celery/concurrency/base.py 61): gevent's and eventlet's ``spawn`` waits for a free greenlet.
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
-  (celery/worker/worker.py 308).
-* ``Consumer.on_close`` (celery/worker/consumer/consumer.py), at a lost connection: it empties ``reserved_requests`` and
-  makes a prefork pool ``flush`` (celery/concurrency/asynpool.py 1079). Before Celery 5.7 the first forgets what runs,
-  whose processes then look free, and the second empties ``pool._pool._cache``: the ends of those jobs are not heard any
-  more. What no process has begun with (``_accepted``) is let go of without a word, by all versions.
+  (celery/worker/worker.py 295).
+* ``Consumer.on_close`` (celery/worker/consumer/consumer.py 581), at a lost connection: it empties
+  ``reserved_requests`` and makes a prefork pool ``flush`` (celery/concurrency/asynpool.py 1079). Before Celery 5.7 the
+  first forgets what runs, whose processes then look free, and the second empties ``pool._pool._cache``: the ends of
+  those jobs are not heard any more. What no process has begun with (``_accepted``) is let go of without a word, by all
+  versions.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 * ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
-* ``Request.name`` may be a list, by a message's shadow, which Celery cannot count (celery/worker/state.py 107).
-* ``request.request_dict`` and ``request.delivery_info``: what the task is told when it starts (request.py).
+* ``Request.name`` may be a list, by a message's shadow, which Celery cannot count (celery/worker/state.py 211).
+* ``request.request_dict`` and ``request.delivery_info``, which is in it (request.py 177): what the task is told when it
+  starts.
 """
 
 from __future__ import annotations

@@ -46,23 +46,23 @@ class Returns:
     Args:
         consumer: Celery's.
         prefetch: the window that they are not part of.
+        outbox: declares them.
 
     Attributes:
         queues: those that this worker consumes for tasks, by name, whether or not they are left alone for now.
     """
 
-    def __init__(self, consumer: Any, prefetch: Prefetch) -> None:
+    def __init__(self, consumer: Any, prefetch: Prefetch, outbox: Outbox) -> None:
         self.queues: dict[str, Queue] = {}
-        self._celerys, self._prefetch = consumer, prefetch
+        self._celerys, self._prefetch, self._outbox = consumer, prefetch, outbox
         self._name_for: Callable[[str], str] = str
         self._make: Any = None
         self._main: Any = None
         self._beside: Any = None
-        self._outbox: Outbox | None = None
 
-    def set_up(self, name_for: Callable[[str], str], make: Any, outbox: Outbox) -> None:
+    def set_up(self, name_for: Callable[[str], str], make: Any) -> None:
         """``name_for`` a queue: its return queue's name; ``make``: a class of consumers."""
-        self._name_for, self._make, self._outbox = name_for, make, outbox
+        self._name_for, self._make = name_for, make
 
     # -- Names -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Returns:
                 beside.consume()
 
     def _declare(self, queue: Queue) -> None:
-        if not self._on_amqp or self._outbox is None:
+        if not self._on_amqp:
             queue.queue_declare()
         elif not self._outbox.declare(queue):
             logger.warning(
@@ -206,7 +206,7 @@ def consumers(base: type, on_message: Callable[[Any], None], returns: Returns) -
             def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
                 def stamped(message: Any) -> Any:
                     now = time.monotonic()
-                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 92)
+                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 119)
                         message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_since=now)
                     else:
                         message.ratelimit_queue, message.ratelimit_since = queue.name, now

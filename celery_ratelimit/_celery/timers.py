@@ -8,7 +8,8 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
   celery/utils/timer2.py): requests that wait here for the end of their countdown, for ``Consumer.apply_eta_task``
   (strategy.py 200 and 212, consumer.py 378 and 734).
 * Where there is no event loop, and the pool is none of greenlets, timers have a thread (celery/utils/timer2.py), which
-  sleeps until what was next when it lay down, or for ``schedule.max_interval``.
+  sleeps until what was next when it lay down, or for ``schedule.max_interval``. ``Consumer.call_soon`` (consumer.py
+  270) then calls when the broker has been read from once more, which takes up to two seconds (loops.py 191).
 * ``pool.is_green`` (celery/concurrency/base.py 61), and the ``eta`` and ``entry`` of the greenlets in the queue of such
   a pool's timer (gevent.py 60, eventlet.py 53).
 """

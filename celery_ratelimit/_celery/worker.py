@@ -3,12 +3,13 @@
 What is relied on; line numbers are those of Celery and kombu 5.7.0.
 ``tests/integration/test_internals.py`` fails loudly when one of them moves.
 
-* ``Consumer.on_task_request`` (celery/worker/consumer/consumer.py 175): every message that passed revocation,
+* ``Consumer.on_task_request`` (celery/worker/consumer/consumer.py 221): every message that passed revocation,
   ETA and Celery's own ``rate_limit`` goes through it. It is read by the task strategies when they are built
   (celery/worker/strategy.py 123), which is after the consumer's bootsteps are made, and at call time by
   ``apply_eta_task`` and ``_limit_move_to_pool``.
-* ``Consumer.gossip`` knows the workers of the fleet (celery/worker/consumer/gossip.py).
+* ``Consumer.gossip`` knows the workers of the fleet, where it is ``enabled`` (celery/worker/consumer/gossip.py 38).
 * ``state.revoked._data``, of a LimitedSet (celery/utils/collections.py): who comes, comes last.
+* A prefork pool is a ``prefork.TaskPool`` (celery/concurrency/prefork.py).
 """
 
 from __future__ import annotations
@@ -57,15 +58,9 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        self.intake = Intake(consumer, broker)
-        self._outbox = Outbox(
-            self.app,
-            lambda: broker.connection,
-            lambda: broker.on_amqp,
-            broker.apart,
-            self.intake.declaration_of_return_queue,
-        )
-        self.departures = Departures(consumer, broker, self.timers, self._outbox)
+        outbox = Outbox(self.app, broker)
+        self.intake = intake = Intake(consumer, broker, outbox)
+        self.departures = Departures(consumer, broker, self.timers, outbox, intake.declaration_of_return_queue)
 
     def intercept(
         self,
@@ -105,10 +100,6 @@ class Worker:
         self.pool.watch(timers.at_home(timers.in_turn(timers.contained(on_end))))
         timers.be_on_time()
         self.intake.watch(timers.in_turn(timers.contained(seen)))
-
-    def consume_return_queues(self, name_for: Callable[[str], str]) -> None:
-        """Consume, beside each queue of this worker, the one that ``name_for`` names for its throttled tasks."""
-        self.intake.consume_return_queues(name_for, self._outbox)
 
     def start(self, request: Any, permit: Mapping[str, Any] | None = None) -> None:
         """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""

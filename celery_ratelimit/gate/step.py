@@ -79,7 +79,7 @@ class GateStep(bootsteps.StartStopStep):
             _refuse_to_start(error)
         self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited)
         worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
-        worker.consume_return_queues(settings.return_queue_for)
+        worker.intake.consume_return_queues(settings.return_queue_for)
 
         def revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
             gate.forget(sender, request)

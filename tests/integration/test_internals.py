@@ -18,11 +18,16 @@ from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
 from celery.app.task import Context
 from celery.apps import worker
+from celery.concurrency import prefork
+from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import BasePool
+from celery.events.state import State
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
 from celery.worker import WorkController, loops, request, state, strategy
 from celery.worker.consumer import consumer
+from celery.worker.consumer.gossip import Gossip
+from celery.worker.consumer.tasks import Tasks
 from kombu import Connection, Exchange, Producer, Queue
 from kombu import Consumer as KombuConsumer
 from kombu.asynchronous import hub
@@ -35,12 +40,21 @@ from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
 
 from celery_ratelimit._celery import requests
+from celery_ratelimit._celery.broker import Broker
+from celery_ratelimit._celery.outbox import Outbox
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.returns import Returns, consumers
 
 
 def source(thing: object) -> str:
     return inspect.getsource(thing)  # type: ignore[arg-type]
+
+
+def text_of(module: str) -> str:
+    """The source of a module that is not imported: eventlet warns if it is, and has patched nothing."""
+    spec = find_spec(module)
+    assert spec is not None
+    return Path(str(spec.origin)).read_text()
 
 
 def test_every_path_to_the_pool_reads_on_task_request() -> None:
@@ -51,8 +65,6 @@ def test_every_path_to_the_pool_reads_on_task_request() -> None:
 
 
 def test_strategies_are_built_after_the_bootsteps() -> None:
-    from celery.worker.consumer.tasks import Tasks
-
     assert "c.update_strategies()" in source(Tasks.start)
     init = source(consumer.Consumer.__init__)
     assert init.index("self.on_task_request = on_task_request") < init.index("self.blueprint.apply(")
@@ -63,6 +75,46 @@ def test_the_pool_tells_the_end_of_a_task_by_two_callbacks() -> None:
     assert "apply_async = pool.apply_async" in made
     assert "callback=self.on_success" in made
     assert "error_callback=self.on_failure" in made
+
+
+def test_it_tells_the_beginning_and_a_time_limit_by_two_more() -> None:
+    made = source(request.create_request_cls)
+    assert "accept_callback=self.on_accepted" in made
+    assert "timeout_callback=self.on_timeout" in made
+    assert "return timeout_callback(False, timeout)" in text_of("celery.concurrency.gevent")
+    assert "timeout" not in text_of("celery.concurrency.eventlet")
+
+
+def test_a_request_that_was_revoked_leaves_the_pool_without_a_callback() -> None:
+    made = source(request.create_request_cls)
+    assert made.index("raise TaskRevokedError(task_id)") < made.index("= apply_async(")
+    assert "except TaskRevokedError:" in source(WorkController._process_task)
+
+
+def test_what_runs_when_the_connection_is_lost() -> None:
+    closed = source(consumer.Consumer.on_close)
+    assert closed.index("reserved_requests.clear()") < closed.index("self.pool.flush()")
+    assert "_accepted" in source(AsynPool.flush)
+    assert "self._cache" in source(AsynPool.flush)
+
+
+def test_what_a_task_is_told_when_it_starts() -> None:
+    assert "'delivery_info': self._delivery_info" in source(request.Request.__init__)
+    assert "self.request_dict" in source(request.create_request_cls)
+    for name in ("request_dict", "delivery_info"):
+        assert f"return self._{name}" in source(getattr(request.Request, name).fget)
+
+
+def test_a_pool_says_how_many_run_at_once_and_prefork_is_of_one_class() -> None:
+    assert isinstance(BasePool.num_processes, property)
+    assert issubclass(prefork.TaskPool, BasePool)
+
+
+def test_gossip_knows_the_workers_that_are_alive() -> None:
+    made = source(Gossip.__init__)
+    assert "self.enabled = not without_gossip and" in made
+    assert made.index("if self.enabled:") < made.index("self.state = c.app.events.State(")
+    assert "if w.alive" in source(State.alive_workers)
 
 
 def test_reserved_requests_are_those_that_have_not_ended() -> None:
@@ -100,13 +152,35 @@ def test_a_worker_without_an_event_loop_has_timers_in_a_thread() -> None:
     assert timer.schedule.max_interval == 1.0
 
 
+def test_a_worker_without_an_event_loop_hears_of_a_call_when_it_has_read() -> None:
+    assert "self._pending_operations.append(p)" in source(consumer.Consumer.call_soon)
+    loop = source(loops.synloop)
+    assert loop.index("perform_pending_operations()\n") < loop.index("drain_events(timeout=2.0)")
+
+
+def test_a_broker_that_has_nothing_is_asked_again_after_a_while() -> None:
+    """``Broker.hears_after``."""
+    assert "self.loop = loops.asynloop if hub else loops.synloop" in source(consumer.Consumer.__init__)
+    assert "sleep(polling_interval)" in source(virtual.Transport.drain_events)
+    assert 0 < virtual.Transport.polling_interval < 4.0
+
+
+def test_a_worker_has_no_connection_while_it_connects() -> None:
+    assert "c.connection = c.connect()" in text_of("celery.worker.consumer.connection")
+    lost = source(consumer.Consumer.on_connection_error_after_connected)
+    assert "connection, self.connection = self.connection, None" in lost
+    assert "self.connection_errors = self.conninfo.connection_errors" in source(consumer.Consumer.__init__)
+
+
+def test_the_prefetch_has_a_most_where_tasks_with_an_eta_have() -> None:
+    assert "eta_task_limit = c.app.conf.worker_eta_task_limit" in source(Tasks.start)
+
+
 def test_a_pool_of_greenlets_says_so_and_its_timer_shows_who_waits() -> None:
     assert not BasePool.is_green
-    for name in ("gevent", "eventlet"):  # to import the latter is to be warned, if it has patched nothing
-        spec = find_spec(f"celery.concurrency.{name}")
-        assert spec is not None
-        text = Path(str(spec.origin)).read_text()
-        assert {"    is_green = True", "        g.entry = entry", "        g.eta = eta"} <= set(text.splitlines())
+    for name in ("gevent", "eventlet"):
+        lines = text_of(f"celery.concurrency.{name}").splitlines()
+        assert {"    is_green = True", "        g.entry = entry", "        g.eta = eta"} <= set(lines)
 
 
 def test_a_request_and_its_timer_hold_each_other() -> None:
@@ -164,8 +238,10 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
     with Connection(request.getfixturevalue(kind).url) as connection:
         queue = Queue("orders", Exchange("shop", type="topic"), routing_key="order.*")
         before = time.monotonic()
-        celerys = SimpleNamespace(task_consumer=None)
-        for_tasks = consumers(KombuConsumer, lambda message: None, Returns(celerys, Prefetch(celerys)))[1]
+        celerys = SimpleNamespace(task_consumer=None, hub=None)
+        for_tasks = consumers(
+            KombuConsumer, lambda message: None, Returns(celerys, Prefetch(celerys), Outbox(None, Broker(celerys)))
+        )[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
             connection.drain_events(timeout=5)
@@ -191,7 +267,6 @@ def test_revoked_ids_are_the_keys_of_a_dict() -> None:
 
 def test_the_worker_has_one_consumer_for_its_tasks_when_it_starts_to_consume() -> None:
     from celery.app.amqp import AMQP
-    from celery.worker.consumer.tasks import Tasks
 
     assert "return self.Consumer(" in source(AMQP.TaskConsumer)
     assert "c.task_consumer = c.app.amqp.TaskConsumer(" in source(Tasks.start)
@@ -216,7 +291,7 @@ def test_a_channel_counts_by_itself() -> None:
 def test_the_prefetch_is_asked_for_at_each_change_and_its_increments_alone_are_bounded() -> None:
     assert "max_prefetch" in source(QoS.increment_eventually)
     assert "max_prefetch" not in source(QoS.decrement_eventually)
-    assert "def set_prefetch_count" in source(sys.modules["celery.worker.consumer.tasks"].Tasks.start)
+    assert "def set_prefetch_count" in source(Tasks.start)
     for owner in (strategy.default, consumer.Consumer._limit_post_eta, consumer.Consumer.apply_eta_task):
         assert ".qos." in source(owner)
     for loop in (loops.asynloop, loops.synloop):
@@ -330,8 +405,6 @@ def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:
 
 def test_a_field_of_an_event_is_the_state_where_celery_merges() -> None:
     """``_celery.monitors``: the other way round it would be lost."""
-    from celery.events.state import State
-
     state, times = State(), {"timestamp": 1.0, "local_received": 1.0, "clock": 1}
 
     def shown(kind: str, **fields: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import amqp
@@ -11,6 +12,7 @@ import pytest
 from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
+from celery_ratelimit._celery.broker import Broker as WorkersBroker
 from celery_ratelimit._celery.channels import end_connection_with
 from celery_ratelimit._celery.outbox import Outbox
 from tests.rabbitmq import Broker
@@ -42,8 +44,12 @@ def connection(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Conne
         yield connected
 
 
-def an_outbox(connection: Connection, declaration: Callable[[str], Any] = lambda name: None) -> Outbox:
-    return Outbox(None, lambda: connection, lambda: True, False, declaration)
+def an_outbox(connection: Connection) -> Outbox:
+    return Outbox(None, WorkersBroker(SimpleNamespace(connection=connection, hub=object())))
+
+
+def nobodys(name: str) -> None:
+    """No queue is this worker's to declare."""
 
 
 def drained(connection: Connection) -> None:
@@ -58,14 +64,16 @@ def test_a_queue_that_is_not_there_is_told_and_the_others_get_theirs(connection:
     connection.default_channel.queue_declare("there")
     outbox = an_outbox(connection)
     for _ in range(2):
-        assert outbox.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")]) == {"nowhere"}
+        assert outbox.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")], nobodys) == {"nowhere"}
     assert connection.default_channel.queue_declare("there", passive=True).message_count == 4
 
 
 def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
-    outbox = an_outbox(connection, lambda name: Queue(name, max_priority=3) if name == "mine" else None)
+    def declaration(name: str) -> Queue | None:
+        return Queue(name, max_priority=3) if name == "mine" else None
+
     parcels = [a_parcel("mine"), a_parcel("nowhere"), a_parcel("mine")]
-    assert outbox.publish(None, parcels) == {"nowhere"}
+    assert an_outbox(connection).publish(None, parcels, declaration) == {"nowhere"}
     Queue("mine", max_priority=3)(connection.default_channel).queue_declare()
     assert connection.default_channel.queue_declare("mine", passive=True).message_count == 2
 
@@ -75,7 +83,7 @@ def test_what_is_declared_otherwise_is_left_as_it_is(connection: Connection) -> 
     assert outbox.declare(Queue("mine", max_priority=3))
     assert outbox.declare(Queue("mine", max_priority=3))
     assert not outbox.declare(Queue("mine"))
-    assert outbox.publish(None, [a_parcel("mine")]) == set()
+    assert outbox.publish(None, [a_parcel("mine")], nobodys) == set()
 
 
 def test_what_is_refused_is_told_and_ends_nothing_else(connection: Connection) -> None:
@@ -84,8 +92,8 @@ def test_what_is_refused_is_told_and_ends_nothing_else(connection: Connection) -
     with Consumer(connection.default_channel, [Queue("in")], on_message=came.append):
         for number in range(1, 4):
             with pytest.raises(amqp.PreconditionFailed):
-                outbox.publish(None, [a_parcel("in", **REFUSED)])
-            assert outbox.publish(None, [a_parcel("in")]) == set()
+                outbox.publish(None, [a_parcel("in", **REFUSED)], nobodys)
+            assert outbox.publish(None, [a_parcel("in")], nobodys) == set()
             drained(connection)
             assert len(came) == number
     assert len(connection.connection.channels) <= 3, "the connection itself, what is consumed, and one to publish"
@@ -101,12 +109,12 @@ def test_who_publishes_while_another_waits_gets_an_answer_of_its_own(connection:
     def send_on(message: Message) -> None:
         next(came)
         message.ack()
-        sent.append(outbox.publish(None, [a_parcel("out")] * 3))
+        sent.append(outbox.publish(None, [a_parcel("out")] * 3, nobodys))
 
     with Consumer(connection.default_channel, [Queue("in")], on_message=send_on):
         for _ in range(10):
             with pytest.raises(amqp.PreconditionFailed):
-                outbox.publish(None, [a_parcel("in"), a_parcel("in"), a_parcel("in", **REFUSED)])
+                outbox.publish(None, [a_parcel("in"), a_parcel("in"), a_parcel("in", **REFUSED)], nobodys)
         drained(connection)
     assert next(came) == 20
     assert sent == [set()] * 20
