@@ -21,8 +21,8 @@
 -- slots key: sorted set, member = id of a waiting request, score = the tat that its turn would leave behind. Where a request
 --            waits for another limit, its turn lies later than those before it leave the bucket: member NUL and the us at
 --            which such a gap begins, score = the us at which it ends less 2^53, which is below zero. Who fits into a gap makes nobody wait.
---!include change.lua
-local token_bucket = {letter = ''}
+--!include new_rate.lua
+local token_bucket = {letter = '', evenly = true, lends = true}
 local GAP = 2 ^ 53
 local GAPS = 16 -- that a request looks into at a time
 
@@ -111,7 +111,7 @@ local function find(limit, at)
 end
 
 -- The rate has changed `at` a time since the last write: the permits that are missing stay missing, the times at which they
--- come back and at which those who wait are due move with the rate, as change.lua says. Once a change, so it is written at
+-- come back and at which those who wait are due move with the rate, as new_rate.lua says. Once a change, so it is written at
 -- once; nothing is taken.
 local function rescale(limit, now, at, tat, lent, interval)
     local factor = limit.period / limit.count / interval
@@ -287,7 +287,7 @@ if NUMBER > 1 then
 end
 
 -- Pass two, refused: a step back of the clock has to be noted, or the bucket would be locked until it catches up.
-function token_bucket.refuse(limit, now)
+function token_bucket.note_change(limit, now)
     if limit.changed then write_state(limit, now) end
 end
 
@@ -307,7 +307,7 @@ end
 
 if CORRECTS then
     -- A waiting request that will not come. The end of the line is read from the slots; between others it leaves a gap.
-    function token_bucket.leave(limit, now, id)
+    function token_bucket.give_up(limit, now, id)
         local score = tonumber(call('ZSCORE', limit.slots_key, id))
         call('ZREM', limit.slots_key, id)
         if not score then return end
