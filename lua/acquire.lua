@@ -1,45 +1,40 @@
 -- acquire: take the permits of one request from all of its limits in one atomic step, or from none.
 --
--- Source: generic cell rate algorithm (ITU-T I.371) and its peers, see include/<algorithm>.lua.
--- KEYS   four per limit, see include/request.lua
+-- Two passes. The first computes when each limit could let the request go, and writes nothing. The second takes the permits of all
+-- limits at the latest of these times; or, if that is too far away, proposes one slot: the time at which the request should ask again.
+--
+-- Source: generic cell rate algorithm (ITU-T I.371) and its peers, see algorithms/.
+-- KEYS   four per limit, see include/read_limits.lua
 -- ARGV   1  id        text; names the request, so that it finds its slot again; '' for none
---        2  horizon   us >= 0; a permit may be taken that far ahead: the caller then waits for its time
+--        2  horizon   us; a permit may be taken that far ahead: the caller then waits for its time; below 0: ask for a slot only
 --        3  claim     us >= 0; a refused request with an id keeps a slot that lies no further ahead than that
---        4+ six per limit, see include/request.lua
+--        4+ six per limit, see include/read_limits.lua
 -- Reply  see include/reply.lua
 -- Writes allowed: each limit's state, TTL until it is full again.
 --        refused: the slots of each limit, TTL until a second after the last slot.
-local id = ARGV[1]
+local id, HORIZON_US, CLAIM_US = ARGV[1], ARGV[2], ARGV[3] -- as texts: Lua reckons with them, and seldom has to
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 4
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include usual.lua
+--!include fast_path.lua
 --!include algorithms.lua
---!include request.lua
+--!include read_limits.lua
 --!include check.lua
---!include slots.lua
+--!include joint_slot.lua
 --!include reply.lua
 
--- Returning requests go before newcomers: who finds others waiting ahead joins the line, even if a permit is there.
-if not behind and joint <= now + ARGV[2] and (NUMBER == 1 or fits(ARGV[3])) then
+-- A request that returns goes before newcomers: a newcomer that finds others waiting ahead joins the line, even if a permit is there.
+if not behind and joint <= now + HORIZON_US and (NUMBER == 1 or fits(CLAIM_US)) then
     for i = 1, #limits do
         limits[i].algorithm.commit(limits[i], now, id, joint)
     end
     return reply(1, joint, joint - now, 0)
 end
 
--- A horizon in the past asks for a slot and no permit. None is needed where a permit can be had.
+-- The request asked for a slot only, and needs none: a permit can be had now.
 if binding == 0 then return reply(0, now, 0, 0) end
 
-local slot, full
-if NUMBER > 1 then
-    slot, full = line_up(id, now + ARGV[3])
-else
-    slot, full = limits[1].algorithm.reserve(limits[1], now, id, joint, now + ARGV[3])
-end
-for i = 1, #limits do
-    limits[i].algorithm.refuse(limits[i], now)
-end
-return reply(full and -1 or 0, now, max(1, slot - now), binding)
+local in_line, latest = id, now + CLAIM_US
+--!include refuse.lua

@@ -1,25 +1,26 @@
--- attend: a worker says which queues it consumes, and hears which nobody does.
+-- attend: a worker says which queues it consumes, and hears which no worker consumes.
 --
 -- KEYS   1  workers   sorted set, "<worker> NUL <queue>" -> us until which it may be taken for alive
---        2  queues    sorted set, queue -> us until which somebody consumes it, or since which nobody does
+--        2  queues    sorted set, queue -> us until which a worker consumes it, or since which none does
 -- ARGV   1  worker    text
 --        2  lasts     us: after which it is taken for dead, unless it says so again
---        3  known     us: for how long a queue is known that nobody consumes; what was never consumed is not
+--        3  known     us: for how long a queue is known that no worker consumes; a queue that was never consumed is not known
 --        4  number    of the queues that follow: which it consumes
 --        5+           queues; then those that it does not consume any more
--- Reply  queues that somebody consumes, if there are others; queues that nobody consumes
+-- Reply  queues that a worker consumes, if there are others; queues that no worker consumes
 -- Writes both; time to live: for as long as they say anything
 local WORKERS, QUEUES, worker = KEYS[1], KEYS[2], ARGV[1]
-local LASTS, KNOWN, last = tonumber(ARGV[2]), tonumber(ARGV[3]), 4 + ARGV[4]
+local LASTS, KNOWN, FIRST_QUEUE = tonumber(ARGV[2]), tonumber(ARGV[3]), 5
+local last = FIRST_QUEUE - 1 + ARGV[4] -- of those that it consumes
 --!include prelude.lua
 --!include now.lua
 
-for i = 5, last do
+for i = FIRST_QUEUE, last do
     call('ZADD', WORKERS, int(now + LASTS), worker .. '\0' .. ARGV[i])
     call('ZADD', QUEUES, int(now + LASTS), ARGV[i])
 end
 for i = last + 1, #ARGV do call('ZREM', WORKERS, worker .. '\0' .. ARGV[i]) end
-if #ARGV > last then -- do others?
+if #ARGV > last then -- do other workers consume them?
     local ends = {}
     local alive = call('ZRANGEBYSCORE', WORKERS, '(' .. int(now), '+inf', 'WITHSCORES')
     for i = 1, #alive, 2 do

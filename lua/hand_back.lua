@@ -1,26 +1,27 @@
--- hand_back: let tasks out to the queues that they were sent to, as they were sent: whoever calls publishes them. In steps.
+-- hand_back: let tasks out to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
 --
--- What is published then says nothing of its lot. So that it may be parked again before it is told that it was published, what leaves
--- is known by another id until then.
+-- A message that is published so says nothing of its lot, and its task may be parked again before the caller says that it was
+-- published. So a task that is let out here has another id until then: ^ and its id.
 -- KEYS   see include/lot.lua
 -- ARGV   1  again, 2 memory: us, see unpark.lua
 --        3  key       text: of the bucket
---        4  bytes     >= 1: no more leave when their messages are that long
+--        4  bytes     >= 1: no more are let out when their messages are that long
 --        5  most      >= 1: tasks
---        6  until     us: those who were parked by then; 0: now
---        7  overdue   us, >= 0: and those that have left and would be let out once more within that time, for nobody said that they are
---                     at the broker
---        8+           queues: only those that are aside for one of them; none: all
--- Reply  us of this clock; for each that leaves its id from now on, 0, its message
+--        6  until     us: tasks that were parked by then; 0: now
+--        7  overdue   us, >= 0: tasks, too, that were let out before and would be once more within that time, since no worker has
+--                     said that they are at the broker
+--        8+           queues: only tasks that are aside for one of them; none: all
+-- Reply  us of this clock; for each that is let out its id from now on, 0, its message
 -- Writes the lot
-local AGAIN_US, MEMORY_US, BYTES, MOST = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local AGAIN_US, MEMORY_US, key, BYTES, MOST = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
---!include leave.lua
+--!include let_out.lua
 
-use_lot(0, ARGV[3])
-local latest = ARGV[6] == '0' and now or tonumber(ARGV[6])
+use_lot(0, key)
+local latest = UNTIL == 0 and now or UNTIL
 local ids = {}
 
 local function those_aside(from, to)
@@ -31,19 +32,19 @@ local function those_aside(from, to)
     end
 end
 
-if #ARGV == 7 then
+if #ARGV < FIRST_QUEUE then
     ids = call('ZRANGEBYSCORE', PARKED, '-inf', int(latest), 'LIMIT', 0, MOST)
     those_aside('-', '+')
     if #ids < MOST then
-        for _, id in ipairs(call('ZRANGEBYSCORE', LEAVING, '-inf', int(now + ARGV[7]), 'LIMIT', 0, MOST - #ids)) do ids[#ids + 1] = id end
+        for _, id in ipairs(call('ZRANGEBYSCORE', LEAVING, '-inf', int(now + OVERDUE_US), 'LIMIT', 0, MOST - #ids)) do ids[#ids + 1] = id end
     end
 end
-for i = 8, #ARGV do those_aside('[' .. ARGV[i] .. '\0', '(' .. ARGV[i] .. '\1') end
+for i = FIRST_QUEUE, #ARGV do those_aside('[' .. ARGV[i] .. '\0', '(' .. ARGV[i] .. '\1') end
 
 for _, id in ipairs(ids) do
     if bytes >= BYTES then break end
     local before = #out
-    leave(id, 0)
+    let_out(id, 0)
     if #out > before and string.sub(id, 1, 1) ~= '^' then
         call('HDEL', MESSAGES, id)
         call('ZREM', LEAVING, id)

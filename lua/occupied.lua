@@ -1,4 +1,4 @@
--- occupied: which of these limits have parking lots with somebody in them? Asked when a worker starts.
+-- occupied: which of these limits have parking lots with tasks in them? Asked when a worker starts.
 --
 -- KEYS   of each limit its lots, see include/lot.lua
 -- Reply  for each 1 or 0

@@ -1,4 +1,4 @@
--- published: these have left their lots and are at the broker again.
+-- published: these tasks were let out of their lots, and their messages are at the broker again.
 --
 -- KEYS   for each lot those of include/lot.lua
 -- ARGV   for each lot: its key, text; how many pairs follow; how many ids after them;

@@ -1,4 +1,4 @@
--- recall: a queue is consumed that nobody has consumed: somebody has to look after the lots in which tasks are aside. In steps.
+-- recall: a worker consumes a queue that no worker has consumed: the lots in which tasks are aside have to be looked after. In steps.
 --
 -- KEYS   1  lots, 2  asides, see include/lot.lua
 -- ARGV   1  from      '-', or '(' and the key of the bucket to which the step before has come
@@ -6,14 +6,15 @@
 --        3  most      lots
 -- Reply  keys of buckets
 -- Writes lots
-local LOTS = KEYS[1]
+local LOTS, ASIDES = KEYS[1], KEYS[2]
+local FROM, OFFSET, MOST = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
 --!include queue_of_lots.lua
 
-local buckets = call('ZRANGEBYLEX', KEYS[2], ARGV[1], '+', 'LIMIT', 0, ARGV[3])
-local each = call('ZCARD', KEYS[2]) > FEW and EACH_US or 0
+local buckets = call('ZRANGEBYLEX', ASIDES, FROM, '+', 'LIMIT', 0, MOST)
+local each = call('ZCARD', ASIDES) > FEW and EACH_US or 0
 for i, key in ipairs(buckets) do
-    call('ZADD', LOTS, 'XX', 'LT', int(now + (ARGV[2] + i) * each), key)
+    call('ZADD', LOTS, 'XX', 'LT', int(now + (OFFSET + i) * each), key)
 end
 return buckets

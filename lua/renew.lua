@@ -1,4 +1,4 @@
--- renew: keep the leases of holders that are still at work. A lease that has expired stays lost: another may have it.
+-- renew: keep the leases of holders that are still at work. A lease that has expired stays lost: another holder may have it.
 --
 -- KEYS   one per lease: the leases of its limit
 -- ARGV   one holder per key, then one time per key: us that the lease lasts from now

@@ -1,13 +1,14 @@
 -- reserve: take the permits of one request ahead of time, once for each id.
 --
 -- The permits are spent at once and are good at the time in the reply; cancel.lua gives them back.
--- KEYS   four per limit, see include/request.lua; then one per limit: its ids
+-- KEYS   four per limit, see include/read_limits.lua; then one per limit: its ids
 -- ARGV   1  id        text, not empty: names the reservation
 --        2  horizon   us >= 0; how far ahead the permits may lie
---        3+ six per limit, see include/request.lua
--- Reply  see include/reply.lua; the error "RESERVED <limit>": under this id other limits were reserved; refused: no permit could be had within the horizon, and nothing was taken
--- Writes each limit's state; ids: see include/remember.lua; TTL an hour after the last, which is how long an id is known.
-local id = ARGV[1]
+--        3+ six per limit, see include/read_limits.lua
+-- Reply  see include/reply.lua; refused: no permit could be had within the horizon, and nothing was taken; the error
+--        "RESERVED <limit>": under this id other limits were reserved
+-- Writes each limit's state; ids: see include/ids.lua; TTL an hour after the last, which is how long an id is known.
+local id, HORIZON_US = ARGV[1], ARGV[2] -- a text, see acquire.lua
 local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 3
 local IDS = 4 * NUMBER
@@ -15,11 +16,11 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua
---!include request.lua
+--!include read_limits.lua
 --!include check.lua
---!include slots.lua
+--!include joint_slot.lua
 --!include reply.lua
---!include remember.lua
+--!include ids.lua
 
 local known = tonumber(call('ZSCORE', KEYS[IDS + 1], member_of(id)))
 for i = 2, #limits do
@@ -28,20 +29,13 @@ for i = 2, #limits do
 end
 if known then return reply(1, known, max(0, known - now), 0) end
 
-if behind or joint > now + ARGV[2] or NUMBER > 1 and not fits(-1) then
-    local slot, full = joint, false
-    if binding > 0 and NUMBER > 1 then
-        slot, full = line_up('', now)
-    elseif binding > 0 then
-        slot, full = limits[1].algorithm.reserve(limits[1], now, '', joint, now)
-    end
+if not behind and joint <= now + HORIZON_US and (NUMBER == 1 or fits(-1)) then
     for i = 1, #limits do
-        limits[i].algorithm.refuse(limits[i], now)
+        limits[i].algorithm.commit(limits[i], now, '', joint)
+        remember_reserved(KEYS[IDS + i], id, joint, limits[i].cost)
     end
-    return reply(full and -1 or 0, now, max(1, slot - now), binding)
+    return reply(1, joint, joint - now, 0)
 end
-for i = 1, #limits do
-    limits[i].algorithm.commit(limits[i], now, '', joint)
-    remember_reserved(KEYS[IDS + i], id, joint, limits[i].cost)
-end
-return reply(1, joint, joint - now, 0)
+
+local in_line, latest = '', now -- a reservation that is refused keeps no slot
+--!include refuse.lua

@@ -6,21 +6,22 @@
 --        4+           ids of tasks, as they stand in a message
 -- Reply  how many were looked at; for each that may be one of these: its id, 0, its message
 -- Writes nothing
+local from, to, BYTES, FIRST_TASK = ARGV[1], ARGV[2], tonumber(ARGV[3]), 4
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
---!include listed.lua
+--!include ids_of_lot.lua
 
 use_lot(0, '')
 local found, bytes, looked = {}, 0, 0
-for i, id in ipairs(listed(PARKED, ASIDE, ARGV[1], ARGV[2])) do
-    if bytes >= tonumber(ARGV[3]) then break end
+for i, id in ipairs(ids_of_lot(PARKED, ASIDE, from, to)) do
+    if bytes >= BYTES then break end
     looked = i
     local message = call('HGET', MESSAGES, id) or ''
     bytes = bytes + #message
     local place, escaped = place_of(id, message)
     if escaped and place and not call('ZSCORE', WHERE, place) then place = nil end
-    for j = 4, place and 0 or #ARGV do
+    for j = FIRST_TASK, place and 0 or #ARGV do
         if string.find(message, ARGV[j], 1, true) then
             table.insert(found, id)
             table.insert(found, '0')

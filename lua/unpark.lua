@@ -1,64 +1,68 @@
--- unpark: give those who are parked their slots, in order, and let them out shortly before: whoever calls publishes them.
+-- unpark: give parked tasks their slots, in order, and let each out shortly before its slot: the caller publishes them.
 --
--- Of several lots, as far as one script may go: what is left is due at once.
--- KEYS   four for each lot's limit, see include/request.lua; then for each lot those of include/lot.lua
+-- Of several lots, as far as one script may go: a lot that is not finished is due at once.
+-- KEYS   four for each lot's limit, see include/read_limits.lua; then for each lot those of include/lot.lua
 -- ARGV   1  number    of lots
---        2  due       1: only those that somebody has to look after now; 0: all
---        3  horizon   us, >= 0: a task leaves when its slot is no further ahead than that
+--        2  due       1: only lots that are due now; 0: all
+--        3  horizon   us, >= 0: a task is let out when its slot is no further ahead than that
 --        4  most      >= 1: no more tasks of one lot than that have a slot at once
---        5  pace      us, > 0: nobody has to look again sooner
---        6  again     us, > 0: one that is not known to be published by then is published once more
+--        5  pace      us, > 0: a lot is not due again sooner
+--        6  again     us, > 0: a task that is not known to be published by then is let out once more
 --        7  memory    us, > 0: for how long the broker may hand out an older copy
---        8  work      >= 1: tasks that leave and lots that are looked after, together; a lot counts as LOT tasks
---        9  bytes     >= 1: no more tasks leave when their messages are that long
---        10 absent, 11 attended: how many queues follow; queues that nobody consumes, and if there are any those that somebody does
---        12+          these; for each lot: key of its bucket, text; then its limit, see include/request.lua; its cost is each message's own
--- Reply  for each lot that was looked after: us until somebody has to look again (-1: it is empty; 0: at once, not all have left
---        that may); 1 if whoever looked after a lot of this limit last had another limit in its code, else 0; then for each that
---        leaves: its id, us until its turn, its message
+--        8  work      >= 1: tasks that are let out and lots that are looked after, together; a lot counts as LOT tasks
+--        9  bytes     >= 1: no more tasks are let out when their messages are that long
+--        10 absent    how many queues follow that no worker consumes
+--        11 attended  how many queues follow that a worker consumes; 0 if none is absent
+--        12+          these; for each lot: key of its bucket, text; then its limit, see include/read_limits.lua, where the cost says
+--                     nothing: each message has its own
+-- Reply  for each lot that was looked after: us until it is due again (-1: it is empty; 0: at once, not all tasks that may were let
+--        out); 1 if the worker that looked after a lot of this limit last had another limit in its code, else 0; then for each
+--        task that is let out: its id, us until its turn, its message
 -- Writes the lots; the slots
-local NUMBER = tonumber(ARGV[1])
-local FIRST_KEY = 12 + ARGV[10] + ARGV[11]
-local FIRST_LIMIT = FIRST_KEY + NUMBER
+local NUMBER, DUE = tonumber(ARGV[1]), ARGV[2] == '1'
 local HORIZON_US, MOST, PACE_US = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local AGAIN_US, MEMORY_US = tonumber(ARGV[6]), tonumber(ARGV[7])
 local WORK, BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
-local LOT = 2 -- what it takes to look after a lot, in tasks that leave
-local LATE_US = 2000000 -- who is later than that has lost its slot
+local FIRST_ABSENT = 12
+local FIRST_ATTENDED = FIRST_ABSENT + ARGV[10]
+local FIRST_BUCKET = FIRST_ATTENDED + ARGV[11]
+local FIRST_LIMIT = FIRST_BUCKET + NUMBER
+local LOT = 2 -- what it takes to look after a lot, in tasks that are let out
+local LATE_US = 2000000 -- a task that is later than that has lost its slot
+local MONTH_US = 2592000000000 -- 30 days
 local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua
---!include request.lua
+--!include read_limits.lua
 --!include lot.lua
---!include leave.lua
+--!include let_out.lua
 --!include queue_of_lots.lua
---!include code.lua
+--!include same_code.lua
 
 local work = 0
-local FAR_US = 2592000000000 -- 30 days
 
 local absent, attended = {}, {}
-for i = 12, 11 + ARGV[10] do absent[ARGV[i]] = true end
-for i = 12 + ARGV[10], FIRST_KEY - 1 do attended[ARGV[i]] = true end
+for i = FIRST_ABSENT, FIRST_ATTENDED - 1 do absent[ARGV[i]] = true end
+for i = FIRST_ATTENDED, FIRST_BUCKET - 1 do attended[ARGV[i]] = true end
 
--- How many more may leave.
-local function room_to_leave()
+-- How many more tasks may be let out.
+local function room()
     return bytes < BYTES and WORK - work or 0
 end
 
-local function let_out(id, wait)
+local function let_one_out(id, wait)
     work = work + 1
-    leave(id, wait)
+    let_out(id, wait)
 end
 
--- What a script may do more than once with a limit: what is in the store by now.
+-- This script asks the same limit several times: what is in the store by now.
 local function read_again(limit)
     limit.raw, limit.in_use, limit.changed = call('MGET', limit.state_key)[1], nil, nil
     read_other(limit, now)
 end
 
--- Asks for task `id`. A second result: there is no slot for it, and when there may be one.
+-- The slot of task `id`, if it is near enough. If not, nothing; and when there may be one.
 local function slot_of(limit, extra, id)
     limit.extra, limit.cost = extra, tonumber(match(call('HGET', MESSAGES, id) or '1', '^%d+'))
     limit.grant, limit.owner, limit.first, limit.overdue, limit.behind = now, nil, nil, nil, nil
@@ -70,12 +74,12 @@ local function slot_of(limit, extra, id)
     return slot
 end
 
--- Whoever let these out may be dead: there may be two of each from now on.
-local function leave_once_more()
-    local room = room_to_leave()
-    local ids = call('ZRANGEBYSCORE', LEAVING, '-inf', int(now), 'LIMIT', 0, room)
+-- The worker that let these tasks out may be dead: they are let out once more, and there may be two messages of each from now on.
+local function let_out_once_more()
+    local most = room()
+    local ids = call('ZRANGEBYSCORE', LEAVING, '-inf', int(now), 'LIMIT', 0, most)
     for i, id in ipairs(ids) do
-        if room_to_leave() <= 0 then return false end
+        if room() <= 0 then return false end
         call('ZREM', LEAVING, id)
         local cost, copy, rest = match(call('HGET', MESSAGES, id) or '', '^(%d+) (%d+) (.*)$')
         if cost then
@@ -83,63 +87,64 @@ local function leave_once_more()
             newest = max(copy, newest or 0) + 1
             call('HSET', MESSAGES, id, format('%s %d ', cost, newest) .. rest)
             note_for_a_while(id, '-', newest, '1')
-            let_out(id, 0)
+            let_one_out(id, 0)
         end
     end
-    return #ids < room
+    return #ids < most
 end
 
--- They need no slot: the worker that gets one says that it has expired.
+-- Tasks that have expired need no slot: the worker that gets one says that it has expired.
 local function let_out_expired()
-    local room = room_to_leave()
-    local ids = call('ZRANGEBYSCORE', EXPIRING, '-inf', int(now), 'LIMIT', 0, room)
+    local most = room()
+    local ids = call('ZRANGEBYSCORE', EXPIRING, '-inf', int(now), 'LIMIT', 0, most)
     for _, id in ipairs(ids) do
-        if room_to_leave() <= 0 then return false end
+        if room() <= 0 then return false end
         call('ZREM', EXPIRING, id)
-        if is_parked(id) then let_out(id, 0) end
+        if is_parked(id) then let_one_out(id, 0) end
     end
-    return #ids < room
+    return #ids < most
 end
 
 local function first_of(key)
     return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
 end
 
--- Tasks that are aside and whose queues somebody consumes again: the first of each queue. They come back at their places, each
--- when it is the first of all.
-local function first_back(queue)
+-- The first task that is aside for this queue.
+local function first_aside(queue)
     local entry = call('ZRANGEBYLEX', ASIDE, '[' .. queue .. '\0', '(' .. queue .. '\1', 'LIMIT', 0, 1)[1]
     if not entry then return nil end
     local since, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
     return {queue = queue, since = tonumber(since), id = id, entry = entry}
 end
 
-local function who_may_come_back()
+-- The first of each queue whose tasks are aside and that a worker consumes again.
+local function those_to_bring_back()
     local back, from = {}, '-'
     while true do
         local queue = match(call('ZRANGEBYLEX', ASIDE, from, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z')
         if not queue then return back end
-        if not absent[queue] then back[#back + 1] = first_back(queue) end
+        if not absent[queue] then back[#back + 1] = first_aside(queue) end
         from = '[' .. queue .. '\1'
     end
 end
 
+-- They come back to their places among the others, as far as these lie no later than `before`.
 local function bring_back(back, before)
     for i, first in ipairs(back) do
-        while first and first.since <= before and room_to_leave() > 0 do
+        while first and first.since <= before and room() > 0 do
             work = work + 1
             if call('ZREM', ASIDE, first.entry) == 1 then
                 no_more_aside(first.id, first.since)
                 call('ZADD', PARKED, int(first.since), first.id)
                 before = first.since
             end
-            first = first_back(first.queue)
+            first = first_aside(first.queue)
         end
-        back[i] = first or false -- of this queue nobody is aside any more
+        back[i] = first or false -- no task of this queue is aside any more
     end
 end
 
--- Sets a task aside if nobody consumes its queue.
+-- Sets a task aside if no worker consumes its queue.
 local function set_aside(id, since)
     local entries = {}
     for _, queue in ipairs(queues_of(id)) do
@@ -154,7 +159,7 @@ local function set_aside(id, since)
     return true
 end
 
--- The first of those whose queues somebody consumes; false: the script has done enough.
+-- The first task whose queue a worker consumes; nothing: there is none; false: the script has done enough.
 local function next_one(back)
     while true do
         local id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
@@ -162,19 +167,19 @@ local function next_one(back)
             bring_back(back, tonumber(since) or math.huge)
             id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         end
-        if room_to_leave() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
+        if room() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
         if not id or next(absent) == nil or not set_aside(id, since) then return id end
     end
 end
 
--- Those whose turn is near. Returns when the next one may have its turn; nil: at once.
+-- Lets out the tasks whose turn is near. Returns when the next one may have its turn; nil: at once.
 local function let_out_next(limit, back)
     local extra = limit.extra
-    -- Who has a slot and does not come leaves it to others.
+    -- A task that has a slot and does not come loses it to others.
     for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '(0', int(now - LATE_US), 'LIMIT', 0, WORK)) do
         work = work + 1
         limit.extra = extra
-        limit.algorithm.leave(limit, now, id)
+        limit.algorithm.give_up(limit, now, id)
         read_again(limit)
     end
     for _ = 1, MOST - call('ZCOUNT', limit.slots_key, int(now), '+inf') do
@@ -182,7 +187,7 @@ local function let_out_next(limit, back)
         if not id then return id == nil and math.huge or nil end
         local slot, later = slot_of(limit, extra, id)
         if not slot then
-            -- Sooner, if one who has a slot does not come, or a lease ends with its holder, or what is stored.
+            -- It may be sooner: a task that has a slot does not come, or a lease ends with its holder, or what is stored ends.
             local first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
             later = min(later, (first or math.huge) + LATE_US)
             if limit.method == 'concurrency' then
@@ -194,26 +199,26 @@ local function let_out_next(limit, back)
             end
             return later
         end
-        let_out(id, slot - now)
+        let_one_out(id, slot - now)
     end
-    return now -- so many have slots: when one of them will have come is not known
+    return now -- as many have slots as may: when one of them will have come is not known
 end
 
--- Returns us until somebody has to look again.
+-- Returns us until the lot is due again; -1: it is empty.
 local function look_after(limit)
-    if ARGV[2] == '1' then
+    if DUE then
         local due = tonumber(call('ZSCORE', LOTS, bucket))
         if not due then return -1 end
-        if due > now then return due - now end -- somebody has done it meanwhile
+        if due > now then return due - now end -- another worker has done it meanwhile
     end
-    local back = call('EXISTS', ASIDE) == 1 and who_may_come_back() or {}
-    local look = leave_once_more() and let_out_expired() and let_out_next(limit, back)
+    local back = call('EXISTS', ASIDE) == 1 and those_to_bring_back() or {}
+    local look = let_out_once_more() and let_out_expired() and let_out_next(limit, back)
     if not look then
         call('ZADD', LOTS, int(now), bucket)
         return 0
     end
     local leaving = first_of(LEAVING)
-    if look == math.huge and call('EXISTS', ASIDE) == 1 then look = now + FAR_US end -- somebody says when there is somebody
+    if look == math.huge and call('EXISTS', ASIDE) == 1 then look = now + MONTH_US end -- until a queue is consumed again: recall.lua
     if #back > 0 and call('EXISTS', ASIDE) == 0 then call('ZREM', ASIDES, bucket) end
     if look == math.huge and not leaving then
         end_lot()
@@ -226,8 +231,8 @@ end
 
 local answer, asked = {}, {}
 for i, limit in ipairs(limits) do
-    if room_to_leave() <= LOT then break end
-    use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[FIRST_KEY + i - 1])
+    if room() <= LOT then break end
+    use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[FIRST_BUCKET + i - 1])
     work, out = work + LOT, {}
     local again, another = look_after(limit), 0
     if not asked[CODE] then

@@ -87,7 +87,7 @@ class Calls:
         kind: str | None,
         last: Sequence[str | int],
     ) -> Call:
-        """What a :class:`~celery_ratelimit.store.script.Script` is called with that ``request.lua`` is part of.
+        """What a :class:`~celery_ratelimit.store.script.Script` is called with that ``read_limits.lua`` is part of.
 
         Args:
             script: which it is.

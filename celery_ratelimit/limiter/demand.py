@@ -59,7 +59,7 @@ class Demand:
 
     @cached_property
     def wire(self) -> bytes:
-        """The arguments that ``lua/include/request.lua`` reads, as they go over the wire."""
+        """The arguments that ``lua/include/read_limits.lua`` reads, as they go over the wire."""
         return bulk(*self.limit.wire(self.cost))
 
 

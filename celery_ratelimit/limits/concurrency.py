@@ -65,7 +65,7 @@ class Concurrency(AnyLimit):
     most = size
 
     def wire(self, cost: int) -> tuple[str | int, ...]:
-        """The arguments that ``lua/include/request.lua`` reads."""
+        """The arguments that ``lua/include/read_limits.lua`` reads."""
         return self.method, self.limit, math.ceil(self.lease * 1e6), self.limit, cost, 0
 
     def __str__(self) -> str:

@@ -269,7 +269,7 @@ class Limit(AnyLimit):
         return math.ceil(self.warmup * 1e6) or self.debt
 
     def wire(self, cost: int) -> tuple[str | int, ...]:
-        """The arguments that ``lua/include/request.lua`` reads."""
+        """The arguments that ``lua/include/read_limits.lua`` reads."""
         return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, self.extra
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ class Scripts:
         return bulk(*self.lot_keys(bucket))
 
     def _limit_keys(self, name: str, key: str, method: str) -> tuple[bytes, bytes]:
-        """What include/request.lua reads of a limit, and its slots, which come after what it reads of all."""
+        """What include/read_limits.lua reads of a limit, and its slots, which come after what it reads of all."""
         state, slots = bucket_keys(self.prefix, name, key, method)
         return bulk(state, *config_keys(self.prefix, name, key)), bulk(slots)
 

@@ -1,9 +1,9 @@
 --!include counted.lua
--- Concurrency: so many at once. Whoever is let in holds a lease until it gives it back (release.lua); a holder that was
--- killed loses it when it has not been renewed (renew.lua) for `period` us.
+-- Concurrency: so many requests hold a place at once. A request that is allowed holds a lease until it gives it back (release.lua);
+-- the lease of a holder that was killed expires when it has not been renewed (renew.lua) for `period` us.
 --
 -- Law: never more than `count` leases at any time. A wait is an estimate, from how long leases are held: nobody knows
---      when the next one ends. An id that holds a lease is let in again and takes no second one.
+--      when the next one ends. An id that holds a lease is allowed again and takes no second one.
 --
 -- extra      0
 -- state key: sorted set, id of a holder -> us at which its lease expires; member '' -> minus the mean time, in us, that
@@ -23,7 +23,7 @@ function concurrency.earliest(limit, now, ahead, permits)
     local over = limit.held + ahead + permits - limit.count
     if over <= 0 then return now end
     local mean = -(tonumber(call('ZSCORE', limit.state_key, '')) or -FIRST_GUESS_US)
-    -- Whoever holds a place has held it since the last one was taken, at least.
+    -- Every holder has held its place since the last one was taken, at least.
     mean = max(mean, now + (tonumber(call('ZSCORE', limit.state_key, '\0')) or -now))
     local at = now + max(LEAST_WAIT_US, ceil(over * mean / limit.count))
     if ahead > 0 then return at end

@@ -1,18 +1,20 @@
--- The line of the algorithms that count permits: who waits, and who comes when.
+-- The line of the algorithms that count permits: which requests wait, and when each of them may go.
 --
 -- An algorithm gives    read(limit, now)                        the bucket as it is, into `limit`
 --                       advance(limit, now)                     moves it on to now
---                       earliest(limit, now, ahead, permits)    when so many more could go, after `ahead` others
+--                       earliest(limit, now, ahead, permits)    when so many permits more could be taken, after `ahead` others
 --                       take(limit, joint, permits)             takes them
 --                       write(limit, now, ttl)                  keeps it; ttl(us at which it is full again) is in ms
 --                       charge, give_back, state                see token_bucket.lua
---                       evenly                                  true: one after the other, not so many at once
--- and `counted` makes of it what the scripts ask for.
+--                       one_by_one                              true: requests go one after the other, never several at once
+--                       unforeseen                              true: when others go is not known
+-- and `counted` makes of it what the scripts ask for, see lua/README.md.
 --
--- In the limit: `began` us, before which it was not this algorithm that granted: nothing of that is given back; `written` us, `waiting` permits asked for by those in the line. Both are part of the state.
+-- In the limit: `began` us: what was granted earlier was not granted by this algorithm, and cannot be given back; `written` us, of
+-- the last write; `waiting` permits that the requests in the line ask for. The last two are part of the state.
 -- slots key: sorted set, id of a waiting request -> us of its slot. Expires a second after the last slot.
 
--- For `read`: the us by which the clock has stepped back since the last write; 0 where it is waited for.
+-- For `read`: the us by which the clock has stepped back since the last write; 0 for a small step, see STEP_US.
 local function lost(limit, now)
     local back = limit.written - now
     return back > STEP_US and back or 0
@@ -23,16 +25,16 @@ local ROUNDS = 8
 local function counted(algorithm)
     local earliest = algorithm.earliest
 
-    -- When it is the turn of who comes behind all. Requests that wait for other limits too have slots later than what could go
-    -- sooner. Others may go between them: as many before each as there are permits by then, and no more near it than a
-    -- period allows.
+    -- The turn of a request that joins the line. Requests that wait for other limits, too, have slots later than this limit alone
+    -- would give them. Others may go between them: as many before each as there are permits by then, and no more near it
+    -- than a period allows.
     local function behind_all(limit, now, at)
         local slot = earliest(limit, now, limit.waiting, limit.cost)
         if algorithm.unforeseen or not limit.last or limit.last <= slot then return max(at, slot) end
         local last = max(at, limit.last)
         local each = ceil(limit.waiting / call('ZCARD', limit.slots_key))
         local span, most = limit.period, max(1, floor(limit.count / each))
-        if algorithm.evenly then span, most = ceil(limit.cost * limit.period / limit.count), 1 end
+        if algorithm.one_by_one then span, most = ceil(limit.cost * limit.period / limit.count), 1 end
         for _ = 1, ROUNDS do
             local before = call('ZCOUNT', limit.slots_key, '-inf', int(at))
             local soonest = earliest(limit, now, before * each, limit.cost)
@@ -52,7 +54,7 @@ local function counted(algorithm)
     local function read_line(limit, now, id)
         limit.last = tonumber(call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')[2])
         if not limit.last or limit.last + GRACE_US < now then
-            limit.waiting, limit.last = 0, nil -- all have come, were forgotten, or are overdue
+            limit.waiting, limit.last = 0, nil -- all requests have come, were forgotten, or are overdue
             return 0
         end
         if id ~= '' then limit.owner = tonumber(call('ZSCORE', limit.slots_key, id)) end
@@ -80,8 +82,8 @@ local function counted(algorithm)
         end)
     end
 
-    -- One less in the line; the last one clears it.
-    local function leave(limit, id)
+    -- One request less in the line; the last one clears it.
+    local function take_out(limit, id)
         limit.waiting = max(0, limit.waiting - limit.cost)
         if limit.waiting > 0 then call('ZREM', limit.slots_key, id) else call('DEL', limit.slots_key) end
     end
@@ -97,7 +99,7 @@ local function counted(algorithm)
             algorithm.read(limit, now)
         end
         if lost(limit, now) > 0 or limit.written < max(limit.since, limit.resumed) then
-            limit.waiting, limit.changed = 0, true -- the slots mean nothing now: who comes gets another
+            limit.waiting, limit.changed = 0, true -- the slots mean nothing now: a request that comes gets another
         end
         local ahead = limit.waiting > 0 and read_line(limit, now, id) or 0
         limit.grant = ahead > 0 and behind_all(limit, now, now) or max(now, earliest(limit, now, 0, limit.cost))
@@ -106,7 +108,7 @@ local function counted(algorithm)
 
     function algorithm.commit(limit, now, id, joint)
         algorithm.take(limit, joint, limit.cost)
-        if limit.owner then leave(limit, id) elseif limit.overdue then leave(limit, limit.overdue) end
+        if limit.owner then take_out(limit, id) elseif limit.overdue then take_out(limit, limit.overdue) end
         write(limit, now)
     end
 
@@ -152,14 +154,14 @@ local function counted(algorithm)
         end
     end
 
-    function algorithm.refuse(limit, now)
+    function algorithm.note_change(limit, now)
         if limit.changed then write(limit, now) end
     end
 
     if CORRECTS then
-        function algorithm.leave(limit, now, id)
+        function algorithm.give_up(limit, now, id)
             algorithm.check(limit, now, '')
-            leave(limit, id)
+            take_out(limit, id)
             write(limit, now)
         end
 

@@ -1,6 +1,6 @@
 --!include token_bucket.lua
--- Leaky bucket, as a queue: calls leave one by one, evenly spaced, and at most `capacity` wait; what overflows is
--- refused at once. A token bucket of burst 1 whose line has an end.
+-- Leaky bucket, as a queue: requests go one by one, evenly spaced, and at most `capacity` wait; a request that finds the queue full
+-- is refused at once. A token bucket of burst 1 whose line has an end.
 --
 -- Law: at most  1 + count/period * T  starts in any interval of length T, and never more than `capacity` in the line.
 --
@@ -9,12 +9,13 @@
 local gcra = algorithms.token_bucket
 local leaky_bucket = {
     letter = gcra.letter,
+    evenly = gcra.evenly,
     commit = gcra.commit,
     fits = gcra.fits,
     due = gcra.due,
     claim = gcra.claim,
-    refuse = gcra.refuse,
-    leave = gcra.leave,
+    note_change = gcra.note_change,
+    give_up = gcra.give_up,
     charge = gcra.charge,
     give_back = gcra.give_back,
     state = gcra.state,
@@ -24,7 +25,7 @@ function leaky_bucket.check(limit, now, id)
     limit.capacity, limit.extra = limit.extra, 0
     gcra.check(limit, now, id)
     limit.queue = limit.capacity < 0 and math.huge or floor(limit.capacity * limit.period / limit.count)
-    -- Nor may a permit be taken ahead beyond the queue's end. Who has a slot is in the queue already.
+    -- Nor may a permit be taken ahead beyond the queue's end. A request that has a slot is in the queue already.
     if not limit.owner and limit.grant > now + limit.queue then limit.behind = true end
 end
 

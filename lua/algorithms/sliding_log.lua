@@ -9,7 +9,7 @@
 -- state key: list: "<permits in all entries> <time of the last> <offset us> <us of the last write> <waiting> <began us>", then for
 --            each call its time in us and its cost. Times are this clock's plus the offset, by which the clock has
 --            stepped back since: the log's own time stands still meanwhile. A list of whole numbers is the smallest thing that Redis keeps in order.
---            Expires when the last entry has left, or with the line.
+--            Expires when the last entry has passed out of the window, or with the line.
 local sliding_log = {}
 local CHUNK = 16 -- list elements read at a time: eight calls
 
@@ -37,9 +37,9 @@ function sliding_log.read(limit, now)
     limit.total, limit.newest, limit.began = tonumber(total), tonumber(newest), tonumber(began) or 0
     limit.written, limit.waiting = tonumber(written), tonumber(waiting)
     limit.offset = offset + lost(limit, now)
-    limit.clock = max(now + limit.offset, limit.written + offset) -- what had left by then may be cut off
+    limit.clock = max(now + limit.offset, limit.written + offset) -- what had passed by then may be cut off
     for i = 2, #head do limit.chunk[i - 1] = head[i] end
-    -- Entries that have left are skipped here and cut off at the next write.
+    -- Entries that have passed out of the window are skipped here and cut off at the next write.
     local before = now + limit.offset - limit.period
     walk(limit, function(time, cost)
         if time > before then return true end
@@ -47,7 +47,7 @@ function sliding_log.read(limit, now)
     end)
 end
 
--- What another algorithm has lent leaves together.
+-- What another algorithm has granted passes together.
 function sliding_log.advance(limit, now)
     if limit.newest + limit.period <= now then limit.total, limit.entries = 0, {} end
 end

@@ -1,6 +1,6 @@
 --!include counted.lua
--- Sliding window, estimated: the window is cut into sub-windows, each a counter; the one that is leaving counts in
--- proportion to what of it is still inside (with one sub-window: the well-known previous * (1 - x) + current).
+-- Sliding window, estimated: the window is cut into sub-windows, each a counter; the oldest is passing out of the window, and counts
+-- in proportion to the part that is still inside (with one sub-window: the well-known previous * (1 - x) + current).
 --
 -- Law: at most `count` in any period * (1 - 1/precision); nearly twice that can fall into one whole period, when all
 --      of a sub-window's calls came at its end. For a limit that must never be exceeded: sliding_log.
@@ -9,7 +9,7 @@
 -- state key: string "w<us of the last write> <waiting> <offset us> <width us> <index of the newest sub-window> <its counter>
 --            <the one before> ... <began us> <us of the newest permit>", counters as far back as they are not zero. The last
 --            two are in letters, from a for 0, or - where they say no more than the rest: version 26778aa did not have them, and
---            takes all figures for counters. Expires when all have left, or with the line.
+--            takes all figures for counters. Expires when all have passed, or with the line.
 --            Times are this clock's plus the offset, by which it has stepped back since: time stands still meanwhile. When
 --            sub-windows of another width are in force, what they held counts as taken now, or with the newest permit if
 --            that lies ahead. `began`: what was granted earlier does not count here.
@@ -27,7 +27,7 @@ local function figures(text)
     return number
 end
 
--- counters[0] is the newest, counters[precision] the one that is leaving; none is as good as 0.
+-- counters[0] is the newest, counters[precision] the one that is passing out of the window; a missing one is as good as 0.
 local function shift(limit, index)
     local by = index - limit.index
     if by <= 0 then return end
@@ -81,7 +81,7 @@ local function newest_used(limit)
     end
 end
 
--- When all that is counted now has left.
+-- When all that is counted now has passed.
 local function empty_at(limit, newest)
     return (limit.index - newest + 1 + limit.precision) * limit.width - limit.offset
 end
@@ -104,14 +104,14 @@ function sliding_window.earliest(limit, now, ahead, permits)
     local windows = floor((all - 1) / limit.count) -- a line longer than the window: as often as it takes
     local room = limit.count - (all - windows * limit.count)
     for i = 0, limit.precision - 1 do room = room - (limit.counters[i] or 0) end
-    -- `i` is leaving; those newer are whole.
+    -- `i` is passing; those newer are whole.
     for i = limit.precision, 0, -1 do
-        local leaving = limit.counters[i] or 0
+        local passing = limit.counters[i] or 0
         local since = 0
         if room < 0 then
             since = limit.width
-        elseif leaving > room then
-            since = limit.width - floor(room * limit.width / leaving)
+        elseif passing > room then
+            since = limit.width - floor(room * limit.width / passing)
         end
         if since < limit.width then
             local start = (limit.index + limit.precision - i) * limit.width - limit.offset
@@ -144,9 +144,9 @@ function sliding_window.state(limit, now)
     local inside = 0
     for i = 0, limit.precision - 1 do inside = inside + (limit.counters[i] or 0) end
     local since = min(limit.width, max(0, now + limit.offset - limit.index * limit.width))
-    local leaving = ceil((limit.counters[limit.precision] or 0) * (limit.width - since) / limit.width)
+    local passing = ceil((limit.counters[limit.precision] or 0) * (limit.width - since) / limit.width)
     local newest = newest_used(limit)
-    return max(0, limit.count - inside - leaving), newest and empty_at(limit, newest) - now or 0
+    return max(0, limit.count - inside - passing), newest and empty_at(limit, newest) - now or 0
 end
 
 algorithms.sliding_window = counted(sliding_window)

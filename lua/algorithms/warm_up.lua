@@ -1,19 +1,19 @@
 --!include counted.lua
 -- Token bucket that has to warm up: after a rest it starts at a third of its rate, which rises to the full rate over
--- `extra` us of use (Guava's SmoothWarmingUp, cold factor 3). A call is let in when those before it are paid for, and
--- its own price is paid by the next; nothing is saved up.
+-- `extra` us of use (Guava's SmoothWarmingUp, cold factor 3). A request goes when those before it are paid for, and its
+-- own price is paid by the next; nothing is saved up.
 --
 -- Law: at most  burst + count/period * T  permits in any interval of length T; `burst` is the dearest single call.
 --
 -- extra      us      time to warm up, >= 1
 -- state key: string "u<us of the next permit> <stored permits> <us of the last write> <waiting> <us of the newest permit>
---            <count> <period us> <extra>"; expires when it is cold again and the line is empty. `stored` grows while nobody
---            asks; the more, the colder, the dearer a permit. The last three are the rule it was written under: when another
+--            <count> <period us> <extra>"; expires when it is cold again and the line is empty. `stored` grows while no request
+--            comes; the more, the colder, the dearer a permit. The last three are the rule it was written under: when another
 --            is in force, it is as cold as before in proportion, and what is still to be paid is so many permits.
 --            Version 26778aa wrote the first four.
---!include change.lua
+--!include new_rate.lua
 local COLD = 3 -- times the stable interval
-local warm_up = {letter = 'u', evenly = true}
+local warm_up = {letter = 'u', one_by_one = true}
 
 local function rest(limit, at)
     if at <= limit.next then return end
@@ -102,7 +102,7 @@ if CORRECTS then
         limit.next = min(limit.next, now + FAR_US)
     end
 
-    -- Nothing comes back: what a call has cost is paid by the one after it, which may have been let in already.
+    -- Nothing comes back: what a call has cost is paid by the one after it, which may have gone already.
     function warm_up.give_back() end
 end
 

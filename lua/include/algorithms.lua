@@ -1,13 +1,16 @@
--- The algorithms that the request names, and none besides: a script is put together for them (celery_ratelimit/store/script.py),
--- since each function in it would be made anew at every call. For the same reason only scripts that have CORRECTS on make those
--- that only they call: `charge`, `give_back`, `leave`.
-local GRACE_US = 1000000 -- a slot this long overdue is open to whoever is there: its owner was killed or is very late
+-- The algorithms that the request names, and no others: Redis makes every function of a script anew at every call, so a script is
+-- put together for these algorithms alone (celery_ratelimit/store/script.py). For the same reason `charge`, `give_back` and
+-- `give_up` are made only in the scripts that call them: those set CORRECTS to true.
+--
+-- Gives algorithms, a table by name: lua/README.md says what each of them has to offer; changed_at(limit, now, written); and
+-- GRACE_US, FAR_US and SOON_US, which the algorithms use.
+local GRACE_US = 1000000 -- a slot overdue for so long is open to any request: its owner was killed or is very late
 local FAR_US = 2^51 -- no bucket is further behind than that, 71 years: what is beyond is forgotten, and all numbers stay exact
-local SOON_US = 100000 -- a slot so near may be taken ahead, even if that lets permits of another limit lapse
+local SOON_US = 100000 -- a slot so near may be taken ahead, even if permits of another limit lapse by that
 local algorithms = {}
 
--- The us at which the rule in force began, where it is not the one that the bucket was written under: when somebody stored it or
--- took it away; else, if it is the code that has changed, now.
+-- The bucket was written under one rule, and another is in force. Since when, in us? Since somebody stored a rate or took it away;
+-- if the code has changed, since now.
 local function changed_at(limit, now, written)
     return limit.since >= written and limit.since <= now and limit.since or now
 end

@@ -1,12 +1,14 @@
 -- Pass one: every limit's earliest time, and nothing written.
 --
--- Leaves the joint earliest time `joint`, `binding` (the limit that decides it, 0 if none does) and `behind` (in some
--- limit others wait ahead of this request). May end the script with the error "IMPOSSIBLE <limit> <size>".
+-- Uses limits, see read_limits.lua; id, of the request.
+-- Gives joint, us: the earliest time that suits all limits; binding: the limit that decides it, counted from 1, or 0 if none does;
+-- behind: in some limit other requests wait ahead of this one.
+-- May end the script with the error "IMPOSSIBLE <limit> <size>".
 local joint, binding, behind = now, 0, false
 for i = 1, #limits do
     local limit = limits[i]
     if limit.stored then -- the caller knows the code's numbers only
-        local most = limit.burst + (limit.method == 'token_bucket' and limit.extra or 0)
+        local most = limit.burst + (limit.algorithm.lends and limit.extra or 0)
         if limit.cost > most then return redis.error_reply(format('IMPOSSIBLE %d %d', i, most)) end
     end
     limit.algorithm.check(limit, now, id)

@@ -1,25 +1,32 @@
--- The parking lot of one bucket: the messages of throttled tasks, until their turn is near.
+-- The parking lot of one bucket: it holds the messages of throttled tasks until their turn is near. A task is let out when it is
+-- taken out of the lot and its message is published.
 --
--- KEYS from `lot + 1` on, after use_lot(lot, key of the bucket)
+-- Gives use_lot(lot, key): from then on the names below are those of the lot whose keys are KEYS[lot + 1] to KEYS[lot + LOT_KEYS],
+-- and `bucket` is `key`, that of its bucket.
 --   1  parked     sorted set, id -> us: its place in the order
---   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of those that are parked or leaving
---   3  leaving    sorted set, id -> us at which it is published once more, unless it is known by then that it was published
+--   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of tasks that are parked or leaving
+--   3  leaving    sorted set, id -> us: of tasks that were let out; at that time the message is published once more, unless it is
+--                 known by then that it was published
 --   4  unacked    set: ids whose message may still be at the broker
 --   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which there may be more than one
---                 message. The first is '-' if whichever comes first may run; the last is 1 if they are not only an older
---                 one, which is no more once it is acknowledged. id NUL -> "<copy> <doubts>": a message that was said to be free
---                 to run, of those whose sender could not know whether it was parked; see is_overtaken()
+--                 message. The first part is '-' if the copy that comes first may run. The last is 0 if there is only an older
+--                 copy besides, which is gone once it is acknowledged; else 1. id NUL -> "<copy> <doubts>": a message that was
+--                 said to be free to run, and whose sender could not know whether it was parked; see is_overtaken()
 --   6  expiring   sorted set, id -> us at which the task expires
---   7  aside      sorted set, "<queue> NUL <us: its place, 16 digits> NUL <id>" -> 0: parked, too, and out of the way of others for as
---                 long as nobody consumes its queue; an entry for each queue that it may be of
---   8  lots       sorted set, key of a bucket -> us at which somebody has to look after its lot; one for each limit
---   9  code       string: the limit as it is in the code of whoever looked after one of these lots last; one for each limit.
---                 Another code would have looked at another time: see same_code()
+--   7  aside      sorted set, "<queue> NUL <us: its place, 16 digits> NUL <id>" -> 0: tasks that are parked, too; no worker consumes
+--                 their queue, and until one does they are out of the way of others. An entry for each queue that it may be of
+--   8  lots       sorted set, key of a bucket -> us at which a worker has to look after its lot; one for each limit
+--   9  code       string: the limit as it is in the code of the worker that looked after one of these lots last; one for each
+--                 limit. With another code it would have looked at another time: see same_code.lua
 --   10 where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
---   11 asides     sorted set, key of a bucket -> 0: whose lots have somebody aside; one for each limit
---   12 costs      hash, key of a bucket -> permits that those who are parked cost, but for one of each; one for each limit
+--   11 asides     sorted set, key of a bucket -> 0: in its lot tasks are aside; one for each limit
+--   12 costs      hash, key of a bucket -> permits that its parked tasks cost, less one for each; one for each limit
 -- A message begins with {"id": "<task's id>", unless an older version has parked it: that one is not in `where`.
--- Copies of a message are numbered: 0 is the user's own, each that leaves the lot has one more than the one before.
+-- Copies of a message are numbered: 0 is the user's own, each that is let out has one more than the one before.
+--
+-- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS. Gives also, of the lot
+-- in use and by a task's id: copies, note_copies, is_overtaken, at_broker, acknowledged, place_of, is_parked, queues_of, aside,
+-- no_more_aside, count_cost; and of the whole lot nobody_is_left(), end_lot().
 local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS
 local LOT_KEYS = 12
 local bucket
@@ -39,8 +46,8 @@ local function note_copies(id, chosen, newest, several)
     call('HSET', TWICE, id, format('%s %d %s', chosen, newest, several))
 end
 
--- A worker to which the store's answer was lost sends the message anew, with one doubt more, for it cannot know whether it is parked.
--- That one may then have been said to be free to run: what asked for the one before comes late.
+-- The store's answer to a worker was lost. The worker cannot know whether the message is parked, and sends it anew with one doubt
+-- more. If the new message was said to be free to run, a call about the one before comes too late: that is overtaken.
 local function is_overtaken(id, copy, doubts)
     local free, most = match(call('HGET', TWICE, id .. '\0') or '', '^(%d+) (%d+)$')
     if not free then return false end
@@ -48,7 +55,7 @@ local function is_overtaken(id, copy, doubts)
     return free > copy or free == copy and most > doubts
 end
 
--- This copy is at the broker. What has come back and is parked again meanwhile is another copy.
+-- This copy is at the broker. A task that has come back meanwhile and is parked again is parked with another copy.
 local function at_broker(id, copy)
     if match(call('HGET', MESSAGES, id) or '', '^%d+ (%d+)') == copy then
         call('HDEL', MESSAGES, id)
@@ -56,7 +63,7 @@ local function at_broker(id, copy)
     end
 end
 
--- The older copy of each is acknowledged.
+-- The older copies of these ids, ARGV[first] to ARGV[last], are acknowledged.
 local function acknowledged(first, last)
     for i = first, last do
         if call('SREM', UNACKED, ARGV[i]) == 0 then
@@ -89,7 +96,7 @@ local function place_of(id, message)
     return task and task .. '\0' .. id .. '\0' .. bucket, escaped -- Lua's format ends a text at its first NUL
 end
 
--- There is nobody in this lot any more. (What an older version has let out is in `where` still.)
+-- No task is in this lot any more. (A task that an older version has let out is in `where` still.)
 local function end_lot()
     call('ZREM', LOTS, bucket)
     call('ZREM', ASIDES, bucket)
@@ -120,15 +127,15 @@ local function aside(queue, since, id)
     return format('%s\0%016d\0%s', queue, since, id)
 end
 
--- It is out of the way no longer. Was it?
+-- The task is not aside any more. Was it?
 local function no_more_aside(id, since)
     local was = 0
     for _, queue in ipairs(queues_of(id)) do was = was + call('ZREM', ASIDE, aside(queue, since, id)) end
     return was > 0
 end
 
--- One who costs so much is parked (1), or no longer (-1). What older versions park and let out is not counted: of theirs each
--- costs one permit, and what they let out is forgotten when nobody is left.
+-- A task of that cost is parked (1), or is parked no longer (-1). Older versions do not count: a task that they park is taken for
+-- one permit, and what they let out stays counted until the lot is empty.
 local function count_cost(cost, sign)
     if cost == '1' then return end
     local all = (tonumber(call('HGET', COSTS, bucket)) or 0) + sign * (tonumber(cost) - 1)

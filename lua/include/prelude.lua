@@ -1,3 +1,4 @@
+-- What stands at the top of every script: short names of Lua's and Redis's functions, STEP_US, int(number).
 local call, format, match = redis.call, string.format, string.match
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 

@@ -21,6 +21,22 @@ from .frozen import FROZEN_STORE, demand
 LUA = Path(str(files("celery_ratelimit.lua")))
 VERBS = sorted(path.stem for path in LUA.glob("*.lua"))
 INCLUDES = sorted(path.stem for of in ("include", "algorithms") for path in (LUA / of).glob("*.lua"))
+EVERYWHERE = ("prelude", "now")
+LANGUAGE = {
+    "KEYS",
+    "ARGV",
+    "redis",
+    "string",
+    "math",
+    "table",
+    "ipairs",
+    "tonumber",
+    "unpack",
+    "next",
+    "select",
+    "pcall",
+    "cjson",
+}
 LIMIT = Limit("1/m", name="api")
 
 
@@ -77,31 +93,57 @@ def test_law_10_the_stores_time_is_read_to_the_microsecond(
     assert store.eval(f"{stub}{include}\nreturn string.format('%.0f', now)", 0) == now
 
 
+def test_a_script_gives_its_keys_and_arguments_names_before_it_uses_them() -> None:
+    """Each `KEYS[3]` below the first lines would be a number that a reader has to look up."""
+    for verb in VERBS:
+        _, includes, below = code_but_includes(LUA / f"{verb}.lua").partition("--!include")
+        assert includes
+        assert re.findall(r"(?:KEYS|ARGV)\[\d+\]", below) == [], verb
+    for path in (*LUA.glob("include/*.lua"), *LUA.glob("algorithms/*.lua")):
+        assert re.findall(r"(?:KEYS|ARGV)\[\d+\]", code_but_includes(path)) == [], path.stem
+
+
+def test_an_include_says_what_it_uses_and_what_it_gives() -> None:
+    """What a text reads and does not make is a global where it stands alone."""
+    alone = {path: globals_of(path.read_text())[0] for path in LUA.rglob("*.lua")}
+    for path in LUA.glob("include/*.lua"):
+        if path.stem in EVERYWHERE:
+            continue
+        text = path.read_text()
+        header = text[: re.search(r"^[^-\n]|^--!", text, re.MULTILINE).start()]  # type: ignore[union-attr]
+        made = re.findall(r"^local (?:function )?([\w, ]+)", text, re.MULTILINE)
+        names = {name.strip() for several in made for name in several.split(",")}
+        elsewhere = {name for other, read in alone.items() if other != path for name in read}
+        told = set(re.findall(r"\w+", header))
+        assert alone[path] - LANGUAGE - given_everywhere() <= told, f"{path.stem}: what it uses"
+        assert names & elsewhere <= told, f"{path.stem}: what it gives"
+
+
+def given_everywhere() -> set[str]:
+    """What stands at the top of every script."""
+    made = (
+        re.findall(r"^local (?:function )?([\w, ]+)", (LUA / f"include/{name}.lua").read_text(), re.MULTILINE)
+        for name in EVERYWHERE
+    )
+    return {name.strip() for each in made for several in each for name in several.split(",")}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_script_makes_a_global(verb: str) -> None:
     """A leaked global is an error on a real server; on fakeredis it breaks every later script."""
     read, written = globals_of(load_source(verb, METHODS))
     assert written == set()
-    known = {
-        "KEYS",
-        "ARGV",
-        "redis",
-        "string",
-        "math",
-        "table",
-        "ipairs",
-        "tonumber",
-        "unpack",
-        "next",
-        "pcall",
-        "cjson",
-    }
-    assert read <= known, "misspelt, or not in the sandbox"
+    assert read <= LANGUAGE, "misspelt, or not in the sandbox"
 
 
 def code(source: str) -> str:
     """Lua without its comments."""
     return re.sub(r"--[^\n]*", "", source)
+
+
+def code_but_includes(path: Path) -> str:
+    """Lua without its comments, but with the lines that stand for other files."""
+    return re.sub(r"--(?!!)[^\n]*", "", path.read_text())
 
 
 @pytest.mark.parametrize("operation", ["acquire", "peek"])

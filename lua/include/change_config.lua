@@ -1,12 +1,16 @@
--- What is stored under one config key (see stored.lua), to be changed: reads it into `config`; keep_config() writes it.
+-- What is stored for a limit or for one of its keys, to be changed.
 --
--- A version outlives the rate that it came with, or an older program could undo the newer one's change once that has gone.
+-- A version stays when the rate that it came with has ended: an older program could undo the newer one's change otherwise.
+--
+-- Uses CONFIG_KEY and CONFIG, see config_text.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (touch.lua).
+-- Gives config, a table; keep_config(), which writes it; tell(), which tells those that wait.
+--!include config_text.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
     resumed = 0, note = ''}
-local text = call('GET', KEYS[1])
+local text = call('GET', CONFIG_KEY)
 if text then
     local version, expiry, paused, method, count, period, size, extra, since, resumed, note =
-        match(text, '^(%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%-?%d+) (%d+) (%d+)\n(.*)$')
+        match(text, CONFIG .. '\n(.*)$')
     config = {
         version = tonumber(version), expiry = tonumber(expiry), paused = tonumber(paused), method = method,
         count = count, period = period, size = size, extra = extra, since = tonumber(since),
@@ -21,22 +25,22 @@ end
 local HOUR_US = 3600000000
 
 --!include touch.lua
--- Tells those who look (KEYS[2], one for all keys of a limit; KEYS[3], what was touched, of BUCKET) that whoever waits may come at another time: us of the change,
--- then of each end of what is stored that is to come. Kept for an hour after the last of them.
+-- Tasks that wait may have their turns at other times now. Workers look at CHANGES: us of this change, then each end of what is
+-- stored that is to come. It is kept for an hour after the last of them.
 local function tell()
     local told, last = int(now), max(now, config.expiry)
-    for at in string.gmatch(string.match(call('GET', KEYS[2]) or '', ' .*') or '', '%d+') do
+    for at in string.gmatch(string.match(call('GET', CHANGES) or '', ' .*') or '', '%d+') do
         if at - now > 0 and at - config.expiry ~= 0 then told, last = told .. ' ' .. at, max(last, at) end
     end
     if config.expiry > 0 then told = told .. ' ' .. int(config.expiry) end
-    call('SET', KEYS[2], told, 'PX', int(ceil((last - now + HOUR_US) / 1000)))
-    touch(KEYS[3], BUCKET)
+    call('SET', CHANGES, told, 'PX', int(ceil((last - now + HOUR_US) / 1000)))
+    touch(TOUCHED, BUCKET)
 end
 
 local function keep_config()
     local c = config
-    call('SET', KEYS[1], format('%d %d %d %s %d %d %d %d %d %d\n%s', c.version, c.expiry, c.paused, c.method, c.count,
+    call('SET', CONFIG_KEY, format('%d %d %d %s %d %d %d %d %d %d\n%s', c.version, c.expiry, c.paused, c.method, c.count,
         c.period, c.size, c.extra, c.since, c.resumed, c.note))
     local stays = c.version > 0 or (c.method ~= '-' and c.expiry == 0)
-    if not stays then call('PEXPIRE', KEYS[1], int(ceil((max(c.expiry, c.paused, now) - now + HOUR_US) / 1000))) end
+    if not stays then call('PEXPIRE', CONFIG_KEY, int(ceil((max(c.expiry, c.paused, now) - now + HOUR_US) / 1000))) end
 end

@@ -1,5 +1,8 @@
--- The ids of a lot from place `from` to place `to`, counted from 0; -1: the last one. Those that are aside come after the others.
-local function listed(parked, aside, from, to)
+-- The tasks of a lot in their order. Those that are aside come after the others.
+--
+-- Gives ids_of_lot(parked, aside, from, to): the ids from place `from` to place `to`, counted from 0; -1 is the last one. The first
+-- two are keys, see lot.lua.
+local function ids_of_lot(parked, aside, from, to)
     local number = call('ZCARD', parked)
     local ids = call('ZRANGE', parked, from, to)
     if to == '-1' or to - number >= 0 then

@@ -1,6 +1,7 @@
--- Reads the request from KEYS and ARGV: its limits, each with its algorithm, and what is stored for it in their place.
+-- The limits of the request: as the caller sent them, or as people have stored them; and the state of each.
 --
--- For limit i of NUMBER: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the same where
+-- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; algorithms; got, see read_keys.lua; read_other, see
+-- from_other_algorithm.lua; CONFIG and put_in_force. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the same where
 -- it has none), KEYS[3 NUMBER + i] its slots; from ARGV[FIRST_LIMIT + 6(i-1)] on
 --   algorithm   text      the name of a file beside this one
 --   count       permits   per period, whole, >= 1
@@ -9,9 +10,10 @@
 --   cost        permits   whole, >= 1, and no more than could ever be granted (checked by the caller)
 --   extra       whole     what the algorithm takes besides, see its file
 --
--- Leaves `limits`. May end the script with the error "LOAD <algorithm>": the caller asks again with that one put in.
---!include got.lua
---!include in_use.lua
+-- Gives limits, a table each. May end the script with the error "LOAD <algorithm>": the caller asks again with that one put in.
+--!include config_text.lua
+--!include read_keys.lua
+--!include from_other_algorithm.lua
 local limits = {}
 for i = 1, NUMBER do
     local at = FIRST_LIMIT + 6 * (i - 1)
@@ -32,12 +34,12 @@ for i = 1, NUMBER do
         stored = false,
         in_use = false,
         changed = false, -- there is something to write, though nothing is taken
-        since = 0, -- a line from before that was made for another rate,
-        resumed = 0, -- or for a pause that was ended
+        since = 0, -- slots from before this us were made for another rate,
+        resumed = 0, -- slots from before this us for a pause that was ended
     }
     local config, own = got[3 * i - 1], got[3 * i]
     if config or own then -- seldom: so it is made here
---!include stored.lua
+--!include put_in_force.lua
         if config and not put_in_force(limit, now, config) or own and own ~= config and not put_in_force(limit, now, own) then
             return redis.error_reply('LOAD ' .. limit.method)
         end

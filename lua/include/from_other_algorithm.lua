@@ -1,11 +1,13 @@
--- A limit may change its algorithm, in the code or in the store. Tokens are kept then, not time: what the other algorithm has
--- left in the state is counted as permits that are in use, and the new one begins with so many taken.
+-- A limit may change its algorithm, in the code or in the store. The new one finds a state that the other one has written: the
+-- permits that are in use by it count as taken, and the time at which they would have come back counts no more.
 --
--- The first letter of a state says whose it is (`letter` of each algorithm); a bucket's begins with a figure, and a sliding log is
--- a list. Places (concurrency) have a key of their own.
-
--- If the state is another algorithm's: sets `in_use`, permits, and `in_use_at`, us at which they count as taken: at the change, or
--- when the newest of them is good that was granted ahead. And forgets it.
+-- The first letter of a state says whose it is (`letter` of each algorithm); a token bucket's begins with a figure, and a sliding
+-- log is a list. Places (concurrency) have a key of their own.
+--
+-- Uses STEP_US; changed_at, see algorithms.lua.
+-- Gives read_other(limit, now): if the state is another algorithm's, forgets it, and sets
+--   limit.in_use      permits that are in use by it
+--   limit.in_use_at   us at which they count as taken: at the change; or when the newest is good, if it was granted ahead
 local function read_other(limit, now)
     local letter = limit.algorithm.letter
     if limit.raw then
@@ -16,7 +18,7 @@ local function read_other(limit, now)
 
     -- How many permits were in use at the change, us of the newest of them, and us of the change.
     local function in_use()
-        local function at(written, newest) -- a newest permit of a clock that has stepped back since
+        local function at(written, newest) -- the clock may have stepped back since
             return written - now > STEP_US and newest - (written - now) or newest, changed_at(limit, now, written)
         end
         if not limit.raw then

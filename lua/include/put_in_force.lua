@@ -1,12 +1,8 @@
--- What people have put in the store for a limit: a rate in the place of the code's, and a pause.
+-- What is stored for a limit takes the place of what the caller sent: a rate, and a pause.
 --
--- config key: string "<version> <until us> <paused us> <algorithm> <count> <period> <size> <extra> <since us> <resumed us>", then
--- a line feed and what only clients read. `algorithm` is - where there is no rate; `since` is when the rate was set or taken
--- away. One for the limit under its name, one for each of its keys, which goes first. What people put there stays: it expires
--- by itself only if it was given an end, and then an hour later, until when those who wait have come.
-local CONFIG = '^(%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%-?%d+) (%d+) (%d+)'
-
--- Puts into `limit` what is in force for it, by the text of a config key. False: an algorithm that is not in this script.
+-- Uses algorithms; CONFIG, see config_text.lua.
+-- Gives put_in_force(limit, now, text): puts into `limit` what the text of a config says. False: the rate has an algorithm that is
+-- not in this script.
 local function put_in_force(limit, now, text)
     local version, expiry, paused, method, count, period, size, extra, since, resumed = match(text, CONFIG)
     if paused - now > 0 then limit.paused = max(limit.paused or 0, tonumber(paused)) end

@@ -1,11 +1,14 @@
 -- Pass two, refused: one time for a slot in every limit of the request.
 --
--- A request stands in each of its lines, at the time at which all of them can let it pass: in the first gaps that fit together,
--- or behind all (conservative backfilling). What lies before it stays open to whoever makes nobody wait.
-
--- `fits(claim)`: may the permits be taken at the joint time, ahead of now? `claim`: us within which the request may keep a slot.
--- `line_up(id, latest)`: the slot that is proposed; it is kept for `id` if it lies no later than `latest`. A second result:
--- there is no room to wait. One limit alone needs neither: every function here is made anew at each call.
+-- A request stands in the line of each of its limits, at one time that suits all of them: in the first gaps that fit together, or
+-- behind all other requests (conservative backfilling). The time before it stays open to requests that make nobody wait.
+--
+-- Uses NUMBER; limits; id, of the request; joint, see check.lua.
+-- Gives, where there are several limits (one alone needs neither, and every function is made anew at each call):
+--   fits(claim)           may the permits be taken at the joint time, ahead of now? claim: us within which the request may keep
+--                         a slot instead
+--   line_up(id, latest)   the slot that is proposed; it is kept for `id` if it lies no later than `latest` us. A second result:
+--                         there is no room to wait
 local fits, line_up
 
 if NUMBER > 1 then
@@ -39,7 +42,7 @@ if NUMBER > 1 then
         return at
     end
 
-    -- Whoever has a slot everywhere, and comes before it, keeps it.
+    -- A request that has a slot in every limit, and comes before it, keeps it.
     local function kept_place()
         local at = joint
         for i = 1, #limits do
@@ -70,7 +73,7 @@ if NUMBER > 1 then
         end
         if at <= latest and id ~= '' then
             for i = 1, #limits do limits[i].algorithm.claim(limits[i], now, id, at) end
-        elseif at == now then -- a permit is there, for those who are due before it
+        elseif at == now then -- a permit is there, for requests that are due before it
             for i = 1, #limits do at = max(at, limits[i].patience or now) end
         end
         return at

@@ -1,7 +1,11 @@
--- Lets parked tasks out. They are taken for published only when that is said (published.lua), or when one arrives.
+-- Tasks are let out of a lot: the caller of the script publishes their messages. A task counts as published only when the caller
+-- says so (published.lua), or when the message arrives; until then it is `leaving`.
 --
--- Uses AGAIN_US, after which one is published once more; MEMORY_US, for which it is remembered that there may be two.
--- Leaves `out`: for each its id, us until its turn, its message; and `bytes`, of all messages.
+-- Uses AGAIN_US, after which a task is let out once more; MEMORY_US, for which it is remembered that there may be two messages of
+-- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, WHERE, copies, note_copies, no_more_aside,
+-- count_cost, place_of.
+-- Gives let_out(id, wait), `wait` us until its turn; out, of each task that was let out its id, us until its turn, its message;
+-- bytes, of all these messages; note_for_a_while(id, chosen, newest, several), which is note_copies for MEMORY_US.
 local out, bytes = {}, 0
 
 local function note_for_a_while(id, chosen, newest, several)
@@ -9,7 +13,7 @@ local function note_for_a_while(id, chosen, newest, several)
     call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
 end
 
-local function leave(id, wait)
+local function let_out(id, wait)
     local message = call('HGET', MESSAGES, id)
     local was_here = call('ZREM', PARKED, id) == 1
     call('ZREM', EXPIRING, id)

@@ -1,0 +1,173 @@
+-- The line of the token bucket: which requests wait, and when each of them may go.
+--
+-- A request that is refused may keep a slot: a proposal of when to ask again, never a permit. Only `tat` decides. A slot stands in the
+-- line by its score: the tat that the bucket would have after its turn. So the next request stands behind the highest score, which
+-- is the `cursor`.
+--
+-- A request that waits for another limit, too, has its turn later than the requests before it leave the bucket free. The time
+-- between is a gap: a request that fits into it makes no other wait.
+--
+-- slots key: sorted set, id of a waiting request -> its score, us. NUL and the us at which a gap begins -> the us at which it ends,
+--            less 2^53: a score below zero. Expires a second after the last slot.
+--
+-- Uses token_bucket, advance, admission, write_state, see token_bucket.lua.
+-- Gives read_line and find; of the algorithm reserve, due, fits, place, claim, give_up.
+local GAP = 2 ^ 53
+local GAPS = 16 -- that a request looks into at a time
+
+-- Where does request `id` stand in the line? Sets, in `limit`:
+--   cursor    the highest score
+--   owner     the score of the slot that the request has; if it has none:
+--   first     the score of the first slot
+--   overdue   the id that has the first slot, if that is overdue: the request may take its place
+--   gapped    whether the line has gaps
+local function read_line(limit, now, id)
+    local last = call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')
+    limit.cursor = max(0, tonumber(last[2]) or 0)
+    if limit.cursor <= now then return end -- all requests have come, were forgotten, or have missed their slots
+    if id ~= '' then limit.owner = tonumber(call('ZSCORE', limit.slots_key, id)) end
+    if limit.owner then
+        limit.gapped = true -- perhaps: a request that has a slot seldom needs to know
+        return
+    end
+    local first = call('ZRANGE', limit.slots_key, 0, 0, 'WITHSCORES')
+    limit.gapped = tonumber(first[2]) < 0
+    if limit.gapped then first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1) end
+    limit.first = tonumber(first[2])
+    if limit.first - limit.tolerance + GRACE_US < now then limit.overdue = first[1] end
+end
+
+-- The first turn that comes no sooner than `at`: in a gap, or behind all. Returns
+--   slot             us at which the turn comes
+--   us               the tat before it
+--   stop, stop_rem   the tat after it
+--   from             us from which the bucket was free before it
+--   gap, to          the gap, if it is in one, and the us at which that ends
+local function find(limit, at)
+    local gaps = {}
+    if limit.gapped and not limit.late and not limit.last then
+        local least = max(at, limit.tat) + advance(limit, 0, 0, limit.cost)
+        gaps = call('ZRANGEBYSCORE', limit.slots_key, int(least - GAP), int(limit.cursor - GAP), 'WITHSCORES', 'LIMIT', 0, GAPS)
+    end
+    for i = 1, #gaps + 1, 2 do
+        local from, from_rem, to = 0, 0, math.huge
+        if gaps[i] then
+            from, to = tonumber(string.sub(gaps[i], 2)), gaps[i + 1] + GAP
+            if from <= limit.tat then from, from_rem = limit.tat, limit.rem end
+        elseif limit.late then
+            from = limit.late
+        elseif limit.cursor > limit.tat then
+            from = limit.cursor
+        else
+            from, from_rem = limit.tat, limit.rem
+        end
+        local us, rem = from, from_rem
+        local slot = max(at, admission(limit, advance(limit, us, rem, limit.need)))
+        if slot > us then
+            local next, next_rem = 0, 0
+            if limit.beside then
+                next, next_rem = advance(limit, us, rem, ceil((slot - us) * limit.count / limit.period))
+            end
+            us, rem = slot, 0 -- it starts at a whole microsecond
+            -- The request has to wait for a slower limit, and less than a permit would lapse before it: if to wait for that permit
+            -- costs less, it waits.
+            if next >= slot then
+                local late = max(0, admission(limit, advance(limit, next, next_rem, limit.need)) - slot)
+                if late * limit.whole < (limit.whole - late) * limit.beside then
+                    slot = slot + late
+                    us, rem = max(next, slot), next >= slot and next_rem or 0
+                end
+            end
+        end
+        local stop, stop_rem = advance(limit, us, rem, limit.cost)
+        if stop < to or stop == to and stop_rem == 0 then
+            return slot, us, stop, stop_rem, from + min(1, from_rem), gaps[i], to
+        end
+    end
+end
+
+-- Pass two, refused: proposes a slot, and keeps it for `id` if it lies no later than `latest`.
+function token_bucket.reserve(limit, now, id, joint, latest)
+    local mine = limit.owner and limit.owner - limit.tolerance - limit.lead
+    if mine and mine > now then return max(mine, joint) end -- came early: its slot stands
+    local slot, us, score, score_rem, from, gap, to = find(limit, joint)
+    if id == '' or slot > latest then
+        return slot == now and limit.behind and limit.patience or slot
+    end
+    score = score + min(1, score_rem)
+    if gap then
+        call('ZREM', limit.slots_key, gap)
+    elseif limit.cursor <= now then
+        call('DEL', limit.slots_key)
+    elseif limit.gapped then -- no slot lies behind these gaps any more
+        call('ZREMRANGEBYSCORE', limit.slots_key, '(' .. int(limit.cursor - GAP), '(0')
+    end
+    if gap or limit.among and not limit.late then
+        local function note_gap(start, stop)
+            if stop - start >= limit.whole + min(1, limit.part) then
+                call('ZADD', limit.slots_key, int(stop - GAP), '\0' .. int(start))
+            end
+        end
+        if gap then note_gap(score, to) end
+        note_gap(from, us)
+    end
+    limit.cursor = max(limit.cursor, score)
+    call('ZADD', limit.slots_key, int(score), id)
+    call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
+    write_state(limit, now)
+    return slot
+end
+
+if NUMBER > 1 then
+    -- When the slot comes that the request has, if it has one.
+    function token_bucket.due(limit)
+        return limit.owner and limit.owner - limit.tolerance - limit.lead
+    end
+
+    -- May the permits be taken at the joint time of all limits, ahead of now? Not if that makes a request wait that is in the line.
+    -- And not if other requests could use the permits in between, and this one may keep a slot instead (`waits`).
+    function token_bucket.fits(limit, now, joint, waits)
+        local mine = token_bucket.due(limit)
+        if mine and mine <= now + SOON_US then return true end
+        if waits and joint - limit.tat >= limit.whole then return false end
+        return not limit.room or max(limit.tat, joint) + advance(limit, 0, limit.rem, limit.cost) <= limit.room
+    end
+
+    -- The earliest time, `at` or later, at which a slot may lie. A slot that the request has stays where it is while it is to come;
+    -- a request that comes late goes behind those that stood before it. `last`: behind all.
+    function token_bucket.place(limit, now, at, last)
+        local mine = token_bucket.due(limit)
+        if mine and mine > now and mine >= at then return mine end
+        limit.last = last
+        if mine and mine <= now then
+            local before = call('ZCOUNT', limit.slots_key, '(0', '(' .. int(limit.owner))
+            local us, rem = advance(limit, limit.tat, limit.rem, before * limit.cost)
+            limit.late = us + min(1, rem)
+        end
+        return (find(limit, at))
+    end
+
+    -- Keeps a slot at a time that `place` has given.
+    function token_bucket.claim(limit, now, id, at)
+        if at == token_bucket.due(limit) then return end
+        limit.owner = nil
+        token_bucket.reserve(limit, now, id, at, at)
+    end
+end
+
+if CORRECTS then
+    -- A waiting request will not come, and gives up its slot. At the end of the line the cursor moves back, for it is read from the
+    -- slots; between other slots a gap is noted.
+    function token_bucket.give_up(limit, now, id)
+        local score = tonumber(call('ZSCORE', limit.slots_key, id))
+        call('ZREM', limit.slots_key, id)
+        if not score then return end
+        token_bucket.check(limit, now, '')
+        local from = score - advance(limit, 0, 0, limit.cost)
+        if limit.cursor <= now or score > limit.cursor then -- no slot lies behind these gaps any more
+            call('ZREMRANGEBYSCORE', limit.slots_key, '(' .. int((limit.cursor > now and limit.cursor or 0) - GAP), '(0')
+        elseif from > max(now, limit.tat) then
+            call('ZADD', limit.slots_key, int(score - GAP), '\0' .. int(from))
+        end
+    end
+end
