@@ -1,4 +1,4 @@
-"""Sees to what nobody attends to: says it, and after a grace hands it back. In a thread: a worker has other things to do."""
+"""Tasks that no worker attends to: it is said, and after a grace they are handed back. In a thread of its own."""
 
 from __future__ import annotations
 
