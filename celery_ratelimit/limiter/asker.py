@@ -23,7 +23,7 @@ from .calls import Call
 from .core import Core
 from .demand import Demand
 from .durations import microseconds
-from .questions import Asks, Exists, Question, Sleep, Whole
+from .questions import Asks, Exists, Question, Request, Sleep
 from .replies import decision_of, impossible, whole_numbers
 
 __all__ = ["Asker"]
@@ -166,14 +166,14 @@ class Asker:
             except BaseException as error:  # it may have something to give back
                 given, step = error, asks.throw
 
-    def _answer(self, asked: list[Question] | Exists | Sleep | Whole[Any]) -> Any:
+    def _answer(self, asked: list[Question] | Exists | Sleep | Request) -> Any:
         match asked:
             case Sleep(seconds):
                 return self.clock.sleep(seconds)
             case Exists(keys):
                 return bool(self.store(self.client.exists, *keys))
-            case Whole():
-                asked.answer = self.drive(asked.asks)
+            case Request(demands, id, horizon, claim):
+                asked.answer = self.ask(demands, id=id, horizon=horizon, claim=claim)
                 return asked.answer
             case _:
                 return self._reply_to(asked)

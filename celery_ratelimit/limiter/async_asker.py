@@ -12,6 +12,7 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ..errors import RateLimitError, StoreUnavailable
+from ..limits.decision import Decision
 from ..store.async_link import AsyncClusterLink
 from ..store.health import STORE_ERRORS, out_of_reach, trouble
 from ..store.masters import AsyncMaster
@@ -20,7 +21,9 @@ from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
 from .calls import Call
 from .core import Core
-from .questions import Asks, Exists, Question, Sleep, Whole
+from .durations import microseconds
+from .questions import Asks, Exists, Question, Request, Sleep
+from .replies import decision_of, impossible, whole_numbers
 
 __all__ = ["AsyncAsker"]
 
@@ -69,6 +72,18 @@ class AsyncAsker:
         if self.core.pretended_wait is None:
             await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
 
+    async def ask(self, asked: Request) -> Decision:
+        """One round trip: the permits of its demands, all or none."""
+        core, demands, id = self.core, asked.demands, asked.id
+        if not core.takes_one_script(demands):
+            return await self.drive(core.ask(demands, id=id, horizon=asked.horizon, claim=asked.claim))
+        first = (id, microseconds(asked.horizon), microseconds(asked.claim))
+        call = core.calls.of_script(core.scripts.acquire, tuple(demands), first, None, ())
+        reply = await self._reply(core.scripts.acquire, call)
+        if isinstance(reply, RateLimitError):
+            raise impossible(demands, reply)
+        return decision_of(demands, whole_numbers(reply), id or core.new_id())
+
     # -- Driving ---------------------------------------------------------------------------------------------------
 
     async def drive(self, asks: Asks[R], interrupted_by: BaseException | None = None) -> R:
@@ -91,17 +106,17 @@ class AsyncAsker:
 
     async def _interrupt(self, asks: Asks[Any], asked: Any, error: BaseException) -> None:
         """Whoever waited is gone. What was asked is awaited, so that nothing is got after what it gives back."""
-        if isinstance(asked, Whole) and asked.task is not None:
+        if isinstance(asked, Request) and asked.task is not None:
             await asyncio.wait([asked.task])
             if not asked.task.cancelled() and asked.task.exception() is None:  # nobody else hears of it
                 asked.answer = asked.task.result()
         with suppress(asyncio.CancelledError):
             await self.drive(asks, interrupted_by=error)
 
-    async def _answer(self, asked: list[Question] | Exists | Sleep | Whole[Any]) -> Any:
+    async def _answer(self, asked: list[Question] | Exists | Sleep | Request) -> Any:
         match asked:
-            case Whole():
-                asked.task = self.start(self.drive(asked.asks))
+            case Request():
+                asked.task = self.start(self.ask(asked))
                 asked.answer = await asyncio.shield(asked.task)
                 return asked.answer
             case Sleep(seconds):

@@ -7,14 +7,17 @@ answer to the whole.
 from __future__ import annotations
 
 from asyncio import Task
-from collections.abc import Generator
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import RateLimitError
+from ..limits.decision import Decision
 from ..store.script import Script
 from .calls import Call
+from .demand import Demand
 
-__all__ = ["Asks", "Exists", "Question", "Sleep", "Whole", "each_of"]
+__all__ = ["Asks", "Exists", "Question", "Request", "Sleep", "each_of"]
 
 T = TypeVar("T")
 
@@ -38,23 +41,27 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-class Whole(Generic[T]):
-    """Something that is asked to its end, whoever is interrupted meanwhile.
+@dataclass(slots=True, eq=False)
+class Request:
+    """Permits of demands, see :meth:`Core.ask <celery_ratelimit.limiter.core.Core.ask>`; the answer is a decision.
+
+    It is asked for to its end, whoever is interrupted meanwhile.
 
     Attributes:
-        asks: what it takes.
         answer: once it is known.
         task: what asks, in an event loop.
     """
 
-    def __init__(self, asks: Asks[T]) -> None:
-        self.asks = asks
-        self.answer: T | None = None
-        self.task: Task[T] | None = None
+    demands: Sequence[Demand]
+    id: str
+    horizon: float
+    claim: float
+    answer: Decision | None = None
+    task: Task[Decision] | None = None
 
 
 #: Yields what to do next: questions to ask at once (the answer is a list), or one of the others.
-Asks = Generator[list[Question] | Exists | Sleep | Whole[Any], Any, T]
+Asks = Generator[list[Question] | Exists | Sleep | Request, Any, T]
 
 
 def each_of(questions: list[Question]) -> Asks[list[Any]]:

@@ -10,7 +10,7 @@ from ..limits.decision import Decision
 from .core import Core
 from .demand import Demand, leased
 from .leases import UNKNOWN
-from .questions import Asks, Sleep, Whole
+from .questions import Asks, Request, Sleep
 
 __all__ = ["take"]
 
@@ -36,11 +36,11 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
     waits = max_wait > 0
     id = core.new_id() if waits or leased(demands) else ""
     deadline = now() + max_wait
-    asked: Whole[Decision] | None = None
+    asked: Request | None = None
     try:
         while True:
             left = max(0.0, deadline - now())
-            asked = Whole(core.ask(demands, id=id, horizon=min(left, TAKE_AHEAD), claim=left))
+            asked = Request(demands, id, min(left, TAKE_AHEAD), left)
             decision: Decision = yield asked
             if not decision.allowed and not waits:
                 return decision

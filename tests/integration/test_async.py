@@ -29,7 +29,7 @@ from celery_ratelimit import (
     StoreUnavailable,
 )
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.questions import Asks
+from celery_ratelimit.limiter.questions import Asks, Request
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.asking import driven
 from tests.conftest import PATIENT, START, Clock
@@ -265,12 +265,11 @@ class Scripted(AsyncLimiter):
         self.answers = list(answers)
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
-        core: Any = self.asker.core
-        core.ask, core.forget = self._says, self._forgets
+        asker: Any = self.asker
+        asker.ask, asker.core.forget = self._say, self._forgets
 
-    def _says(self, demands: Any, *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Asks[Decision]:
-        yield from ()
-        self.asked.append((id, horizon, claim))
+    async def _say(self, asked: Request) -> Decision:
+        self.asked.append((asked.id, asked.horizon, asked.claim))
         return self.answers.pop(0)
 
     def _forgets(self, demands: Any, *, id: str) -> Asks[None]:

@@ -86,15 +86,11 @@ class Scripted(Limiter):
         self.asked: list[tuple[str, float, float]] = []
         self.forgotten: list[str] = []
         asker: Any = self.asker
-        asker.ask, asker.core.ask, asker.core.forget = self._say, self._says, self._forgets
+        asker.ask, asker.core.forget = self._say, self._forgets
 
     def _say(self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
         self.asked.append((id, horizon, claim))
         return self.answers.pop(0)
-
-    def _says(self, *args: Any, **how: Any) -> Asks[Decision]:
-        yield from ()
-        return self._say(*args, **how)
 
     def _forgets(self, demands: Sequence[Demand], *, id: str) -> Asks[None]:
         yield from ()
