@@ -130,7 +130,7 @@ def _asked(app: Any, question: Callable[[Parking], _T], otherwise: _U) -> _T | _
     """What the lots of an app's fleet say at the start; ``otherwise`` if the store does not answer."""
     parking = parking_of(app)
     try:
-        return question(parking) if parking.in_use else otherwise
+        return question(parking) if parking.can_park else otherwise
     except STORE_TROUBLES:
         return otherwise
 

@@ -78,7 +78,7 @@ class Arrivals:
         return True
 
     def tell_soon(self) -> None:
-        """After an outage: whoever looks after the lots might send once more what has come meanwhile."""
+        """After an outage: a worker that looks at the lots might send once more what has come meanwhile."""
         if self._arriving and self._cancel_telling is None:
             self._cancel_telling = self._worker.timers.call_after(0, self._tell)
 
@@ -87,7 +87,7 @@ class Arrivals:
         if self._outage:
             self._cancel_telling = self._worker.timers.call_after(IN_AN_OUTAGE, self._tell)
             return
-        if self._parking.in_use:
+        if self._parking.can_park:
             self._outage.ask(self._tell_all, None)
 
     def _tell_all(self) -> None:

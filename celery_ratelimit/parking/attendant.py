@@ -1,6 +1,6 @@
 """A worker's part in the parking lots: parks what its gate turns away, and publishes what any worker has parked.
 
-No worker leads. The store says which lots are due; whoever asks first lets those out whose turn is near.
+No worker leads. The store says which lots are due; the worker that asks first lets tasks out whose turn is near.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["Attendant"]
 
 #: Seconds between two looks for lots that are due; and where a worker has found and parked nothing for so many looks.
 LOOK, RARELY, QUIET = 0.2, 1.0, 10
-#: Seconds after which a lot is looked after that nobody was in before: those who come together leave together.
+#: Seconds after which a lot is looked at that was empty before: tasks that are parked together leave together.
 SOON = 0.05
 #: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
 OTHERS_TELL = 1.5
-#: Buckets in which others are known to wait: of more than that, those who come ask their limits first.
+#: Buckets that are known to have parked tasks: of more than that, requests ask their limits first.
 MOST_KNOWN = 10_000
 
 
@@ -76,9 +76,9 @@ class Attendant:
         self._publisher = Publisher(worker, parking, self._orphans)
         self._revoked = Revoked(worker, parking, limits, self._publisher)
         self._attending = Attending(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
-        self._known: OrderedDict[Bucket, None] = OrderedDict()
+        self._occupied: OrderedDict[Bucket, None] = OrderedDict()
         self._due: dict[Bucket, None] = {}
-        self._let_go: deque[tuple[Bucket, str, Any]] = deque()
+        self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._cancel: Callable[[], None] | None = None
         self._soon = self._more_due = False
         self._looked_at, self._looks_from = time.monotonic(), 0.0
@@ -92,10 +92,10 @@ class Attendant:
     # -- In --------------------------------------------------------------------------------------------------------
 
     def lot_of(self, demands: Sequence[Demand]) -> Demand | None:
-        """The demand in whose lot others are known to wait: who comes now stands behind them."""
-        if self._known:
+        """The demand in whose lot tasks are known to be parked: a request that comes now stands behind them."""
+        if self._occupied:
             for demand in demands:
-                if (demand.name, demand.key) in self._known:
+                if (demand.name, demand.key) in self._occupied:
                     return demand
         return None
 
@@ -121,26 +121,24 @@ class Attendant:
         )
         if ahead < 0:
             if ahead == NOBODY:
-                self._known.pop(bucket, None)
+                self._occupied.pop(bucket, None)
             return ahead
-        self._known[bucket] = None
-        self._known.move_to_end(bucket)
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
+        self._occupied[bucket] = None
+        self._occupied.move_to_end(bucket)
+        if len(self._occupied) > MOST_KNOWN:
+            self._occupied.popitem(last=False)
         if ahead == 0 or self._quiet >= QUIET:
             self._look_soon()
         self._quiet = 0
         self._worker.departures.acknowledge(request)
-        self._let_go.append((bucket, held.id, request.message))
+        self._not_acknowledged.append((bucket, held.id, request.message))
         return ahead
 
     def _note_acknowledged(self) -> None:
-        """The worker acknowledges in its next turn: what that has reached is told with what is sent next."""
-        while self._let_go and self._let_go[0][2].acknowledged:
-            bucket, id, _ = self._let_go.popleft()
+        """The worker acknowledges in its next turn: the store hears of it with what is sent next."""
+        while self._not_acknowledged and self._not_acknowledged[0][2].acknowledged:
+            bucket, id, _ = self._not_acknowledged.popleft()
             self._parking.acknowledged(bucket, id)
-
-    # -- Coming back -----------------------------------------------------------------------------------------------
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -152,9 +150,10 @@ class Attendant:
             self.waking.begin()
 
     def store_is_back(self) -> None:
-        """It hears at once what has come meanwhile: who looks after the lots might send that once more."""
-        if time.monotonic() - self._looked_at > AGAIN / 2:
-            self._looks_from = time.monotonic() + OTHERS_TELL
+        """It hears at once what has come meanwhile: a worker that looks at the lots might send that once more."""
+        now = time.monotonic()
+        if now - self._looked_at > AGAIN / 2:
+            self._looks_from = now + OTHERS_TELL
         self.arrivals.tell_soon()
 
     def close(self) -> None:
@@ -166,10 +165,10 @@ class Attendant:
             self._cancel()
             self._cancel = None
         self._due.clear()
-        self._let_go.clear()
+        self._not_acknowledged.clear()
 
     def _look_soon(self) -> None:
-        """The first in a lot may have its turn before the next look."""
+        """The first task in a lot may have its turn before the next look."""
         if self._cancel is not None and not self._soon:
             self._soon = True
             self._cancel()
@@ -178,29 +177,30 @@ class Attendant:
     def _look(self) -> None:
         pause = RARELY if self._quiet >= QUIET else LOOK
         self._cancel, self._soon = self._worker.timers.call_after(pause, self._look), False
-        if self._outage or not self._parking.in_use or time.monotonic() < self._looks_from:
+        now = time.monotonic()
+        if self._outage or not self._parking.can_park or now < self._looks_from:
             return
-        self._looked_at = time.monotonic()
-        done = self._outage.ask(lambda: self._see_to_lots(self._looked_at + TURN), True)
+        self._looked_at = now
+        done = self._outage.ask(lambda: self._see_to_lots(now + TURN), True)
         if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
             self._cancel()
             self._cancel = self._worker.timers.call_after(NEXT, self._look)
 
     def _see_to_lots(self, until: float) -> bool:
-        """False: something is left to do, and time is up."""
+        """False: there is more to do, and time is up."""
         self._attending.say()
-        done = self._revoked.let_out(until) and self.let_out(until)
+        done = self._revoked.let_out(until) and self._let_out(until)
         self._note_acknowledged()
         self._parking.flush()
         return done
 
-    def let_out(self, until: float) -> bool:
-        """Publish those whose turn is near, of all lots that are due. False: some are left, and time is up."""
+    def _let_out(self, until: float) -> bool:
+        """Publish tasks whose turn is near, of all lots that are due. False: there are more, and time is up."""
         if not self._due:
             self._ask_for_due()
             self._quiet = 0 if self._due else self._quiet + 1
             if self._quiet >= QUIET:
-                self._known.clear()  # who comes asks first, and is parked if it has to be
+                self._occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while self._due:
             first = itertools.islice(self._due, LOTS)
             demands = [Demand(self._limits[name], name, key) for name, key in first]
@@ -208,7 +208,7 @@ class Attendant:
             for each in looked:
                 self._due.pop(each.bucket, None)
                 if each.again is None:
-                    self._known.pop(each.bucket, None)
+                    self._occupied.pop(each.bucket, None)
                 elif each.again <= 0:
                     self._due[each.bucket] = None  # behind the others
                 if each.another:

@@ -1,4 +1,4 @@
-"""Which queues one worker consumes, and which somebody consumes: nobody else's tasks get slots."""
+"""Which queues one worker consumes, and which queues any worker consumes: only their tasks get slots."""
 
 from __future__ import annotations
 
@@ -61,26 +61,26 @@ class Attending:
         )
 
     def say(self) -> None:
-        """Say which queues this worker consumes, and hear which nobody does: no slot is given to their tasks."""
+        """Say which queues this worker consumes, and hear which no worker does: no slot is given to their tasks."""
         queues = self._queues()
         if queues == self._attends and time.monotonic() < self._attended_at + ATTEND:
             return
         absent = self.heard.absent if self.heard is not None else None
-        left = sorted(self._attends - queues)
-        self.heard = self._parking.register.attend(self._worker.hostname, sorted(queues), left, ATTENDED)
+        given_up = sorted(self._attends - queues)
+        self.heard = self._parking.register.attend(self._worker.hostname, sorted(queues), given_up, ATTENDED)
         begun = queues - self._attends
         self._attends, self._attended_at = queues, time.monotonic()
-        if begun:  # somebody who has not heard of it may set their tasks aside anew, and end before it hears
+        if begun:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
             self._recall_until = self._attended_at + ATTENDED
             self._orphans.say_now()
-        new = absent is None or absent - self.heard.absent  # of the first look nobody knows
+        new = absent is None or absent - self.heard.absent  # what was so before the first answer is not known
         if new or self._attended_at < self._recall_until:
             self._waking.recall()
 
     def end(self) -> None:
         """This worker ends, or connects anew: others need not wait until it is taken for dead."""
-        left, self._attends, self.heard = sorted(self._attends), frozenset(), None
-        if left and self._parking.in_use:
+        given_up, self._attends, self.heard = sorted(self._attends), frozenset(), None
+        if given_up and self._parking.can_park:
             self._outage.ask(
-                lambda: self._parking.register.attend(self._worker.hostname, (), left, ATTENDED), None, quietly=True
+                lambda: self._parking.register.attend(self._worker.hostname, (), given_up, ATTENDED), None, quietly=True
             )

@@ -79,16 +79,16 @@ class HandingBack:
 
     def return_queue(self, name: str, queue: str) -> Handed:
         """What is on its way back to ``queue``, whose return queue is called ``name``, and no worker has."""
-        handed, left = NOTHING, messages_in(self._from, name)
-        while left > 0:
-            with taken_from(self._from, name, min(left, PAGE)) as messages:
+        handed, remaining = NOTHING, messages_in(self._from, name)
+        while remaining > 0:
+            with taken_from(self._from, name, min(remaining, PAGE)) as messages:
                 ours = [message for message in messages if marker_in(message) and not self._ends(message)]
                 some = self._publish([as_sent(parcel_in(message)) for message in ours])
                 for message in ours:
                     if marker_in(message)["queue"] not in some.missing:
                         message.ack()
                 handed += some
-                left -= len(messages)
+                remaining -= len(messages)
             if not messages or not all(message.acknowledged for message in messages):
                 break  # the others are in the queue again, before those behind them
         return handed

@@ -25,7 +25,7 @@ from .scripts import LOT_KEYS, Scripts
 
 __all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "Looked", "Parking"]
 
-#: What :meth:`Parking.park` answers when it did not park: ``FULL`` less the permits that those ahead cost.
+#: What :meth:`Parking.park` answers when it did not park: ``FULL`` less the permits that the tasks ahead cost.
 NOBODY, OVERTAKEN, FULL = -1, -3, -4
 
 #: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
@@ -35,7 +35,7 @@ MOST = 1000
 #: Tasks that leave, and lots that are looked after, each of which counts as two, in one script: a millisecond or two of
 #: the store's time. Lots that one script is asked for: more would not have their turn in it, if a task leaves each.
 WORK, AT_ONCE = 50, 17
-#: Seconds between two looks at a lot, at the least: those whose turn has come meanwhile leave it together.
+#: Seconds between two looks at a lot, at the least: tasks whose turn has come meanwhile leave it together.
 LOOK_APART = 0.2
 
 
@@ -44,10 +44,10 @@ class Looked(NamedTuple):
 
     Attributes:
         bucket: whose lot.
-        again: seconds until somebody has to look again; 0.0: at once, not all have left that may; ``None``: never, it
-            is empty.
-        another: whoever looked after a lot of this limit last had another limit in its code.
-        leaving: those that have left: whoever has looked publishes them.
+        again: seconds until a worker has to look again; 0.0: at once, since not all tasks have left that may; ``None``:
+            never, the lot is empty.
+        another: the worker that looked at a lot of this limit last had another limit in its code.
+        leaving: tasks that have left: the worker that has looked publishes them.
     """
 
     bucket: Bucket
@@ -92,8 +92,8 @@ class Parking:
         return self._asker.pretended_wait is None
 
     @property
-    def in_use(self) -> bool:
-        """The same, and not in a store in memory."""
+    def can_park(self) -> bool:
+        """Whether tasks are parked: where the store is asked, and is not in memory."""
         return self.is_asked and not hasattr(self._asker.client, "clock")
 
     # -- In --------------------------------------------------------------------------------------------------------
@@ -120,14 +120,14 @@ class Parking:
             copy: which copy of it this will be, when it leaves.
             since: microseconds since 1970, the store's clock: its place in the order; 0: behind all others.
             expires: seconds since 1970 at which the task expires; 0.0: never.
-            only_behind: only if others are parked there.
-            most: only if those who are parked there cost fewer permits.
+            only_behind: only if other tasks are parked there.
+            most: only if the tasks that are parked there cost fewer permits.
             doubts: how often it was sent anew, for it was not known whether it was parked.
 
         Returns:
-            The permits that those ahead of it cost; :data:`NOBODY`: nobody is there; :data:`FULL` and less: ``FULL``
-            less those permits, which are as many as there may be; :data:`OVERTAKEN`: a message that was sent anew
-            meanwhile may run in its place.
+            The permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there; :data:`FULL` and less:
+            ``FULL`` less those permits, which are as many as there may be; :data:`OVERTAKEN`: a message that was sent
+            anew meanwhile may run in its place.
         """
         bucket = demand.name, demand.key
         return int(
@@ -160,7 +160,7 @@ class Parking:
     # -- Out -------------------------------------------------------------------------------------------------------
 
     def due(self, names: Sequence[str]) -> list[Bucket]:
-        """The lots of these limits that somebody has to look after now."""
+        """The lots of these limits that a worker has to look at now."""
         if not names:
             return []
         prefix, fleet = self._asker.prefix, self._fleet
@@ -198,16 +198,16 @@ class Parking:
         horizon: float = HORIZON,
         attendance: Attendance | None = None,
     ) -> list[Looked]:
-        """Let those out whose turn is no further away than ``horizon`` seconds. Whoever calls publishes them.
+        """Let tasks out whose turn is no further away than ``horizon`` seconds. The caller publishes them.
 
         Args:
             demands: one of each bucket; its cost is that of each message.
-            due: only of those lots that somebody has to look after now.
+            due: only of lots that a worker has to look at now.
             horizon: seconds.
-            attendance: which queues somebody consumes; tasks of those that nobody does get no slot.
+            attendance: which queues some worker consumes; tasks of queues that none consumes get no slot.
 
         Returns:
-            What came of it, for the lots to which one script came: those behind them are left.
+            What came of it, for the lots to which one script came: those behind them were not looked at.
         """
         if not demands:
             return []
@@ -236,14 +236,14 @@ class Parking:
         ]
 
     def _of_one_script(self, demands: Sequence[Demand]) -> Sequence[Demand]:
-        """Those at the head, and as many with them, that one script may see."""
+        """The first, and as many of the others as one script may see with it."""
         if not self._asker.is_cluster:
             return demands[:AT_ONCE]
         slot = slot_of(hash_tag(demands[0].name))
         return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
 
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
-        """These have left their lots: they are at the broker. What is acknowledged is told with them."""
+        """These tasks have left their lots: they are at the broker. Acknowledgements are told with them."""
         acknowledged = self._acknowledged
         buckets = [*leaving, *[bucket for bucket in acknowledged if bucket not in leaving]]
         parts: dict[tuple[int, int], list[Bucket]] = {}
@@ -263,8 +263,8 @@ class Parking:
                 "published", (), number, number + len(arguments), [*map(self._scripts.keys_of, part), bulk(*arguments)]
             )
             for bucket, count in told.items():  # others may have been noted meanwhile
-                if left := acknowledged.pop(bucket, [])[count:]:
-                    acknowledged[bucket] = left
+                if not_told := acknowledged.pop(bucket, [])[count:]:
+                    acknowledged[bucket] = not_told
 
     def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
         """These copies have come from the broker. Which of them must not run, because another does?

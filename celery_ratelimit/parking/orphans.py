@@ -85,7 +85,7 @@ class Orphans:
 
     def _look_soon(self) -> None:
         self._cancel = self._worker.timers.call_after(self._pause, self._look_soon)
-        names = self._outage.ask(self._say_all, None) if self._parking.in_use else None
+        names = self._outage.ask(self._say_all, None) if self._parking.can_park else None
         if names is not None:
             self._said = set(names)
 

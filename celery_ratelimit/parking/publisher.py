@@ -33,7 +33,7 @@ class Publisher:
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 
     def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
-        """Publish those who have left their lots, and tell the store that they are at the broker."""
+        """Publish tasks that have left their lots, and tell the store that they are at the broker."""
         each_of = [(bucket, each) for bucket, several in leaving.items() for each in several]
         parcels = {each.id: read_parcel(each) for _, each in each_of}
         self._apart.update(id for id, parcel in parcels.items() if not parcel)
@@ -48,7 +48,7 @@ class Publisher:
             except self._worker.broker.connection_errors:
                 raise  # Celery connects anew
             except Exception as error:
-                # Nothing is lost: whoever looks after the lot in some seconds publishes them once more, as other
+                # Nothing is lost: a worker that looks at the lot in some seconds publishes them once more, as other
                 # copies; each by itself, lest one that cannot be published keeps the others.
                 self._apart.update(each.id for _, each in some)
                 ids = ", ".join(each.id for _, each in some[:5])

@@ -54,18 +54,18 @@ class Register:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    def attend(self, worker: str, queues: Sequence[str], left: Sequence[str], lasts: float) -> Attendance:
+    def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> Attendance:
         """Which queues somebody consumes, and which nobody does.
 
         Args:
             worker: who asks.
             queues: which it consumes.
-            left: which it does not consume any more.
+            given_up: which it does not consume any more.
             lasts: seconds for which it may be taken for alive.
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
-        arguments: list[str | int] = [worker, *numbers, *queues, *left]
+        arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
         reply = self._scripts.call("attend", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
         attended, absent = [frozenset([text(queue) for queue in each]) for each in reply]
         return Attendance(attended | set(queues), absent - set(queues))

@@ -30,18 +30,18 @@ class Revoked:
     def __init__(self, worker: Worker, parking: Parking, limits: AppLimits, publisher: Publisher) -> None:
         self._worker, self._parking, self._limits, self._publisher = worker, parking, limits, publisher
         self._revoked: list[str] = []
-        self._called_off: list[tuple[Bucket, list[str]]] = []
+        self._found: list[tuple[Bucket, list[str]]] = []
 
     def let_out(self, until: float) -> bool:
         """A task that was revoked leaves its lot at once: the worker that it comes to says that it is revoked.
 
-        False: some are left, and time is up.
+        False: there are more, and time is up.
         """
         self._revoked += reversed(self._worker.newly_revoked())
         if not self._limits.names:
             self._revoked.clear()
-        while self._revoked or self._called_off:
-            if not self._called_off:
+        while self._revoked or self._found:
+            if not self._found:
                 number = max(1, FOUND // len(self._limits.names))
                 asked, self._revoked = self._revoked[:number], self._revoked[number:]
                 try:
@@ -50,12 +50,12 @@ class Revoked:
                 except BaseException:
                     self._revoked[:0] = asked
                     raise
-                self._called_off += [(bucket, list(ids)) for bucket, ids in found]
+                self._found += [(bucket, list(ids)) for bucket, ids in found]
             else:
-                bucket, ids = self._called_off.pop()
-                _, leaving, left = self._parking.contents.pick(bucket, ids[:AT_ONCE], purge=False)
-                if left := [*left, *ids[AT_ONCE:]]:
-                    self._called_off.append((bucket, left))
+                bucket, ids = self._found.pop()
+                _, leaving, remaining = self._parking.contents.pick(bucket, ids[:AT_ONCE], purge=False)
+                if remaining := [*remaining, *ids[AT_ONCE:]]:
+                    self._found.append((bucket, remaining))
                 self._publisher.publish({bucket: leaving} if leaving else {})
             if time.monotonic() >= until:
                 return False

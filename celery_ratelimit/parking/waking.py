@@ -34,78 +34,78 @@ class Waking:
 
     def __init__(self, worker: Worker, parking: Parking, limits: AppLimits, outage: Outage) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
-        self._waking: dict[str, int] = {}
-        self._woken: dict[str, int] = {}
+        self._to_wake: dict[str, int] = {}
+        self._woken_at: dict[str, int] = {}
         self._changed: set[str] = set()
-        self._recalling: dict[str, tuple[str | None, int]] = {}
+        self._to_recall: dict[str, tuple[str | None, int]] = {}
         self._is_new = False
         self._cancel: Callable[[], None] | None = None
 
     def begin(self) -> None:
-        """This worker's code may have other limits than those who were here before."""
+        """This worker's code may have other limits than the workers that were here before."""
         self._is_new = True
         self._go_on()
 
     def wake(self, names: Iterable[str]) -> None:
         """What is stored for these limits has changed: their lots may be due sooner than was foreseen."""
         names = [name for name in names if name in self._limits]
-        self._changed.update(name for name in names if name in self._waking)
+        self._changed.update(name for name in names if name in self._to_wake)
         for name in names:
-            self._wake([name], self._woken.get(name, 0))
+            self._wake([name], self._woken_at.get(name, 0))
 
     def has_another_code(self, name: str) -> None:
-        """Whoever looked after lots of this limit last had another limit in its code."""
+        """The worker that looked at lots of this limit last had another limit in its code."""
         self._wake([name], -1)
 
     def recall(self) -> None:
         """Queues are consumed again: tasks that are aside for them are due."""
-        self._recalling = dict.fromkeys(self._parking.contents.occupied(self._limits.names), (None, 0))
+        self._to_recall = dict.fromkeys(self._parking.contents.occupied(self._limits.names), (None, 0))
         self._go_on()
 
     def _wake(self, names: Iterable[str], since: int) -> None:
-        if not self._parking.in_use:
+        if not self._parking.can_park:
             return
         for name in names:
-            self._waking[name] = min(since, self._waking.get(name, since))
+            self._to_wake[name] = min(since, self._to_wake.get(name, since))
         self._go_on()
 
     def _go_on(self) -> None:
         if self._cancel is None:
-            self._cancel = self._worker.timers.call_after(NEXT, self._on)
+            self._cancel = self._worker.timers.call_after(NEXT, self._in_steps)
 
-    def _on(self) -> None:
+    def _in_steps(self) -> None:
         """One step for one limit after the other, until the turn is over."""
         self._cancel = None
-        self._outage.ask(lambda: self._some(time.monotonic() + TURN), None)
-        if (self._waking or self._recalling or self._is_new) and self._cancel is None:
-            self._cancel = self._worker.timers.call_after(IN_AN_OUTAGE if self._outage else NEXT, self._on)
+        self._outage.ask(lambda: self._some_steps(time.monotonic() + TURN), None)
+        if (self._to_wake or self._to_recall or self._is_new) and self._cancel is None:
+            self._cancel = self._worker.timers.call_after(IN_AN_OUTAGE if self._outage else NEXT, self._in_steps)
 
-    def _some(self, until: float) -> None:
+    def _some_steps(self, until: float) -> None:
         if self._is_new:
-            names = self._parking.contents.occupied(self._limits.names) if self._parking.in_use else ()
-            self._waking = {**dict.fromkeys(names, 0), **self._waking}
+            names = self._parking.contents.occupied(self._limits.names) if self._parking.can_park else ()
+            self._to_wake = {**dict.fromkeys(names, 0), **self._to_wake}
             self._is_new = False
-        while self._waking and not self._outage and time.monotonic() < until:
-            name, since = next(iter(self._waking.items()))
+        while self._to_wake and not self._outage and time.monotonic() < until:
+            name, since = next(iter(self._to_wake.items()))
             now, more = self._parking.wake(Demand(self._limits[name], name), since)
             if more:
-                self._waking[name] = -1  # it has changed, and not all have been told
+                self._to_wake[name] = -1  # it has changed, and not all have been told
                 continue
-            self._waking.pop(name, None)
-            self._woken[name] = now
+            self._to_wake.pop(name, None)
+            self._woken_at[name] = now
             if name in self._changed:  # once more meanwhile
                 self._changed.discard(name)
-                self._waking[name] = since
-        while self._recalling and not self._outage and time.monotonic() < until:
-            name, (after, offset) = next(iter(self._recalling.items()))
+                self._to_wake[name] = since
+        while self._to_recall and not self._outage and time.monotonic() < until:
+            name, (after, offset) = next(iter(self._to_recall.items()))
             after, offset = self._parking.register.recall(name, after, offset)
-            self._recalling.pop(name, None)
+            self._to_recall.pop(name, None)
             if after is not None:
-                self._recalling[name] = after, offset
+                self._to_recall[name] = after, offset
 
     def close(self) -> None:
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
-        self._waking.clear()
-        self._recalling.clear()
+        self._to_wake.clear()
+        self._to_recall.clear()
