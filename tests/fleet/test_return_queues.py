@@ -300,7 +300,7 @@ def test_they_come_in_although_the_prefetch_is_full(
         for index in range(100, 120):
             fleet.sender.send_task("tests.apps.returning.long", (index, 5.0))
         fleet.start(QUICK, "-c", "1")
-        until(lambda: sum(received(fleet, id) == 2 for id in ids) >= 4, 15, "what was throttled coming back")
+        until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 4, 15, "what was throttled coming back")
         assert sum(start.index >= 100 for start in fleet.starts()) <= 1, "the first of the long tasks runs still"
 
 
@@ -314,7 +314,7 @@ def test_an_order_of_queues_does_not_put_them_last(
         for index in range(100, 180):
             fleet.sender.send_task("tests.apps.returning.long", (index, 0.1), queue="low")
         fleet.start(QUICK, "-c", "1", "-Q", "high,low")
-        until(lambda: sum(received(fleet, id) == 2 for id in ids) >= 17, 30, "what was throttled coming back")
+        until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 17, 30, "what was throttled coming back")
         assert store.llen("low") >= 20, "before the other queue is empty"
 
 
@@ -352,7 +352,7 @@ def test_what_comes_back_does_not_let_others_in(
         ids = [fleet.send("retry", index).id for index in range(60)]
         longs = [fleet.sender.send_task("tests.apps.returning.long", (index, 5.0)).id for index in range(100, 150)]
         fleet.start(QUICK, "-c", "1")
-        until(lambda: sum(received(fleet, id) == 2 for id in ids) >= 40, 20, "what was throttled coming back")
+        until(lambda: sum(received(fleet, id) >= 2 for id in ids) >= 40, 20, "what was throttled coming back")
         assert sum(received(fleet, id) for id in longs) <= 8, "one runs, four wait; the same again to be sure"
 
 
