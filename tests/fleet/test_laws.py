@@ -40,7 +40,8 @@ def test_a_backlog_leaves_at_the_rate(
         if throttle == "retry":
             assert fleet.sent_back() <= TASKS * AGAIN
             assert median <= 20
-            assert last_percent <= 100
+            # One that a busy machine makes late loses its slot after two seconds, and was let out one ahead of it.
+            assert last_percent <= 3 * RATE
         else:
             assert fleet.sent_back() == 0
             assert median <= 4
