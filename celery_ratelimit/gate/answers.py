@@ -42,6 +42,7 @@ class Answers:
         share: this worker's, while it decides alone.
         parks: whether tasks of a plan may wait in the store.
         ahead: seconds ahead that a permit may be taken.
+        early: seconds before its turn that a line asks.
         longest: seconds that a message may be held here.
     """
 
@@ -56,11 +57,12 @@ class Answers:
         share: LocalShare,
         parks: Callable[[Plan], bool],
         ahead: Callable[[], float],
+        early: Callable[[], float],
         longest: float,
     ) -> None:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
         self._room, self._slots, self._share = room, slots, share
-        self._parks, self._ahead, self._longest = parks, ahead, longest
+        self._parks, self._ahead, self._early, self._longest = parks, ahead, early, longest
 
     def ask(self, line: Line, held: HeldRequest, *, for_permit: bool) -> Verdict:
         """Ask for a permit, or for a slot alone."""
@@ -82,10 +84,11 @@ class Answers:
         now = monotonic()
         if decision is None:
             return self._without_store(held, now)
-        line.told(held, decision, now)
+        early = self._early()
+        line.told(held, decision, now, early=early)
         if decision.allowed:
             return self._granted(held, decision, now)
-        return refused(held, decision, now, for_permit=for_permit, longest=self._longest, parks=parks)
+        return refused(held, decision, now, for_permit=for_permit, longest=self._longest, parks=parks, early=early)
 
     def _granted(self, held: HeldRequest, decision: Decision, now: float) -> Verdict:
         self._leases.begin(held.id, decision.demands, decision.granted_at)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._celery import Worker
 from .held import Unlimited
-from .line import Line
+from .line import ASK_EARLY, Line
 from .lines import Lines
 from .presence import Presence
 from .room import AHEAD, Room
@@ -69,7 +69,7 @@ class Entrance:
         if not owed:
             lines = [self._lines.get(key) for key in self._lines.wanting]
             claims = sum(line is not None and not self.is_before(line) for line in lines)
-            turn = min(self._lines.next_turn(now), self._room.next_comer(now))
+            turn = min(self._lines.next_turn(now) + self.early(), self._room.next_comer(now))
         if not self._room.for_unlimited(now, request.task.name, claims=claims, turn=turn):
             return False
         self._passed = now, request
@@ -96,6 +96,14 @@ class Entrance:
     def ahead(self) -> float:
         """Seconds ahead that a permit may be taken: no longer than a process may be kept for it."""
         return self._room.ahead(self._unlimited[0].request.task.name) if self._unlimited else AHEAD
+
+    def early(self) -> float:
+        """Seconds before its turn that a line asks.
+
+        A process that is kept for a turn is kept for a permit: who asks only then, and hears that another worker was
+        quicker, has kept it for nothing.
+        """
+        return self.ahead() if self._unlimited else ASK_EARLY
 
     def clear(self) -> None:
         self._unlimited.clear()

@@ -81,6 +81,7 @@ class Gate:
             *(asker, leases, outage, settings.on_store_error, room, slots, share),
             parks=exits.parks,
             ahead=entrance.ahead,
+            early=entrance.early,
             longest=exits.longest,
         )
         self._loop = Loop(

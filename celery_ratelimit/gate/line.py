@@ -186,8 +186,8 @@ class Line:
 
     # -- What was told ---------------------------------------------------------------------------------------------
 
-    def told(self, held: HeldRequest, decision: Decision, now: float) -> None:
-        """What the store has said to one of it: when the next one can have its turn."""
+    def told(self, held: HeldRequest, decision: Decision, now: float, *, early: float) -> None:
+        """What the store has said to one of it: its next turn. It asks so many seconds early."""
         self.open = decision.retry_after <= 0
         if held.plan.policy.throttle == "wait":  # whose queues may be suspended
             self.interval = _interval(held.demands, decision)
@@ -195,7 +195,7 @@ class Line:
             # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process for it that
             # other lines could use.
             self.closed_until = now + _next_turn(held.demands, decision)
-            self.next_ask = self.closed_until - ASK_EARLY
+            self.next_ask = self.closed_until - early
         else:
             self.intervals = {state.name: state.interval for state in decision.states}
             self.closed_until = now + decision.retry_after

@@ -14,7 +14,7 @@ from ..limits.decision import Decision
 from ..parking.lot import HORIZON
 from ..parking.publisher import LEAD
 from .held import HeldRequest, State
-from .line import ASK_EARLY, LEAST_PAUSE, Line
+from .line import LEAST_PAUSE, Line
 
 __all__ = [
     "BUNCHED",
@@ -181,7 +181,7 @@ def granted(decision: Decision, now: float, *, is_idle: bool) -> Verdict:
 
 
 def refused(
-    held: HeldRequest, decision: Decision, now: float, *, for_permit: bool, longest: float, parks: bool
+    held: HeldRequest, decision: Decision, now: float, *, for_permit: bool, longest: float, parks: bool, early: float
 ) -> Verdict:
     """The store has refused.
 
@@ -192,6 +192,7 @@ def refused(
         for_permit: whether a permit was asked for, or only a slot.
         longest: seconds that a message may be held here.
         parks: whether its task may wait in the store.
+        early: seconds before its time that it asks.
     """
     policy, wait = held.plan.policy, decision.retry_after
     demand = held.demand(decision.binding)
@@ -202,12 +203,12 @@ def refused(
         # A little too early, or the pool is busy: asks again at its time, or when a process is free.
         if wait <= 0:
             return Stay(None)
-        at = now + max(LEAST_PAUSE, wait - ASK_EARLY) if for_permit else None
+        at = now + max(LEAST_PAUSE, wait - early) if for_permit else None
         return AskAt(at, has_slot=held.has_slot or policy.throttle == "retry")
     if not policy.waits:
         return End(policy.throttle, demand, wait)
     if policy.throttle == "wait" and wait <= longest:
-        return Stay(now + max(LEAST_PAUSE, min(wait - ASK_EARLY, held.plan.longest_pause)), demand, wait)
+        return Stay(now + max(LEAST_PAUSE, min(wait - early, held.plan.longest_pause)), demand, wait)
     if parks:
         return Park(demand, wait, since=decision.granted_at)
     return SendBack(wait, demand)

@@ -17,6 +17,7 @@ import anyio
 import pytest
 import redis
 import redis.asyncio
+from redis.asyncio.connection import Connection
 
 from celery_ratelimit import (
     AsyncLimiter,
@@ -209,8 +210,17 @@ def test_it_is_loaded_when_it_is_asked_for() -> None:
 # -- Many callers ------------------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_callers_share_ten_connections(run: Run, store: redis.Redis) -> None:
+def test_a_thousand_callers_share_ten_connections(
+    run: Run, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = Limit("400/s", burst=5, name="shared")
+    connect, made = Connection._connect, []
+
+    async def counted(self: Connection) -> None:  # the server's own count has those of the tests before, too
+        made.append(self)
+        await connect(self)
+
+    monkeypatch.setattr(Connection, "_connect", counted)
 
     async def call(limiter: AsyncLimiter) -> Decision:
         decision = await limiter.acquire(limit, max_wait=60)
@@ -218,10 +228,9 @@ def test_a_thousand_callers_share_ten_connections(run: Run, store: redis.Redis) 
         return decision
 
     async def test(limiter: AsyncLimiter) -> None:
-        before = int(store.info("stats")["total_connections_received"])
         decisions = await asyncio.gather(*[call(limiter) for _ in range(1_000)])
         assert all(decision.allowed for decision in decisions)
-        assert 1 < int(store.info("stats")["total_connections_received"]) - before <= 10
+        assert 1 < len(made) <= 10
         starts = [Start(decision.granted_at, 1) for decision in decisions]
         check_every_window(starts, demand("400/s", burst=5, name="shared"))  # the ceiling, exact
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet
+from tests.fleet_of import Fleet, until
 
 
 def test_an_app_that_imports_nothing_has_its_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_an_app_that_imports_nothing_has_its_limits(server: EmbeddedServer, stor
         fleet.start("-Q", "celery,emails")
         done = [results[0].get(timeout=20)]
         assert len(done) == 1
-        assert f"{results[1].id}] throttled by limit 'bare.plain'" in fleet.log()
+        until(lambda: f"{results[1].id}] throttled by limit 'bare.plain'" in fleet.log(), 10, "a word in the log")
         log = fleet.log()
         banner = log[log.index("[limits]") : log.index(" ready.")]
         assert "bare.plain: 1/h (task bare.plain)" in banner

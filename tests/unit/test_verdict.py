@@ -11,7 +11,7 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.gate.held import HeldRequest, State
-from celery_ratelimit.gate.line import ASK_EARLY, LEAST_PAUSE, Line
+from celery_ratelimit.gate.line import LEAST_PAUSE, Line
 from celery_ratelimit.gate.verdict import (
     BUNCHED,
     RETURN_HOLD,
@@ -41,6 +41,7 @@ from celery_ratelimit.parking.publisher import LEAD
 
 NOW = 1000.0
 LONGEST = 1440.0
+EARLY = 0.025
 RATE, PLACE = Demand(Limit("10/s", name="rate"), "rate"), Demand(Concurrency(2, name="place"), "place")
 ERROR = StoreUnavailable("no answer")
 
@@ -155,20 +156,20 @@ def test_granted(wait: float, is_idle: bool, verdict: Verdict) -> None:
     [
         # It is a little early: in the worker.
         (held(), said(0.02), True, True, AskAt(NOW + LEAST_PAUSE, has_slot=True)),
-        (held(inline=0.1), said(0.1), True, True, AskAt(NOW + 0.1 - ASK_EARLY, has_slot=True)),
+        (held(inline=0.1), said(0.1), True, True, AskAt(NOW + 0.1 - EARLY, has_slot=True)),
         (held(inline=0.1), said(0.1), False, True, AskAt(None, has_slot=True)),  # when a process is free
-        (held(slot=True), said(RETURN_HOLD), True, True, AskAt(NOW + RETURN_HOLD - ASK_EARLY, has_slot=True)),
+        (held(slot=True), said(RETURN_HOLD), True, True, AskAt(NOW + RETURN_HOLD - EARLY, has_slot=True)),
         (held("wait"), said(0.02), True, False, AskAt(NOW + LEAST_PAUSE, has_slot=False)),
-        (held("wait", slot=True), said(0.5), True, False, AskAt(NOW + 0.5 - ASK_EARLY, has_slot=True)),
+        (held("wait", slot=True), said(0.5), True, False, AskAt(NOW + 0.5 - EARLY, has_slot=True)),
         (held("drop"), said(0.02), True, False, AskAt(NOW + LEAST_PAUSE, has_slot=False)),
         (held(), said(0.0), False, True, Stay(None)),  # a permit was there: it waits for a process
         # Its turn is far away.
         (held(), said(0.021), True, True, Park(RATE, 0.021, since=77)),
         (held(slot=True), said(RETURN_HOLD + 0.001), True, True, Park(RATE, RETURN_HOLD + 0.001, since=77)),
         (held(), said(5.0), True, False, SendBack(5.0, RATE)),
-        (held("wait"), said(5.0), True, False, Stay(NOW + 5 - ASK_EARLY, RATE, 5.0)),
+        (held("wait"), said(5.0), True, False, Stay(NOW + 5 - EARLY, RATE, 5.0)),
         (held("wait"), said(0.021), True, False, Stay(NOW + LEAST_PAUSE, RATE, 0.021)),
-        (held("wait"), said(LONGEST), True, False, Stay(NOW + LONGEST - ASK_EARLY, RATE, LONGEST)),
+        (held("wait"), said(LONGEST), True, False, Stay(NOW + LONGEST - EARLY, RATE, LONGEST)),
         (held("wait"), said(LONGEST + 1), True, False, SendBack(LONGEST + 1, RATE)),
         (
             held("wait", demands=(PLACE, RATE)),
@@ -193,7 +194,8 @@ def test_granted(wait: float, is_idle: bool, verdict: Verdict) -> None:
     ],
 )
 def test_refused(request_: HeldRequest, decision: Decision, for_permit: bool, parks: bool, verdict: Verdict) -> None:
-    assert refused(request_, decision, NOW, for_permit=for_permit, longest=LONGEST, parks=parks) == verdict
+    told = refused(*(request_, decision, NOW), for_permit=for_permit, longest=LONGEST, parks=parks, early=EARLY)
+    assert told == verdict
 
 
 @pytest.mark.parametrize(
