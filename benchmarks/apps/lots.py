@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from typing import Any
@@ -27,21 +28,29 @@ def heavy(index: int, text: str) -> None:
 
 
 class TimedPoller:
-    """Notes each turn of the worker's loop: from when it has heard of something until it waits for the next."""
+    """Notes each turn of the worker's loop: from when it has heard of something until it waits for the next.
+
+    Its time, its CPU, and how much of that Python has spent on the collection of garbage.
+    """
 
     def __init__(self, poller: Any, path: str) -> None:
-        self._poller, self._since = poller, 0.0
+        self._poller, self._since, self._collected = poller, 0.0, 0.0
+        gc.callbacks.append(self._collects)
         self._file = open(path, "a", buffering=1)  # noqa: SIM115  (for as long as the worker lives)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._poller, name)
 
+    def _collects(self, phase: str, info: Any) -> None:
+        self._collected += time.thread_time() * (1 if phase == "stop" else -1)
+
     def poll(self, timeout: float) -> Any:
         if self._since:
             wall, cpu = time.monotonic() - self._since, time.thread_time() - self._cpu
             if wall > 0.001:
-                self._file.write(f"{wall:.4f} {cpu:.4f}\n")
+                self._file.write(f"{wall:.4f} {cpu:.4f} {self._collected:.4f}\n")
         events = self._poller.poll(timeout)
+        self._collected = 0.0
         self._since, self._cpu = time.monotonic(), time.thread_time()
         return events
 
