@@ -82,7 +82,9 @@ def run(tasks: int, rate: int | None, throttle: str) -> Run:
         fleet.wait_for_first(20)
         sent, cpu, before = time.time(), fleet.cpu(), fleet.started()
         fleet.sender.send_task(f"{TASK}.plain", args=[BEHIND, 0.0], queue=QUEUE)
-        done = fleet.wait(lambda: fleet.started() > tasks and fleet.drained(), 60 + 2 * tasks / (rate or 300), every=0.1)
+        done = fleet.wait(
+            lambda: fleet.started() > tasks and fleet.drained(), 60 + 2 * tasks / (rate or 300), every=0.1
+        )
         used, calls, starts = fleet.cpu() - cpu, scripts(fleet.calls()), fleet.starts()
     behind = next((start.at for start in starts if start.index == BEHIND), time.time()) - sent
     ours = [start for start in starts if start.index != BEHIND]
