@@ -2,35 +2,25 @@
 
 What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
-* ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message (499 and 518).
-* ``Request.acknowledged`` and ``Message._state``: whether a message is; ``state.task_ready`` (celery/worker/state.py
-  215): its request has ended here.
+* ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
 * ``AMQP.Queues`` makes queues as the app's settings say, ``Queues.new_missing`` one that nobody has named
   (celery/app/amqp.py 317 and 235).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery.worker import state
-from kombu.transport import virtual
 
+from .acknowledgements import Acknowledgements
 from .broker import Broker
-from .identity import RedisQoS, stored_id
+from .identity import stored_id
 from .outbox import NoSuchQueue, Outbox
 from .parcel import Parcel, parcel_of
-from .timers import Timers
 
 __all__ = ["Departures"]
-
-logger = logging.getLogger("celery_ratelimit")
-
-#: Messages that are acknowledged at once, and seconds after which they are, be they fewer. Until then a worker that
-#: is killed leaves them at the broker, too.
-MOST_AT_ONCE, AT_LATEST = 20, 0.02
 
 
 class Departures:
@@ -39,7 +29,7 @@ class Departures:
     Args:
         consumer: Celery's.
         broker: its broker.
-        timers: its timers.
+        acknowledgements: its acknowledgements.
         outbox: publishes.
         return_queue: how this worker declares a queue that its tasks come back by; None: that is not its part.
     """
@@ -48,14 +38,12 @@ class Departures:
         self,
         consumer: Any,
         broker: Broker,
-        timers: Timers,
+        acknowledgements: Acknowledgements,
         outbox: Outbox,
         return_queue: Callable[[str], Any],
     ) -> None:
-        self._consumer, self._app, self._broker, self._timers = consumer, consumer.app, broker, timers
-        self._outbox, self._return_queue = outbox, return_queue
-        self._unacknowledged: list[Any] = []
-        self._acknowledge_later: Callable[[], None] | None = None
+        self._consumer, self._app, self._broker = consumer, consumer.app, broker
+        self._acknowledgements, self._outbox, self._return_queue = acknowledgements, outbox, return_queue
 
     # -- Publish ---------------------------------------------------------------------------------------------------
 
@@ -106,49 +94,6 @@ class Departures:
     # -- Acknowledge -----------------------------------------------------------------------------------------------
 
     def acknowledge(self, request: Any) -> None:
-        """Acknowledge a message that waits elsewhere from now on; the broker hears of it in a moment.
-
-        On Redis together with others: there an acknowledgement costs a quarter of what it takes to park a message.
-        """
-        message = request.message
-        if type(getattr(message.channel, "qos", None)) is not RedisQoS:
-            request.acknowledge()
-        elif not request.acknowledged:
-            request.acknowledged = True
-            virtual.QoS.ack(message.channel.qos, message.delivery_tag)  # kombu: another may come in now
-            self._unacknowledged.append(message)
-            if len(self._unacknowledged) >= MOST_AT_ONCE:
-                self._acknowledge_all()
-            elif self._acknowledge_later is None:
-                self._acknowledge_later = self._timers.call_after(AT_LATEST, self._acknowledge_all)
+        """Acknowledge a message that waits elsewhere from now on, and end its request."""
+        self._acknowledgements.of_parked(request)
         state.task_ready(request)
-
-    def _acknowledge_all(self) -> None:
-        """What kombu's QoS.ack does for Redis, for many messages at once."""
-        if self._acknowledge_later is not None:
-            self._acknowledge_later()
-            self._acknowledge_later = None
-        messages, self._unacknowledged = self._unacknowledged, []
-        if not messages:
-            return
-        qos = messages[0].channel.qos
-        tags = [message.delivery_tag for message in messages]
-        try:
-            with qos.pipe_or_acquire() as pipe:
-                pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags).execute()
-        except BaseException:  # also of a greenlet that is killed
-            self._unacknowledged[:0] = messages
-            self._acknowledge_later = self._timers.call_after(1.0, self._acknowledge_all)
-            raise
-        for message in messages:
-            message._state = "ACK"
-
-    def close(self) -> None:
-        """Tell the broker what it has not been told yet; if that fails it hands out once more what is parked."""
-        try:
-            self._acknowledge_all()
-        except Exception as error:
-            logger.debug("not acknowledged: %r", error)
-            if self._acknowledge_later is not None:
-                self._acknowledge_later()
-        self._unacknowledged, self._acknowledge_later = [], None

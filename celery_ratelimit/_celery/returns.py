@@ -28,6 +28,7 @@ from celery.utils.nodenames import WORKER_DIRECT_EXCHANGE
 from kombu import Queue
 
 from .channels import end_connection_with
+from .clients import keep_client
 from .endings import contain_unreadable
 from .outbox import Outbox
 from .prefetch import Prefetch
@@ -137,6 +138,7 @@ class Returns:
         self._main = main
         for each in (main.channel, channel):
             end_connection_with(each)
+            keep_client(each)
         self._prefetch.keep()
 
     def _settle(self) -> None:

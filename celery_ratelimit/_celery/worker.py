@@ -22,6 +22,7 @@ from celery.concurrency import prefork
 from celery.worker import state
 
 from . import endings
+from .acknowledgements import Acknowledgements
 from .broker import Broker
 from .departures import Departures
 from .intake import Intake
@@ -47,6 +48,7 @@ class Worker:
         timers: calls that come later.
         intake: the queues that it consumes.
         departures: messages that leave it.
+        acknowledgements: what its broker has not been told yet.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -60,7 +62,10 @@ class Worker:
         self.timers = Timers(consumer, broker)
         outbox = Outbox(self.app, broker)
         self.intake = intake = Intake(consumer, broker, outbox)
-        self.departures = Departures(consumer, broker, self.timers, outbox, intake.declaration_of_return_queue)
+        self.acknowledgements = Acknowledgements(broker, self.timers)
+        self.departures = Departures(
+            consumer, broker, self.acknowledgements, outbox, intake.declaration_of_return_queue
+        )
 
     def intercept(
         self,
@@ -105,6 +110,7 @@ class Worker:
         """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""
         if permit is not None:
             request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
+            self.acknowledgements.of_started(request)
         self._start(request)
 
     # -- What it knows ---------------------------------------------------------------------------------------------

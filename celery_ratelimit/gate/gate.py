@@ -190,6 +190,7 @@ class Gate:
 
     def begin(self) -> None:
         """The worker has started, or has a new connection. What ran before runs on."""
+        self.worker.acknowledgements.open()
         self._changes.watch()
         self._attendant.watch()
         self._running.watch()
@@ -212,7 +213,7 @@ class Gate:
             self._outage.close()
             self._changes.close()
             self._attendant.close()
-            self.worker.departures.close()
+            self.worker.acknowledgements.close()
 
     def _store_is_back(self) -> None:
         self._attendant.store_is_back()

@@ -210,7 +210,7 @@ def test_a_revoked_request_can_be_announced_with_a_reason() -> None:
 
 
 def test_a_message_on_redis_is_acknowledged_by_two_removals() -> None:
-    """``Departures._acknowledge_all`` does for many messages what this does for one."""
+    """``Acknowledgements`` does for many messages what this does for one."""
     assert source(RedisQoS.ack).count("\n") == 3
     assert "self._remove_from_indices(delivery_tag).execute()" in source(RedisQoS.ack)
     assert "super().ack(delivery_tag)" in source(RedisQoS.ack)
@@ -219,6 +219,24 @@ def test_a_message_on_redis_is_acknowledged_by_two_removals() -> None:
     assert ".hdel(self.unacked_key, delivery_tag)" in removal
     assert "self._quick_ack(delivery_tag)" in source(virtual.QoS.ack)
     assert "self._quick_ack = self._dirty.add" in source(virtual.QoS.__init__)
+
+
+def test_a_message_on_redis_that_comes_is_noted_in_one_pipeline_which_others_may_give() -> None:
+    append = source(RedisQoS.append)
+    assert append.count("self.pipe_or_acquire()") == append.count("execute()") == 1
+    assert list(inspect.signature(RedisQoS.append).parameters) == ["self", "message", "delivery_tag"]
+    assert "with self.channel.conn_or_acquire(client) as client" in source(RedisQoS.pipe_or_acquire)
+
+
+def test_a_request_acknowledges_by_what_it_was_given() -> None:
+    assert "self._on_ack(logger, self._connection_errors)" in source(request.Request.acknowledge)
+
+
+def test_a_channel_on_redis_makes_a_client_for_each_thing_that_it_says() -> None:
+    assert "yield self._create_client()" in source(RedisChannel.conn_or_acquire)
+    assert list(inspect.signature(RedisChannel._create_client).parameters) == ["self", "asynchronous"]
+    assert "'connection_pool': self.pool" in source(RedisChannel._create_client)
+    assert "self._pool = self._get_pool()" in source(RedisChannel.pool.fget)  # type: ignore[attr-defined]
 
 
 def test_an_acknowledged_message_says_so() -> None:

@@ -110,8 +110,8 @@ class Bench:
                 send_back=self._leaves("sent back"),
                 redirect=self._leaves("redirected"),
                 acknowledge=self._leaves("acknowledged"),
-                close=lambda: None,
             ),
+            acknowledgements=SimpleNamespace(open=lambda: None, close=lambda: None),
             start=self._start,
             live_workers=lambda: 2,
         )

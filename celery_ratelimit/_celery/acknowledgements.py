@@ -1,0 +1,181 @@
+"""Acknowledgements on Redis, where each is a round trip: many go together, with what is said to the broker next.
+
+kombu says two things of each message: that it has come (``QoS.append``), and that it is done (``QoS.ack``). Each waits
+for an answer. What is done is said here with the next one that comes, or a moment later.
+
+What is relied on; line numbers are those of Celery and kombu 5.7.0:
+
+* ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message (499 and 518);
+  ``append`` (477) does all that it has to say in one pipeline, which ``pipe_or_acquire`` (510) gives it.
+* ``Request.acknowledged`` and ``Message._state``: whether a message is; ``Request._on_ack`` (celery/worker/request.py
+  129), by which a request acknowledges its message when its task is accepted, or has ended (901).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from kombu.transport import virtual
+
+from .broker import Broker
+from .identity import RedisQoS
+from .timers import Timers
+
+__all__ = ["Acknowledgements"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Messages that are acknowledged at once, and seconds after which they are, be they fewer: what is parked, and what has
+#: been started. Until then a worker that is killed leaves them at the broker, too.
+MOST_AT_ONCE, PARKED_AT_LATEST, STARTED_AT_LATEST = 20, 0.02, 0.005
+#: Seconds after which it is tried again, if the broker did not answer.
+AGAIN = 1.0
+
+
+class Acknowledgements:
+    """What one worker has not told its broker yet.
+
+    Args:
+        broker: its broker.
+        timers: its timers.
+    """
+
+    def __init__(self, broker: Broker, timers: Timers) -> None:
+        self._broker, self._timers = broker, timers
+        self._waiting: dict[Any, list[Any]] = {}  # by the QoS that they came by
+        self._rings_at = float("inf")
+        self._cancel: Callable[[], None] | None = None
+        self._home = threading.get_ident()
+        self._is_open = True
+
+    def of_parked(self, request: Any) -> None:
+        """Its message waits elsewhere from now on; the broker hears of it in a moment."""
+        if type(_qos(request.message)) is not RedisQoS:
+            request.acknowledge()
+        elif not request.acknowledged:
+            request.acknowledged = True
+            self._later(request.message, PARKED_AT_LATEST)
+
+    def of_started(self, request: Any) -> None:
+        """The request is about to start: from now on it acknowledges its message together with others.
+
+        Where one thread has to do with the broker, while its loop runs: greenlets would come in between.
+        """
+        message, at_once = request.message, request._on_ack
+        if self._broker.apart or type(_qos(message)) is not RedisQoS:
+            return
+
+        def acknowledge(*args: Any) -> None:
+            if self._is_open and not message.channel.closed and threading.get_ident() == self._home:
+                self._later(message, STARTED_AT_LATEST)
+            else:  # its pool has threads, or is waited for while the worker ends
+                at_once(*args)
+
+        request._on_ack = acknowledge
+
+    def _later(self, message: Any, seconds: float) -> None:
+        qos = _qos(message)
+        virtual.QoS.ack(qos, message.delivery_tag)  # kombu: another may come in now
+        if not hasattr(qos, "ratelimit_takes_along"):
+            self._take_along(qos)
+        waiting = self._waiting.setdefault(qos, [])
+        waiting.append(message)
+        if len(waiting) >= MOST_AT_ONCE:
+            self._say_all()
+        else:
+            self._ring(seconds)
+
+    def _take_along(self, qos: Any) -> None:
+        """From now on a message that comes takes those along that are done."""
+        append, pipe_or_acquire = qos.append, qos.pipe_or_acquire
+
+        def append_and_acknowledge(message: Any, delivery_tag: str) -> None:
+            messages = self._waiting.pop(qos, None)
+            if not messages:
+                append(message, delivery_tag)
+                return
+            try:
+                with pipe_or_acquire() as pipe:
+                    _acknowledge(qos, pipe, messages)
+                    qos.pipe_or_acquire = lambda: nullcontext(pipe)
+                    append(message, delivery_tag)
+            except BaseException:
+                self._said_nothing_of(qos, messages)
+                raise
+            finally:
+                qos.pipe_or_acquire = pipe_or_acquire
+            _note(messages)
+
+        qos.ratelimit_takes_along = True
+        if not self._broker.apart:
+            qos.append = append_and_acknowledge
+
+    # -- In a moment -----------------------------------------------------------------------------------------------
+
+    def _ring(self, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        if at < self._rings_at:
+            self._stop_timer()
+            self._rings_at, self._cancel = at, self._timers.call_after(seconds, self._on_time)
+
+    def _on_time(self) -> None:
+        self._rings_at, self._cancel = float("inf"), None
+        self._say_all()
+
+    def _stop_timer(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+        self._rings_at, self._cancel = float("inf"), None
+
+    def _say_all(self) -> None:
+        """What kombu's QoS.ack does, for many messages at once."""
+        while self._waiting:
+            qos, messages = self._waiting.popitem()
+            try:
+                with qos.pipe_or_acquire() as pipe:
+                    _acknowledge(qos, pipe, messages)
+                    pipe.execute()
+            except BaseException:  # also of a greenlet that is killed
+                self._said_nothing_of(qos, messages)
+                raise
+            _note(messages)
+
+    def _said_nothing_of(self, qos: Any, messages: list[Any]) -> None:
+        self._waiting[qos] = [*messages, *self._waiting.get(qos, ())]
+        self._ring(AGAIN)
+
+    def open(self) -> None:
+        """The worker's loop runs, or will in a moment."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Tell the broker what it has not been told yet; if that fails it hands out once more what is parked.
+
+        Until :meth:`open` whoever ends tells it himself: the worker ends, or its connection is lost.
+        """
+        self._is_open = False
+        try:
+            self._say_all()
+        except Exception as error:
+            logger.debug("not acknowledged: %r", error)
+        self._waiting.clear()
+        self._stop_timer()
+
+
+def _qos(message: Any) -> Any:
+    return getattr(message.channel, "qos", None)
+
+
+def _acknowledge(qos: Any, pipe: Any, messages: Sequence[Any]) -> None:
+    tags = [message.delivery_tag for message in messages]
+    pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags)
+
+
+def _note(messages: Sequence[Any]) -> None:
+    for message in messages:
+        message._state = "ACK"

@@ -1,0 +1,213 @@
+"""On Redis what is done is acknowledged with the next message that comes, or in a moment: nothing is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Producer, Queue
+
+from celery_ratelimit._celery.acknowledgements import MOST_AT_ONCE, Acknowledgements
+from celery_ratelimit._celery.clients import keep_client
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+
+QUICK = "--without-mingle"
+
+
+class Timers:
+    """Calls that come later, when a test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[object, tuple[float, Callable[[], None]]] = {}
+
+    def call_after(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+        key = object()
+        self.waiting[key] = seconds, callback
+        return lambda: self.waiting.pop(key, None) and None
+
+    def ring(self) -> None:
+        waiting, self.waiting = self.waiting, {}
+        for _, callback in waiting.values():
+            callback()
+
+
+class Worker:
+    """Consumes a queue, as a worker does."""
+
+    def __init__(self, channel: Any, store: redis.Redis) -> None:
+        self.channel, self.store, self.timers = channel, store, Timers()
+        self.broker = SimpleNamespace(apart=False)
+        self.acknowledgements = Acknowledgements(self.broker, self.timers)  # type: ignore[arg-type]
+        self.messages: list[Any] = []
+        self.queue = Queue("tasks")(channel)
+        self.producer = Producer(channel)
+        self.consumer = Consumer(channel, [self.queue], on_message=self.messages.append, prefetch_count=100)
+        self.consumer.consume()
+
+    def come(self, number: int = 1) -> list[Any]:
+        """Requests, one after the other."""
+        for _ in range(number):
+            self.producer.publish("{}", routing_key="tasks", declare=[self.queue])
+            self.channel.connection.client.drain_events(timeout=5)
+        return [self.request(message) for message in self.messages[-number:]]
+
+    def request(self, message: Any) -> Any:
+        request = SimpleNamespace(message=message, acknowledged=False, _on_ack=lambda *_: message.ack())
+        self.acknowledgements.of_started(request)
+        return request
+
+    @property
+    def at_broker(self) -> int:
+        """How many messages the broker holds to be at work."""
+        noted, indexed = self.store.hlen("unacked"), self.store.zcard("unacked_index")
+        assert noted == indexed
+        return int(noted)
+
+
+@pytest.fixture
+def worker(server: EmbeddedServer, store: redis.Redis) -> Iterator[Worker]:
+    with Connection(server.url) as connection:
+        yield Worker(connection.channel(), store)
+
+
+def execs(store: redis.Redis) -> int:
+    return int(store.info("commandstats").get("cmdstat_exec", {"calls": 0})["calls"])
+
+
+def test_the_next_message_takes_along_what_is_done(worker: Worker) -> None:
+    first, second = worker.come(2)
+    assert worker.at_broker == 2
+    first._on_ack()
+    second._on_ack()
+    assert (worker.at_broker, first.message.acknowledged) == (2, False)
+    before = execs(worker.store)
+    (third,) = worker.come()
+    assert execs(worker.store) - before == 1, "in one round trip"
+    assert (worker.at_broker, first.message.acknowledged, second.message.acknowledged) == (1, True, True)
+    worker.timers.ring()
+    assert execs(worker.store) - before == 1, "there is nothing more to say"
+    third._on_ack()
+    worker.timers.ring()
+    assert worker.at_broker == 0
+
+
+def test_where_none_comes_it_is_said_in_a_moment(worker: Worker) -> None:
+    requests = worker.come(3)
+    for request in requests[:2]:
+        request._on_ack()
+    assert [seconds <= 0.005 for seconds, _ in worker.timers.waiting.values()] == [True]
+    worker.timers.ring()
+    assert worker.at_broker == 1
+    assert not worker.timers.waiting
+
+
+def test_many_are_said_at_once(worker: Worker) -> None:
+    for request in worker.come(MOST_AT_ONCE):
+        request._on_ack()
+    assert worker.at_broker == 0
+
+
+def test_it_makes_room_in_the_prefetch_at_once(worker: Worker) -> None:
+    worker.channel.basic_qos(0, 1, False)
+    (request,) = worker.come()
+    assert not worker.channel.qos.can_consume()
+    request._on_ack()
+    assert worker.channel.qos.can_consume()
+
+
+@pytest.mark.parametrize("how", ["append", "ring"])
+def test_what_the_broker_did_not_hear_is_said_again(worker: Worker, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    first, *_ = worker.come(2)
+    first._on_ack()
+    with monkeypatch.context() as broken:
+
+        def execute(*_: Any) -> None:
+            raise redis.ConnectionError("lost")
+
+        broken.setattr(redis.client.Pipeline, "execute", execute)
+        with pytest.raises(redis.ConnectionError):
+            worker.come() if how == "append" else worker.timers.ring()
+    assert (worker.at_broker, first.message.acknowledged) == (2, False)
+    worker.timers.ring()
+    assert (worker.at_broker, first.message.acknowledged) == (1, True)
+
+
+def test_once_it_is_closed_whoever_ends_says_so_himself(worker: Worker) -> None:
+    """The loop has ended, and the pool is waited for: no timer goes off."""
+    first, second, third = worker.come(3)
+    first._on_ack()
+    worker.acknowledgements.close()
+    assert worker.at_broker == 2
+    second._on_ack()
+    assert worker.at_broker == 1
+    worker.acknowledgements.open()
+    third._on_ack()
+    assert worker.at_broker == 1
+    worker.timers.ring()
+    assert worker.at_broker == 0
+
+
+def test_what_is_said_of_others_meanwhile_is_kombus(worker: Worker) -> None:
+    first, second = worker.come(2)
+    first._on_ack()
+    second.message.reject()
+    assert worker.at_broker == 1
+    worker.timers.ring()
+    assert worker.at_broker == 0
+
+
+def test_one_client_for_a_channel_as_long_as_it_has_its_connections(server: EmbeddedServer) -> None:
+    with Connection(server.url) as connection:
+        channel = connection.channel()
+        keep_client(channel)
+
+        def client() -> Any:
+            with channel.conn_or_acquire() as given:
+                assert given.ping()
+                return given
+
+        first = client()
+        assert client() is first
+        assert channel._create_client(asynchronous=True) is not first
+        channel._disconnect_pools()
+        assert client() is not first
+    with Connection("memory://") as connection:
+        keep_client(connection.channel())
+
+
+# -- Workers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_without_acks_late_a_task_is_acknowledged_while_it_runs(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start(QUICK, "-P", pool, "-c", "2")
+        for index in range(2):
+            fleet.send("place", index, 30.0)
+        fleet.wait_for(2, 20)
+        until(lambda: not store.hlen("unacked"), 10, "being acknowledged")
+        assert fleet.started() == 2, "neither has ended"
+        fleet.kill(0)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_what_ends_while_the_worker_ends_is_acknowledged(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    """With ``acks_late``, and a warm shutdown: the pool is waited for when the loop has ended."""
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start(QUICK, "-P", pool, "-c", "2")
+        for index in range(2):
+            fleet.send("late_place", index, 1.0)
+        fleet.wait_for(1 if pool == "solo" else 2, 20)
+        fleet.stop()
+        begun, ended = ({start.index for start in fleet.starts() if (start.index < 0) == end} for end in (False, True))
+        assert len(begun) == len(ended)
+        assert (store.hlen("unacked"), store.llen("celery")) == (0, 2 - len(ended))
