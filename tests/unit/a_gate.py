@@ -62,6 +62,12 @@ class Request:
         self.acknowledged = True
 
 
+class Task(SimpleNamespace):
+    """A task, as signals know it: they keep it as a key."""
+
+    __hash__ = object.__hash__
+
+
 class Bench:
     """The gate, and what is around it."""
 
@@ -162,11 +168,11 @@ class Bench:
     def task(self, kind: str, *names: str, **options: Any) -> Any:
         """A task that asks limits: "r…" are rates of 10 a second, "p…" are two places each."""
         if not names:
-            return SimpleNamespace(name=kind, plan=None)
+            return Task(name=kind, plan=None)
         limits = [Concurrency(2, name=name) if name[0] == "p" else Limit("10/s", name=name) for name in names]
         demands = tuple(Demand(limit, name) for limit, name in zip(limits, names, strict=True))
         policy = Policy(**{"throttle": kind, "inline_wait": 0.02, "max_wait": None, "overflow": "fail", **options})
-        return SimpleNamespace(name=f"{kind} {names}", plan=Plan(tuple(limits), policy, None, demands, "node"))
+        return Task(name=f"{kind} {names}", plan=Plan(tuple(limits), policy, None, demands, "node"))
 
     def come(self, task: Any, id: str | None = None, *, queue: str = "celery", returned: bool = False) -> Request:
         request = Request(self, id or f"id-{next(self.numbers)}", task, queue, returned)
