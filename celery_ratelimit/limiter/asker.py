@@ -76,6 +76,30 @@ class Asker:
             raise impossible(demands, error) from error.__cause__
         return decision_of(demands, whole_numbers(reply), id or core.new_id())
 
+    def ask_next(
+        self, demands: Sequence[Demand], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
+    ) -> list[Decision]:
+        """One round trip: the same ``demands`` for several requests, one after the other, until one is refused.
+
+        Args:
+            demands: of each of them.
+            ids: under which they are known; at least one, none of them empty.
+            horizon: see :meth:`Core.ask`.
+            claim: see :meth:`Core.ask`.
+
+        Returns:
+            A decision for each that was asked: those behind the first that was refused were not.
+        """
+        core = self.core
+        if len(ids) == 1 or not core.takes_one_script(demands):
+            return [self.ask(demands, id=ids[0], horizon=horizon, claim=claim)]
+        script, first = core.scripts.acquire_next, (ids[0], microseconds(horizon), microseconds(claim))
+        try:
+            said = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, ids[1:]))
+        except RateLimitError as error:
+            raise impossible(demands, error) from error.__cause__
+        return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
+
     def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
         return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
 

@@ -44,6 +44,7 @@ class Scripts:
             return Script(name, replace_includes)
 
         self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
+        self.acquire_next = script("acquire_next")
         self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("join")
         self.settle, self.forget = script("settle"), script("forget")
         self.release, self.renew = script("release"), script("renew")

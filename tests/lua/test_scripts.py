@@ -34,6 +34,7 @@ LANGUAGE = {
     "unpack",
     "next",
     "select",
+    "type",
     "pcall",
     "cjson",
 }

@@ -1,0 +1,103 @@
+"""Several requests in one script: each is answered as if it had asked by itself at that time, up to the first no."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import ImpossibleRequest, Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.replies import decision_of, whole_numbers
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import Clock
+
+from .frozen import demand
+from .mixed_world import KINDS, Act, MixedWorld, Play, acts
+from .model import Answer
+
+
+class NextWorld(MixedWorld):
+    """Whoever asks for a permit is followed by others, in the same script."""
+
+    others: Sequence[str] = ()
+
+    def acquire(
+        self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
+    ) -> tuple[Answer, Answer]:
+        ids = [id, *self.others]
+        asker = self.limiters[process].asker
+        script = asker.core.scripts.acquire_next
+        call = asker.core.calls.of_script(script, tuple(demands), (id, horizon, claim), None, self.others)
+        said = asker.run_script(script, *call)
+        lua = [Answer.of(decision_of(demands, whole_numbers(reply))) for reply in said]
+        model = []
+        for each in ids:
+            model.append(self.model.acquire(demands, each, horizon, claim))
+            if not model[-1].allowed:
+                break
+        assert lua == model
+        return lua[-1], model[-1]
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[NextWorld]:
+    world = NextWorld(server.url)
+    yield world
+    world.close()
+
+
+def follow(world: NextWorld, trace: list[Act], others: list[str]) -> None:
+    world.others = others
+    play = Play(world)
+    for number, act in enumerate(trace):
+        lua, model = play.do(act)
+        assert lua == model, f"step {number}: {act}"
+
+
+others = st.lists(st.sampled_from(["a", "b", "c", "f", "g", ""]), max_size=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=80)
+def test_each_is_answered_as_by_the_model(world: NextWorld, kind: str, data: st.DataObject) -> None:
+    follow(world, data.draw(acts(only=[kind])), data.draw(others))
+
+
+@given(trace=acts(), others=others)
+@settings(max_examples=300)
+def test_limits_of_several_algorithms(world: NextWorld, trace: list[Act], others: list[str]) -> None:
+    follow(world, trace, others)
+
+
+@given(trace=acts(back=True), others=others)
+@settings(max_examples=150)
+def test_a_clock_that_steps_back(world: NextWorld, trace: list[Act], others: list[str]) -> None:
+    follow(world, trace, others)
+
+
+def test_permits_are_taken_ahead_each_for_its_time(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    said = frozen.asker.ask_next([demand("100/s")], [f"id-{n}" for n in range(20)], horizon=0.045, claim=1.0)
+    assert [decision.allowed for decision in said] == [True] * 5 + [False]
+    assert [decision.granted_at - said[0].granted_at for decision in said[:5]] == [10_000 * n for n in range(5)]
+    assert said[5].retry_after == 0.05
+    assert [decision.id for decision in said] == [f"id-{n}" for n in range(6)]
+    assert store.zcard("ratelimit:v1:{api}::slots") == 1, (
+        "the first that was refused has a slot; the others did not ask"
+    )
+
+
+def test_what_can_never_be_is_said_of_all(frozen: Limiter, clock: Clock) -> None:
+    frozen.set_rate("api", Limit("100/s", burst=2), force=True)
+    with pytest.raises(ImpossibleRequest, match="api"):
+        frozen.asker.ask_next([demand("100/s", burst=5, cost=3)], ["a", "b"])
+
+
+def test_an_algorithm_that_people_have_stored_is_put_in(frozen: Limiter, clock: Clock) -> None:
+    frozen.set_rate("api", Limit("3/s", algorithm="sliding_log"), force=True)
+    said = frozen.asker.ask_next([demand("100/s")], ["a", "b", "c", "d", "e"], claim=1.0)
+    assert [decision.allowed for decision in said] == [True, True, True, False]
