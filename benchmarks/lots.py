@@ -28,7 +28,7 @@ from benchmarks import TASK
 from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.parking.lot import Parking, ToPark
 from celery_ratelimit.parking.lots import ParkingLots, parking_of
 
 NAME = f"{TASK}.tenant"
@@ -300,7 +300,7 @@ def _park(
     script, ask = parking.scripts["park"], limiter.asker.core.scripts.acquire
     demand = Demand(LIMIT, NAME, "first")
     limiter.asker.ask((demand,))
-    parking.park(demand, "x", "{}", copy=1, since=0, expires=0.0, only_behind=True, most=None)
+    parking.park((NAME, "first"), [ToPark("x", 1, "{}", 1)], only_behind=True)
     known: set[str] = set()
     digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
     with client.pipeline(transaction=False) as pipe:
@@ -310,7 +310,7 @@ def _park(
             message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": body, "headers": headers}
             message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}
             message |= {"priority": 0, "delivery_mode": 2, "expires": None, "properties": {}}
-            kept = (0, -1, 0, int(expires * 1e6), tenant, f"task-{index}@{QUEUE}", 1, 1, 0, json.dumps(message))
+            kept = (0, -1, tenant, 1, 0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, 0, json.dumps(message))
             if tenant not in known:
                 known.add(tenant)
                 _, number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())

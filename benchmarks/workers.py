@@ -46,7 +46,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(embedded_server())
-            self.url = server.url
+            self.url, self.port = server.url, server.port
             self.redis: Any = stack.enter_context(contextlib.closing(redis.Redis.from_url(server.url)))
             self.directory = Path(tempfile.mkdtemp(prefix="celery-ratelimit-bench-"))
             stack.callback(shutil.rmtree, self.directory, ignore_errors=True)

@@ -7,10 +7,15 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-
-from celery_ratelimit.testing import EmbeddedServer
+from typing import Protocol
 
 __all__ = ["Relay", "far_away", "listening", "relay"]
+
+
+class HasPort(Protocol):
+    """A server on this machine."""
+
+    port: int
 
 
 class Relay:
@@ -30,7 +35,7 @@ class Relay:
 
 
 @contextmanager
-def far_away(server: EmbeddedServer, seconds: float) -> Iterator[str]:
+def far_away(server: HasPort, seconds: float) -> Iterator[str]:
     """The address of ``server`` as seen from where each answer takes ``seconds`` longer."""
     with relay(server) as between:
         between.seconds = seconds
@@ -38,7 +43,7 @@ def far_away(server: EmbeddedServer, seconds: float) -> Iterator[str]:
 
 
 @contextmanager
-def relay(server: EmbeddedServer) -> Iterator[Relay]:
+def relay(server: HasPort) -> Iterator[Relay]:
     """A relay in front of ``server``, which lets all through until it is told otherwise."""
     between = Relay()
 

@@ -10,7 +10,7 @@ from benchmarks.apps import RATE, make_app, work
 from celery_ratelimit import RateLimitedTask
 
 app = make_app()
-app.conf.ratelimit_url = app.conf.broker_url
+app.conf.ratelimit_url = os.environ.get("BENCH_STORE", app.conf.broker_url)
 app.conf.worker_prefetch_multiplier = int(os.environ.get("BENCH_PREFETCH", "4"))
 app.conf.task_acks_late = bool(os.environ.get("BENCH_LATE"))
 
