@@ -1,61 +1,76 @@
--- park: put the message of a throttled task into the parking lot of the limit that said no. Idempotent by id.
+-- park: put messages of throttled tasks into the parking lot of the limit that said no, in their order. Idempotent by id.
 --
 -- KEYS   see include/lot.lua
 -- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
---        3  since     us: its place in the order, for a task that was throttled before; 0: behind all others
---        4  expires   us; 0: never
---        5  key       text: of the bucket
---        6  id        text
---        7  cost      permits
---        8  copy      the number that the copy has, at least, when the task is let out
---        9  doubts    how often a message of it was sent anew, for it was not known whether it was parked
---        10 message   text
---        11+          ids that were parked before, and whose older copies are acknowledged by now
--- Reply  permits that the parked tasks cost; -1: there are none; -3: this call comes late, and a message that was sent anew
---        meanwhile may run; -4 and less: -4 less what the parked tasks cost, which is `most` or more
+--        3  key       text: of the bucket
+--        4  number    of messages, >= 1
+--        5+           for each message seven:
+--                     since    us: its place in the order, for a task that was throttled before; 0: behind all others
+--                     expires  us; 0: never
+--                     id       text
+--                     cost     permits
+--                     copy     the number that the copy has, at least, when the task is let out
+--                     doubts   how often a message of it was sent anew, for it was not known whether it was parked
+--                     message  text
+--                     then ids that were parked before, and whose older copies are acknowledged by now
+-- Reply  for each message: permits that the tasks cost which were parked then; -1: there are none; -3: this call comes late, and a
+--        message that was sent anew meanwhile may run; -4 and less: -4 less what the parked tasks cost, which is `most` or more
 -- Writes the lot; no time to live: it is work
-local BEHIND, MOST, since, expires, key = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local id, cost, copy, doubts, sent = ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local FIRST_ACKNOWLEDGED, HAS_PLACE = 11, since ~= 0
+local BEHIND, MOST, key, NUMBER = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local FIRST_MESSAGE, FIELDS = 5, 7
+local FIRST_ACKNOWLEDGED = FIRST_MESSAGE + NUMBER * FIELDS
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
 
 use_lot(0, key)
 acknowledged(FIRST_ACKNOWLEDGED, #ARGV)
-local parked = call('ZCARD', PARKED)
-local ahead = parked + call('ZCARD', ASIDE)
-if ahead == 0 then call('HDEL', COSTS, key) else ahead = ahead + (call('HGET', COSTS, key) or 0) end
-if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
 local twice = call('EXISTS', TWICE) == 1
-if twice and is_overtaken(id, copy - 1, doubts) then return -3 end
-if BEHIND and ahead == 0 then return -1 end
-if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
+local is_due = false -- has a worker to look at the lot at once?
 
-if not HAS_PLACE then
-    local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
-    since = max(now, last + 1)
+local function park(since, expires, id, cost, copy, doubts, sent)
+    local has_place = since ~= 0
+    local parked = call('ZCARD', PARKED)
+    local ahead = parked + call('ZCARD', ASIDE)
+    if ahead == 0 then call('HDEL', COSTS, key) else ahead = ahead + (call('HGET', COSTS, key) or 0) end
+    if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
+    if twice and is_overtaken(id, copy - 1, doubts) then return -3 end
+    if BEHIND and ahead == 0 then return -1 end
+    if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
+
+    if not has_place then
+        local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
+        since = max(now, last + 1)
+    end
+    local chosen, newest, several
+    if twice then chosen, newest, several = copies(id) end
+    if chosen then -- this is the one that may run, under a number that no other has
+        copy = max(copy, newest + 1)
+        note_copies(id, copy, copy, several)
+    end
+    local message = format('%s %d %d ', cost, copy, since) .. sent
+    local place = place_of(id, message)
+    call('HSET', MESSAGES, id, message)
+    if place then call('ZADD', WHERE, 0, place) end
+    call('ZADD', PARKED, int(since), id)
+    count_cost(cost, 1)
+    call('SADD', UNACKED, id)
+    if expires ~= '0' then
+        call('ZADD', EXPIRING, expires, id)
+        call('ZADD', LOTS, 'XX', 'LT', expires, key)
+    end
+    -- A worker has to look at once if the task is the first of the lot, or has a place before the first.
+    if parked == 0 or has_place and call('ZRANK', PARKED, id) == 0 then
+        is_due = true
+    end
+    return ahead
 end
-local chosen, newest, several
-if twice then chosen, newest, several = copies(id) end
-if chosen then -- this is the one that may run, under a number that no other has
-    copy = max(copy, newest + 1)
-    note_copies(id, copy, copy, several)
+
+local said = {}
+for i = FIRST_MESSAGE, FIRST_ACKNOWLEDGED - 1, FIELDS do
+    local since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
+    said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
 end
-local message = format('%s %d %d ', cost, copy, since) .. sent
-local place = place_of(id, message)
-call('HSET', MESSAGES, id, message)
-if place then call('ZADD', WHERE, 0, place) end
-call('ZADD', PARKED, int(since), id)
-count_cost(cost, 1)
-call('SADD', UNACKED, id)
-if expires ~= '0' then
-    call('ZADD', EXPIRING, expires, id)
-    call('ZADD', LOTS, 'XX', 'LT', expires, key)
-end
--- A worker has to look at once if the task is the first of the lot, or has a place before the first.
-if parked == 0 or HAS_PLACE and call('ZRANK', PARKED, id) == 0 then
-    call('ZADD', LOTS, int(now), key)
-end
-return ahead
+if is_due then call('ZADD', LOTS, int(now), key) end
+return said

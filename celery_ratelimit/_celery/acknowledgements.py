@@ -81,8 +81,7 @@ class Acknowledgements:
     def _later(self, message: Any, seconds: float) -> None:
         qos = _qos(message)
         virtual.QoS.ack(qos, message.delivery_tag)  # kombu: another may come in now
-        if not hasattr(qos, "ratelimit_takes_along"):
-            self._take_along(qos)
+        self.take_along(qos)
         waiting = self._waiting.setdefault(qos, [])
         waiting.append(message)
         if len(waiting) >= MOST_AT_ONCE:
@@ -90,8 +89,10 @@ class Acknowledgements:
         else:
             self._ring(seconds)
 
-    def _take_along(self, qos: Any) -> None:
+    def take_along(self, qos: Any) -> None:
         """From now on a message that comes takes those along that are done."""
+        if self._broker.apart or hasattr(qos, "ratelimit_takes_along"):
+            return
         append, pipe_or_acquire = qos.append, qos.pipe_or_acquire
 
         def append_and_acknowledge(message: Any, delivery_tag: str) -> None:
@@ -112,8 +113,7 @@ class Acknowledgements:
             _note(messages)
 
         qos.ratelimit_takes_along = True
-        if not self._broker.apart:
-            qos.append = append_and_acknowledge
+        qos.append = append_and_acknowledge
 
     # -- In a moment -----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from .outbox import Outbox
 from .parcel import marker_in
 from .prefetch import Prefetch
 from .returns import Returns, consumers, noted
+from .together import MOST, Together
 
 __all__ = ["Intake"]
 
@@ -36,12 +37,13 @@ class Intake:
         consumer: Celery's.
         broker: its broker.
         outbox: declares return queues.
+        together: what comes in at once.
     """
 
-    def __init__(self, consumer: Any, broker: Broker, outbox: Outbox) -> None:
-        self._consumer, self._broker = consumer, broker
+    def __init__(self, consumer: Any, broker: Broker, outbox: Outbox, together: Together) -> None:
+        self._consumer, self._broker, self._together = consumer, broker, together
         self._prefetch = Prefetch(consumer)
-        self._returns = Returns(consumer, self._prefetch, outbox)
+        self._returns = Returns(consumer, self._prefetch, outbox, together)
         self._beside: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
@@ -121,6 +123,21 @@ class Intake:
         if queue in queues.consume_from and not consumer.consuming_from(queue):
             consumer.add_queue(queues[queue])
             consumer.consume()
+
+    # -- Together --------------------------------------------------------------------------------------------------
+
+    def come_together(self, source: str, after: Callable[[], None]) -> None:
+        """See :meth:`Together.set_up`."""
+        self._together.set_up(source, after)
+
+    @property
+    def comes_together(self) -> bool:
+        """Whether messages are just coming that have come in together."""
+        return self._together.is_at_it
+
+    def want_more(self, message: Any, most: int = MOST) -> None:
+        """A message that has come waits for something: so many of those behind it in its queue may come in together."""
+        self._together.want_more(message, most)
 
     # -- How many --------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from .clients import keep_client
 from .endings import contain_unreadable
 from .outbox import Outbox
 from .prefetch import Prefetch
+from .together import Together
 
 __all__ = ["MOST_RETURNED", "Returns", "consumers", "noted"]
 
@@ -48,14 +49,15 @@ class Returns:
         consumer: Celery's.
         prefetch: the window that they are not part of.
         outbox: declares them.
+        together: messages of their own queues that come in at once.
 
     Attributes:
         queues: those that this worker consumes for tasks, by name, whether or not they are left alone for now.
     """
 
-    def __init__(self, consumer: Any, prefetch: Prefetch, outbox: Outbox) -> None:
+    def __init__(self, consumer: Any, prefetch: Prefetch, outbox: Outbox, together: Together) -> None:
         self.queues: dict[str, Queue] = {}
-        self._celerys, self._prefetch, self._outbox = consumer, prefetch, outbox
+        self._celerys, self._prefetch, self._outbox, self._together = consumer, prefetch, outbox, together
         self._name_for: Callable[[str], str] = str
         self._make: Any = None
         self._main: Any = None
@@ -139,6 +141,7 @@ class Returns:
         for each in (main.channel, channel):
             end_connection_with(each)
             keep_client(each)
+            self._together.watch(each)
         self._prefetch.keep()
 
     def _settle(self) -> None:

@@ -30,6 +30,7 @@ from .outbox import Outbox
 from .pool import Pool
 from .requests import PERMIT, note_come
 from .timers import Timers
+from .together import Together
 
 __all__ = ["Worker"]
 
@@ -61,8 +62,8 @@ class Worker:
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
         outbox = Outbox(self.app, broker)
-        self.intake = intake = Intake(consumer, broker, outbox)
         self.acknowledgements = Acknowledgements(broker, self.timers)
+        self.intake = intake = Intake(consumer, broker, outbox, Together(broker, self.acknowledgements))
         self.departures = Departures(
             consumer, broker, self.acknowledgements, outbox, intake.declaration_of_return_queue
         )

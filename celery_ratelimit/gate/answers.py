@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..app.plan import Plan
 from ..errors import ImpossibleRequest
@@ -11,15 +11,16 @@ from ..limiter.asker import Asker
 from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
+from ..parking.publisher import LEAD
 from .clock import monotonic
 from .held import HeldRequest
 from .line import Line
 from .local_share import LocalShare
-from .room import Room
+from .room import AHEAD, Room
 from .slots import Slots
 from .verdict import RETURN_HOLD, Fail, Stay, Verdict, claim, granted, horizon, refused, without_store
 
-__all__ = ["LOOK", "Answers"]
+__all__ = ["LOOK", "MOST_TOGETHER", "Answers"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -27,6 +28,10 @@ logger = logging.getLogger("celery_ratelimit")
 LOOK = 0.1
 #: A horizon that grants nothing: asks only for a slot.
 SLOT_ONLY = -1e6
+#: Round trips in whose time a line may have its turns with a single one: a tenth of a worker's time goes into waiting.
+BUSY = 10
+#: Requests that ask together, at the most.
+MOST_TOGETHER = 16
 
 
 class Answers:
@@ -63,32 +68,71 @@ class Answers:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
         self._room, self._slots, self._share = room, slots, share
         self._parks, self._ahead, self._early, self._longest = parks, ahead, early, longest
+        self._round_trip = 0.0  # seconds, a mean
 
-    def ask(self, line: Line, held: HeldRequest, *, for_permit: bool) -> Verdict:
-        """Ask for a permit, or for a slot alone."""
-        parks = self._parks(held.plan)
+    # -- How long it takes -----------------------------------------------------------------------------------------
+
+    def early(self) -> float:
+        """Seconds before its turn that a line asks."""
+        return self._early() + self._round_trip
+
+    def asks_from(self, now: float, slot_at: float) -> float:
+        """When a request asks that comes back now for a turn at ``slot_at``: those that come until then ask, too.
+
+        One that comes much sooner was called: there is another rate.
+        """
+        gathered = max(now + self._round_trip / 4, slot_at - self.early())
+        return gathered if gathered <= now + LEAD else now
+
+    def together(self, line: Line) -> int:
+        """How many may ask at once, so that the worker does not wait for answers most of the time."""
+        if line.interval <= 0:  # nobody has asked
+            return 1
+        return min(MOST_TOGETHER, 1 + int(BUSY * self._round_trip / line.interval))
+
+    # -- Asking ----------------------------------------------------------------------------------------------------
+
+    def ask(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> list[Decision | Verdict | None]:
+        """Ask for a permit, or for a slot alone: for requests that ask the same, one after the other.
+
+        Returns:
+            An answer for each that was asked, see :meth:`verdict`: up to the first that was refused.
+        """
+        first = asking[0]
+        plan, demands = first.plan, first.demands
+        began = monotonic()
         try:
-            decision = self._outage.ask(
-                lambda: self._asker.ask(
-                    held.demands,
-                    id=held.id if held.plan.policy.waits or held.plan.leased else "",
-                    horizon=horizon(held, self._ahead()) if for_permit else SLOT_ONLY,
-                    claim=claim(held, parks=parks),
+            decisions = self._outage.ask(
+                lambda: self._asker.ask_next(
+                    demands,
+                    [held.id if plan.policy.waits or plan.leased else "" for held in asking],
+                    horizon=horizon(first, self._ahead()) if for_permit else SLOT_ONLY,
+                    claim=claim(first, parks=self._parks(plan)),
                 ),
                 None,
             )
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
-            logger.error("Task %s[%s] can never start: %s", held.request.name, held.request.id, error)
-            self._slots.forget(held)
-            return Fail(error)
+            logger.error("Task %s[%s] can never start: %s", first.request.name, first.request.id, error)
+            self._slots.forget(first)
+            return [Fail(error)]
+        if decisions is None:
+            return [None]
+        self._round_trip += (min(AHEAD, monotonic() - began) - self._round_trip) / 8
+        return list(decisions)
+
+    def verdict(self, line: Line, held: HeldRequest, answer: Decision | Verdict | None, *, for_permit: bool) -> Verdict:
+        """What becomes of a request by what the store has said; ``None``: it has not."""
         now = monotonic()
-        if decision is None:
+        if answer is None:
             return self._without_store(held, now)
-        early = self._early()
-        line.told(held, decision, now, early=early)
-        if decision.allowed:
-            return self._granted(held, decision, now)
-        return refused(held, decision, now, for_permit=for_permit, longest=self._longest, parks=parks, early=early)
+        if not isinstance(answer, Decision):
+            return answer
+        early = self.early()
+        line.told(held, answer, now, early=early)
+        if answer.allowed:
+            return self._granted(held, answer, now)
+        parks = self._parks(held.plan)
+        return refused(held, answer, now, for_permit=for_permit, longest=self._longest, parks=parks, early=early)
 
     def _granted(self, held: HeldRequest, decision: Decision, now: float) -> Verdict:
         self._leases.begin(held.id, decision.demands, decision.granted_at)

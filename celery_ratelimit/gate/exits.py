@@ -16,6 +16,8 @@ from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
 from ..parking.publisher import LEAD
 from .answers import LOOK
+from .batch import Batch, Leaving
+from .clock import monotonic
 from .held import HeldRequest
 from .holdings import Holdings
 from .line import Line
@@ -50,6 +52,7 @@ class Exits:
         holdings: what requests have.
 
     Attributes:
+        batch: those that are parked in a moment.
         longest: seconds that a message may be held, or be away on a countdown.
     """
 
@@ -67,6 +70,7 @@ class Exits:
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._in_memory = settings.in_memory
+        self.batch = Batch(attendant, outage)
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
@@ -152,15 +156,30 @@ class Exits:
         if self._outage:
             line.next_ask = now + LOOK
             return False
-        demand, wait, most = verdict.demand, verdict.wait, None
+        demand, most = verdict.demand, None
+        bucket = demand.name, demand.key
         interval = line.intervals.get(demand.name) or demand.interval
         max_wait = held.plan.policy.max_wait
         if max_wait is not None and interval > 0 and not held.returned:
-            most = 1 + int((max_wait - wait) / interval)
-        ahead = self._outage.ask(
-            lambda: self._attendant.park(held, demand, only_behind=verdict.only_behind, most=most, since=verdict.since),
-            None,
+            most = 1 + int((max_wait - verdict.wait) / interval)
+        packed = self._attendant.to_park(held, demand, verdict.since)
+        if verdict.only_behind and self.batch.is_open:
+            self.batch.add(Leaving(line, held, verdict, packed))
+            return True
+        said = self._outage.ask(
+            lambda: self._attendant.park(bucket, [(held, packed)], only_behind=verdict.only_behind, most=most), None
         )
+        self._parked(line, held, verdict, said[0] if said else None, now)
+        return True
+
+    def parked_together(self, leaving: Leaving, ahead: int | None) -> None:
+        """What the store has said of one that is parked with others."""
+        self._parked(leaving.line, leaving.held, leaving.verdict, ahead, monotonic())
+
+    def _parked(self, line: Line, held: HeldRequest, verdict: Park, ahead: int | None, now: float) -> None:
+        """The store has said what came of it; ``None``: it has not."""
+        demand, wait = verdict.demand, verdict.wait
+        interval = line.intervals.get(demand.name) or demand.interval
         if ahead is None:
             # The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now.
             held.doubts, held.doubtful = held.doubts + 1, True
@@ -176,12 +195,13 @@ class Exits:
         else:
             why = outcome_of(line, held, demand, wait + ahead * interval, now)
             self._holdings.leave(line, held)
-            if not verdict.only_behind and wait <= KEEP:
+            if verdict.only_behind:
+                self._worker.intake.want_more(held.request.message)
+            elif wait <= KEEP:
                 # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
                 # when, long tasks could have them all.
                 self._room.expect(held.request.id, now + wait, now)
             announce(held, replace(why, what="parked"))
-        return True
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:
         delay = min(verdict.wait, self.longest) - LEAD
@@ -227,7 +247,10 @@ class Exits:
             self._holdings.leave(line, held)
             self._holdings.forget_slot(held)
             return True
-        if held.doubtful and self.ends_as_a_copy(held):
+        if held.is_checked and not held.doubtful:
+            return False
+        held.is_checked = True
+        if self.ends_as_a_copy(held):
             self._holdings.leave(line, held)
             return True
         return False

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._celery import Worker, requests
@@ -27,13 +27,16 @@ from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
+from ..store.script import load_source
 from .answers import Answers
+from .batch import Leaving
 from .changes import Changes
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
 from .held import HeldRequest, State, Unlimited
 from .holdings import Holdings
+from .line import Line
 from .lines import Lines
 from .local_share import LocalShare
 from .loop import Loop
@@ -65,6 +68,7 @@ class Gate:
         self._numbers = itertools.count()
         self._connections = 0  # that were lost
         self._within = Within()
+        self._come: list[tuple[Line, HeldRequest]] = []  # together, with the message that is just being delivered
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         self._changes = Changes(worker, asker, limits, outage, self._changed)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
@@ -77,7 +81,7 @@ class Gate:
         self._holdings = holdings = Holdings(slots, room, presence, running)
         self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings)
         share = LocalShare(worker.live_workers, leases)
-        answers = Answers(
+        answers = self._answers = Answers(
             *(asker, leases, outage, settings.on_store_error, room, slots, share),
             parks=exits.parks,
             ahead=entrance.ahead,
@@ -88,6 +92,8 @@ class Gate:
             *(worker, answers, attendant, outage, holdings, room, lines, entrance, exits),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
+
+        worker.intake.come_together(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -105,7 +111,7 @@ class Gate:
             return
         if is_built_in(request.task.name):
             self._within.look(request)
-        self._room.has_come(request.id)
+        slot_at = self._room.has_come(request.id)
         if plan is None:
             self._pass(request, queue)
             return
@@ -115,10 +121,35 @@ class Gate:
         old = not returned and plan.policy.throttle == "wait" and requests.age(request) > longest
         until = now if old else now + longest
         number = next(self._numbers)
-        held = HeldRequest(request, queue, plan, demands, number, now, until, has_slot=returned, returned=returned)
+        asks_from = self._answers.asks_from(now, slot_at) if returned else now
+        held = HeldRequest(request, queue, plan, demands, number, now, until, returned, returned, asks_from)
+        if returned and (asks_from > now or self.worker.intake.comes_together):
+            held.is_checked = False  # until it asks: then others have come, too, and the store is asked once
         connections = self._connections
-        if not self._exits.ends_as_a_copy(held) and connections == self._connections:  # a greenlet waits for the store
-            self._hold(held, first=old)
+        if held.is_checked and (self._exits.ends_as_a_copy(held) or connections != self._connections):
+            return  # the second: a greenlet waits for the store
+        self._hold(held, first=old)
+
+    def _all_have_come(self) -> None:
+        """Those that have come in together are here."""
+        come, self._come = self._come, []
+        batch = self._exits.batch
+        lines: Sequence[Line] = list(self._lines)
+        try:
+            with batch.open():
+                self._loop.run(dict.fromkeys(line for line, _ in come))
+            lines = batch.park(self._has_parked)
+        except Exception as error:
+            if isinstance(error, self.worker.broker.connection_errors):
+                raise
+            logger.error("%r where tasks are parked together: each goes on alone", error, exc_info=True)
+        self._loop.run(lines)
+        for line, held in come:
+            self._suspend_if_it_stays(line, held)
+
+    def _has_parked(self, leaving: Leaving, ahead: int | None) -> None:
+        with self._loop.contains(leaving.line, leaving.held):
+            self._exits.parked_together(leaving, ahead)
 
     def _hold(self, held: HeldRequest, *, first: bool) -> None:
         request, returned = held.request, held.returned
@@ -127,10 +158,16 @@ class Gate:
         self._presence.enter(held)
         if returned and not requests.came_beside(request):
             self._presence.widen(held)
+        if self.worker.intake.comes_together:
+            self._come.append((line, held))
+            return
         if first or len(line.asking(held)) == 1:  # else whatever those ahead of it wait for moves the line on
             self._loop.run([line])
+        self._suspend_if_it_stays(line, held)
+
+    def _suspend_if_it_stays(self, line: Line, held: HeldRequest) -> None:
         stays = held.plan.policy.throttle == "wait" and held.state is State.ASKS
-        if stays and (not returned or self.worker.intake.is_full):
+        if stays and (not held.returned or self.worker.intake.is_full):
             self._presence.suspend(held, line, monotonic())
 
     def _pass(self, request: Any, queue: str) -> None:
@@ -148,6 +185,8 @@ class Gate:
         if seconds is not None:
             now = monotonic()
             self._room.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
+            if not self.worker.intake.comes_together:
+                self.worker.intake.want_more(message, self._room.in_a_moment(str(message.headers.get("task"))))
         self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------
@@ -204,6 +243,7 @@ class Gate:
         with self.worker.timers.turn:
             self._connections += 1
             everybody = self._lines.clear()
+            self._come.clear()
             self._entrance.clear()
             self._loop.close()
             self._running.close()

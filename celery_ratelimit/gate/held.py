@@ -20,6 +20,7 @@ class State(Enum):
     ASKS = "asks"
     ASKS_AGAIN = "asks again at a time"
     HOLDS_PERMIT = "holds a permit that is good at a time"
+    IS_PARKED = "is parked in a moment, with others"
     GONE = "gone"
 
 
@@ -34,6 +35,8 @@ class HeldRequest:
     keep others out.
     ``state``; and the time that belongs to it, ``at``. ``permit_at_us``: when its permit is good, in microseconds by
     the store's clock; 0: it has none.
+    ``is_checked``: whether the store was asked if it is the copy that may run, or need not be.
+    ``asks_from``: it asks no sooner, so that those that come until then ask with it.
     ``announced``: what was said last to have become of it.
     ``id``: what the store knows it by.
     ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
@@ -48,6 +51,8 @@ class HeldRequest:
     until: float
     has_slot: bool
     returned: bool
+    asks_from: float = 0.0
+    is_checked: bool = True
     outside_prefetch: bool = False
     state: State = State.ASKS
     at: float = 0.0

@@ -5,6 +5,7 @@ A request that is held is in one state, which its line alone changes:
 * it **asks**: as soon as it is the first of those who do, and its line may ask;
 * it **asks again** at a time that it was told;
 * it **holds a permit**, which is good at a time;
+* it **is parked** in a moment, with others that came in with it;
 * it is **gone**.
 
 Those who have a slot in the store ask before newcomers.
@@ -88,6 +89,7 @@ class Line:
         turn: when somebody of it has its turn, who has to wait until then; 0.0: nobody.
         cancel: cancels the line's timer, which goes off at ``alarm``.
         due: those who have a time.
+        leaving: those who are parked in a moment.
     """
 
     key: tuple[tuple[str, str], ...] = ()
@@ -103,14 +105,15 @@ class Line:
     cancel: Callable[[], None] | None = None
     alarm: float = 0.0
     due: Due = field(default_factory=Due)
+    leaving: list[HeldRequest] = field(default_factory=list)
 
     # -- Who is here -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[HeldRequest]:
-        return itertools.chain(self.with_slot, self.new, self.due)
+        return itertools.chain(self.with_slot, self.new, self.due, self.leaving)
 
     def __len__(self) -> int:
-        return len(self.with_slot) + len(self.new) + len(self.due)
+        return len(self.with_slot) + len(self.new) + len(self.due) + len(self.leaving)
 
     def asking(self, held: HeldRequest) -> deque[HeldRequest]:
         """Those among whom it asks, or would."""
@@ -147,6 +150,12 @@ class Line:
         held.permit_at_us = permit_at_us
         self._move(held, State.HOLDS_PERMIT, at)
 
+    def park_soon(self, held: HeldRequest) -> None:
+        """It is parked in a moment."""
+        self._take_out(held)
+        held.state = State.IS_PARKED
+        self.leaving.append(held)
+
     def leave(self, held: HeldRequest) -> None:
         """It is not in the gate any more."""
         self._take_out(held)
@@ -159,6 +168,7 @@ class Line:
             held.state = State.GONE
         self.with_slot.clear()
         self.new.clear()
+        self.leaving.clear()
         self.due = Due()
         return everybody
 
@@ -181,6 +191,8 @@ class Line:
                 asking.popleft()
             elif held in asking:
                 asking.remove(held)
+        elif held.state is State.IS_PARKED:
+            self.leaving.remove(held)
         elif held.state is not State.GONE:
             self.due.remove(held)
 
@@ -189,8 +201,7 @@ class Line:
     def told(self, held: HeldRequest, decision: Decision, now: float, *, early: float) -> None:
         """What the store has said to one of it: its next turn. It asks so many seconds early."""
         self.open = decision.retry_after <= 0
-        if held.plan.policy.throttle == "wait":  # whose queues may be suspended
-            self.interval = _interval(held.demands, decision)
+        self.interval = _interval(held.demands, decision)
         if decision.allowed:
             # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process for it that
             # other lines could use.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from .._celery import Worker
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
-from .answers import LOOK, Answers
+from .answers import LOOK, MOST_TOGETHER, Answers
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
@@ -166,6 +168,19 @@ class Loop:
                 self.at_hand = None
                 return
 
+    @contextmanager
+    def contains(self, line: Line, held: HeldRequest) -> Iterator[None]:
+        """Something unforeseen that is raised within ends this request, and nobody else."""
+        self.at_hand = line, held
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, self._worker.broker.connection_errors):
+                raise
+            self._on_error(held, error)
+        finally:
+            self.at_hand = None
+
     def _start_due(self, line: Line) -> None:
         again: list[HeldRequest] = []
         while held := line.due.first(now := monotonic()):
@@ -192,10 +207,44 @@ class Loop:
             may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)
             verdict = before_asking(held, line, now, lot=self._lot_before(held), may_start=may_start)
             if isinstance(verdict, Ask):
-                verdict = self._answers.ask(line, held, for_permit=verdict.for_permit)
-                now = monotonic()
-            if not self._exits.carry_out(line, held, verdict, now):
+                goes_on = self._ask(line, held, asking, for_permit=verdict.for_permit)
+            else:
+                goes_on = self._exits.carry_out(line, held, verdict, now)
+            if not goes_on:
                 return
+
+    def _ask(self, line: Line, first: HeldRequest, asking: Sequence[HeldRequest], *, for_permit: bool) -> bool:
+        """For the first of those who ask, and for others who would ask the same next."""
+        together = self._together(line, first, asking, monotonic()) if for_permit else [first]
+        answers = self._answers.ask(together, for_permit=for_permit)
+        goes_on = True
+        for held, answer in zip(together, answers, strict=False):
+            with self.contains(line, held):
+                verdict = self._answers.verdict(line, held, answer, for_permit=for_permit)
+                goes_on = self._exits.carry_out(line, held, verdict, monotonic())
+        return goes_on
+
+    def _together(self, line: Line, first: HeldRequest, asking: Sequence[HeldRequest], now: float) -> list[HeldRequest]:
+        """Who has a slot takes it from nobody; others take turns with other workers, so they are as many as have to be.
+
+        Not for places, which are held from then on, nor for who has yet to learn whether it may run.
+        """
+        if len(asking) < 2 or first.plan.leased:
+            return [first]
+        most = MOST_TOGETHER if first.has_slot else self._answers.together(line)
+        most = min(most, self._room.permits(now, first.request.task.name))
+        together = [first]
+        for held in list(itertools.islice(asking, 1, MOST_TOGETHER)):
+            if len(together) >= most or now >= held.until or not _asks_the_same(first, held):
+                break
+            self.at_hand = line, held
+            if self._exits.is_over(line, held):
+                continue
+            if held.doubtful:  # the store did not say
+                break
+            together.append(held)
+        self.at_hand = line, first
+        return together
 
     def _lot_before(self, held: HeldRequest) -> Demand | None:
         """In whose lot others are known to wait, behind whom a newcomer stands."""
@@ -219,3 +268,7 @@ class Loop:
     def _ring(self, line: Line) -> None:
         line.cancel = None
         self.run([line])
+
+
+def _asks_the_same(one: HeldRequest, other: HeldRequest) -> bool:
+    return one.plan is other.plan and one.demands == other.demands

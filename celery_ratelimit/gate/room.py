@@ -74,8 +74,9 @@ class Room:
         heapq.heappush(self._next, (at, id))
         self.next_comer(now)  # who has come is forgotten, also where nobody asks who comes next
 
-    def has_come(self, id: str) -> None:
-        self._coming.pop(id, None)
+    def has_come(self, id: str) -> float:
+        """It is here. Returns when it has its turn; 0.0: it was not expected."""
+        return self._coming.pop(id, 0.0)
 
     def next_comer(self, now: float) -> float:
         """When the next one has its turn that is expected; infinity: nobody is."""
@@ -109,6 +110,16 @@ class Room:
         """
         idle, promised = self.idle(), self._promised(now + ASK_EARLY) + owed
         return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
+
+    def in_a_moment(self, name: str) -> int:
+        """How many tasks of this name the pool can run while permits may be taken ahead."""
+        return int(self._pool.processes * max(1.0, AHEAD / max(0.001, self._pool.takes(name))))
+
+    def permits(self, now: float, name: str) -> int:
+        """How many permits may be taken together, at least one, for tasks of this name, each to start at its time."""
+        promised, busy = self._promised(now + ASK_EARLY), min(1.0, self._pool.takes(name) / AHEAD)
+        later = sum(at > now + ASK_EARLY for at, _ in self._grants)
+        return max(1, int((self.idle() - promised) / max(busy, 0.01)) - later)
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""

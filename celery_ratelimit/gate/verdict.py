@@ -149,6 +149,8 @@ def before_asking(held: HeldRequest, line: Line, now: float, *, lot: Demand | No
         return Park(lot, HORIZON, only_behind=True)
     if (held.has_slot or held.plan.policy.throttle == "wait") and now < line.next_ask:
         return Stay(line.next_ask)
+    if now < held.asks_from:
+        return Stay(held.asks_from)
     # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not wait for one:
     # it asks for its slot alone, and makes room for what is behind it.
     if not may_start and (held.has_slot or line.open or not retries):

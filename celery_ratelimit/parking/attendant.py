@@ -19,7 +19,7 @@ from ..limiter.outage import Outage
 from .arrivals import Arrivals
 from .attending import Attending
 from .contents import AGAIN, LOTS
-from .lot import NOBODY, Parking
+from .lot import NOBODY, Parking, ToPark
 from .orphans import Orphans
 from .parked import Bucket, written
 from .publisher import Publisher
@@ -99,30 +99,44 @@ class Attendant:
                     return demand
         return None
 
-    def park(self, held: TurnedAway, demand: Demand, *, only_behind: bool, most: int | None, since: int) -> int:
-        """Park a request's message where ``demand`` is asked, and let go of it. See :meth:`Parking.park`.
-
-        Raises what the store raises; nothing has changed then.
-        """
-        request, bucket = held.request, (demand.name, demand.key)
+    def to_park(self, held: TurnedAway, demand: Demand, since: int = 0) -> ToPark:
+        """A request's message, as it is parked where ``demand`` is asked."""
+        request = held.request
         marker = marker_in(request.message)
-        self._note_acknowledged()
-        self._orphans.say(demand.name)
-        ahead = self._parking.park(
-            demand,
+        parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
+        return ToPark(
             held.id,
-            written({"id": request.id, **parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)}),
+            demand.cost,
+            written({"id": request.id, **parcel}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
-            only_behind=only_behind,
-            most=most,
             doubts=held.doubts,
         )
-        if ahead < 0:
-            if ahead == NOBODY:
+
+    def park(
+        self,
+        bucket: Bucket,
+        requests: Sequence[tuple[TurnedAway, ToPark]],
+        *,
+        only_behind: bool,
+        most: int | None = None,
+    ) -> list[int]:
+        """Park the messages of requests, in their order, and let go of them. See :meth:`Parking.park`.
+
+        Raises what the store raises; nothing has changed then.
+        """
+        self._note_acknowledged()
+        self._orphans.say(bucket[0])
+        said = self._parking.park(bucket, [each for _, each in requests], only_behind=only_behind, most=most)
+        for (held, _), ahead in zip(requests, said, strict=True):
+            if ahead >= 0:
+                self._let_go(held, bucket, ahead)
+            elif ahead == NOBODY:
                 self._occupied.pop(bucket, None)
-            return ahead
+        return said
+
+    def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
         self._occupied[bucket] = None
         self._occupied.move_to_end(bucket)
         if len(self._occupied) > MOST_KNOWN:
@@ -130,9 +144,8 @@ class Attendant:
         if ahead == 0 or self._quiet >= QUIET:
             self._look_soon()
         self._quiet = 0
-        self._worker.departures.acknowledge(request)
-        self._not_acknowledged.append((bucket, held.id, request.message))
-        return ahead
+        self._worker.departures.acknowledge(held.request)
+        self._not_acknowledged.append((bucket, held.id, held.request.message))
 
     def _note_acknowledged(self) -> None:
         """The worker acknowledges in its next turn: the store hears of it with what is sent next."""

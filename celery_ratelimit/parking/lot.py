@@ -23,8 +23,10 @@ from .parked import Bucket, Parked, several, text
 from .register import WOKEN, Attendance, Register
 from .scripts import LOT_KEYS, Scripts
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "Looked", "Parking"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "Looked", "Parking", "ToPark"]
 
+#: Seconds by which a broker may be late with what it hands out again: kombu looks for it on Redis every 100 seconds.
+LATE = 300.0
 #: What :meth:`Parking.park` answers when it did not park: ``FULL`` less the permits that the tasks ahead cost.
 NOBODY, OVERTAKEN, FULL = -1, -3, -4
 
@@ -56,6 +58,28 @@ class Looked(NamedTuple):
     leaving: tuple[Parked, ...]
 
 
+class ToPark(NamedTuple):
+    """A message that is to be parked.
+
+    Attributes:
+        id: what the store knows the task by.
+        cost: permits that it costs.
+        message: the message.
+        copy: which copy of it this will be, when it leaves.
+        since: microseconds since 1970, the store's clock: its place in the order; 0: behind all others.
+        expires: seconds since 1970 at which the task expires; 0.0: never.
+        doubts: how often it was sent anew, for it was not known whether it was parked.
+    """
+
+    id: str
+    cost: int
+    message: str
+    copy: int
+    since: int = 0
+    expires: float = 0.0
+    doubts: int = 0
+
+
 class Parking:
     """The lots of one fleet: apps whose workers publish to the same broker.
 
@@ -71,7 +95,7 @@ class Parking:
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
-        self._memory = microseconds(2 * redelivery)
+        self._memory = microseconds(2 * redelivery + LATE)
         self._scripts = scripts = Scripts(limiter.asker, fleet)
         self._acknowledged: dict[Bucket, list[str]] = {}
         self.register = Register(scripts)
@@ -99,54 +123,40 @@ class Parking:
     # -- In --------------------------------------------------------------------------------------------------------
 
     def park(
-        self,
-        demand: Demand,
-        id: str,
-        message: str,
-        *,
-        copy: int,
-        since: int,
-        expires: float,
-        only_behind: bool,
-        most: int | None,
-        doubts: int = 0,
-    ) -> int:
-        """Park a message in the lot of ``demand``'s bucket. Idempotent by ``id``.
+        self, bucket: Bucket, messages: Sequence[ToPark], *, only_behind: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Park messages in the lot of a bucket, in their order. Idempotent by id.
 
         Args:
-            demand: of the limit that said no.
-            id: what the store knows the task by.
-            message: the message.
-            copy: which copy of it this will be, when it leaves.
-            since: microseconds since 1970, the store's clock: its place in the order; 0: behind all others.
-            expires: seconds since 1970 at which the task expires; 0.0: never.
+            bucket: of the limit that said no.
+            messages: at least one.
             only_behind: only if other tasks are parked there.
             most: only if the tasks that are parked there cost fewer permits.
-            doubts: how often it was sent anew, for it was not known whether it was parked.
 
         Returns:
-            The permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there; :data:`FULL` and less:
-            ``FULL`` less those permits, which are as many as there may be; :data:`OVERTAKEN`: a message that was sent
-            anew meanwhile may run in its place.
+            For each the permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there; :data:`FULL` and
+            less: ``FULL`` less those permits, which are as many as there may be; :data:`OVERTAKEN`: a message that was
+            sent anew meanwhile may run in its place.
         """
-        bucket = demand.name, demand.key
-        return int(
-            self._scripts.run(
-                "park",
-                bucket,
-                int(only_behind),
-                -1 if most is None else max(0, most),
-                since,
-                int(expires * 1e6),
-                demand.key,
-                id,
-                demand.cost,
-                copy,
-                doubts,
-                message,
-                *self._acknowledged.pop(bucket, ()),
+        fields = [
+            value
+            for each in messages
+            for value in (
+                *(each.since, int(each.expires * 1e6), each.id, each.cost),
+                *(each.copy, each.doubts, each.message),
             )
+        ]
+        reply = self._scripts.run(
+            "park",
+            bucket,
+            int(only_behind),
+            -1 if most is None else max(0, most),
+            bucket[1],
+            len(messages),
+            *fields,
+            *self._acknowledged.pop(bucket, ()),
         )
+        return [int(each) for each in reply]
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:
         """The message that was parked is not at the broker any more. Told to the store with what is sent next."""

@@ -11,7 +11,7 @@ from typing import Any
 from celery_ratelimit.parking import attendant, contents
 from celery_ratelimit.parking import lot as parking
 from tests.apps.fleet import app
-from tests.apps.steps import STEPS
+from tests.apps.steps import STEPS, TOGETHER
 
 __all__ = ["app"]
 
@@ -38,6 +38,6 @@ def _die(mark: Path) -> None:
 
 if step := os.environ.get("TEST_DIES"):
     parking.AGAIN = contents.AGAIN = 1.0
-    owner, name, when = STEPS[step]
+    owner, name, when = {**STEPS, **TOGETHER}[step]
     setattr(owner, name, _die_once(getattr(owner, name), when, Path(os.environ["TEST_RECORDS"], "died")))
     assert attendant.Parking is parking.Parking

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit import _celery
+from celery_ratelimit._celery import acknowledgements, together
 from celery_ratelimit._celery import parcel as parcels
+from celery_ratelimit.gate import batch
+from celery_ratelimit.limiter import asker
 from celery_ratelimit.parking import lot as parking
 
-__all__ = ["STEPS"]
+__all__ = ["STEPS", "TOGETHER"]
 
 #: Where a worker can die: what it is about to do, or has just done.
 STEPS: dict[str, tuple[Any, str, str]] = {
@@ -23,4 +26,14 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "back, not told": (parking.Parking, "arrive", "before"),
     "back, and told": (parking.Parking, "arrive", "after"),
     "before it starts": (_celery.Worker, "start", "before"),
+}
+
+#: Those of a Redis broker, whose messages come in together.
+TOGETHER: dict[str, tuple[Any, str, str]] = {
+    "taken, not delivered": (together.Together, "_deliver", "before"),
+    "in the gate, not parked": (batch.Batch, "park", "before"),
+    "parked together, not acknowledged": (batch.Batch, "park", "after"),
+    "acknowledgements are due": (acknowledgements.Acknowledgements, "_say_all", "before"),
+    "before those that are back ask": (asker.Asker, "ask_next", "before"),
+    "those that are back were told": (asker.Asker, "ask_next", "after"),
 }

@@ -19,6 +19,7 @@ from celery_ratelimit.testing import EmbeddedServer
 from tests.any_messages import generated, redis_form
 from tests.apps.unforeseen import STEPS
 from tests.fleet_of import Fleet, until
+from tests.parks import park_one
 from tests.rabbitmq import Broker
 
 APP = "tests.apps.falling"
@@ -259,7 +260,7 @@ def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
         parking = parking_of(fleet.sender)
         demand = Demand(Limit("10/s", name=name), name)
         for id, text in (("broken@celery", "{"), ("odd@celery", '{"to": 1}')):
-            parking.park(demand, id, text, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+            park_one(parking, demand, id, text)
         fleet.start(QUICK)
         for index in range(10):
             fleet.send("retry", index)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
-from tests.apps.steps import STEPS
+from tests.apps.steps import STEPS, TOGETHER
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
 
@@ -53,6 +53,34 @@ def test_a_worker_that_is_killed_loses_nothing_and_repeats_nothing(
         assert {index for index, times in ran.items() if times > 1} <= before
         assert all(times <= 2 for times in ran.values())
         assert_never_over(fleet.permits(), RATE)
+        assert not fleet.parking_lots().lots("tests.apps.fleet.late")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", TOGETHER)
+def test_a_worker_that_is_killed_while_messages_come_in_together_loses_none(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, step: str
+) -> None:
+    """On Redis, which hands out anew what was not acknowledged for so long."""
+    # kombu looks every ten seconds, and before 5.7 every hundred.
+    conf = {"broker_transport_options": {"visibility_timeout": 6, "unacked_restore_throttle": 1}}
+    tasks, rate = 80, 20
+    with Fleet(server, tmp_path, rate=f"{rate}/s", app="tests.apps.crashing", **conf) as fleet:
+        fleet.env["TEST_DIES"] = step
+        for index in range(tasks):
+            fleet.send("late", index)
+        doomed = fleet.launch(QUICK)
+        until(lambda: doomed.poll() is not None, 40, f"its death {step}")
+        assert (tmp_path / "died").exists()
+        before = {start.index for start in fleet.starts()}
+        fleet.launch(QUICK)
+        until(lambda: {start.index for start in fleet.starts()} == set(range(tasks)), 60, "every task being run")
+        until(lambda: not store.zcard("unacked_index"), 40, "every copy having come")
+        fleet.stop()
+        ran = Counter(start.index for start in fleet.starts())
+        assert {index for index, times in ran.items() if times > 1} <= before
+        assert all(times <= 2 for times in ran.values())
+        assert_never_over(fleet.permits(), rate)
         assert not fleet.parking_lots().lots("tests.apps.fleet.late")
 
 

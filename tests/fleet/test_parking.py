@@ -17,6 +17,7 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, outcome, until
+from tests.parks import park_one
 
 NAME = "tests.apps.fleet.retry"
 
@@ -301,7 +302,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
             asked = Demand(limit, name, f"tenant:{index}")
             assert limiter.asker.ask((asked,)).allowed
             message = json.dumps({"headers": {"id": f"{index}"}})
-            parking.park(asked, f"{index}@celery", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+            park_one(parking, asked, f"{index}@celery", message)
         limiter.set_rate(name, f"{rate}/s", key="tenant:busy", force=True)
         for index in range(120):
             fleet.send("tenant", index, "busy")

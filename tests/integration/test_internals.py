@@ -44,6 +44,7 @@ from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.outbox import Outbox
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.returns import Returns, consumers
+from celery_ratelimit._celery.together import Together
 
 
 def source(thing: object) -> str:
@@ -228,6 +229,24 @@ def test_a_message_on_redis_that_comes_is_noted_in_one_pipeline_which_others_may
     assert "with self.channel.conn_or_acquire(client) as client" in source(RedisQoS.pipe_or_acquire)
 
 
+def test_messages_on_redis_are_taken_from_the_right_end_of_a_list_and_noted_with_where_they_came_from() -> None:
+    """``lua/broker/take.lua`` and ``Together`` do for several messages what these do for one."""
+    put = source(RedisChannel._put)
+    assert "pri = self._get_message_priority(message, reverse=False)" in put
+    assert "self._q_for_pri(queue, pri)" in put
+    assert "lpush" in put
+    append = source(RedisQoS.append)
+    assert "EX, RK = delivery['exchange'], delivery['routing_key']" in append
+    assert "zadd_args = [{delivery_tag: time()}]" in append
+    assert "dumps([message._raw, EX, RK])" in append
+    assert "super().append(message, delivery_tag)" in append
+    assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in source(RedisChannel._brpop_read)
+    assert "self.handlers = {'BRPOP': self._brpop_read" in source(RedisChannel.__init__)
+    assert "chan.handlers[type]()" in source(MultiChannelPoller.on_readable)
+    assert "self.channel._do_restore_message(M, EX, RK, pipe, leftmost)" in source(RedisQoS.restore_by_tag)
+    assert "(pipe.lpush if leftmost else pipe.rpush)" in source(RedisChannel._do_restore_message)
+
+
 def test_a_request_acknowledges_by_what_it_was_given() -> None:
     assert "self._on_ack(logger, self._connection_errors)" in source(request.Request.acknowledge)
 
@@ -258,7 +277,9 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None, hub=None)
         for_tasks = consumers(
-            KombuConsumer, lambda message: None, Returns(celerys, Prefetch(celerys), Outbox(None, Broker(celerys)))
+            KombuConsumer,
+            lambda message: None,
+            Returns(celerys, Prefetch(celerys), Outbox(None, Broker(celerys)), Together(Broker(celerys), None)),
         )[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")

@@ -31,6 +31,7 @@ from celery_ratelimit.parking.lot import Parking
 from celery_ratelimit.parking.register import Attendance
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
+from tests.parks import park_one
 
 ROOT = Path(__file__).parents[2]
 #: Of three names that are in three slots, on three nodes.
@@ -726,7 +727,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     for demand in demands:
         for id in ids:
             message = json.dumps({"id": id[0], "headers": {"id": id[0]}})
-            parking.park(demand, id, message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+            park_one(parking, demand, id, message)
     assert parking.register.attend("w", "ab", (), 6) == (set("ab"), set())
     assert parking.register.attend("w", "b", "a", 6).absent == {"a"}
     assert sorted(parking.due(names)) == sorted((demand.name, demand.key) for demand in demands)

@@ -14,6 +14,7 @@ from celery_ratelimit.parking.lot import FULL, NOBODY, Parking
 from celery_ratelimit.parking.parked import Parked
 from celery_ratelimit.parking.register import Attendance
 from tests.conftest import START, Clock
+from tests.parks import park_one
 
 from .frozen import demand, expiries, us
 
@@ -44,7 +45,8 @@ def park(
     """Parks them, and returns the last answer: what those ahead cost, or why it was not parked."""
     answer = 0
     for id in ids:
-        answer = parking.park(
+        answer = park_one(
+            parking,
             asked,
             id,
             message_of(id),
@@ -349,7 +351,8 @@ def test_no_reply_is_longer_than_a_connection_can_take(
     several = [quick, demand("1000/s", key="other")]
     for asked in several:
         for number in range(10):
-            parking.park(
+            park_one(
+                parking,
                 asked,
                 f"{number}@q",
                 message_of(f"{number}@q") + " " * 200_000,
@@ -379,7 +382,7 @@ def test_no_reply_is_longer_than_a_connection_can_take(
 
 def test_a_message_that_is_longer_than_that_goes_alone(parking: Parking, clock: Clock) -> None:
     for id in "abc":
-        parking.park(API, id, "{}" + " " * 2_000_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        park_one(parking, API, id, "{}" + " " * 2_000_000)
     (looked,) = parking.unpark([API])
     assert ([each.id for each in looked.leaving], looked.again) == (["a"], 0.0)
     taken, leaving, left = parking.contents.pick(BUCKET, ["b", "c"], purge=False)
@@ -391,7 +394,7 @@ def test_a_message_that_is_longer_than_that_goes_alone(parking: Parking, clock: 
 
 def test_heavy_tasks_are_listed_a_few_at_a_time(parking: Parking) -> None:
     for id in "abcdefg":
-        parking.park(API, id, "{}" + " " * 200_000, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        park_one(parking, API, id, "{}" + " " * 200_000)
     assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == ["a", "b", "c"]
     assert [each.id for each in parking.contents.lot(BUCKET, 3, -1).tasks] == ["d", "e", "f"]
 
@@ -851,7 +854,7 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
     asked, ids = demand(rate), [f"{place}@a" for place in range(number)]
     for id in ids:
         text = json.dumps({"id": id, "body": "x" * size})
-        parking.park(asked, id, text, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        park_one(parking, asked, id, text)
     while parking.unpark([asked], attendance=NOBODY_AT_A)[0].again == 0:
         pass
     clock.advance(5)

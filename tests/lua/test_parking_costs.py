@@ -16,6 +16,7 @@ from celery_ratelimit.parking.lot import FULL, Parking
 from celery_ratelimit.parking.parked import Parked
 from celery_ratelimit.parking.register import Attendance
 from tests.conftest import Clock
+from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
 NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
@@ -29,7 +30,7 @@ def parking(frozen: Limiter, clock: Clock) -> Parking:
 def park(parking: Parking, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
     message = json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})
     demand = Demand(LIMIT, "api", key, cost)
-    return parking.park(demand, id, message, copy=1, since=0, expires=expires, only_behind=False, most=most)
+    return park_one(parking, demand, id, message, copy=1, since=0, expires=expires, only_behind=False, most=most)
 
 
 def costs(parking: Parking) -> dict[str, int]:

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from celery_ratelimit.parking.lot import Parking
+from tests.parks import park_one
 
 from .test_parking import API, BUCKET, let_out, parking
 
@@ -21,7 +22,7 @@ __all__ = ["parking"]  # a fixture
 def test_an_id_that_json_escapes_is_in_the_index(parking: Parking, store: redis.Redis, task: str) -> None:
     for id in (task, f"{task}2"):
         message = json.dumps({"id": id, "headers": {"id": id}})
-        parking.park(API, f"{id}@q", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+        park_one(parking, API, f"{id}@q", message)
     assert list(parking.contents.find(["api"], [task, task[:-1]])) == [{BUCKET: {f"{task}@q": task}}]
     assert [each.id for each in let_out(parking)] == [f"{task}@q", f"{task}2@q"]
     assert list(parking.contents.find(["api"], [task])) == [{}]
@@ -32,7 +33,7 @@ def test_what_was_parked_before_there_was_such_an_entry_is_found_by_reading_the_
     parking: Parking, store: redis.Redis
 ) -> None:
     message = json.dumps({"id": "zähler", "headers": {"id": "zähler"}})
-    parking.park(API, "zähler@q", message, copy=1, since=0, expires=0.0, only_behind=False, most=None)
+    park_one(parking, API, "zähler@q", message)
     store.delete("ratelimit:v1:{api}::where@fleet")
     found = [each.id for page in parking.contents.scan(BUCKET, [json.dumps("zähler")[1:-1]]) for each in page]
     assert found == ["zähler@q"]

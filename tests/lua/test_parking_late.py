@@ -6,6 +6,7 @@ import redis
 
 from celery_ratelimit.parking.lot import OVERTAKEN, Parking
 from tests.conftest import Clock
+from tests.parks import park_one
 
 from .test_parking import API, BUCKET, let_out, message_of, park, parking, publish
 
@@ -13,7 +14,8 @@ __all__ = ["parking"]  # a fixture
 
 
 def park_in_doubt(parking: Parking, id: str, *, copy: int = 1, doubts: int = 0, only_behind: bool = False) -> int:
-    return parking.park(
+    return park_one(
+        parking,
         API,
         id,
         message_of(id),

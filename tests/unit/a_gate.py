@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +75,8 @@ class Bench:
         self.now, self.processes = 1000.0, processes
         self.at: dict[str, list[Any]] = {}
         self.timers: list[tuple[float, int, list[Any]]] = []
+        self.asked: list[int] = []  # how many might have asked with one script
+        self.parks: list[int] = []  # how many were parked by one script
         self.numbers = itertools.count(1)
         self.lost = False
         self.tats: dict[str, float] = {}
@@ -109,7 +111,11 @@ class Bench:
             pool=self,
             broker=SimpleNamespace(redelivery=3600.0, hears_after=0.0, connection_errors=(Lost,)),
             timers=SimpleNamespace(
-                call_after=self.call_after, call_soon=None, turn=nullcontext(), recall=lambda _: None
+                call_after=self.call_after,
+                call_soon=None,
+                turn=nullcontext(),
+                recall=lambda _: None,
+                contained=lambda function: function,
             ),
             intake=self,
             departures=SimpleNamespace(
@@ -181,6 +187,17 @@ class Bench:
         self.requests.append(request)
         self.contained(lambda: self.gate.on_request(request), request)
         return request
+
+    def together(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
+        """Those that come in together, up to a lost connection."""
+        requests: list[Request] = []
+        self.comes_together = True
+        for task in tasks:
+            if not any(map(self.is_stale, requests)):
+                requests.append(self.come(task, **options))
+        self.comes_together = False
+        self.contained(self.after_together)
+        return requests
 
     def _leaves(self, how: str) -> Callable[..., None]:
         def leaves(request: Request, *_: Any) -> None:
@@ -261,6 +278,14 @@ class Bench:
     def narrow(self) -> None:
         self.widened -= 1
 
+    comes_together = False
+
+    def come_together(self, source: str, after: Callable[[], None]) -> None:
+        self.after_together = after
+
+    def want_more(self, message: Any, most: int = 0) -> None:
+        pass
+
     def return_queue_for(self, queue: str) -> str:
         return f"{queue}.throttled"
 
@@ -278,9 +303,7 @@ class Bench:
     def __bool__(self) -> bool:
         return self.lost
 
-    def ask(self, question: Any, otherwise: Any = None, *, quietly: bool = False, **options: Any) -> Any:
-        if not callable(question):
-            return self._decide(question, **options)  # the limiter's
+    def ask(self, question: Any, otherwise: Any = None, *, quietly: bool = False) -> Any:
         if self.lost:
             return otherwise
         try:
@@ -301,8 +324,17 @@ class Bench:
     def pause(self) -> float:
         return 1.0
 
-    def _decide(self, demands: Any, *, id: str, horizon: float, claim: float) -> Decision:
+    def ask_next(self, demands: Any, ids: Sequence[str], *, horizon: float, claim: float) -> list[Decision]:
         self.step("ask")
+        self.asked.append(len(ids))
+        decisions = []
+        for id in ids:
+            decisions.append(self._decide(demands, id=id, horizon=horizon))
+            if not decisions[-1].allowed:
+                break
+        return decisions
+
+    def _decide(self, demands: Any, *, id: str, horizon: float) -> Decision:
         waits = []
         for demand in demands:
             if isinstance(demand.limit, Limit):
@@ -355,8 +387,15 @@ class Bench:
     def lot_of(self, demands: Any) -> Any:
         return demands[0] if self.is_somebody_parked else None
 
-    def park(self, held: Any, demand: Any, *, only_behind: bool, **_: Any) -> int:
+    def to_park(self, *_: Any) -> Any:
+        self.step("pack")
+
+    def park(self, bucket: Any, requests: Any, *, only_behind: bool, **_: Any) -> list[int]:
         self.step("park")
+        self.parks.append(len(requests))
+        return [self._park(held, only_behind) for held, _ in requests]
+
+    def _park(self, held: Any, only_behind: bool) -> int:
         answer = self.answers.pop(0) if self.answers else 0
         if answer == NOBODY:
             self.is_somebody_parked = False
@@ -390,8 +429,10 @@ class Bench:
                 State.ASKS: (each.has_slot, not each.has_slot, False),
                 State.ASKS_AGAIN: (False, False, True),
                 State.HOLDS_PERMIT: (False, False, True),
+                State.IS_PARKED: (False, False, False),
             }
             assert places == expected[each.state]
+            assert (each in line.leaving) == (each.state is State.IS_PARKED)
         assert presence.limited == len(held)
         assert room.held == len(held) + len(self.gate._entrance)
         holding = sorted(each.at for _, each in held if each.state is State.HOLDS_PERMIT)

@@ -57,12 +57,13 @@ def held(
     until: float = NOW + LONGEST,
     demands: tuple[Demand, ...] = (RATE,),
     queue: str = "celery",
+    asks_from: float = 0.0,
 ) -> HeldRequest:
     """A request that has just come, of a task with these options."""
     message = SimpleNamespace(headers={}, delivery_info={}, properties={}, body=b"")
     request: Any = SimpleNamespace(id="1", name="task", message=message, request_dict={}, delivery_info={})
     plan = Plan(tuple(each.limit for each in demands), Policy(throttle, inline, max_wait, overflow), None, demands, "")
-    return HeldRequest(request, queue, plan, demands, 0, since, until, has_slot=slot, returned=slot)
+    return HeldRequest(request, queue, plan, demands, 0, since, until, slot, slot, asks_from)
 
 
 def said(wait: float = 0.0, *, allowed: bool = False, full: bool = False, binding: str | None = "rate") -> Decision:
@@ -88,6 +89,10 @@ def line(*, next_ask: float = 0.0, is_open: bool = True) -> Line:
         (held(slot=True), line(next_ask=NOW + 1), None, True, Stay(NOW + 1)),
         (held("wait"), line(next_ask=NOW + 1), None, True, Stay(NOW + 1)),
         (held(slot=True), line(next_ask=NOW), None, True, Ask(for_permit=True)),
+        (held(slot=True, asks_from=NOW + 0.05), line(), None, True, Stay(NOW + 0.05)),  # others come until then
+        (held(asks_from=NOW + 0.05), line(), None, False, Stay(NOW + 0.05)),
+        (held(asks_from=NOW + 0.05), line(), RATE, True, Park(RATE, HORIZON, only_behind=True)),
+        (held(slot=True, asks_from=NOW), line(), None, True, Ask(for_permit=True)),
         (held(), line(next_ask=NOW + 1), None, True, Ask(for_permit=True)),  # who would be parked asks
         (held("drop"), line(next_ask=NOW + 1), None, True, Ask(for_permit=True)),
         (held(slot=True), line(is_open=False), None, False, Stay(None)),  # who has a slot waits for a process

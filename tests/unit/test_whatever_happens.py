@@ -54,14 +54,22 @@ passes = st.tuples(st.just("pass"), st.sampled_from((0.0, 0.005, 0.03, 0.1, 0.3,
 happens = st.tuples(st.just("happens"), st.sampled_from(AT), st.sampled_from(HAPPENS))
 others = st.tuples(st.sampled_from(("end", "revoke", "changed", "close", "store lost", "store back", "again")))
 parked = st.tuples(st.just("parked"), st.sampled_from((NOBODY, OVERTAKEN, FULL, FULL - 5, 0, 3)))
-operations = st.lists(st.one_of(come, come, come, passes, passes, happens, others, parked), min_size=1, max_size=40)
+together = st.tuples(st.just("together"), st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))
+steps = st.one_of(come, come, come, together, passes, passes, happens, others, parked)
+operations = st.lists(steps, min_size=1, max_size=40)
+
+
+def task(bench: Bench, kind: str, *names: str) -> Any:
+    throttle, options = OPTIONS.get(kind, (kind, {}))
+    return bench.task(throttle, *names, **options)
 
 
 def do(bench: Bench, what: str, *how: Any) -> None:
     if what == "come":
         (kind, *names), returned, queue = how
-        throttle, options = OPTIONS.get(kind, (kind, {}))
-        bench.come(bench.task(throttle, *names, **options), returned=returned, queue=queue)
+        bench.come(task(bench, kind, *names), returned=returned, queue=queue)
+    elif what == "together":
+        bench.together([task(bench, *each) for each in how[0]])
     elif what == "pass":
         bench.run(*how)
     elif what == "happens":

@@ -1,0 +1,233 @@
+"""Messages that come in together: as many, in the order, and as safe as if they had come one by one."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Producer, Queue
+
+from celery_ratelimit._celery.acknowledgements import Acknowledgements
+from celery_ratelimit._celery.together import BYTES, MOST, Together
+from celery_ratelimit.store.script import load_source
+from celery_ratelimit.testing import EmbeddedServer
+
+
+class Worker:
+    """Consumes queues, as a worker does, and has no use for what comes."""
+
+    def __init__(self, connection: Connection, store: redis.Redis, prefetch: int = 100, names: str = "tasks") -> None:
+        self.connection, self.store, self.channel = connection, store, connection.channel()
+        self.after: list[int] = []
+        self.come: list[Any] = []
+        self.wants = True
+        self.then: Callable[[Any], None] = lambda message: None
+        self.queues = [Queue(name)(self.channel) for name in names.split()]
+        broker: Any = SimpleNamespace(apart=False)
+        acknowledgements = Acknowledgements(broker, SimpleNamespace(call_after=lambda *_: lambda: None))  # type: ignore[arg-type]
+        self.together = Together(broker, acknowledgements)
+        self.together.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
+        self.channel.basic_qos(0, prefetch, False)
+        self.consumer = Consumer(self.channel, self.queues, on_message=self._on_message)
+        self.consumer.consume()
+        self.together.watch(self.channel)
+        self.producer = Producer(connection.channel())
+
+    def _on_message(self, message: Any) -> None:
+        self.come.append(message)
+        message.ratelimit_queue = message.delivery_info["routing_key"]
+        if self.wants:
+            self.together.want_more(message)
+        self.then(message)
+
+    def publish(self, *indexes: int, queue: str = "tasks", **options: Any) -> None:
+        for index in indexes:
+            self.producer.publish({"index": index}, routing_key=queue, declare=self.queues, **options)
+
+    def turn(self) -> list[int]:
+        """One turn of a worker's loop; who has come in it."""
+        before, cycle = len(self.come), self.connection.transport.cycle
+        cycle.on_poll_start()
+        for readable in select.select(list(cycle.fds), [], [], 5)[0]:
+            cycle.on_readable(readable)
+        return self.indexes[before:]
+
+    @property
+    def indexes(self) -> list[int]:
+        return [message.payload["index"] for message in self.come]
+
+    def noted(self, prefix: str = "") -> set[str]:
+        """What the broker holds to be at work."""
+        tags = {tag.decode() if isinstance(tag, bytes) else tag for tag in self.store.hkeys(f"{prefix}unacked")}
+        indexed = self.store.zrange(f"{prefix}unacked_index", 0, -1)
+        assert tags == {tag.decode() if isinstance(tag, bytes) else tag for tag in indexed}
+        return tags
+
+    def waiting(self, name: str = "tasks") -> int:
+        return int(self.store.llen(name))
+
+
+@pytest.fixture
+def connection(server: EmbeddedServer) -> Iterator[Connection]:
+    with Connection(server.url) as connection:
+        yield connection
+
+
+def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    worker.publish(*range(MOST + 8))
+    assert worker.turn() == list(range(MOST + 1))
+    assert worker.after == [MOST + 1], "it is said once, when all are there"
+    assert worker.waiting() == 7
+    assert worker.noted() == {message.delivery_tag for message in worker.come}
+    assert not worker.together.is_at_it
+    for message in worker.come:
+        message.ack()
+    assert worker.noted() == set()
+    assert worker.turn() == list(range(MOST + 1, MOST + 8))
+
+
+def test_nobody_comes_along_who_is_not_wanted(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    worker.wants = False
+    worker.publish(0, 1, 2)
+    assert (worker.turn(), worker.after, worker.waiting()) == ([0], [], 2)
+
+
+@pytest.mark.parametrize(("prefetch", "come"), [(1, 1), (2, 2), (5, 5), (0, MOST + 1)])
+def test_no_more_come_than_the_worker_may_have(
+    connection: Connection, store: redis.Redis, prefetch: int, come: int
+) -> None:
+    worker = Worker(connection, store, prefetch)
+    worker.publish(*range(20))
+    assert len(worker.turn()) == come
+    assert len(worker.noted()) == come
+
+
+def test_those_that_come_along_have_the_priority_of_the_first(server: EmbeddedServer, store: redis.Redis) -> None:
+    with Connection(server.url, transport_options={"priority_steps": [0, 3, 6, 9]}) as connection:
+        worker = Worker(connection, store)
+        worker.publish(*range(5), priority=9)
+        worker.publish(*range(10, 13), priority=0)
+        worker.publish(*range(20, 22), priority=4)
+        assert [worker.turn() for _ in range(3)] == [[10, 11, 12], [20, 21], [0, 1, 2, 3, 4]]
+
+
+def test_those_of_another_queue_have_their_own_turn(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store, names="a b")
+    worker.publish(0, 1, 2, queue="a")
+    worker.publish(10, 11, queue="b")
+    assert sorted([worker.turn(), worker.turn()]) == [[0, 1, 2], [10, 11]]
+
+
+def test_keys_have_their_prefix(server: EmbeddedServer, store: redis.Redis) -> None:
+    with Connection(server.url, transport_options={"global_keyprefix": "app:"}) as connection:
+        worker = Worker(connection, store)
+        worker.publish(*range(4))
+        assert worker.turn() == [0, 1, 2, 3]
+        assert worker.noted("app:") == {message.delivery_tag for message in worker.come}
+        assert {key.split(":")[0] for key in store.keys("*")} == {"app"}
+
+
+def test_long_messages_do_not_keep_the_loop(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    for index in range(4):
+        worker.producer.publish(
+            {"index": index, "text": "x" * (BYTES // 3)}, routing_key="tasks", declare=worker.queues
+        )
+    assert worker.turn() == [0, 1, 2]  # two of them are shorter than all that may be
+
+
+def test_where_the_broker_runs_no_scripts_they_come_one_by_one(server: EmbeddedServer, store: redis.Redis) -> None:
+    store.acl_setuser("plain", enabled=True, nopass=True, keys="*", channels="*", commands=["+@all", "-@scripting"])
+    try:
+        with Connection(server.url.replace("//", "//plain:x@")) as connection:
+            worker = Worker(connection, store)
+            worker.publish(0, 1, 2)
+            assert [worker.turn() for _ in range(3)] == [[0], [1], [2]]
+            assert len(worker.noted()) == 3
+    finally:
+        store.acl_deluser("plain")
+
+
+def test_what_kombu_cannot_read_is_kombus_to_say(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    worker.publish(0, 1)
+    store.lpush("tasks", "nonsense", '{"properties": {}}')
+    assert worker.turn() == [0, 1]
+    assert worker.waiting() == 2
+
+
+def test_those_for_whom_nobody_is_there_any_more_go_back_to_where_they_were(
+    connection: Connection, store: redis.Redis
+) -> None:
+    worker = Worker(connection, store)
+    worker.publish(*range(6))
+
+    def cancel(message: Any) -> None:
+        if message.payload["index"] == 2:
+            worker.consumer.cancel()
+
+    worker.then = cancel
+    assert worker.turn() == [0, 1, 2]
+    assert len(worker.noted()) == 3
+    worker.then = lambda message: None
+    worker.consumer.consume()
+    assert worker.turn() == [3, 4, 5]
+
+
+def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.Redis) -> None:
+    """Celery contains what a message raises, but for a lost connection: who closes it gives back what was noted."""
+    worker = Worker(connection, store)
+    worker.publish(*range(6))
+
+    def fall(message: Any) -> None:
+        if message.payload["index"] == 2:
+            raise redis.ConnectionError("lost")
+
+    worker.then = fall
+    with pytest.raises(redis.ConnectionError, match="lost"):
+        worker.turn()
+    assert (worker.indexes, worker.waiting(), len(worker.noted())) == ([0, 1, 2], 0, 6)
+    assert worker.after == [3], "those that have come are parked"
+    assert not worker.together.is_at_it
+    worker.channel.close()
+    assert (worker.waiting(), worker.noted()) == (6, set())
+
+
+def test_a_worker_that_closes_gives_them_back(server: EmbeddedServer, store: redis.Redis) -> None:
+    with Connection(server.url) as connection:
+        worker = Worker(connection, store)
+        worker.publish(*range(5))
+        assert len(worker.turn()) == 5
+        worker.channel.close()
+        assert (worker.waiting(), worker.noted()) == (5, set())
+
+
+def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer, store: redis.Redis) -> None:
+    options = {"visibility_timeout": 1}
+    with Connection(server.url, transport_options=options) as connection:
+        worker = Worker(connection, store)
+        worker.publish(*range(5))
+        assert len(worker.turn()) == 5
+        assert worker.waiting() == 0
+        store.zadd("unacked_index", dict.fromkeys(worker.noted(), 1))  # long ago
+        with Connection(server.url, transport_options=options) as other:
+            qos = other.channel().qos
+            qos.restore_visible()
+        assert (worker.waiting(), worker.noted()) == (5, set())
+        worker.channel.qos._delivered.clear()  # it is dead: it gives nothing back
+
+
+def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
+    broker: Any = SimpleNamespace(apart=False)
+    together = Together(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
+    together.set_up("return {}", lambda: None)
+    with Connection("memory://") as connection:
+        channel = connection.channel()
+        together.watch(channel)
+        assert not hasattr(channel, "handlers")

@@ -1,0 +1,27 @@
+"""One message for a parking lot."""
+
+from __future__ import annotations
+
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import Parking, ToPark
+
+__all__ = ["park_one"]
+
+
+def park_one(
+    parking: Parking,
+    demand: Demand,
+    id: str,
+    message: str,
+    *,
+    copy: int = 1,
+    since: int = 0,
+    expires: float = 0.0,
+    only_behind: bool = False,
+    most: int | None = None,
+    doubts: int = 0,
+) -> int:
+    """Park it; returns what the store says."""
+    one = ToPark(id, demand.cost, message, copy, since, expires, doubts)
+    (said,) = parking.park((demand.name, demand.key), [one], only_behind=only_behind, most=most)
+    return said

@@ -1,0 +1,96 @@
+"""Those who come back for their turns ask with one script; and of a line, as many as a far store makes it worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.a_gate import Bench
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch, processes=8)
+
+
+def come_back(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> list[Any]:
+    """As many, each for a turn a hundredth of a second after the one before."""
+    requests = []
+    for index in range(number):
+        bench.gate._room.expect(f"back-{index}", bench.now + ahead + 0.01 * index, bench.now)
+        requests.append(bench.come(task, f"back-{index}", returned=True))
+    return requests
+
+
+def test_who_comes_back_waits_for_those_behind_it_and_asks_with_them(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now - 5.0
+    requests = come_back(bench, bench.task("retry", "r1"), 4)
+    assert bench.asked == []
+    bench.run(0.031)  # twenty milliseconds before the first one's turn
+    assert bench.asked[0] == 4
+    bench.run(1.0)
+    assert [request.ends for request in requests] == [["started"]] * 4
+
+
+def test_who_is_late_asks_at_once(bench: Bench) -> None:
+    come_back(bench, bench.task("retry", "r1"), 1, ahead=-0.05)
+    assert bench.asked == [1]
+
+
+def test_who_was_called_long_before_its_turn_asks_at_once(bench: Bench) -> None:
+    come_back(bench, bench.task("retry", "r1"), 1, ahead=600.0)
+    assert bench.asked == [1]
+
+
+def test_the_first_that_is_refused_is_the_last_that_is_asked(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now - 0.1  # two permits, and then none for a tenth of a second
+    requests = come_back(bench, bench.task("retry", "r1"), 4)
+    bench.run(0.031)
+    assert bench.asked[0] == 4
+    assert [request.ends for request in requests].count(["started"]) == 1
+    bench.run(2.0)
+    assert [request.ends for request in requests] == [["started"]] * 4
+
+
+def test_near_a_store_a_line_asks_for_one_at_a_time(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now + 0.5
+    task = bench.task("wait", "r1")
+    for _ in range(5):
+        bench.come(task)
+    bench.run(1.5)
+    assert set(bench.asked) == {1}
+
+
+def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_trips(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now + 0.5
+    task = bench.task("wait", "r1")
+    for _ in range(5):
+        bench.come(task)
+    bench.gate._answers._round_trip = 0.025
+    bench.run(0.5)
+    assert 3 in bench.asked  # 0.25 seconds, and 0.1 from one to the next
+
+
+def test_a_place_is_taken_when_it_is_used(bench: Bench) -> None:
+    come_back(bench, bench.task("retry", "p1"), 3)
+    bench.run(0.1)
+    assert set(bench.asked) == {1}
+    bench.finish()
+
+
+def test_who_has_ended_meanwhile_does_not_ask(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now - 5.0
+    requests = come_back(bench, bench.task("retry", "r1"), 3)
+    requests[1].is_revoked = True
+    bench.run(0.031)
+    assert (bench.asked, requests[1].ends) == ([2], ["revoked"])
+
+
+def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now - 5.0
+    requests = come_back(bench, bench.task("retry", "r1"), 3)
+    bench.at["start"] = [lambda: None, ZeroDivisionError("unforeseen")]
+    bench.run(2.0)
+    assert sorted(request.ends[-1] for request in requests) == ["failed", "started", "started"]
+    bench.check()

@@ -1,0 +1,96 @@
+"""Those that come in together and stand behind others are parked together, and whatever is in between is as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.parking.lot import NOBODY, OVERTAKEN
+from tests.unit.a_gate import Bench, Lost
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(monkeypatch)
+    bench.is_somebody_parked = True
+    return bench
+
+
+def ends(requests: Any) -> list[str]:
+    return [" ".join(request.ends) for request in requests]
+
+
+def test_one_script_for_those_of_a_lot(bench: Bench) -> None:
+    first, second = bench.task("retry", "r1"), bench.task("retry", "r2")
+    requests = bench.together([first, second, first, first])
+    assert (ends(requests), bench.parks) == (["parked"] * 4, [3, 1])
+    bench.check_empty()
+
+
+def test_one_that_comes_alone_is_parked_at_once(bench: Bench) -> None:
+    assert ends([bench.come(bench.task("retry", "r1"))]) == ["parked"]
+
+
+def test_unlimited_ones_among_them_do_not_wait(bench: Bench) -> None:
+    limited, plain = bench.task("retry", "r1"), bench.task("plain")
+    order: list[str] = []
+    bench.at["park"] = [lambda: order.append("parked")]
+    bench.at["start"] = [lambda: order.append("started")]
+    assert ends(bench.together([limited, plain, limited])) == ["parked", "started", "parked"]
+    assert order == ["started", "parked"]
+
+
+def test_who_finds_nobody_there_asks(bench: Bench) -> None:
+    bench.answers = [NOBODY, NOBODY, NOBODY]
+    task = bench.task("retry", "r1")
+    requests = bench.together([task, task, task])
+    assert ends(requests) == ["started", "parked", "parked"]
+    bench.check_empty()
+
+
+def test_who_was_overtaken_by_a_copy_of_itself_ends(bench: Bench) -> None:
+    bench.answers = [3, OVERTAKEN, 4]
+    task = bench.task("retry", "r1")
+    assert ends(bench.together([task, task, task])) == ["parked", "acknowledged", "parked"]
+    bench.check_empty()
+
+
+def test_if_no_answer_comes_all_are_sent_back(bench: Bench) -> None:
+    bench.at["park"] = [StoreUnavailable("no answer")]
+    task = bench.task("retry", "r1")
+    assert ends(bench.together([task, task])) == ["sent back", "sent back"]
+    bench.check_empty()
+
+
+def test_in_an_outage_nobody_is_parked(bench: Bench) -> None:
+    task = bench.task("retry", "r1")
+    first, second = bench.task("retry", "r1"), bench.task("retry", "r2")
+    bench.at["park"] = [StoreUnavailable("no answer")]
+    requests = bench.together([first, second, second])
+    assert (requests[0].ends, bench.parks) == (["sent back"], [])
+    bench.check()
+    bench.come_back()
+    bench.run(2.0)
+    assert all(request.ends for request in requests)
+    assert bench.come(task).ends == ["parked"]
+
+
+@pytest.mark.parametrize("what", [ZeroDivisionError("unforeseen"), Lost()])
+def test_what_is_raised_where_they_are_parked_leaves_nobody_between_two_states(bench: Bench, what: Exception) -> None:
+    bench.at["park"] = [what]
+    task = bench.task("retry", "r1")
+    requests = bench.together([task, task])
+    bench.check()
+    bench.run(1.0)
+    assert ends(requests) == ["lost", "lost"] if isinstance(what, Lost) else ["parked", "parked"]
+    bench.check_empty()
+
+
+def test_a_lost_connection_in_the_midst_leaves_nobody_to_be_parked(bench: Bench) -> None:
+    task = bench.task("retry", "r1")
+    bench.at["pack"] = [lambda: None, Lost()]
+    requests = bench.together([task, task, task])
+    assert (ends(requests), bench.parks) == (["lost"] * 3, [])
+    bench.check_empty()
