@@ -8,8 +8,7 @@ What is relied on; line numbers are those of kombu 5.7.0:
 * ``Channel.handlers["BRPOP"]`` (kombu/transport/redis.py 1188): what the event loop calls when a message is there.
 * ``Channel._q_for_pri`` and ``_get_message_priority``: the list that a message was in (``_put``, 1690), of which
   messages are taken from the right end.
-* ``QoS.append`` (477): how a message that has come in is noted; ``virtual.QoS.append`` and ``ack``: here alone.
-* ``QoS.restore_by_tag`` (551): a message goes back to the end of its list from which it is taken.
+* ``QoS.append`` (477): how a message that has come in is noted; ``virtual.QoS.append``: here alone.
 * ``Transport._deliver`` (kombu/transport/virtual/base.py 1009): what becomes of a message that was read.
 * ``QoS.can_consume_max_estimate`` (virtual/base.py): how many more may come in.
 """
@@ -18,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +33,8 @@ __all__ = ["MOST", "Together"]
 
 logger = logging.getLogger("celery_ratelimit")
 
+#: Seconds for which a broker is not asked that does not run scripts, or does not at the moment.
+AGAIN = 60.0
 #: Messages that come in together, and bytes after which there are no more: some milliseconds of the worker's loop.
 MOST, BYTES = 12, 200_000
 
@@ -54,6 +56,7 @@ class Together:
         self._after: Callable[[], None] = lambda: None
         self._wanted: Any = None
         self._most = MOST
+        self._source_again = 0.0  # when a broker is asked again that did not run the script
         self.is_at_it = False
 
     def set_up(self, source: str, after: Callable[[], None]) -> None:
@@ -91,37 +94,47 @@ class Together:
         number = self._most if most is None else min(self._most, most)
         if number < 1 or queue not in channel.active_queues:
             return
+        if self._source_again > time.monotonic():
+            return
         of_queue = channel._q_for_pri(queue, channel._get_message_priority(message._raw, reverse=False))
         # A client with a prefix puts it before the first key of a script alone.
         prefix = channel.global_keyprefix
         keys = of_queue, prefix + qos.unacked_key, prefix + qos.unacked_index_key
         try:
-            texts = script(keys=keys, args=(number, BYTES, time.time()))
+            said = script(keys=keys, args=(number, BYTES, time.time()))
         except channel.ResponseError as error:
-            logger.debug("messages come in one by one, as the broker does not run the script: %r", error)
-            self._source = ""
+            logger.debug("messages come in one by one for a while: the broker does not run the script: %r", error)
+            self._source_again = time.monotonic() + AGAIN
             return
-        if texts:
-            self._deliver(channel, queue, [loads(bytes_to_str(text)) for text in texts])
+        if said:
+            self._deliver(channel, queue, of_queue, list(zip(said[::2], said[1::2], strict=True)))
 
-    def _deliver(self, channel: Any, queue: str, raws: Sequence[Any]) -> None:
+    def _deliver(self, channel: Any, queue: str, of_queue: str, taken: Sequence[tuple[bytes, bytes]]) -> None:
         qos = channel.qos
         self._acknowledgements.take_along(qos)
-        noted = iter(raws)
+        left = deque(taken)
         append, self.is_at_it = qos.append, True
         qos.append = lambda message, tag: virtual.QoS.append(qos, message, tag)  # the script has noted it
         try:
-            for raw in noted:
-                channel.connection._deliver(raw, queue)
-                if queue not in channel.active_queues:  # nobody consumes it from now on
+            while left and queue in channel.active_queues:  # else nobody consumes it from now on
+                try:
+                    raw = loads(bytes_to_str(left[0][1]))
+                except Exception as error:  # to be met where kombu reads it
+                    logger.debug("a message cannot be read: %r", error)
                     break
+                left.popleft()
+                channel.connection._deliver(raw, queue)
         finally:
             self.is_at_it = False
-            left = [channel.Message(raw, channel=channel) for raw in noted]
-            for message in left:  # if the connection is lost, who closes it gives back what is noted
-                qos.append(message, message.delivery_tag)
             qos.append = append
+            self._put_back(channel, of_queue, left)
             self._after()
-        for message in reversed(left):  # to where they were, which is not where kombu puts what is rejected
-            qos.restore_by_tag(message.delivery_tag)
-            virtual.QoS.ack(qos, message.delivery_tag)
+
+    def _put_back(self, channel: Any, of_queue: str, left: Sequence[tuple[bytes, bytes]]) -> None:
+        """To where they were, as they were."""
+        qos = channel.qos
+        if left:
+            with qos.pipe_or_acquire() as pipe:
+                for tag, text in reversed(left):
+                    pipe.zrem(qos.unacked_index_key, tag).hdel(qos.unacked_key, tag).rpush(of_queue, text)
+                pipe.execute()

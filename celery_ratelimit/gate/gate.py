@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .._celery import Worker, requests
@@ -134,18 +135,24 @@ class Gate:
         """Those that have come in together are here."""
         come, self._come = self._come, []
         batch = self._exits.batch
+        with self._contained(), batch.open():
+            self._loop.run(dict.fromkeys(line for line, _ in come))
         lines: Sequence[Line] = list(self._lines)
-        try:
-            with batch.open():
-                self._loop.run(dict.fromkeys(line for line, _ in come))
+        with self._contained():
             lines = batch.park(self._has_parked)
-        except Exception as error:
-            if isinstance(error, self.worker.broker.connection_errors):
-                raise
-            logger.error("%r where tasks are parked together: each goes on alone", error, exc_info=True)
         self._loop.run(lines)
         for line, held in come:
             self._suspend_if_it_stays(line, held)
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Whatever is raised, those that have come in together go on."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, self.worker.broker.connection_errors):
+                raise
+            logger.error("%r where tasks come in together: each goes on alone", error, exc_info=True)
 
     def _has_parked(self, leaving: Leaving, ahead: int | None) -> None:
         with self._loop.contains(leaving.line, leaving.held):

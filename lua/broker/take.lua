@@ -7,7 +7,7 @@
 -- ARGV   1  most      >= 1: no more messages
 --        2  bytes     >= 1: no more when they are that long
 --        3  now       seconds since 1970, by the worker's clock, as kombu notes it
--- Reply  messages
+-- Reply  delivery tag and message of each, one after the other
 -- Writes all three
 local QUEUE, UNACKED, INDEX = KEYS[1], KEYS[2], KEYS[3]
 local MOST, BYTES, NOW = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
@@ -25,7 +25,7 @@ local function read(text)
 end
 
 local taken, bytes = {}, 0
-while #taken < MOST do
+while #taken < 2 * MOST do
     local text = call('LINDEX', QUEUE, -1)
     if not text then break end
     bytes = bytes + #text
@@ -35,6 +35,7 @@ while #taken < MOST do
     call('ZADD', INDEX, NOW, tag)
     call('HSET', UNACKED, tag, '[' .. text .. ', ' .. cjson.encode(exchange) .. ', ' .. cjson.encode(routing_key) .. ']')
     call('RPOP', QUEUE)
+    taken[#taken + 1] = tag
     taken[#taken + 1] = text
 end
 return taken

@@ -243,8 +243,6 @@ def test_messages_on_redis_are_taken_from_the_right_end_of_a_list_and_noted_with
     assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in source(RedisChannel._brpop_read)
     assert "self.handlers = {'BRPOP': self._brpop_read" in source(RedisChannel.__init__)
     assert "chan.handlers[type]()" in source(MultiChannelPoller.on_readable)
-    assert "self.channel._do_restore_message(M, EX, RK, pipe, leftmost)" in source(RedisQoS.restore_by_tag)
-    assert "(pipe.lpush if leftmost else pipe.rpush)" in source(RedisChannel._do_restore_message)
 
 
 def test_a_request_acknowledges_by_what_it_was_given() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Producer, Queue
+from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from celery_ratelimit._celery.acknowledgements import Acknowledgements
 from celery_ratelimit._celery.together import BYTES, MOST, Together
@@ -162,6 +163,53 @@ def test_what_kombu_cannot_read_is_kombus_to_say(connection: Connection, store: 
     assert worker.waiting() == 2
 
 
+def test_what_only_lua_can_read_goes_back_with_those_behind_it(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    worker.publish(*range(6))
+    texts = store.lrange("tasks", 0, -1)
+    bad = json.loads(texts[3])  # index 2
+    bad["headers"]["id"] = {"__type__": "uuid", "__value__": "none"}
+    store.lset("tasks", 3, json.dumps(bad))
+    assert worker.turn() == [0, 1]
+    assert (worker.waiting(), len(worker.noted())) == (4, 2)
+    assert store.lrange("tasks", 0, 2) == texts[:3], "as they were"
+
+
+def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, store: redis.Redis) -> None:
+    """kombu restores by exchange and routing key, which is to every queue that is bound so."""
+    worker = Worker(connection, store)
+    exchange = Exchange("logs", "topic")(worker.channel)
+    other = Queue("other", exchange, routing_key="#")(worker.channel)
+    other.declare()
+    worker.queues[0].exchange, worker.queues[0].routing_key = exchange, "log.#"
+    worker.queues[0].declare()
+    for index in range(5):
+        worker.producer.publish({"index": index}, exchange=exchange, routing_key="log.a")
+
+    def cancel(message: Any) -> None:
+        message.ratelimit_queue = "tasks"
+        worker.together.want_more(message)
+        if message.payload["index"] == 2:
+            worker.consumer.cancel()
+
+    worker.then = cancel
+    assert worker.turn() == [0, 1, 2]
+    assert (worker.waiting(), worker.waiting("other")) == (2, 5)
+
+
+def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
+    worker.together.set_up(full + load_source("broker/take", ()), lambda: None)
+    worker.publish(*range(30))
+    store.set("full", 1)
+    assert worker.turn() == [0]
+    store.delete("full")
+    assert worker.turn() == [1], "not yet"
+    worker.together._source_again = 0.0
+    assert worker.turn() == list(range(2, MOST + 3))
+
+
 def test_those_for_whom_nobody_is_there_any_more_go_back_to_where_they_were(
     connection: Connection, store: redis.Redis
 ) -> None:
@@ -181,7 +229,6 @@ def test_those_for_whom_nobody_is_there_any_more_go_back_to_where_they_were(
 
 
 def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.Redis) -> None:
-    """Celery contains what a message raises, but for a lost connection: who closes it gives back what was noted."""
     worker = Worker(connection, store)
     worker.publish(*range(6))
 
@@ -192,7 +239,7 @@ def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.R
     worker.then = fall
     with pytest.raises(redis.ConnectionError, match="lost"):
         worker.turn()
-    assert (worker.indexes, worker.waiting(), len(worker.noted())) == ([0, 1, 2], 0, 6)
+    assert (worker.indexes, worker.waiting(), len(worker.noted())) == ([0, 1, 2], 3, 3)
     assert worker.after == [3], "those that have come are parked"
     assert not worker.together.is_at_it
     worker.channel.close()

@@ -94,3 +94,17 @@ def test_a_lost_connection_in_the_midst_leaves_nobody_to_be_parked(bench: Bench)
     requests = bench.together([task, task, task])
     assert (ends(requests), bench.parks) == (["lost"] * 3, [])
     bench.check_empty()
+
+
+def test_what_is_raised_where_lines_are_moved_on_leaves_nobody_to_be_parked_for_ever(bench: Bench) -> None:
+    loop: Any = bench.gate._loop
+    run = loop.run
+
+    def run_and_raise(lines: Any = ()) -> None:
+        loop.run = run
+        run(lines)
+        raise ZeroDivisionError("unforeseen")
+
+    task = bench.task("retry", "r1")
+    loop.run = run_and_raise
+    assert ends(bench.together([task, task])) == ["parked", "parked"]

@@ -1,0 +1,87 @@
+"""Messages that are parked by one script are parked as if each had been by its own, at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.parking.lot import Parking, ToPark
+from celery_ratelimit.testing import EmbeddedServer
+
+from .frozen import FROZEN_STORE
+
+NOW = 1_767_225_600_000_000
+BUCKET = "api", "key"
+
+messages = st.builds(
+    ToPark,
+    id=st.sampled_from(["a", "b", "c", "d", "e"]),
+    cost=st.integers(1, 5),
+    message=st.sampled_from(["{}", '{"id": "a"}']),
+    copy=st.integers(1, 3),
+    since=st.sampled_from([0, 0, 0, NOW - 5_000_000, NOW + 1]),
+    expires=st.sampled_from([0.0, NOW / 1e6 - 10, NOW / 1e6 + 60]),
+    doubts=st.integers(0, 2),
+)
+calls = st.lists(
+    st.tuples(
+        st.lists(messages, min_size=1, max_size=6),
+        st.booleans(),
+        st.none() | st.integers(0, 12),
+        st.sampled_from([0, 1, 3_000_000]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.fixture(scope="module")
+def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[Parking]]]:
+    """Two lots that know nothing of one another."""
+    store: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    clients = [redis.Redis.from_url(server.url) for _ in range(2)]
+    limiters = [
+        Limiter(client, prefix=f"p{number}", replace_includes={"now": FROZEN_STORE})
+        for number, client in enumerate(clients)
+    ]
+    yield store, [Parking(limiter, "fleet", 3600) for limiter in limiters]
+    for client in (store, *clients):
+        client.close()
+
+
+def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
+    """All that is kept. A lot that is overdue is due."""
+    kept: dict[str, Any] = {}
+    for key in store.scan_iter(f"{prefix}*"):
+        name = str(key).removeprefix(prefix)
+        kind = store.type(key)
+        if kind == "zset":
+            scores = store.zrange(key, 0, -1, withscores=True)
+            kept[name] = [(each, max(score, now) if name.endswith("lots@fleet") else score) for each, score in scores]
+        elif kind == "hash":
+            kept[name] = store.hgetall(key)
+        elif kind == "set":
+            kept[name] = store.smembers(key)
+        else:
+            kept[name] = store.get(key)
+    return kept
+
+
+@given(calls=calls)
+@settings(max_examples=300)
+def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Parking]], calls: list[Any]) -> None:
+    store, (together, one_by_one) = fleets
+    store.flushall()
+    now = NOW
+    for several, only_behind, most, pause in calls:
+        now += pause
+        store.set("test:clock", now)
+        said = together.park(BUCKET, several, only_behind=only_behind, most=most)
+        assert said == [one_by_one.park(BUCKET, [each], only_behind=only_behind, most=most)[0] for each in several]
+        assert contents(store, "p0", now) == contents(store, "p1", now)
