@@ -73,8 +73,8 @@ class Answers:
     # -- How long it takes -----------------------------------------------------------------------------------------
 
     def early(self) -> float:
-        """Seconds before its turn that a line asks."""
-        return self._early() + self._round_trip
+        """Seconds before its turn that a line asks: no longer than a permit may be taken ahead."""
+        return min(self._early() + self._round_trip, self._ahead())
 
     def asks_from(self, now: float, slot_at: float) -> float:
         """When a request asks that comes back now for a turn at ``slot_at``: those that come until then ask, too.

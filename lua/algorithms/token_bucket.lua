@@ -54,7 +54,7 @@ local function rescale(limit, now, at, tat, lent, interval)
         if fastest == '' or fastest - interval > 0 then fastest = interval end
         limit.tat, limit.rem, limit.lent = full, 0, format('%s:%d:%s', since, from, fastest)
     end
-    if limit.cursor > now then
+    if limit.cursor > at then -- who stood there then stands there still, later
         local function later(us)
             return min(now + FAR_US, from + ceil((us - from) * factor))
         end

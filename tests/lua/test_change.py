@@ -373,3 +373,17 @@ def test_whoever_only_looks_sees_what_comes_back_under_changed_code(
         clock.advance(told.reset_after)
         told = frozen.peek(TEN[after])
     assert (told.allowed, told.reset_after) == (True, 0)
+
+
+def test_who_had_a_slot_has_it_later_though_nobody_asked_until_it_would_have_passed(
+    frozen: Limiter, clock: Clock
+) -> None:
+    fast, slow = limit("10/s"), limit("1/s")
+    ask = frozen.asker.ask
+    assert ask((Demand(fast, "api"),)).allowed
+    assert not ask((Demand(fast, "api"),), id="a", claim=10).allowed  # its turn is in a tenth of a second
+    clock.advance(0.001)
+    frozen.set_rate("api", slow, force=True)
+    clock.advance(1.0)  # and now, at the lower rate
+    assert not ask((Demand(fast, "api"),), id="b", claim=10).allowed
+    assert ask((Demand(fast, "api"),), id="a", claim=10).allowed

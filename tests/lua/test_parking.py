@@ -10,7 +10,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import FULL, NOBODY, Parking
+from celery_ratelimit.parking.lot import FULL, LATE, NOBODY, Parking
 from celery_ratelimit.parking.parked import Parked
 from celery_ratelimit.parking.register import Attendance
 from tests.conftest import START, Clock
@@ -827,7 +827,7 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, s
         f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots", "code")
     }
     (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
-    assert expiries(store).get(remembered) == START + 7_200_000_000
+    assert expiries(store).get(remembered) == START + 7_200_000_000 + us(LATE)
     publish(parking, ("a", 1), ("b", 1))
 
 

@@ -72,6 +72,16 @@ def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_t
     assert 3 in bench.asked  # 0.25 seconds, and 0.1 from one to the next
 
 
+def test_a_store_that_is_very_far_is_asked_no_sooner_than_it_grants(bench: Bench) -> None:
+    """Or it would say no, and be asked again at once."""
+    bench.tats["r1"] = bench.now + 2.0
+    bench.gate._answers._round_trip = 0.5
+    bench.come(bench.task("wait", "r1"))
+    bench.gate._answers._round_trip = 0.5
+    bench.run(2.1)
+    assert len(bench.asked) <= 3
+
+
 def test_a_place_is_taken_when_it_is_used(bench: Bench) -> None:
     come_back(bench, bench.task("retry", "p1"), 3)
     bench.run(0.1)
