@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
+from tests.examples import the_same_every_time
 
 from .frozen import FROZEN_STORE
 
@@ -20,7 +21,10 @@ settings.register_profile(
     "suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("explore", settings.get_profile("suite"), derandomize=False, max_examples=20_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "suite")
+settings.load_profile(PROFILE)
+if PROFILE == "suite":
+    the_same_every_time()
 
 
 @pytest.fixture
