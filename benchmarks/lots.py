@@ -28,6 +28,7 @@ from benchmarks import TASK
 from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.contents import PAGE
 from celery_ratelimit.parking.lot import Parking, ToPark
 from celery_ratelimit.parking.lots import ParkingLots, parking_of
 
@@ -106,7 +107,8 @@ def _million(tasks: int, lots: int) -> None:
         measure("find 1,000 revoked", lambda: parking.contents.find([NAME], some))
         measure("let 1,000 revoked out", lambda: _let_out(parking, some))
         measure("wake all", lambda: _wake(parking))
-        measure("purge 10,000", lambda: itertools.islice(parking.contents.pick_all((NAME, "t0"), purge=True), 100))
+        pages = 10_000 // PAGE
+        measure("purge 10,000", lambda: itertools.islice(parking.contents.pick_all((NAME, "t0"), purge=True), pages))
         _let_expire(client, parking, 20_000, lots)
         measure("expire 20,000", lambda: _expire(parking, 20_000))
 

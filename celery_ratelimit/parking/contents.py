@@ -20,7 +20,7 @@ AGAIN = 10.0
 #: Lots that one script tells of.
 LOTS = 100
 #: Tasks that are taken out or listed in one script, and look-ups in one.
-PAGE, FOUND = 100, 250
+PAGE, FOUND = 75, 200
 
 
 class Contents:
