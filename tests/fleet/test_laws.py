@@ -44,7 +44,7 @@ def test_a_backlog_leaves_at_the_rate(
             assert last_percent <= 3 * RATE
         else:
             assert fleet.sent_back() == 0
-            assert median <= 4
+            assert median <= 8  # what one worker has prefetched, while it has to wait for a processor
             assert last_percent <= 16  # what two workers have prefetched
             assert scripts <= 2
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
