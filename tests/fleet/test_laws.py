@@ -45,7 +45,7 @@ def test_a_backlog_leaves_at_the_rate(
         else:
             assert fleet.sent_back() == 0
             assert median <= 8  # what one worker has prefetched, while it has to wait for a processor
-            assert last_percent <= 16  # what two workers have prefetched
+            assert last_percent <= RATE  # the same, for as long as a second; on a quiet machine 16, make bench says
             assert scripts <= 2
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
 
