@@ -142,9 +142,12 @@ def test_the_recipe_for_removing_the_package(
             fleet.send("tenant", 100 + index, f"{index % 3}", headers={"mine": index})
         fleet.start()
         fleet.wait_for(6, 20)
-        for name in (RETRY, "tests.apps.fleet.tenant"):  # what is just being handed to a process runs twice
+        for name in (RETRY, "tests.apps.fleet.tenant"):
             Limiter.from_url(server.url).pause(name, 3600, force=True)
-        fleet.stop()
+        until(lambda: sum(parked(fleet).values()) + fleet.started() == 60, 20, "all being parked or started")
+        asked = fleet.sender.control.inspect
+        until(lambda: not any((asked().active() or {"": [1]}).values()), 20, "what started having ended")
+        fleet.stop()  # what is just being handed to a process would run twice, as it does without us
         drained = ParkingLots(fleet.sender).drain()
         ran = fleet.started()
         assert drained > 30
