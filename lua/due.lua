@@ -4,7 +4,7 @@
 -- KEYS   of each limit its lots, see include/lot.lua, and what was touched
 -- ARGV   1  most      of each limit no more lots than that
 --        2  fleet     text: whose lots
--- Reply  for each limit: keys of buckets
+-- Reply  for each limit: keys of buckets; nil: no task is parked there
 -- Writes lots, for what was touched; touched: member NUL <fleet>, up to which touch this fleet has come
 local MOST, fleet = ARGV[1], ARGV[2]
 --!include prelude.lua
@@ -16,7 +16,7 @@ local due = {}
 for i = 1, #KEYS, 2 do
     local lots, touched = KEYS[i], KEYS[i + 1]
     if call('EXISTS', lots) == 0 then
-        due[#due + 1] = {}
+        due[#due + 1] = false
     else
         local heeded = call('ZSCORE', touched, mark)
         local new = call('ZRANGEBYSCORE', touched, heeded and '(' .. int(tonumber(heeded)) or '-inf', '+inf',

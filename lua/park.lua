@@ -23,6 +23,7 @@ local FIRST_ACKNOWLEDGED = FIRST_MESSAGE + NUMBER * FIELDS
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
+--!include bell.lua
 
 use_lot(0, key)
 acknowledged(FIRST_ACKNOWLEDGED, #ARGV)
@@ -72,5 +73,8 @@ for i = FIRST_MESSAGE, FIRST_ACKNOWLEDGED - 1, FIELDS do
     local since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
     said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
 end
-if is_due then call('ZADD', LOTS, int(now), key) end
+if is_due then
+    if call('EXISTS', LOTS) == 0 then ring(LOTS) end -- else whoever can look does
+    call('ZADD', LOTS, int(now), key)
+end
 return said

@@ -23,6 +23,7 @@ class Changes:
         asker: whom to ask.
         limits: the names of the limits to look for; there may be more of them later.
         outage: while it lasts nobody asks.
+        is_idle: whether nobody waits whom a change could concern: then nobody asks.
         on_change: called with the names.
     """
 
@@ -32,10 +33,11 @@ class Changes:
         asker: Asker,
         limits: Collection[str],
         outage: Outage,
+        is_idle: Callable[[], bool],
         on_change: Callable[[set[str]], None],
     ) -> None:
         self._worker, self._asker, self._outage = worker, asker, outage
-        self._limits, self._on_change = limits, on_change
+        self._limits, self._is_idle, self._on_change = limits, is_idle, on_change
         self._names: list[str] = []
         self._told: dict[str, str] = {}
         self._looked = time.time()
@@ -65,7 +67,7 @@ class Changes:
         self._cancel = self._worker.timers.call_after(LOOK, self._look)
         if self._outage:
             return
-        told = self._read()
+        told = self._told if self._is_idle() else self._read()
         if not told:
             return
         before, self._told = self._told, told

@@ -71,7 +71,7 @@ class Gate:
         self._within = Within()
         self._come: list[tuple[Line, HeldRequest]] = []  # together, with the message that is just being delivered
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
-        self._changes = Changes(worker, asker, limits, outage, self._changed)
+        self._changes = Changes(worker, asker, limits, outage, self._is_idle, self._changed)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)
@@ -265,6 +265,11 @@ class Gate:
     def _store_is_back(self) -> None:
         self._attendant.store_is_back()
         self._loop.store_is_back()
+
+    def _is_idle(self) -> bool:
+        """Nobody waits here, comes back, or is parked."""
+        waiting = self._presence.limited or self._room.next_comer(monotonic()) < float("inf")
+        return self._attendant.is_idle and not waiting
 
     def _changed(self, names: set[str]) -> None:
         """Rates of these limits are others now: whoever waits asks again."""

@@ -6,6 +6,7 @@ No worker leads. The store says which lots are due; the worker that asks first l
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ __all__ = ["Attendant"]
 
 #: Seconds between two looks for lots that are due; and where a worker has found and parked nothing for so many looks.
 LOOK, RARELY, QUIET = 0.2, 1.0, 10
+#: Seconds between two such looks, on average, where nobody is parked at all: then the bell is rung for the first one.
+IDLE = 20.0
 #: Seconds after which a lot is looked at that was empty before: tasks that are parked together leave together.
 SOON = 0.05
 #: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
@@ -79,6 +82,9 @@ class Attendant:
         self._occupied: OrderedDict[Bucket, None] = OrderedDict()
         self._due: dict[Bucket, None] = {}
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
+        self._bell = parking.bell()
+        self._has_lots = True  # as long as nobody has looked
+        self._asks_again = 0.0
         self._cancel: Callable[[], None] | None = None
         self._soon = self._more_due = False
         self._looked_at, self._looks_from = time.monotonic(), 0.0
@@ -88,6 +94,11 @@ class Attendant:
     def may_park(self) -> bool:
         """Not in tests in which the store is not asked (:mod:`celery_ratelimit.testing`)."""
         return self._parking.is_asked
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is parked, as far as it is known."""
+        return self._quiet >= QUIET and not self._has_lots
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -159,6 +170,8 @@ class Attendant:
         """Look after the lots from now on."""
         if self._cancel is None:
             self._cancel = self._worker.timers.call_after(LOOK, self._look)
+            if self._parking.can_park:
+                self._bell.listen()
             self._orphans.begin()
             self.waking.begin()
 
@@ -171,6 +184,7 @@ class Attendant:
 
     def close(self) -> None:
         self._attending.end()
+        self._bell.close()
         self._orphans.close()
         self.arrivals.close()
         self.waking.close()
@@ -201,7 +215,7 @@ class Attendant:
 
     def _see_to_lots(self, until: float) -> bool:
         """False: there is more to do, and time is up."""
-        self._attending.say()
+        self._attending.say(is_idle=self.is_idle)
         done = self._revoked.let_out(until) and self._let_out(until)
         self._note_acknowledged()
         self._parking.flush()
@@ -210,6 +224,8 @@ class Attendant:
     def _let_out(self, until: float) -> bool:
         """Publish tasks whose turn is near, of all lots that are due. False: there are more, and time is up."""
         if not self._due:
+            if self.is_idle and not self._bell.has_rung() and time.monotonic() < self._asks_again:
+                return True
             self._ask_for_due()
             self._quiet = 0 if self._due else self._quiet + 1
             if self._quiet >= QUIET:
@@ -235,5 +251,7 @@ class Attendant:
 
     def _ask_for_due(self) -> None:
         due = self._parking.due(self._limits.names)
-        self._due.update(dict.fromkeys(due))
-        self._more_due = len(due) >= LOTS
+        self._asks_again = time.monotonic() + random.uniform(0.75, 1.25) * IDLE
+        self._has_lots = due is not None
+        self._due.update(dict.fromkeys(due or ()))
+        self._more_due = len(self._due) >= LOTS

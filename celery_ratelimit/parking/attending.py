@@ -16,6 +16,8 @@ __all__ = ["Attending"]
 
 #: Seconds after which a worker says again which queues it consumes, and after which it is taken for dead.
 ATTEND, ATTENDED = 2.0, 6.0
+#: The same where nobody is parked: no slot is given to anybody.
+ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
 
 
 class Attending:
@@ -60,14 +62,15 @@ class Attending:
             ]
         )
 
-    def say(self) -> None:
+    def say(self, *, is_idle: bool) -> None:
         """Say which queues this worker consumes, and hear which no worker does: no slot is given to their tasks."""
         queues = self._queues()
-        if queues == self._attends and time.monotonic() < self._attended_at + ATTEND:
+        pause, lasts = (ATTEND_IDLE, ATTENDED_IDLE) if is_idle else (ATTEND, ATTENDED)
+        if queues == self._attends and time.monotonic() < self._attended_at + pause:
             return
         absent = self.heard.absent if self.heard is not None else None
         given_up = sorted(self._attends - queues)
-        self.heard = self._parking.register.attend(self._worker.hostname, sorted(queues), given_up, ATTENDED)
+        self.heard = self._parking.register.attend(self._worker.hostname, sorted(queues), given_up, lasts)
         begun = queues - self._attends
         self._attends, self._attended_at = queues, time.monotonic()
         if begun:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears

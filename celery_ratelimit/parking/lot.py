@@ -14,6 +14,7 @@ from ..limiter.calls import ARGUMENTS, KEYS
 from ..limiter.demand import Demand
 from ..limiter.durations import microseconds
 from ..limiter.limiter import Limiter
+from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key
 from ..store.resp import bulk
@@ -120,6 +121,10 @@ class Parking:
         """Whether tasks are parked: where the store is asked, and is not in memory."""
         return self.is_asked and not hasattr(self._asker.client, "clock")
 
+    def bell(self) -> Bell:
+        """What is rung when tasks are parked for a limit for which nobody was."""
+        return Bell(self._asker.client, self._asker.prefix)
+
     # -- In --------------------------------------------------------------------------------------------------------
 
     def park(
@@ -169,16 +174,16 @@ class Parking:
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
-    def due(self, names: Sequence[str]) -> list[Bucket]:
-        """The lots of these limits that a worker has to look at now."""
-        if not names:
-            return []
+    def due(self, names: Sequence[str]) -> list[Bucket] | None:
+        """The lots of these limits that a worker has to look at now; ``None``: nobody is parked in any of them."""
         prefix, fleet = self._asker.prefix, self._fleet
-        found: list[Bucket] = []
-        for part in self._scripts.that_go_together(names):
+        found: list[Bucket] | None = None
+        for part in self._scripts.that_go_together(names) if names else ():
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
             reply = self._scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, LOTS, fleet)])
-            found += [(name, text(key)) for name, due in zip(part, reply, strict=True) for key in due]
+            for name, due in zip(part, reply, strict=True):
+                if due is not None:
+                    found = [*(found or ()), *[(name, text(key)) for key in due]]
         return found
 
     def wake(self, demand: Demand, since: int) -> tuple[int, bool]:

@@ -15,8 +15,8 @@ __all__ = ["UNATTENDED", "WOKEN", "Attendance", "Register", "Unseen"]
 
 #: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
 KNOWN = 30 * 86_400.0
-#: Seconds after which nobody attends to a limit or a return queue, at the soonest: workers say so every five.
-UNATTENDED = 15.0
+#: Seconds after which nobody attends to a limit or a return queue, at the soonest: workers say so every twenty.
+UNATTENDED = 60.0
 #: Seconds for which a limit or a return queue is known that nobody attends to: what waits there is not to be forgotten.
 REMEMBERED = 365 * 86_400.0
 #: Lots that are told in one step that they may be due sooner.

@@ -16,6 +16,7 @@ __all__ = [
     "SCHEMA",
     "all_lots_keys",
     "attendance_keys",
+    "bell_channel",
     "bucket_key",
     "bucket_keys",
     "changes_key",
@@ -105,6 +106,12 @@ def attendance_keys(prefix: str, fleet: str) -> tuple[str, str]:
 def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:
     """What workers of a fleet have said last that they attend to: limits, return queues; and who consumes what."""
     return tuple([bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("limits", "returns", "queues")])
+
+
+def bell_channel(prefix: str) -> str:
+    """Where scripts ring for workers that have nothing to do (``lua/include/bell.lua`` reads it off a key)."""
+    mark = f":{SCHEMA}:"
+    return f"{prefix}{mark}".partition(mark)[0] + f"{mark}bell"
 
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:

@@ -29,7 +29,7 @@ local function keep(key, ms)
     server.call('PEXPIRE', key, 3600000)
     server.call('HSET', 'test:expires', key, string.format('%.0f', now + tonumber(ms) * 1000))
 end
-local redis = {error_reply = server.error_reply}
+local redis = {error_reply = server.error_reply, pcall = server.pcall}
 function redis.call(verb, key, ...)
     local rest = {...}
     local reply = server.call(verb, key, ...)

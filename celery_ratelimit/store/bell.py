@@ -1,0 +1,100 @@
+"""A bell in the store: idle workers wait for it, and do not ask again and again whether there is something to do.
+
+Scripts ring it (``lua/include/bell.lua``). What is published while nobody listens is lost, so each new subscription
+counts as a ring; and who waits for it asks from time to time all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from .keys import bell_channel
+
+__all__ = ["Bell"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds after which the thread looks whether anybody needs it, and after which it subscribes again.
+LOOK = 1.0
+
+
+class Bell:
+    """The bell of one store, heard by a thread of its own: with one connection more. The thread ends with the object.
+
+    Args:
+        client: a ``redis.Redis`` or a ``redis.RedisCluster``. A store in memory has no bell: nothing is saved there.
+        prefix: what every key in the store begins with.
+
+    Attributes:
+        channel: its name.
+        is_up: whether a ring would be heard now. Not if the user may not subscribe, or the connection is lost.
+        rings: counted up; also when it is heard again, for nobody knows what was missed.
+    """
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self.channel = bell_channel(prefix)
+        self.client = None if hasattr(client, "clock") else client
+        self.is_up = False
+        self.rings = 0
+        self.watch_number = 0
+        self._heard = 0
+
+    def has_rung(self) -> bool:
+        """Whether it has rung since this was asked last; or might have, as it is not heard."""
+        heard, self._heard = self._heard, self.rings
+        return not self.is_up or heard != self._heard
+
+    def listen(self) -> None:
+        """From now on, in this process."""
+        self.watch_number += 1
+        self.is_up = False
+        if self.client is not None:
+            args = (weakref.ref(self), self.watch_number, self.client, self.channel)
+            threading.Thread(target=_listen, args=args, name="celery_ratelimit-bell", daemon=True).start()
+
+    def close(self) -> None:
+        """The thread ends within a second."""
+        self.watch_number += 1
+        self.is_up = False
+
+
+def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -> None:
+    """Hear what is published, until nobody needs it any more."""
+    heard: Any = None
+    while (bell := bell_of()) is not None and bell.watch_number == watch:
+        try:
+            if heard is None:
+                heard = client.pubsub()
+                heard.subscribe(channel)
+            bell = None  # nobody's, while this waits
+            said = heard.get_message(timeout=LOOK)
+            if said and (bell := bell_of()) is not None and bell.watch_number == watch:
+                bell.rings += 1
+                bell.is_up = True
+            continue
+        except ResponseError as error:
+            logger.debug("the store's user may not listen: idle workers ask every second: %r", error)
+            break
+        except (RedisError, OSError, ValueError, AttributeError) as error:  # the last: somebody closes its connections
+            logger.debug("the store's bell is not heard: %r", error)
+        bell = bell_of()
+        if bell is not None and bell.watch_number == watch:
+            bell.is_up = False
+        bell = None
+        _end(heard)
+        heard = None
+        time.sleep(LOOK)
+    _end(heard)
+
+
+def _end(heard: Any) -> None:
+    if heard is not None:
+        with suppress(RedisError, OSError, ValueError, AttributeError):
+            heard.close()

@@ -1,0 +1,46 @@
+"""A worker that has nothing to do leaves the store alone, and hears when there is something."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+from tests.parks import park_one
+
+NAME = "tests.apps.fleet.retry"
+
+
+def asked(store: redis.Redis) -> int:
+    stats = store.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "mget"))
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
+    with Fleet(server, tmp_path, rate="20/s") as fleet:
+        fleet.start("-P", pool)
+        for index in range(40):
+            fleet.send("retry", index)
+        fleet.wait_for(40, 20)
+        parking = fleet.parking_lots()._parking
+        until(lambda: parking.due([NAME]) is None, 20, "nobody being parked")
+        time.sleep(4)  # a few looks more
+        store.config_resetstat()
+        time.sleep(6)
+        assert asked(store) <= 4, "else a worker asks three to four times a second"
+        # Somebody parks a task for a limit for which nobody was: the worker looks, and sees that the limit is closed.
+        limiter, demand = Limiter.from_url(server.url), Demand(Limit("1/h", name=NAME), NAME)
+        limiter.set_rate(NAME, "1/h", force=True)
+        assert limiter.asker.ask((demand,)).allowed
+        park_one(parking, demand, "one@celery", json.dumps({"id": "one", "headers": {"id": "one"}}))
+        lots = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+        # Without the bell it would look every 15 to 25 seconds.
+        until(lambda: store.zcount(lots, (time.time() + 600) * 1e6, "+inf") == 1, 3, "its being looked at")

@@ -1,0 +1,101 @@
+"""Idle workers hear when the first task is parked, and do not ask whether one is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import redis
+
+from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.store.bell import Bell
+from celery_ratelimit.store.memory import memory_client
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import until
+from tests.parks import park_one
+
+
+def heard(bell: Bell) -> Bell:
+    bell.listen()
+    until(lambda: bell.is_up, 10, "the subscription")
+    return bell
+
+
+def threads() -> int:
+    return sum(thread.name == "celery_ratelimit-bell" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("prefix", ["ratelimit", "a:v1:b", "x{y}:", "*", "ä"])
+def test_the_first_task_of_a_limit_rings(server: EmbeddedServer, store: redis.Redis, prefix: str) -> None:
+    limiter = Limiter(redis.Redis.from_url(server.url), prefix=prefix)
+    parking = Parking(limiter, "fleet", redelivery=3600)
+    api = Demand(Limit("1/s"), "api")
+    bell = heard(parking.bell())
+    assert bell.has_rung(), "nobody knows what was missed"
+    assert not bell.has_rung()
+    assert parking.due(["api", "other"]) is None
+    park_one(parking, api, "one@q", '{"id": "one"}')
+    until(bell.has_rung, 10, "the ring")
+    assert parking.due(["api", "other"]) == [("api", "")]
+    before = bell.rings
+    for number in range(5):
+        park_one(parking, api, f"{number}@q", f'{{"id": "{number}"}}')
+    parking.contents.pick(("api", ""), [f"{number}@q" for number in range(5)] + ["one@q"], purge=True)
+    assert parking.due(["api"]) is None
+    park_one(parking, api, "one@q", '{"id": "one"}')
+    until(bell.has_rung, 10, "the ring")
+    assert bell.rings == before + 1, "only where nobody was"
+    bell.close()
+
+
+def test_who_may_not_listen_asks(server: EmbeddedServer, store: redis.Redis) -> None:
+    store.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "resetchannels")
+    try:
+        bell = Bell(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")), "ratelimit")
+        bell.listen()
+        until(lambda: threads() == 0, 10, "the end of the thread")
+        assert bell.has_rung()
+        assert bell.has_rung()
+        limiter = Limiter(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")))
+        assert park_one(Parking(limiter, "fleet", 3600), Demand(Limit("1/s"), "api"), "one@q", '{"id": "one"}') == 0
+        assert park_one(Parking(limiter, "fleet", 3600), Demand(Concurrency(1), "pl"), "one@q", '{"id": "one"}') == 0
+    finally:
+        store.execute_command("ACL", "DELUSER", "deaf")
+
+
+def test_a_lost_connection_counts_as_a_ring(server: EmbeddedServer, store: redis.Redis) -> None:
+    bell = heard(Bell(redis.Redis.from_url(server.url), "ratelimit"))
+    assert bell.has_rung()
+    for _ in range(3):
+        assert not bell.has_rung()
+        rings = bell.rings
+        store.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        until(lambda before=rings: bell.rings > before and bell.is_up, 10, "its being heard again")
+        assert bell.has_rung()
+    bell.close()
+
+
+def test_nobody_listens_for_a_bell_that_is_gone(server: EmbeddedServer, store: redis.Redis) -> None:
+    gc.collect()
+    until(lambda: threads() == 0, 10, "the end of those of other tests")
+    bell = heard(Bell(redis.Redis.from_url(server.url), "ratelimit"))
+    assert threads() == 1
+    heard(bell)
+    until(lambda: threads() == 1, 10, "the end of the first")
+    bell.close()
+    assert bell.has_rung(), "it is not heard"
+    until(lambda: threads() == 0, 10, "its end")
+    bell = heard(bell)
+    del bell
+    gc.collect()
+    until(lambda: threads() == 0, 10, "its end")
+
+
+def test_a_store_in_memory_has_none() -> None:
+    bell = Bell(memory_client("memory://bell"), "ratelimit")
+    bell.listen()
+    assert threads() == 0
+    assert bell.has_rung()
