@@ -83,7 +83,7 @@ class RateLimitedTask(RateLimitedMixin, Task):
             stays in the broker and nothing is sent again; best on a queue of its own. ``"drop"``: it ends as REVOKED.
             ``"fail"``: it fails with :class:`~celery_ratelimit.Throttled`.
         inline_wait: seconds that a task which is a little too early may be held in the worker, in every mode.
-            Default: two intervals of the rate, at most 0.02.
+            Default: 0.02; 0 where it waits for places alone.
         max_wait: seconds; a task whose slot is further away is given up. Default: never.
         overflow: what then becomes of it, and of one that finds a leaky bucket full: ``"fail"`` (the default),
             ``"drop"``, or the name of a queue that it is sent to as it is; there it waits, however long.

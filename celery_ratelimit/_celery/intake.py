@@ -135,9 +135,9 @@ class Intake:
         """Whether messages are just coming that have come in together."""
         return self._together.is_at_it
 
-    def want_more(self, message: Any, most: int = MOST) -> None:
-        """A message that has come waits for something: so many of those behind it in its queue may come in together."""
-        self._together.want_more(message, most)
+    def gather(self, message: Any, most: int = MOST) -> None:
+        """See :meth:`Together.gather`."""
+        self._together.gather(message, most)
 
     # -- How many --------------------------------------------------------------------------------------------------
 

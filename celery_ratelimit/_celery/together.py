@@ -10,7 +10,8 @@ What is relied on; line numbers are those of kombu 5.7.0:
   messages are taken from the right end.
 * ``QoS.append`` (477): how a message that has come in is noted; ``virtual.QoS.append``: here alone.
 * ``Transport._deliver`` (kombu/transport/virtual/base.py 1009): what becomes of a message that was read.
-* ``QoS.can_consume_max_estimate`` (virtual/base.py): how many more may come in.
+* ``QoS.can_consume_max_estimate`` (virtual/base.py): how many more may come in; ``worker_disable_prefetch`` puts
+  another ``can_consume`` beside it (celery/worker/consumer/tasks.py 83).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds for which a broker is not asked that does not run scripts, or does not at the moment.
 AGAIN = 60.0
+#: Seconds for which nobody is looked for where nobody was behind a message: at first, and after many times.
+FIRST_REST, LAST_REST = 0.01, 0.64
 #: Messages that come in together, and bytes after which there are no more: some milliseconds of the worker's loop.
 MOST, BYTES = 12, 200_000
 
@@ -47,7 +50,7 @@ class Together:
         acknowledgements: of its messages.
 
     Attributes:
-        is_at_it: messages that have come in together are coming to the gate.
+        is_at_it: messages that come in together are coming to the gate; the first is the one whose coming was told.
     """
 
     def __init__(self, broker: Broker, acknowledgements: Acknowledgements) -> None:
@@ -56,16 +59,24 @@ class Together:
         self._after: Callable[[], None] = lambda: None
         self._wanted: Any = None
         self._most = MOST
-        self._source_again = 0.0  # when a broker is asked again that did not run the script
+        self._rest, self._rests_until = FIRST_REST, 0.0
+        self._reading: Any = None  # the channel that is just delivering a message
         self.is_at_it = False
 
     def set_up(self, source: str, after: Callable[[], None]) -> None:
         """``source``: of the script ``take``; ``after`` is called when all that came together are in the gate."""
         self._source, self._after = source, after
 
-    def want_more(self, message: Any, most: int = MOST) -> None:
-        """What becomes of a message becomes of those behind it, probably: so many of them may come in together."""
-        self._wanted, self._most = message, min(most, MOST)
+    def gather(self, message: Any, most: int = MOST) -> None:
+        """What becomes of a message becomes of those behind it, probably: so many of them may come in together with it.
+
+        To be called while it is delivered, or it means nothing.
+        """
+        now = time.monotonic()
+        if self._reading is None or message.channel is not self._reading or self._rests_until > now:
+            return
+        if self._room_in(self._reading, message.ratelimit_queue, most) > 0:
+            self._wanted, self._most, self.is_at_it = message, most, True
 
     def watch(self, channel: Any) -> None:
         """A channel by which tasks come in."""
@@ -75,26 +86,37 @@ class Together:
 
         def read_and_take(**options: Any) -> Any:
             nonlocal script
-            self._wanted = None
-            result = read(**options)
-            message, self._wanted = self._wanted, None
-            if message is not None and message.channel is channel and self._source:
-                if script is None:
-                    with channel.conn_or_acquire() as client:
-                        script = client.register_script(self._source)
-                self._take(channel, script, message)
-            return result
+            self._reading = channel
+            try:
+                result = read(**options)
+                self._reading, message = None, self._wanted
+                if message is not None:
+                    if script is None:
+                        with channel.conn_or_acquire() as client:
+                            script = client.register_script(self._source)
+                    self._take(channel, script, message)
+                return result
+            finally:
+                self._reading = self._wanted = None
+                if self.is_at_it:
+                    self.is_at_it = False
+                    self._after()
 
         channel.handlers["BRPOP"] = read_and_take
+
+    def _room_in(self, channel: Any, queue: str, most: int) -> int:
+        """How many messages of a queue may come in together."""
+        qos = channel.qos
+        if queue not in channel.active_queues or "can_consume" in vars(qos):  # worker_disable_prefetch: one by one
+            return 0
+        estimate = qos.can_consume_max_estimate()
+        return min(MOST, most) if estimate is None else min(MOST, most, estimate)
 
     def _take(self, channel: Any, script: Any, message: Any) -> None:
         """More of those that were behind a message in its queue."""
         qos, queue = channel.qos, message.ratelimit_queue
-        most = qos.can_consume_max_estimate()
-        number = self._most if most is None else min(self._most, most)
-        if number < 1 or queue not in channel.active_queues:
-            return
-        if self._source_again > time.monotonic():
+        number = self._room_in(channel, queue, self._most)
+        if number < 1:
             return
         of_queue = channel._q_for_pri(queue, channel._get_message_priority(message._raw, reverse=False))
         # A client with a prefix puts it before the first key of a script alone.
@@ -104,17 +126,26 @@ class Together:
             said = script(keys=keys, args=(number, BYTES, time.time()))
         except channel.ResponseError as error:
             logger.debug("messages come in one by one for a while: the broker does not run the script: %r", error)
-            self._source_again = time.monotonic() + AGAIN
+            self._rests_until = time.monotonic() + AGAIN
             return
         if said:
+            self._rest = FIRST_REST
             self._deliver(channel, queue, of_queue, list(zip(said[::2], said[1::2], strict=True)))
+        else:
+            self._rests_until = time.monotonic() + self._rest
+            self._rest = min(2 * self._rest, LAST_REST)
 
     def _deliver(self, channel: Any, queue: str, of_queue: str, taken: Sequence[tuple[bytes, bytes]]) -> None:
         qos = channel.qos
         self._acknowledgements.take_along(qos)
         left = deque(taken)
-        append, self.is_at_it = qos.append, True
-        qos.append = lambda message, tag: virtual.QoS.append(qos, message, tag)  # the script has noted it
+        append, came = qos.append, set()
+
+        def append_here(message: Any, tag: str) -> None:
+            came.add(tag)
+            virtual.QoS.append(qos, message, tag)  # the script has noted it
+
+        qos.append = append_here
         try:
             while left and queue in channel.active_queues:  # else nobody consumes it from now on
                 try:
@@ -122,13 +153,14 @@ class Together:
                 except Exception as error:  # to be met where kombu reads it
                     logger.debug("a message cannot be read: %r", error)
                     break
-                left.popleft()
+                tag, _ = left.popleft()
                 channel.connection._deliver(raw, queue)
+                if bytes_to_str(tag) not in came:  # it is no message, which was said: nobody will acknowledge it
+                    with qos.pipe_or_acquire() as pipe:
+                        pipe.zrem(qos.unacked_index_key, tag).hdel(qos.unacked_key, tag).execute()
         finally:
-            self.is_at_it = False
             qos.append = append
             self._put_back(channel, of_queue, left)
-            self._after()
 
     def _put_back(self, channel: Any, of_queue: str, left: Sequence[tuple[bytes, bytes]]) -> None:
         """To where they were, as they were."""

@@ -79,8 +79,8 @@ def policy_of(task: Any, limits: Iterable[AnyLimit], where: str) -> Policy:
         raise ConfigurationError(f"{where}: throttle={throttle!r} is not one of {', '.join(map(repr, THROTTLES))}")
     inline_wait = getattr(task, "inline_wait", None)
     if inline_wait is None:
-        # Two intervals bridge a timer's jitter; beyond 20 ms a task had better not occupy the worker.
-        inline_wait = min(0.020, 2 * max([limit.interval for limit in limits], default=0.0))
+        # Less than it takes to send a task away. Nobody knows how long a place is held.
+        inline_wait = 0.020 if any(limit.interval for limit in limits) else 0.0
     overflow = getattr(task, "overflow", "fail")
     if not isinstance(overflow, str) or not overflow or _is_misspelt(overflow, task.app):
         raise ConfigurationError(f"{where}: overflow={overflow!r} is neither 'fail' nor 'drop' nor the name of a queue")

@@ -84,11 +84,12 @@ class Answers:
         gathered = max(now + self._round_trip / 4, slot_at - self.early())
         return gathered if gathered <= now + LEAD else now
 
-    def together(self, line: Line) -> int:
+    def together(self, line: Line, held: HeldRequest) -> int:
         """How many may ask at once, so that the worker does not wait for answers most of the time."""
-        if line.interval <= 0:  # nobody has asked
+        interval = line.interval or max(demand.interval for demand in held.demands)
+        if interval <= 0:
             return 1
-        return min(MOST_TOGETHER, 1 + int(BUSY * self._round_trip / line.interval))
+        return min(MOST_TOGETHER, 1 + int(BUSY * self._round_trip / interval))
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 

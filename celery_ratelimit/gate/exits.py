@@ -195,9 +195,7 @@ class Exits:
         else:
             why = outcome_of(line, held, demand, wait + ahead * interval, now)
             self._holdings.leave(line, held)
-            if verdict.only_behind:
-                self._worker.intake.want_more(held.request.message)
-            elif wait <= KEEP:
+            if not verdict.only_behind and wait <= KEEP:
                 # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
                 # when, long tasks could have them all.
                 self._room.expect(held.request.id, now + wait, now)

@@ -134,6 +134,8 @@ class Gate:
     def _all_have_come(self) -> None:
         """Those that have come in together are here."""
         come, self._come = self._come, []
+        if not come:
+            return
         batch = self._exits.batch
         with self._contained(), batch.open():
             self._loop.run(dict.fromkeys(line for line, _ in come))
@@ -165,12 +167,22 @@ class Gate:
         self._presence.enter(held)
         if returned and not requests.came_beside(request):
             self._presence.widen(held)
+        if not returned:
+            self._gather(line, held)
         if self.worker.intake.comes_together:
             self._come.append((line, held))
             return
         if first or len(line.asking(held)) == 1:  # else whatever those ahead of it wait for moves the line on
             self._loop.run([line])
         self._suspend_if_it_stays(line, held)
+
+    def _gather(self, line: Line, held: HeldRequest) -> None:
+        """Those behind a newcomer in its queue come in with it, if they are to be parked as well, or could start."""
+        request = held.request
+        if self._attendant.lot_of(held.demands) is not None:
+            self.worker.intake.gather(request.message)
+        elif held.plan.policy.throttle != "wait" or line.closed_until <= monotonic():
+            self.worker.intake.gather(request.message, self._room.in_a_moment(request.task.name))
 
     def _suspend_if_it_stays(self, line: Line, held: HeldRequest) -> None:
         stays = held.plan.policy.throttle == "wait" and held.state is State.ASKS
@@ -192,8 +204,7 @@ class Gate:
         if seconds is not None:
             now = monotonic()
             self._room.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
-            if not self.worker.intake.comes_together:
-                self.worker.intake.want_more(message, self._room.in_a_moment(str(message.headers.get("task"))))
+            self.worker.intake.gather(message, self._room.in_a_moment(str(message.headers.get("task"))))
         self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------

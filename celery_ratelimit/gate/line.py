@@ -80,7 +80,7 @@ class Line:
         key: the buckets.
         with_slot: those who ask and have a slot (they came back, or the pool was busy); they go first.
         new: newcomers who ask.
-        closed_until: when the head was told to have its turn.
+        closed_until: when the head was told to have its turn; by ``binding``, the name of a limit.
         intervals: seconds in which a permit comes back, by limit, as it was when somebody was refused last.
         interval: seconds from one turn to the next, as it was in force when somebody asked last.
         next_ask: when the head may ask; earlier it would be told to wait.
@@ -96,6 +96,7 @@ class Line:
     with_slot: deque[HeldRequest] = field(default_factory=deque)
     new: deque[HeldRequest] = field(default_factory=deque)
     closed_until: float = 0.0
+    binding: str | None = None
     intervals: dict[str, float] = field(default_factory=dict)
     interval: float = 0.0
     next_ask: float = 0.0
@@ -200,16 +201,17 @@ class Line:
 
     def told(self, held: HeldRequest, decision: Decision, now: float, *, early: float) -> None:
         """What the store has said to one of it: its next turn. It asks so many seconds early."""
-        self.open = decision.retry_after <= 0
+        self.open = decision.retry_after <= LEAST_PAUSE
         self.interval = _interval(held.demands, decision)
         if decision.allowed:
             # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process for it that
             # other lines could use.
-            self.closed_until = now + _next_turn(held.demands, decision)
+            wait, self.binding = _next_turn(held.demands, decision)
+            self.closed_until = now + wait
             self.next_ask = self.closed_until - early
         else:
             self.intervals = {state.name: state.interval for state in decision.states}
-            self.closed_until = now + decision.retry_after
+            self.closed_until, self.binding = now + decision.retry_after, decision.binding
 
     def times(self, now: float, longest: float) -> tuple[float, float]:
         """When somebody has its turn, who has to wait until then (0.0: nobody), and when to look at the line again.
@@ -232,13 +234,13 @@ def _interval(demands: Sequence[Demand], decision: Decision) -> float:
     return max([(state.interval or demand.interval) * demand.cost for demand, state in states])
 
 
-def _next_turn(demands: Sequence[Demand], decision: Decision) -> float:
-    """Seconds until the same demands can have their turn again, at the earliest."""
+def _next_turn(demands: Sequence[Demand], decision: Decision) -> tuple[float, str]:
+    """Seconds until the same demands can have their turn again, at the earliest, and the limit that says so."""
     return max(
         [
-            state.reset_after - (state.limit - demand.cost) * state.interval
+            (state.reset_after - (state.limit - demand.cost) * state.interval, state.name)
             if state.interval
-            else 0.0  # it tells when it is asked
+            else (0.0, state.name)  # it tells when it is asked
             for demand, state in zip(demands, decision.states, strict=True)
         ]
     )

@@ -231,7 +231,7 @@ class Loop:
         """
         if len(asking) < 2 or first.plan.leased:
             return [first]
-        most = MOST_TOGETHER if first.has_slot else self._answers.together(line)
+        most = MOST_TOGETHER if first.has_slot else self._answers.together(line, first)
         most = min(most, self._room.permits(now, first.request.task.name))
         together = [first]
         for held in list(itertools.islice(asking, 1, MOST_TOGETHER)):

@@ -148,7 +148,10 @@ def before_asking(held: HeldRequest, line: Line, now: float, *, lot: Demand | No
     if lot is not None:
         return Park(lot, HORIZON, only_behind=True)
     if (held.has_slot or held.plan.policy.throttle == "wait") and now < line.next_ask:
-        return Stay(line.next_ask)
+        wait = line.closed_until - now
+        if held.has_slot or wait <= held.plan.policy.inline_wait:
+            return Stay(line.next_ask)
+        return Stay(line.next_ask, held.demand(line.binding), wait)  # as it would be told
     if now < held.asks_from:
         return Stay(held.asks_from)
     # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not wait for one:

@@ -12,7 +12,9 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
+from celery_ratelimit._celery import together
 from celery_ratelimit._celery.acknowledgements import Acknowledgements
+from celery_ratelimit._celery.endings import contain_unreadable
 from celery_ratelimit._celery.together import BYTES, MOST, Together
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
@@ -42,7 +44,7 @@ class Worker:
         self.come.append(message)
         message.ratelimit_queue = message.delivery_info["routing_key"]
         if self.wants:
-            self.together.want_more(message)
+            self.together.gather(message)
         self.then(message)
 
     def publish(self, *indexes: int, queue: str = "tasks", **options: Any) -> None:
@@ -90,6 +92,49 @@ def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Conn
         message.ack()
     assert worker.noted() == set()
     assert worker.turn() == list(range(MOST + 1, MOST + 8))
+
+
+def test_the_first_one_knows_that_others_come_with_it(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    worker.publish(0, 1, 2)
+    said: list[bool] = []
+    worker.then = lambda message: said.append(worker.together.is_at_it)
+    worker.turn()
+    assert said == [True, True, True]
+
+
+def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
+    connection: Connection, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(together.time, "monotonic", lambda: now)
+    worker = Worker(connection, store)
+    worker.publish(0)
+    assert (worker.turn(), worker.after) == ([0], [1]), "who waits for others is told that there are none"
+    worker.publish(1, 2)
+    assert (worker.turn(), worker.turn()) == ([1], [2])
+    rests = []
+    for index in range(3, 11):
+        worker.publish(index)
+        now = worker.together._rests_until
+        assert worker.turn() == [index]
+        rests.append(round(worker.together._rests_until - now, 6))
+    assert rests == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.64, 0.64]
+    now += 1
+    worker.publish(20, 21, 22)
+    assert worker.turn() == [20, 21, 22]
+    worker.publish(23, 24)
+    assert worker.turn() == [23, 24], "they are as many again"
+
+
+def test_a_worker_that_takes_one_for_each_process_takes_them_one_by_one(
+    connection: Connection, store: redis.Redis
+) -> None:
+    """What ``worker_disable_prefetch`` does."""
+    worker = Worker(connection, store)
+    worker.channel.qos.can_consume = lambda: True
+    worker.publish(0, 1, 2)
+    assert (worker.turn(), worker.after) == ([0], [])
 
 
 def test_nobody_comes_along_who_is_not_wanted(connection: Connection, store: redis.Redis) -> None:
@@ -175,6 +220,18 @@ def test_what_only_lua_can_read_goes_back_with_those_behind_it(connection: Conne
     assert store.lrange("tasks", 0, 2) == texts[:3], "as they were"
 
 
+def test_what_is_no_message_is_left_out(connection: Connection, store: redis.Redis) -> None:
+    """kombu makes a message before it notes it; here it was noted already."""
+    worker = Worker(connection, store)
+    contain_unreadable(worker.channel, "tasks")
+    worker.publish(*range(5))
+    bad = json.loads(store.lindex("tasks", 2))
+    store.lset("tasks", 2, json.dumps({**bad, "headers": True}))
+    assert worker.turn() == [0, 1, 3, 4]
+    assert worker.waiting() == 0
+    assert worker.noted() == {message.delivery_tag for message in worker.come}
+
+
 def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, store: redis.Redis) -> None:
     """kombu restores by exchange and routing key, which is to every queue that is bound so."""
     worker = Worker(connection, store)
@@ -188,7 +245,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 
     def cancel(message: Any) -> None:
         message.ratelimit_queue = "tasks"
-        worker.together.want_more(message)
+        worker.together.gather(message)
         if message.payload["index"] == 2:
             worker.consumer.cancel()
 
@@ -206,7 +263,7 @@ def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, st
     assert worker.turn() == [0]
     store.delete("full")
     assert worker.turn() == [1], "not yet"
-    worker.together._source_again = 0.0
+    worker.together._rests_until = 0.0
     assert worker.turn() == list(range(2, MOST + 3))
 
 
@@ -272,9 +329,9 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
 
 def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
     broker: Any = SimpleNamespace(apart=False)
-    together = Together(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
-    together.set_up("return {}", lambda: None)
+    nobodys = Together(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
+    nobodys.set_up("return {}", lambda: None)
     with Connection("memory://") as connection:
         channel = connection.channel()
-        together.watch(channel)
+        nobodys.watch(channel)
         assert not hasattr(channel, "handlers")

@@ -283,7 +283,7 @@ class Bench:
     def come_together(self, source: str, after: Callable[[], None]) -> None:
         self.after_together = after
 
-    def want_more(self, message: Any, most: int = 0) -> None:
+    def gather(self, message: Any, most: int = 0) -> None:
         pass
 
     def return_queue_for(self, queue: str) -> str:

@@ -71,8 +71,8 @@ def said(wait: float = 0.0, *, allowed: bool = False, full: bool = False, bindin
     return Decision(allowed, 1, 0, wait, 0.1, binding, states, full, "1", 77, (RATE,))
 
 
-def line(*, next_ask: float = 0.0, is_open: bool = True) -> Line:
-    return Line(next_ask=next_ask, open=is_open)
+def line(*, next_ask: float = 0.0, is_open: bool = True, closed: float = 0.0) -> Line:
+    return Line(next_ask=next_ask, open=is_open, closed_until=closed)
 
 
 # -- Before the store is asked -----------------------------------------------------------------------------------------
@@ -94,6 +94,9 @@ def line(*, next_ask: float = 0.0, is_open: bool = True) -> Line:
         (held(asks_from=NOW + 0.05), line(), RATE, True, Park(RATE, HORIZON, only_behind=True)),
         (held(slot=True, asks_from=NOW), line(), None, True, Ask(for_permit=True)),
         (held(), line(next_ask=NOW + 1), None, True, Ask(for_permit=True)),  # who would be parked asks
+        (held("wait"), line(next_ask=NOW + 1, closed=NOW + 0.01), None, True, Stay(NOW + 1)),
+        (held("wait"), line(next_ask=NOW + 1, closed=NOW + 2), None, True, Stay(NOW + 1, RATE, 2.0)),  # which it says
+        (held("wait", slot=True), line(next_ask=NOW + 1, closed=NOW + 2), None, True, Stay(NOW + 1)),
         (held("drop"), line(next_ask=NOW + 1), None, True, Ask(for_permit=True)),
         (held(slot=True), line(is_open=False), None, False, Stay(None)),  # who has a slot waits for a process
         (held("wait"), line(is_open=False), None, False, Stay(None)),
