@@ -302,7 +302,7 @@ def _park(
     script, ask = parking.scripts["park"], limiter.asker.core.scripts.acquire
     demand = Demand(LIMIT, NAME, "first")
     limiter.asker.ask((demand,))
-    parking.park((NAME, "first"), [ToPark("x", 1, "{}", 1)], only_behind=True)
+    parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1)]}, only_behind=True)
     known: set[str] = set()
     digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
     with client.pipeline(transaction=False) as pipe:

@@ -1,11 +1,10 @@
 -- park: put messages of throttled tasks into the parking lot of the limit that said no, in their order. Idempotent by id.
 --
--- KEYS   see include/lot.lua
+-- KEYS   for each lot those of include/lot.lua
 -- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
---        3  key       text: of the bucket
---        4  number    of messages, >= 1
---        5+           for each message seven:
+--        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
+--                     for each message seven:
 --                     since    us: its place in the order, for a task that was throttled before; 0: behind all others
 --                     expires  us; 0: never
 --                     id       text
@@ -13,28 +12,24 @@
 --                     copy     the number that the copy has, at least, when the task is let out
 --                     doubts   how often a message of it was sent anew, for it was not known whether it was parked
 --                     message  text
---                     then ids that were parked before, and whose older copies are acknowledged by now
+--                     and ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  for each message: permits that the tasks cost which were parked then; -1: there are none; -3: this call comes late, and a
 --        message that was sent anew meanwhile may run; -4 and less: -4 less what the parked tasks cost, which is `most` or more
--- Writes the lot; no time to live: it is work
-local BEHIND, MOST, key, NUMBER = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local FIRST_MESSAGE, FIELDS = 5, 7
-local FIRST_ACKNOWLEDGED = FIRST_MESSAGE + NUMBER * FIELDS
+-- Writes the lots; no time to live: it is work
+local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 7
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
 --!include bell.lua
 
-use_lot(0, key)
-acknowledged(FIRST_ACKNOWLEDGED, #ARGV)
-local twice = call('EXISTS', TWICE) == 1
-local is_due = false -- has a worker to look at the lot at once?
+local twice -- there are several messages of some tasks of the lot in use
+local is_due -- has a worker to look at it at once?
 
 local function park(since, expires, id, cost, copy, doubts, sent)
     local has_place = since ~= 0
     local parked = call('ZCARD', PARKED)
     local ahead = parked + call('ZCARD', ASIDE)
-    if ahead == 0 then call('HDEL', COSTS, key) else ahead = ahead + (call('HGET', COSTS, key) or 0) end
+    if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = ahead + (call('HGET', COSTS, bucket) or 0) end
     if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
     if twice and is_overtaken(id, copy - 1, doubts) then return -3 end
     if BEHIND and ahead == 0 then return -1 end
@@ -59,7 +54,7 @@ local function park(since, expires, id, cost, copy, doubts, sent)
     call('SADD', UNACKED, id)
     if expires ~= '0' then
         call('ZADD', EXPIRING, expires, id)
-        call('ZADD', LOTS, 'XX', 'LT', expires, key)
+        call('ZADD', LOTS, 'XX', 'LT', expires, bucket)
     end
     -- A worker has to look at once if the task is the first of the lot, or has a place before the first.
     if parked == 0 or has_place and call('ZRANK', PARKED, id) == 0 then
@@ -68,13 +63,21 @@ local function park(since, expires, id, cost, copy, doubts, sent)
     return ahead
 end
 
-local said = {}
-for i = FIRST_MESSAGE, FIRST_ACKNOWLEDGED - 1, FIELDS do
-    local since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
-    said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
-end
-if is_due then
-    if call('EXISTS', LOTS) == 0 then ring(LOTS) end -- else whoever can look does
-    call('ZADD', LOTS, int(now), key)
+local said, at = {}, 3
+for lot = 0, #KEYS - 1, LOT_KEYS do
+    use_lot(lot, ARGV[at])
+    local first = at + 3
+    local last = first + FIELDS * ARGV[at + 1]
+    acknowledged(last, last + ARGV[at + 2] - 1)
+    twice, is_due = call('EXISTS', TWICE) == 1, false
+    for i = first, last - 1, FIELDS do
+        local since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
+        said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
+    end
+    if is_due then
+        if call('EXISTS', LOTS) == 0 then ring(LOTS) end -- else whoever can look does
+        call('ZADD', LOTS, int(now), bucket)
+    end
+    at = last + ARGV[at + 2]
 end
 return said

@@ -23,5 +23,6 @@ def park_one(
 ) -> int:
     """Park it; returns what the store says."""
     one = ToPark(id, demand.cost, message, copy, since, expires, doubts)
-    (said,) = parking.park((demand.name, demand.key), [one], only_behind=only_behind, most=most)
+    bucket = demand.name, demand.key
+    (said,) = parking.park({bucket: [one]}, only_behind=only_behind, most=most)[bucket]
     return said

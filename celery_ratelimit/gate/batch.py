@@ -1,4 +1,4 @@
-"""Those that have come in together, and stand behind others that are parked: one script parks those of a lot."""
+"""Those that have come in together, and stand behind others that are parked: one script parks them."""
 
 from __future__ import annotations
 
@@ -68,14 +68,16 @@ class Batch:
         batch, self._leaving = self._leaving, {}
         everybody = [each for together in batch.values() for each in together]
         try:
-            for bucket, together in batch.items():
-                leaving = [each for each in together if not each.held.gone]
+            for part in self._attendant.parts(batch):
+                leaving = {bucket: [each for each in batch[bucket] if not each.held.gone] for bucket in part}
+                leaving = {bucket: together for bucket, together in leaving.items() if together}
                 if leaving and not self._outage:
-                    pairs = [(each.held, each.packed) for each in leaving]
-                    said = self._outage.ask(partial(self._attendant.park, bucket, pairs, only_behind=True), None)
-                    answers: Sequence[int | None] = said or [None] * len(leaving)
-                    for each, answer in zip(leaving, answers, strict=True):
-                        done(each, answer)
+                    pairs = {bucket: [(each.held, each.packed) for each in those] for bucket, those in leaving.items()}
+                    said_of = self._outage.ask(partial(self._attendant.park, pairs, only_behind=True), None)
+                    for bucket, those in leaving.items():
+                        answers: Sequence[int | None] = said_of[bucket] if said_of else [None] * len(those)
+                        for each, answer in zip(those, answers, strict=True):
+                            done(each, answer)
         finally:
             for each in everybody:
                 if each.held.state is State.IS_PARKED:

@@ -167,9 +167,9 @@ class Exits:
             self.batch.add(Leaving(line, held, verdict, packed))
             return True
         said = self._outage.ask(
-            lambda: self._attendant.park(bucket, [(held, packed)], only_behind=verdict.only_behind, most=most), None
+            lambda: self._attendant.park({bucket: [(held, packed)]}, only_behind=verdict.only_behind, most=most), None
         )
-        self._parked(line, held, verdict, said[0] if said else None, now)
+        self._parked(line, held, verdict, said[bucket][0] if said else None, now)
         return True
 
     def parked_together(self, leaving: Leaving, ahead: int | None) -> None:

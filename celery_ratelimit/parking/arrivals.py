@@ -93,13 +93,14 @@ class Arrivals:
     def _tell_all(self) -> None:
         with self._telling:  # where greenlets switch, others come in while the store is being told
             while self._arriving:
-                bucket, copies = self._arriving.popitem()
+                copies_of = {bucket: self._arriving.pop(bucket) for bucket in self._parking.parts(self._arriving)[0]}
                 try:
-                    barred = self._parking.arrive(bucket, copies)
+                    barred = self._parking.arrive_all(copies_of)
                 except BaseException:
-                    self._arriving[bucket] = {**copies, **self._arriving.get(bucket, {})}
+                    for bucket, copies in copies_of.items():
+                        self._arriving[bucket] = {**copies, **self._arriving.get(bucket, {})}
                     raise
-                self._barred.update((id, copies[id]) for id in barred)
+                self._barred.update((id, copies_of[bucket][id]) for bucket, id in barred)
 
     def close(self) -> None:
         if self._cancel_telling is not None:

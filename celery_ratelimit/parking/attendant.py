@@ -9,7 +9,7 @@ import itertools
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .._celery import Worker
@@ -127,25 +127,32 @@ class Attendant:
 
     def park(
         self,
-        bucket: Bucket,
-        requests: Sequence[tuple[TurnedAway, ToPark]],
+        requests_of: Mapping[Bucket, Sequence[tuple[TurnedAway, ToPark]]],
         *,
         only_behind: bool,
         most: int | None = None,
-    ) -> list[int]:
-        """Park the messages of requests, in their order, and let go of them. See :meth:`Parking.park`.
+    ) -> dict[Bucket, list[int]]:
+        """Park the messages of requests, in their order, and let go of them. See :meth:`Parking.park`: of lots that go
+        together.
 
         Raises what the store raises; nothing has changed then.
         """
         self._note_acknowledged()
-        self._orphans.say(bucket[0])
-        said = self._parking.park(bucket, [each for _, each in requests], only_behind=only_behind, most=most)
-        for (held, _), ahead in zip(requests, said, strict=True):
-            if ahead >= 0:
-                self._let_go(held, bucket, ahead)
-            elif ahead == NOBODY:
-                self._occupied.pop(bucket, None)
-        return said
+        for name, _ in requests_of:
+            self._orphans.say(name)
+        messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
+        said_of = self._parking.park(messages_of, only_behind=only_behind, most=most)
+        for bucket, said in said_of.items():
+            for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
+                if ahead >= 0:
+                    self._let_go(held, bucket, ahead)
+                elif ahead == NOBODY:
+                    self._occupied.pop(bucket, None)
+        return said_of
+
+    def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
+        """Those whose lots go together."""
+        return self._parking.parts(buckets)
 
     def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
         self._occupied[bucket] = None

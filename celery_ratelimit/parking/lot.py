@@ -7,7 +7,7 @@ id; where two copies of one may be about, the store says which of them may run. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..limiter.calls import ARGUMENTS, KEYS
@@ -128,40 +128,34 @@ class Parking:
     # -- In --------------------------------------------------------------------------------------------------------
 
     def park(
-        self, bucket: Bucket, messages: Sequence[ToPark], *, only_behind: bool = False, most: int | None = None
-    ) -> list[int]:
-        """Park messages in the lot of a bucket, in their order. Idempotent by id.
+        self, messages_of: Mapping[Bucket, Sequence[ToPark]], *, only_behind: bool = False, most: int | None = None
+    ) -> dict[Bucket, list[int]]:
+        """Park messages in the lots of buckets, in their order. Idempotent by id.
 
         Args:
-            bucket: of the limit that said no.
-            messages: at least one.
+            messages_of: for each bucket, of the limit that said no, at least one; of buckets that go together
+                (:meth:`parts`).
             only_behind: only if other tasks are parked there.
             most: only if the tasks that are parked there cost fewer permits.
 
         Returns:
-            For each the permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there; :data:`FULL` and
-            less: ``FULL`` less those permits, which are as many as there may be; :data:`OVERTAKEN`: a message that was
-            sent anew meanwhile may run in its place.
+            For each message the permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there;
+            :data:`FULL` and less: ``FULL`` less those permits, which are as many as there may be; :data:`OVERTAKEN`: a
+            message that was sent anew meanwhile may run in its place.
         """
-        fields = [
-            value
-            for each in messages
-            for value in (
-                *(each.since, int(each.expires * 1e6), each.id, each.cost),
-                *(each.copy, each.doubts, each.message),
-            )
-        ]
-        reply = self._scripts.run(
-            "park",
-            bucket,
-            int(only_behind),
-            -1 if most is None else max(0, most),
-            bucket[1],
-            len(messages),
-            *fields,
-            *self._acknowledged.pop(bucket, ()),
-        )
-        return [int(each) for each in reply]
+        arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
+        told: dict[Bucket, int] = {}
+        for bucket, messages in messages_of.items():
+            acknowledged = self._acknowledged.get(bucket, ())
+            arguments += [bucket[1], len(messages), len(acknowledged)]
+            for each in messages:
+                arguments += [each.since, int(each.expires * 1e6), each.id, each.cost]
+                arguments += [each.copy, each.doubts, each.message]
+            arguments += acknowledged
+            told[bucket] = len(acknowledged)
+        reply = iter(self._scripts.of_lots("park", list(messages_of), *arguments))
+        self._were_told(told)
+        return {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:
         """The message that was parked is not at the broker any more. Told to the store with what is sent next."""
@@ -171,6 +165,12 @@ class Parking:
         """Tell the store now."""
         if self._acknowledged:
             self.published({})
+
+    def _were_told(self, told: Mapping[Bucket, int]) -> None:
+        """So many acknowledgements; others may have been noted meanwhile."""
+        for bucket, count in told.items():
+            if not_told := self._acknowledged.pop(bucket, [])[count:]:
+                self._acknowledged[bucket] = not_told
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -260,12 +260,7 @@ class Parking:
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """These tasks have left their lots: they are at the broker. Acknowledgements are told with them."""
         acknowledged = self._acknowledged
-        buckets = [*leaving, *[bucket for bucket in acknowledged if bucket not in leaving]]
-        parts: dict[tuple[int, int], list[Bucket]] = {}
-        for place, bucket in enumerate(buckets):
-            slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
-            parts.setdefault((slot, place // LOTS), []).append(bucket)
-        for part in parts.values():
+        for part in self.parts([*leaving, *[bucket for bucket in acknowledged if bucket not in leaving]]):
             arguments: list[str | int] = []
             for bucket in part:
                 those, ids = leaving.get(bucket, ()), acknowledged.get(bucket, ())
@@ -273,19 +268,29 @@ class Parking:
                 arguments += [value for each in those for value in (each.id, each.copy)]
                 arguments += ids
             told = {bucket: len(acknowledged.get(bucket, ())) for bucket in part}
-            number = LOT_KEYS * len(part)
-            self._scripts.call(
-                "published", (), number, number + len(arguments), [*map(self._scripts.keys_of, part), bulk(*arguments)]
-            )
-            for bucket, count in told.items():  # others may have been noted meanwhile
-                if not_told := acknowledged.pop(bucket, [])[count:]:
-                    acknowledged[bucket] = not_told
+            self._scripts.of_lots("published", part, *arguments)
+            self._were_told(told)
 
     def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
         """These copies have come from the broker. Which of them must not run, because another does?
 
         ``doubts``: how often they were sent anew, for it was not known whether they were parked.
         """
-        threes = [value for id, copy in copies.items() for value in (id, copy, doubts)]
-        reply = self._scripts.run("arrive", bucket, self._memory, *threes)
-        return {id for id, may in zip(copies, reply, strict=True) if int(may) != 1}
+        return {id for _, id in self.arrive_all({bucket: copies}, doubts)}
+
+    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]], doubts: int = 0) -> set[tuple[Bucket, str]]:
+        """The same for several lots that go together (:meth:`parts`)."""
+        arguments: list[str | int] = [self._memory]
+        for copies in copies_of.values():
+            arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]
+        reply = self._scripts.of_lots("arrive", list(copies_of), *arguments)
+        asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
+        return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
+
+    def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
+        """Those whose lots go together into one script: :data:`LOTS` at the most, and of one slot of a cluster."""
+        parts: dict[tuple[int, int], list[Bucket]] = {}
+        for place, bucket in enumerate(buckets):
+            slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
+            parts.setdefault((slot, place // LOTS), []).append(bucket)
+        return list(parts.values())

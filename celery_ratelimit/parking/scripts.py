@@ -64,7 +64,12 @@ class Scripts:
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """A script of one lot."""
-        return self.call(name, (), LOT_KEYS, LOT_KEYS + len(arguments), [self.keys_of(bucket), bulk(*arguments)])
+        return self.of_lots(name, [bucket], *arguments)
+
+    def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int) -> Any:
+        """A script of several lots."""
+        number = LOT_KEYS * len(buckets)
+        return self.call(name, (), number, number + len(arguments), [*map(self.keys_of, buckets), bulk(*arguments)])
 
     def command(self, name: str, *arguments: Any) -> Any:
         """One command of the store's, where no script is needed."""

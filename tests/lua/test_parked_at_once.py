@@ -17,7 +17,7 @@ from celery_ratelimit.testing import EmbeddedServer
 from .frozen import FROZEN_STORE
 
 NOW = 1_767_225_600_000_000
-BUCKET = "api", "key"
+BUCKETS = [("api", "key"), ("api", "other"), ("web", "")]
 
 messages = st.builds(
     ToPark,
@@ -31,7 +31,13 @@ messages = st.builds(
 )
 calls = st.lists(
     st.tuples(
-        st.lists(messages, min_size=1, max_size=6),
+        st.dictionaries(st.sampled_from(BUCKETS), st.lists(messages, min_size=1, max_size=4), min_size=1),
+        st.dictionaries(
+            st.sampled_from(BUCKETS),
+            st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 3), min_size=1),
+            min_size=1,
+        ),
+        st.integers(0, 2),
         st.booleans(),
         st.none() | st.integers(0, 12),
         st.sampled_from([0, 1, 3_000_000]),
@@ -63,7 +69,7 @@ def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
         kind = store.type(key)
         if kind == "zset":
             scores = store.zrange(key, 0, -1, withscores=True)
-            kept[name] = [(each, max(score, now) if name.endswith("lots@fleet") else score) for each, score in scores]
+            kept[name] = {each: max(score, now) if name.endswith("lots@fleet") else score for each, score in scores}
         elif kind == "hash":
             kept[name] = store.hgetall(key)
         elif kind == "set":
@@ -79,9 +85,22 @@ def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Parking]],
     store, (together, one_by_one) = fleets
     store.flushall()
     now = NOW
-    for several, only_behind, most, pause in calls:
+    for messages_of, copies_of, doubts, only_behind, most, pause in calls:
         now += pause
         store.set("test:clock", now)
-        said = together.park(BUCKET, several, only_behind=only_behind, most=most)
-        assert said == [one_by_one.park(BUCKET, [each], only_behind=only_behind, most=most)[0] for each in several]
+        for parking in (together, one_by_one):  # of older copies, which the next call tells
+            parking.acknowledged(next(iter(messages_of)), "a")
+        assert together.park(messages_of, only_behind=only_behind, most=most) == {
+            bucket: [
+                one_by_one.park({bucket: [each]}, only_behind=only_behind, most=most)[bucket][0] for each in several
+            ]
+            for bucket, several in messages_of.items()
+        }
+        assert contents(store, "p0", now) == contents(store, "p1", now)
+        assert together.arrive_all(copies_of, doubts) == {
+            (bucket, id)
+            for bucket, copies in copies_of.items()
+            for id, copy in copies.items()
+            if one_by_one.arrive(bucket, {id: copy}, doubts)
+        }
         assert contents(store, "p0", now) == contents(store, "p1", now)

@@ -390,10 +390,15 @@ class Bench:
     def to_park(self, *_: Any) -> Any:
         self.step("pack")
 
-    def park(self, bucket: Any, requests: Any, *, only_behind: bool, **_: Any) -> list[int]:
+    def parts(self, buckets: Any) -> Any:
+        return [[bucket] for bucket in buckets]
+
+    def park(self, requests_of: Any, *, only_behind: bool, **_: Any) -> Any:
         self.step("park")
-        self.parks.append(len(requests))
-        return [self._park(held, only_behind) for held, _ in requests]
+        self.parks.append(sum(map(len, requests_of.values())))
+        return {
+            bucket: [self._park(held, only_behind) for held, _ in requests] for bucket, requests in requests_of.items()
+        }
 
     def _park(self, held: Any, only_behind: bool) -> int:
         answer = self.answers.pop(0) if self.answers else 0
