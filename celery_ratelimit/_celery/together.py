@@ -59,7 +59,8 @@ class Together:
         self._after: Callable[[], None] = lambda: None
         self._wanted: Any = None
         self._most = MOST
-        self._rest, self._rests_until = FIRST_REST, 0.0
+        self._runs_again = 0.0  # when a broker is asked again that did not run the script
+        self._rests: dict[str, tuple[float, float]] = {}  # of queues: until when, and the next
         self._reading: Any = None  # the channel that is just delivering a message
         self.is_at_it = False
 
@@ -73,9 +74,12 @@ class Together:
         To be called while it is delivered, or it means nothing.
         """
         now = time.monotonic()
-        if self._reading is None or message.channel is not self._reading or self._rests_until > now:
+        if self._reading is None or message.channel is not self._reading or now < self._runs_again:
             return
-        if self._room_in(self._reading, message.ratelimit_queue, most) > 0:
+        queue = message.ratelimit_queue
+        if queue in self._rests and now < self._rests[queue][0]:
+            return
+        if self._room_in(self._reading, queue, most) > 0:
             self._wanted, self._most, self.is_at_it = message, most, True
 
     def watch(self, channel: Any) -> None:
@@ -126,14 +130,14 @@ class Together:
             said = script(keys=keys, args=(number, BYTES, time.time()))
         except channel.ResponseError as error:
             logger.debug("messages come in one by one for a while: the broker does not run the script: %r", error)
-            self._rests_until = time.monotonic() + AGAIN
+            self._runs_again = time.monotonic() + AGAIN
             return
         if said:
-            self._rest = FIRST_REST
+            self._rests.pop(queue, None)
             self._deliver(channel, queue, of_queue, list(zip(said[::2], said[1::2], strict=True)))
         else:
-            self._rests_until = time.monotonic() + self._rest
-            self._rest = min(2 * self._rest, LAST_REST)
+            _, rest = self._rests.get(queue, (0.0, FIRST_REST))
+            self._rests[queue] = time.monotonic() + rest, min(2 * rest, LAST_REST)
 
     def _deliver(self, channel: Any, queue: str, of_queue: str, taken: Sequence[tuple[bytes, bytes]]) -> None:
         qos = channel.qos

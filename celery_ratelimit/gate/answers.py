@@ -107,7 +107,7 @@ class Answers:
                 lambda: self._asker.ask_next(
                     demands,
                     [held.id if plan.policy.waits or plan.leased else "" for held in asking],
-                    horizon=horizon(first, self._ahead()) if for_permit else SLOT_ONLY,
+                    horizon=horizon(first, self._ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY,
                     claim=claim(first, parks=self._parks(plan)),
                 ),
                 None,

@@ -137,11 +137,13 @@ class Gate:
         if not come:
             return
         batch = self._exits.batch
-        with self._contained(), batch.open():
-            self._loop.run(dict.fromkeys(line for line, _ in come))
-        lines: Sequence[Line] = list(self._lines)
-        with self._contained():
-            lines = batch.park(self._has_parked)
+        lines: Sequence[Line] = list(dict.fromkeys(line for line, _ in come))
+        for _ in range(2):  # should the lot be empty the first of them asks, and the others are parked behind it
+            with self._contained(), batch.open():
+                self._loop.run(lines)
+            lines = list(self._lines)
+            with self._contained():
+                lines = batch.park(self._has_parked)
         self._loop.run(lines)
         for line, held in come:
             self._suspend_if_it_stays(line, held)

@@ -161,11 +161,13 @@ def before_asking(held: HeldRequest, line: Line, now: float, *, lot: Demand | No
     return Ask(for_permit=may_start)
 
 
-def horizon(held: HeldRequest, ahead: float) -> float:
-    """Seconds ahead that a permit may be taken for it; ``ahead``: for any task that is held."""
+def horizon(held: HeldRequest, ahead: float, *, together: bool = False) -> float:
+    """Seconds ahead that a permit may be taken for it; ``ahead``: for any task that is held; ``together``: it asks with
+    others, as the store is far away.
+    """
     policy = held.plan.policy
     seconds = policy.inline_wait
-    if policy.throttle == "wait" or held.has_slot:
+    if policy.throttle == "wait" or held.has_slot or together:
         seconds = max(seconds, ahead)
     return seconds if policy.max_wait is None else min(seconds, policy.max_wait)
 

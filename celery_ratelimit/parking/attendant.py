@@ -223,8 +223,8 @@ class Attendant:
     def _see_to_lots(self, until: float) -> bool:
         """False: there is more to do, and time is up."""
         self._attending.say(is_idle=self.is_idle)
+        self._note_acknowledged()  # to be told with what is let out
         done = self._revoked.let_out(until) and self._let_out(until)
-        self._note_acknowledged()
         self._parking.flush()
         return done
 
@@ -243,7 +243,7 @@ class Attendant:
             looked = self._parking.unpark(demands, due=True, attendance=self._attending.heard)
             for each in looked:
                 self._due.pop(each.bucket, None)
-                if each.again is None:
+                if each.again is None or each.again >= AGAIN:  # nobody is left in it, or for long: who comes asks first
                     self._occupied.pop(each.bucket, None)
                 elif each.again <= 0:
                     self._due[each.bucket] = None  # behind the others

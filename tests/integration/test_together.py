@@ -116,9 +116,9 @@ def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
     rests = []
     for index in range(3, 11):
         worker.publish(index)
-        now = worker.together._rests_until
+        now = worker.together._rests["tasks"][0]
         assert worker.turn() == [index]
-        rests.append(round(worker.together._rests_until - now, 6))
+        rests.append(round(worker.together._rests["tasks"][0] - now, 6))
     assert rests == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.64, 0.64]
     now += 1
     worker.publish(20, 21, 22)
@@ -263,7 +263,7 @@ def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, st
     assert worker.turn() == [0]
     store.delete("full")
     assert worker.turn() == [1], "not yet"
-    worker.together._rests_until = 0.0
+    worker.together._runs_again = 0.0
     assert worker.turn() == list(range(2, MOST + 3))
 
 
@@ -331,6 +331,7 @@ def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
     broker: Any = SimpleNamespace(apart=False)
     nobodys = Together(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
     nobodys.set_up("return {}", lambda: None)
+    nobodys.gather(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
     with Connection("memory://") as connection:
         channel = connection.channel()
         nobodys.watch(channel)

@@ -126,6 +126,10 @@ def test_how_far_ahead_a_permit_may_be_taken(request_: HeldRequest, seconds: flo
     assert horizon(request_, 0.1) == seconds
 
 
+def test_who_asks_with_others_takes_a_permit_as_far_ahead_as_who_waits() -> None:
+    assert horizon(held(), 0.1, together=True) == horizon(held("wait"), 0.1) == 0.1
+
+
 @pytest.mark.parametrize(
     ("request_", "parks", "seconds"),
     [
