@@ -233,7 +233,10 @@ class Attendant:
         if not self._due:
             if self.is_idle and not self._bell.has_rung() and time.monotonic() < self._asks_again:
                 return True
+            self._asks_again = 0.0  # until there is an answer
             self._ask_for_due()
+            if self._due:  # who was idle has heard long ago which queues are consumed
+                self._attending.say(is_idle=False)
             self._quiet = 0 if self._due else self._quiet + 1
             if self._quiet >= QUIET:
                 self._occupied.clear()  # a request that comes asks first, and is parked if it has to be

@@ -13,7 +13,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError
 
 from .keys import bell_channel
 
@@ -68,6 +68,14 @@ class Bell:
 def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -> None:
     """Hear what is published, until nobody needs it any more."""
     heard: Any = None
+
+    def not_heard(error: Exception) -> None:
+        logger.debug("the store's bell is not heard, idle workers ask every second: %r", error)
+        bell = bell_of()
+        if bell is not None and bell.watch_number == watch:
+            bell.is_up = False
+        _end(heard)
+
     while (bell := bell_of()) is not None and bell.watch_number == watch:
         try:
             if heard is None:
@@ -78,19 +86,13 @@ def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -
             if said and (bell := bell_of()) is not None and bell.watch_number == watch:
                 bell.rings += 1
                 bell.is_up = True
-            continue
-        except ResponseError as error:
-            logger.debug("the store's user may not listen: idle workers ask every second: %r", error)
-            break
-        except (RedisError, OSError, ValueError, AttributeError) as error:  # the last: somebody closes its connections
-            logger.debug("the store's bell is not heard: %r", error)
-        bell = bell_of()
-        if bell is not None and bell.watch_number == watch:
-            bell.is_up = False
-        bell = None
-        _end(heard)
-        heard = None
-        time.sleep(LOOK)
+        except NoPermissionError as error:
+            not_heard(error)
+            return
+        except Exception as error:  # somebody closes its connections, and it has AttributeErrors
+            not_heard(error)
+            heard = bell = None
+            time.sleep(LOOK)
     _end(heard)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -11,11 +12,18 @@ import redis
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 from tests.parks import park_one
 
 NAME = "tests.apps.fleet.retry"
+
+#: Scripts by what they are called by.
+VERBS = {
+    hashlib.sha1(load_source(verb, methods).encode()).hexdigest(): verb
+    for verb, methods in (("attend", ()), ("unpark", ["token_bucket"]))
+}
 
 
 def asked(store: redis.Redis) -> int:
@@ -40,7 +48,13 @@ def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis,
         limiter, demand = Limiter.from_url(server.url), Demand(Limit("1/h", name=NAME), NAME)
         limiter.set_rate(NAME, "1/h", force=True)
         assert limiter.asker.ask((demand,)).allowed
-        park_one(parking, demand, "one@celery", json.dumps({"id": "one", "headers": {"id": "one"}}))
+        said: list[str] = []
+        with store.monitor() as monitor:
+            park_one(parking, demand, "one@celery", json.dumps({"id": "one", "headers": {"id": "one"}}))
+            while "unpark" not in said:
+                words = monitor.next_command()["command"].split()
+                said.append(VERBS.get(words[1].lower(), "") if words[0].lower() == "evalsha" else "")
+        assert "attend" in said, "which queues are consumed it has heard long ago"
         lots = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
         # Without the bell it would look every 15 to 25 seconds.
         until(lambda: store.zcount(lots, (time.time() + 600) * 1e6, "+inf") == 1, 3, "its being looked at")

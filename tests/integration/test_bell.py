@@ -66,6 +66,21 @@ def test_who_may_not_listen_asks(server: EmbeddedServer, store: redis.Redis) -> 
         store.execute_command("ACL", "DELUSER", "deaf")
 
 
+def test_who_may_not_listen_any_more_asks(server: EmbeddedServer, store: redis.Redis) -> None:
+    store.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "&*")
+    try:
+        bell = heard(Bell(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")), "ratelimit"))
+        assert bell.has_rung()
+        store.execute_command("ACL", "SETUSER", "deaf", "resetchannels")  # which ends its connection
+        until(lambda: not bell.is_up, 10, "its not being heard")
+        assert bell.has_rung()
+        assert bell.has_rung()
+        until(lambda: threads() == 0, 10, "the end of the thread")
+        assert not bell.is_up
+    finally:
+        store.execute_command("ACL", "DELUSER", "deaf")
+
+
 def test_a_lost_connection_counts_as_a_ring(server: EmbeddedServer, store: redis.Redis) -> None:
     bell = heard(Bell(redis.Redis.from_url(server.url), "ratelimit"))
     assert bell.has_rung()
