@@ -11,6 +11,7 @@ from dataclasses import replace
 from .._celery import Worker, requests
 from ..app.plan import Plan
 from ..app.settings import Settings
+from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN
@@ -76,6 +77,12 @@ class Exits:
     def parks(self, plan: Plan) -> bool:
         """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
         return plan.parks and not self._in_memory and self._attendant.may_park
+
+    def lot_before(self, held: HeldRequest) -> Demand | None:
+        """In whose lot others are known to wait, behind whom a newcomer stands."""
+        if held.has_slot or held.plan.policy.max_wait is not None or not self.parks(held.plan) or self._outage:
+            return None
+        return self._attendant.lot_of(held.demands)
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from .._celery import Worker, requests
@@ -28,16 +27,14 @@ from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
-from ..store.script import load_source
 from .answers import Answers
-from .batch import Leaving
 from .changes import Changes
 from .clock import monotonic
+from .coming import Coming
 from .entrance import Entrance
 from .exits import Exits
-from .held import HeldRequest, State, Unlimited
+from .held import HeldRequest, Unlimited
 from .holdings import Holdings
-from .line import Line
 from .lines import Lines
 from .local_share import LocalShare
 from .loop import Loop
@@ -69,7 +66,6 @@ class Gate:
         self._numbers = itertools.count()
         self._connections = 0  # that were lost
         self._within = Within()
-        self._come: list[tuple[Line, HeldRequest]] = []  # together, with the message that is just being delivered
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         self._changes = Changes(worker, asker, limits, outage, self._is_idle, self._changed)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
@@ -90,11 +86,10 @@ class Gate:
             longest=exits.longest,
         )
         self._loop = Loop(
-            *(worker, answers, attendant, outage, holdings, room, lines, entrance, exits),
+            *(worker, answers, holdings, room, lines, entrance, exits),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
-
-        worker.intake.come_together(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
+        self._coming = Coming(worker, attendant, room, lines, presence, exits, self._loop)
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -131,37 +126,6 @@ class Gate:
             return  # the second: a greenlet waits for the store
         self._hold(held, first=old)
 
-    def _all_have_come(self) -> None:
-        """Those that have come in together are here."""
-        come, self._come = self._come, []
-        if not come:
-            return
-        batch = self._exits.batch
-        lines: Sequence[Line] = list(dict.fromkeys(line for line, _ in come))
-        for _ in range(2):  # should the lot be empty the first of them asks, and the others are parked behind it
-            with self._contained(), batch.open():
-                self._loop.run(lines)
-            lines = list(self._lines)
-            with self._contained():
-                lines = batch.park(self._has_parked)
-        self._loop.run(lines)
-        for line, held in come:
-            self._suspend_if_it_stays(line, held)
-
-    @contextmanager
-    def _contained(self) -> Iterator[None]:
-        """Whatever is raised, those that have come in together go on."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, self.worker.broker.connection_errors):
-                raise
-            logger.error("%r where tasks come in together: each goes on alone", error, exc_info=True)
-
-    def _has_parked(self, leaving: Leaving, ahead: int | None) -> None:
-        with self._loop.contains(leaving.line, leaving.held):
-            self._exits.parked_together(leaving, ahead)
-
     def _hold(self, held: HeldRequest, *, first: bool) -> None:
         request, returned = held.request, held.returned
         line = self._lines.of(held.plan.buckets(held.demands))
@@ -169,27 +133,11 @@ class Gate:
         self._presence.enter(held)
         if returned and not requests.came_beside(request):
             self._presence.widen(held)
-        if not returned:
-            self._gather(line, held)
-        if self.worker.intake.comes_together:
-            self._come.append((line, held))
+        if self._coming.add(line, held):
             return
         if first or len(line.asking(held)) == 1:  # else whatever those ahead of it wait for moves the line on
             self._loop.run([line])
-        self._suspend_if_it_stays(line, held)
-
-    def _gather(self, line: Line, held: HeldRequest) -> None:
-        """Those behind a newcomer in its queue come in with it, if they are to be parked as well, or could start."""
-        request = held.request
-        if self._attendant.lot_of(held.demands) is not None:
-            self.worker.intake.gather(request.message)
-        elif held.plan.policy.throttle != "wait" or line.closed_until <= monotonic():
-            self.worker.intake.gather(request.message, self._room.in_a_moment(request.task.name))
-
-    def _suspend_if_it_stays(self, line: Line, held: HeldRequest) -> None:
-        stays = held.plan.policy.throttle == "wait" and held.state is State.ASKS
-        if stays and (not held.returned or self.worker.intake.is_full):
-            self._presence.suspend(held, line, monotonic())
+        self._presence.suspend_if_it_stays(held, line, monotonic())
 
     def _pass(self, request: Any, queue: str) -> None:
         """A request without limits: it passes, unless others wait for a process, or are about to have their turn."""
@@ -206,7 +154,7 @@ class Gate:
         if seconds is not None:
             now = monotonic()
             self._room.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
-            self.worker.intake.gather(message, self._room.in_a_moment(str(message.headers.get("task"))))
+            self._coming.comes_back(message)
         self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------
@@ -224,7 +172,7 @@ class Gate:
         """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
         logger.error("Task %s[%s] cannot go on: %r", request.name, request.id, error, exc_info=error)
         found = [(line, held) for line in self._lines for held in line if held.request is request]
-        at_hand = self._loop.at_hand
+        at_hand = self._loop.at_hand.pair
         if not found and at_hand is not None and at_hand[1].request is request:
             found = [at_hand]  # it was just leaving its line
         for line, held in found:
@@ -263,7 +211,7 @@ class Gate:
         with self.worker.timers.turn:
             self._connections += 1
             everybody = self._lines.clear()
-            self._come.clear()
+            self._coming.clear()
             self._entrance.clear()
             self._loop.close()
             self._running.close()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 from .._celery import Worker
-from ..limiter.demand import Demand
-from ..limiter.outage import Outage
-from ..parking.attendant import Attendant
 from .answers import LOOK, MOST_TOGETHER, Answers
+from .at_hand import AtHand
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
@@ -39,8 +36,6 @@ class Loop:
     Args:
         worker: the worker.
         answers: of the store.
-        attendant: knows who is parked.
-        outage: of the store.
         holdings: what requests have.
         room: of the pool.
         lines: who waits.
@@ -49,15 +44,13 @@ class Loop:
         on_error: gets a request and what was raised at it that nobody has foreseen.
 
     Attributes:
-        at_hand: the request that is looked at; it may be just leaving its line.
+        at_hand: the request that is looked at.
     """
 
     def __init__(
         self,
         worker: Worker,
         answers: Answers,
-        attendant: Attendant,
-        outage: Outage,
         holdings: Holdings,
         room: Room,
         lines: Lines,
@@ -65,10 +58,9 @@ class Loop:
         exits: Exits,
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
-        self._worker, self._answers, self._attendant, self._outage = worker, answers, attendant, outage
+        self._worker, self._answers = worker, answers
         self._holdings, self._room, self._lines, self._entrance, self._exits = holdings, room, lines, entrance, exits
-        self._on_error = on_error
-        self.at_hand: tuple[Line, HeldRequest] | None = None
+        self.at_hand = AtHand(worker, on_error)
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
         self._is_running = self._again = False
@@ -155,36 +147,22 @@ class Loop:
     def _move_on(self, line: Line) -> None:
         """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
         while True:
-            self.at_hand = None
+            self.at_hand.pair = None
             try:
                 self._start_due(line)
                 self._ask_for(line, has_slot=True)
                 self._ask_for(line, has_slot=False)
             except Exception as error:
-                if self.at_hand is None or isinstance(error, self._worker.broker.connection_errors):
+                if not self.at_hand.ends_by(error):
                     raise
-                self._on_error(self.at_hand[1], error)
             else:
-                self.at_hand = None
+                self.at_hand.pair = None
                 return
-
-    @contextmanager
-    def contains(self, line: Line, held: HeldRequest) -> Iterator[None]:
-        """Something unforeseen that is raised within ends this request, and nobody else."""
-        self.at_hand = line, held
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, self._worker.broker.connection_errors):
-                raise
-            self._on_error(held, error)
-        finally:
-            self.at_hand = None
 
     def _start_due(self, line: Line) -> None:
         again: list[HeldRequest] = []
         while held := line.due.first(now := monotonic()):
-            self.at_hand = line, held
+            self.at_hand.pair = line, held
             together = line.due.are_late_together(now)
             verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
             if isinstance(verdict, Stay):
@@ -200,12 +178,12 @@ class Loop:
         asking = line.with_slot if has_slot else line.new
         while asking:
             held = asking[0]
-            self.at_hand = line, held
+            self.at_hand.pair = line, held
             if self._exits.is_over(line, held):
                 continue
             now = monotonic()
             may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)
-            verdict = before_asking(held, line, now, lot=self._lot_before(held), may_start=may_start)
+            verdict = before_asking(held, line, now, lot=self._exits.lot_before(held), may_start=may_start)
             if isinstance(verdict, Ask):
                 goes_on = self._ask(line, held, asking, for_permit=verdict.for_permit)
             else:
@@ -219,7 +197,7 @@ class Loop:
         answers = self._answers.ask(together, for_permit=for_permit)
         goes_on = True
         for held, answer in zip(together, answers, strict=False):
-            with self.contains(line, held):
+            with self.at_hand.contains(line, held):
                 verdict = self._answers.verdict(line, held, answer, for_permit=for_permit)
                 goes_on = self._exits.carry_out(line, held, verdict, monotonic())
         return goes_on
@@ -237,20 +215,14 @@ class Loop:
         for held in list(itertools.islice(asking, 1, MOST_TOGETHER)):
             if len(together) >= most or now >= held.until or not _asks_the_same(first, held):
                 break
-            self.at_hand = line, held
+            self.at_hand.pair = line, held
             if self._exits.is_over(line, held):
                 continue
             if held.doubtful:  # the store did not say
                 break
             together.append(held)
-        self.at_hand = line, first
+        self.at_hand.pair = line, first
         return together
-
-    def _lot_before(self, held: HeldRequest) -> Demand | None:
-        """In whose lot others are known to wait, behind whom a newcomer stands."""
-        if held.has_slot or held.plan.policy.max_wait is not None or not self._exits.parks(held.plan) or self._outage:
-            return None
-        return self._attendant.lot_of(held.demands)
 
     # -- The timer -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .._celery import MOST_RETURNED, Worker
-from .held import HeldRequest
+from .held import HeldRequest, State
 from .line import Line
 from .room import Room
 from .suspended import SuspendedQueues, Waiting
@@ -49,6 +49,12 @@ class Presence:
         if among_others or 0 < first + len(line) * line.interval < self._worker.broker.hears_after:
             self.widen(held)
         self._suspended.leave(held, [*line.with_slot, *line.new], first, lambda: line.interval)
+
+    def suspend_if_it_stays(self, held: HeldRequest, line: Line, now: float) -> None:
+        """The same for one that has just come."""
+        stays = held.plan.policy.throttle == "wait" and held.state is State.ASKS
+        if stays and (not held.returned or self._worker.intake.is_full):
+            self.suspend(held, line, now)
 
     def suspend_unlimited(self, waiting: Waiting, among: Sequence[Waiting], each: Callable[[], float]) -> None:
         """The same for a request that nothing limits; ``each``: seconds from one of them to the next."""

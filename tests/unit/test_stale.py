@@ -58,6 +58,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     presence: Any = SimpleNamespace(leave=lambda held: None)
     loop._holdings = Holdings(None, loop._room, presence, None)  # type: ignore[arg-type]
     loop._exits = Exits(loop._holdings)
+    loop.at_hand = SimpleNamespace(pair=None)
     return loop
 
 

@@ -1,0 +1,112 @@
+"""Requests that come in together: their lines move on when all are there, so that they ask and are parked together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .._celery import Worker
+from ..parking.attendant import Attendant
+from ..store.script import load_source
+from .batch import Leaving
+from .clock import monotonic
+from .exits import Exits
+from .held import HeldRequest
+from .line import Line
+from .lines import Lines
+from .loop import Loop
+from .presence import Presence
+from .room import Room
+
+__all__ = ["Coming"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: How often those that have come together are moved on together: should their lot be empty, the first of them asks, and
+#: the others are parked behind it.
+ROUNDS = 2
+
+
+class Coming:
+    """Who is just coming in, with the message that is being delivered.
+
+    Args:
+        worker: the worker.
+        attendant: knows who is parked.
+        room: of the pool.
+        lines: who waits.
+        presence: of those who stay.
+        exits: parks.
+        loop: moves lines on.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        attendant: Attendant,
+        room: Room,
+        lines: Lines,
+        presence: Presence,
+        exits: Exits,
+        loop: Loop,
+    ) -> None:
+        self._worker, self._attendant, self._room, self._lines = worker, attendant, room, lines
+        self._presence, self._exits, self._loop = presence, exits, loop
+        self._come: list[tuple[Line, HeldRequest]] = []
+        worker.intake.come_together(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
+
+    def add(self, line: Line, held: HeldRequest) -> bool:
+        """Whether it comes together with others. A newcomer brings those behind it in its queue along."""
+        if not held.returned:
+            self._gather(line, held)
+        if self._worker.intake.comes_together:
+            self._come.append((line, held))
+            return True
+        return False
+
+    def comes_back(self, message: Any) -> None:
+        """A message has come that was parked: others come back with it."""
+        self._worker.intake.gather(message, self._room.in_a_moment(str(message.headers.get("task"))))
+
+    def clear(self) -> None:
+        self._come.clear()
+
+    def _gather(self, line: Line, held: HeldRequest) -> None:
+        """Those behind it come in with it, if they are to be parked as well, or could start."""
+        request = held.request
+        if self._attendant.lot_of(held.demands) is not None:
+            self._worker.intake.gather(request.message)
+        elif held.plan.policy.throttle != "wait" or line.closed_until <= monotonic():
+            self._worker.intake.gather(request.message, self._room.in_a_moment(request.task.name))
+
+    def _all_have_come(self) -> None:
+        come, self._come = self._come, []
+        if not come:
+            return
+        batch = self._exits.batch
+        lines: Sequence[Line] = list(dict.fromkeys(line for line, _ in come))
+        for _ in range(ROUNDS):
+            with self._contained(), batch.open():
+                self._loop.run(lines)
+            lines = list(self._lines)
+            with self._contained():
+                lines = batch.park(self._has_parked)
+        self._loop.run(lines)
+        for line, held in come:
+            self._presence.suspend_if_it_stays(held, line, monotonic())
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Whatever is raised, those that have come in together go on."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, self._worker.broker.connection_errors):
+                raise
+            logger.error("%r where tasks come in together: each goes on alone", error, exc_info=True)
+
+    def _has_parked(self, leaving: Leaving, ahead: int | None) -> None:
+        with self._loop.at_hand.contains(leaving.line, leaving.held):
+            self._exits.parked_together(leaving, ahead)
