@@ -75,8 +75,9 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
         said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
     end
     if is_due then
-        if call('EXISTS', LOTS) == 0 then ring(LOTS) end -- else whoever can look does
+        local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does
         call('ZADD', LOTS, int(now), bucket)
+        if is_first then ring(LOTS) end
     end
     at = last + ARGV[at + 2]
 end

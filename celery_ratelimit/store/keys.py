@@ -110,8 +110,8 @@ def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:
 
 def bell_channel(prefix: str) -> str:
     """Where scripts ring for workers that have nothing to do (``lua/include/bell.lua`` reads it off a key)."""
-    mark = f":{SCHEMA}:"
-    return f"{prefix}{mark}".partition(mark)[0] + f"{mark}bell"
+    found = re.match(r"(?s).*?:v\d+:", f"{prefix}:{SCHEMA}:")
+    return f"{found[0] if found else ''}bell"
 
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:

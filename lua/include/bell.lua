@@ -3,5 +3,5 @@
 --
 -- Gives ring(key): of the store that `key` is in, which is what is published.
 local function ring(key)
-    redis.pcall('PUBLISH', match(key, '^.-:v1:') .. 'bell', key)
+    redis.pcall('PUBLISH', (match(key, '^.-:v%d+:') or '') .. 'bell', key)
 end

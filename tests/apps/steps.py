@@ -23,8 +23,8 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "the first of several published": (parcels, "publish", "after"),
     "published, not reported": (parking.Parking, "published", "before"),
     "reported": (parking.Parking, "published", "after"),
-    "back, not told": (parking.Parking, "arrive", "before"),
-    "back, and told": (parking.Parking, "arrive", "after"),
+    "back, not told": (parking.Parking, "arrive_all", "before"),
+    "back, and told": (parking.Parking, "arrive_all", "after"),
     "before it starts": (_celery.Worker, "start", "before"),
 }
 

@@ -28,7 +28,7 @@ def threads() -> int:
     return sum(thread.name == "celery_ratelimit-bell" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("prefix", ["ratelimit", "a:v1:b", "x{y}:", "*", "ä"])
+@pytest.mark.parametrize("prefix", ["ratelimit", "a:v1:b", "a:v2:b\n", "x{y}:", "*", "ä"])
 def test_the_first_task_of_a_limit_rings(server: EmbeddedServer, store: redis.Redis, prefix: str) -> None:
     limiter = Limiter(redis.Redis.from_url(server.url), prefix=prefix)
     parking = Parking(limiter, "fleet", redelivery=3600)
