@@ -2,7 +2,8 @@
 --
 -- KEYS   for each lot those of include/lot.lua
 -- ARGV   1  memory    us, > 0: for how long a call about an older copy may come late
---        2+           for each lot: how many copies follow; three for each copy: the task's id; the number of the copy, 0 for a user's own that was delivered once more;
+--        2+           for each lot: how many copies follow;
+--                     three for each copy: the task's id; the number of the copy, 0 for a user's own that was delivered once more;
 --                     and its doubts: how often a message of it was sent anew, for it was not known whether it was parked
 -- Reply  for each copy 1: yes; 0: no, another copy may, or the task is parked
 -- Writes the lots: a copy that has come was published

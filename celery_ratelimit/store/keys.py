@@ -110,8 +110,7 @@ def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:
 
 def bell_channel(prefix: str) -> str:
     """Where scripts ring for workers that have nothing to do (``lua/include/bell.lua`` reads it off a key)."""
-    found = re.match(r"(?s).*?:v\d+:", f"{prefix}:{SCHEMA}:")
-    return f"{found[0] if found else ''}bell"
+    return re.sub(r"(?s)(:v\d+:).*", r"\1bell", f"{prefix}:{SCHEMA}:", count=1)
 
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:
