@@ -312,7 +312,8 @@ def _park(
             message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": body, "headers": headers}
             message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}
             message |= {"priority": 0, "delivery_mode": 2, "expires": None, "properties": {}}
-            kept = (0, -1, tenant, 1, 0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, 0, json.dumps(message))
+            each = (0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, 0, json.dumps(message))
+            kept = (0, -1, tenant, 1, 0, *each)  # one lot with one message, and nothing that was acknowledged
             if tenant not in known:
                 known.add(tenant)
                 _, number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())

@@ -202,10 +202,12 @@ class Exits:
         else:
             why = outcome_of(line, held, demand, wait + ahead * interval, now)
             self._holdings.leave(line, held)
+            # Whoever leaves the lot next is to find a process, if it comes to this worker. Until it is here, and says
+            # when, long tasks could have them all.
             if not verdict.only_behind and wait <= KEEP:
-                # The first of the lot is to find a process, if it comes back to this worker. Until it is here, and says
-                # when, long tasks could have them all.
                 self._room.expect(held.request.id, now + wait, now)
+            elif verdict.only_behind and interval <= KEEP:
+                self._room.expect_some(f"{demand.name}:{demand.key}", now)
             announce(held, replace(why, what="parked"))
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:

@@ -74,6 +74,11 @@ class Room:
         heapq.heappush(self._next, (at, id))
         self.next_comer(now)  # who has come is forgotten, also where nobody asks who comes next
 
+    def expect_some(self, lot: str, now: float) -> None:
+        """Whoever waits in a lot may come here at any time; for a while, until they say when."""
+        if self._coming.get(lot, 0.0) < now + KEEP / 2:  # seldom: a lot fills with thousands
+            self.expect(lot, now + KEEP, now)
+
     def has_come(self, id: str) -> float:
         """It is here. Returns when it has its turn; 0.0: it was not expected."""
         return self._coming.pop(id, 0.0)

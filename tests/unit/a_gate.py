@@ -19,7 +19,7 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.gate import answers, gate, local_share, loop
+from celery_ratelimit.gate import answers, coming, exits, gate, local_share, loop
 from celery_ratelimit.gate.gate import Gate
 from celery_ratelimit.gate.held import State
 from celery_ratelimit.gate.line import Line
@@ -89,7 +89,7 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.answers: list[int] = []  # of the lot
-        for module in (answers, gate, loop, local_share):
+        for module in (answers, coming, exits, gate, local_share, loop):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         for name in ("Outage", "Changes", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)

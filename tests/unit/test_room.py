@@ -125,3 +125,12 @@ def test_who_has_come_is_forgotten_where_nobody_asks_who_comes_next() -> None:
         if number % 2:
             made.has_come(str(number))  # the others were revoked
     assert len(made._next) + len(made._coming) <= 4
+
+
+def test_somebody_of_a_lot_is_expected_for_a_while_and_noted_seldom() -> None:
+    made = room(4, 4)
+    for number in range(1000):
+        made.expect_some("lot", NOW + number / 1000)
+    assert made.next_comer(NOW + 1) >= NOW + 1
+    assert len(made._next) <= 3
+    assert made.next_comer(NOW + 3) == NEVER
