@@ -124,6 +124,17 @@ class Intake:
             consumer.add_queue(queues[queue])
             consumer.consume()
 
+    def leave_returned_to_others(self, are_left: bool) -> None:
+        """Whether what comes back is for other workers, for now; what is on its way here comes still."""
+        if self._broker.on_amqp:  # it asks, and waits for an answer: not while somebody is at work in the gate
+            self._consumer.call_soon(self._returns.leave_to_others, are_left)
+        else:
+            self._returns.leave_to_others(are_left)
+
+    def does_anybody_wait_to_return(self) -> bool:
+        """Whether throttled tasks wait at the broker to come back to this worker or another; or it is not known."""
+        return self._returns.does_anybody_wait()
+
     # -- Together --------------------------------------------------------------------------------------------------
 
     def come_together(self, source: str, after: Callable[[], None]) -> None:

@@ -88,6 +88,17 @@ class Pool:
                     return True
         return False
 
+    def have_soon(self, now: float, seconds: float) -> bool:
+        """Whether one of them is probably free within ``seconds``, by what tasks take: how many end in that time?"""
+        ends = 0.0
+        for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT):
+            takes = self.takes(job.name)
+            if job.since is None or now - job.since < takes:  # one that has run for longer says nothing any more
+                ends += seconds / max(takes, seconds)
+                if ends >= 1:
+                    return True
+        return False
+
     def has(self, request: Any) -> bool:
         """Whether a request that was handed to the pool waits there, or runs."""
         return request in self._jobs or request in state.reserved_requests

@@ -13,6 +13,9 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
   for one queue, ``cancel`` (719) for all; both are what Celery calls (consumer.py 728; tasks.py 89).
 * A channel counts what it has handed out by itself: on Redis each has a ``QoS`` and a BRPOP of its own
   (kombu/transport/redis.py 467 and 737), on AMQP the broker counts for each consumer of it.
+* ``Channel._brpop_start`` (kombu/transport/redis.py 1459) asks for the next message of a channel's queues. Whoever reads
+  the answer asks ``qos.can_consume`` (on_readable), and would leave it unread for as long as that says no. Other virtual
+  transports ask for nothing while it does (kombu/transport/virtual/base.py 231).
 * ``worker_direct`` is a durable queue of one worker, bound to ``WORKER_DIRECT_EXCHANGE`` (celery/utils/nodenames.py
   14).
 """
@@ -62,6 +65,7 @@ class Returns:
         self._make: Any = None
         self._main: Any = None
         self._beside: Any = None
+        self._are_left = False
 
     def set_up(self, name_for: Callable[[str], str], make: Any) -> None:
         """``name_for`` a queue: its return queue's name; ``make``: a class of consumers."""
@@ -138,15 +142,47 @@ class Returns:
             prefetch_count=MOST_RETURNED,
         )
         self._main = main
+        self._leave_alone()
         for each in (main.channel, channel):
             end_connection_with(each)
             keep_client(each)
             self._together.watch(each)
         self._prefetch.keep()
 
+    # -- Left to others --------------------------------------------------------------------------------------------
+
+    def leave_to_others(self, are_left: bool) -> None:
+        """Whether return queues are left to other workers for now. What is on its way here comes still."""
+        self._are_left = are_left
+        if self._beside is not None:
+            self._leave_alone()
+            self._settle()
+
+    def _leave_alone(self) -> None:
+        """Elsewhere than on AMQP nothing is asked for; there, :meth:`_settle` sees to it."""
+        channel = self._beside.channel
+        if self._on_amqp:
+            return
+        asks, name = (channel, "_brpop_start") if hasattr(channel, "_brpop_start") else (channel.qos, "can_consume")
+        if self._are_left:
+            setattr(asks, name, _not_now)
+        else:
+            vars(asks).pop(name, None)
+
+    def does_anybody_wait(self) -> bool:
+        """Whether a message is in one of them, which this worker consumes; or the broker does not say."""
+        names = {self.name_for(queue) for queue in self.queues} - self.queues.keys()
+        try:
+            return any(self._outbox.count(self._beside.channel, name) for name in names)
+        except Exception as error:
+            logger.debug("the broker does not say whether tasks wait in %s: %r", sorted(names), error)
+            return True
+
     def _settle(self) -> None:
         """Consume the return queues of what is consumed; but those that are consumed as queues (``-Q a.throttled``)."""
         beside, queues = self._beside, dict(self.queues)
+        if self._are_left and self._on_amqp:
+            queues.clear()
         names = {self.name_for(name): queue for name, queue in queues.items()}
         for queue in (*queues, *[each.name for each in self._main.queues]):
             names.pop(queue, None)
@@ -173,6 +209,10 @@ class Returns:
         message.ratelimit_beside = True
         with self._prefetch.untouched():
             self._main.on_message(message)
+
+
+def _not_now(*_: Any) -> bool:
+    return False
 
 
 def _is_one_workers(queue: Queue) -> bool:

@@ -69,7 +69,7 @@ class Entrance:
         if not owed:
             lines = [self._lines.get(key) for key in self._lines.wanting]
             claims = sum(line is not None and not self.is_before(line) for line in lines)
-            turn = min(self._lines.next_turn(now) + self.early(), self._room.next_comer(now))
+            turn = min(self._lines.next_turn(now) + self.early(), self._room.coming.next_comer(now))
         if not self._room.for_unlimited(now, request.task.name, claims=claims, turn=turn):
             return False
         self._passed = now, request

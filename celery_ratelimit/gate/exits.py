@@ -19,12 +19,13 @@ from ..parking.publisher import LEAD
 from .answers import LOOK
 from .batch import Batch, Leaving
 from .clock import monotonic
+from .expected import KEEP
 from .held import HeldRequest
 from .holdings import Holdings
 from .line import Line
 from .outcome import Outcome
 from .presence import Presence
-from .room import KEEP, Room
+from .room import Room
 from .running import Running
 from .said import announce, outcome_of
 from .verdict import AskAt, End, Fail, Hold, Park, SendBack, Start, Stay, Verdict
@@ -205,9 +206,9 @@ class Exits:
             # Whoever leaves the lot next is to find a process, if it comes to this worker. Until it is here, and says
             # when, long tasks could have them all.
             if not verdict.only_behind and wait <= KEEP:
-                self._room.expect(held.request.id, now + wait, now)
+                self._room.coming.expect(held.request.id, now + wait, now)
             elif verdict.only_behind and interval <= KEEP:
-                self._room.expect_some(f"{demand.name}:{demand.key}", now)
+                self._room.coming.expect_some(f"{demand.name}:{demand.key}", now)
             announce(held, replace(why, what="parked"))
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:

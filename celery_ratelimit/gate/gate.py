@@ -39,6 +39,7 @@ from .lines import Lines
 from .local_share import LocalShare
 from .loop import Loop
 from .presence import Presence
+from .reach import Reach
 from .room import Room
 from .running import Running
 from .slots import Slots
@@ -85,8 +86,9 @@ class Gate:
             early=entrance.early,
             longest=exits.longest,
         )
+        self._reach = reach = Reach(worker, room, self._leave_returned_to_others)
         self._loop = Loop(
-            *(worker, answers, holdings, room, lines, entrance, exits),
+            *(worker, answers, holdings, room, lines, entrance, exits, reach),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
         self._coming = Coming(worker, attendant, room, lines, presence, exits, self._loop)
@@ -107,7 +109,7 @@ class Gate:
             return
         if is_built_in(request.task.name):
             self._within.look(request)
-        slot_at = self._room.has_come(request.id)
+        slot_at = self._room.coming.has_come(request.id)
         if plan is None:
             self._pass(request, queue)
             return
@@ -118,7 +120,7 @@ class Gate:
         until = now if old else now + longest
         number = next(self._numbers)
         asks_from = self._answers.asks_from(now, slot_at) if returned else now
-        held = HeldRequest(request, queue, plan, demands, number, now, until, returned, returned, asks_from)
+        held = HeldRequest(request, queue, plan, demands, number, now, until, returned, returned, asks_from, slot_at)
         if returned and (asks_from > now or self.worker.intake.comes_together):
             held.is_checked = False  # until it asks: then others have come, too, and the store is asked once
         connections = self._connections
@@ -153,8 +155,11 @@ class Gate:
         seconds = requests.comes_back_in(message)
         if seconds is not None:
             now = monotonic()
-            self._room.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
-            self._coming.comes_back(message)
+            self._room.coming.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
+            if self._reach.is_left:  # it was on its way, and soon waits for the end of its countdown
+                self.worker.timers.call_after(0, self._leave_returned_to_others)
+            else:
+                self._coming.comes_back(message)
         self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------
@@ -163,6 +168,7 @@ class Gate:
         """A task has ended: whoever waits for its process, or its place, may ask."""
         held = self._running.end(request)
         lines = self._lines.asking(held.plan.buckets(held.demands)) if held is not None else []
+        self._reach.look(monotonic())
         for line in lines:
             line.next_ask = 0.0
         if self._presence.limited or len(self._entrance):
@@ -227,9 +233,14 @@ class Gate:
         self._attendant.store_is_back()
         self._loop.store_is_back()
 
+    def _leave_returned_to_others(self) -> None:
+        """Those that have come back, and wait here or for the end of their countdown."""
+        self.worker.timers.recall(requests.came_beside)
+        self._loop.run(self._lines)
+
     def _is_idle(self) -> bool:
         """Nobody waits here, comes back, or is parked."""
-        waiting = self._presence.limited or self._room.next_comer(monotonic()) < float("inf")
+        waiting = self._presence.limited or self._room.coming.next_comer(monotonic()) < float("inf")
         return self._attendant.is_idle and not waiting
 
     def _changed(self, names: set[str]) -> None:

@@ -36,6 +36,7 @@ class HeldRequest:
     ``state``; and the time that belongs to it, ``at``. ``permit_at_us``: when its permit is good, in microseconds by
     the store's clock; 0: it has none.
     ``is_checked``: whether the store was asked if it is the copy that may run, or need not be.
+    ``slot_at``: when it has its turn, if it came back for one; 0.0: it is not known.
     ``asks_from``: it asks no sooner, so that those that come until then ask with it.
     ``announced``: what was said last to have become of it.
     ``id``: what the store knows it by.
@@ -52,6 +53,7 @@ class HeldRequest:
     has_slot: bool
     returned: bool
     asks_from: float = 0.0
+    slot_at: float = 0.0
     is_checked: bool = True
     outside_prefetch: bool = False
     state: State = State.ASKS

@@ -16,6 +16,7 @@ from .held import HeldRequest
 from .holdings import Holdings
 from .line import Line
 from .lines import Lines
+from .reach import Reach
 from .room import Room
 from .verdict import (
     Ask,
@@ -41,6 +42,7 @@ class Loop:
         lines: who waits.
         entrance: who has the next process.
         exits: carries out what is decided.
+        reach: whether what comes back stays here.
         on_error: gets a request and what was raised at it that nobody has foreseen.
 
     Attributes:
@@ -56,10 +58,12 @@ class Loop:
         lines: Lines,
         entrance: Entrance,
         exits: Exits,
+        reach: Reach,
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
         self._worker, self._answers = worker, answers
         self._holdings, self._room, self._lines, self._entrance, self._exits = holdings, room, lines, entrance, exits
+        self._reach = reach
         self.at_hand = AtHand(worker, on_error)
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
@@ -83,6 +87,7 @@ class Loop:
                 for line in lines:
                     self._move(line)
                 self._admit()
+                self._reach.look(monotonic())
                 if not self._again:
                     break
                 self._again = False
@@ -183,7 +188,8 @@ class Loop:
                 continue
             now = monotonic()
             may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)
-            verdict = before_asking(held, line, now, lot=self._exits.lot_before(held), may_start=may_start)
+            lot, leaves = self._exits.lot_before(held), self._reach.leaves(held)
+            verdict = before_asking(held, line, now, lot=lot, may_start=may_start, leaves=leaves)
             if isinstance(verdict, Ask):
                 goes_on = self._ask(line, held, asking, for_permit=verdict.for_permit)
             else:

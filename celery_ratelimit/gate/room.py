@@ -7,29 +7,29 @@ to the pool starts at once; where tasks are very short a few wait in the pool, o
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import insort
 
 from .._celery import Pool
+from .expected import KEEP, Expected
 from .line import ASK_EARLY
 
-__all__ = ["AHEAD", "KEEP", "Room"]
+__all__ = ["AHEAD", "Room"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
 AHEAD = 0.1
-#: Seconds before a turn from which on a process is kept for it, at the longest; and as a share of what the task takes
-#: that would have it else: the longer that is, the later the turn would be, and the less is lost by waiting for it.
-KEEP, KEEP_SHARE = 1.0, 0.5
+#: The share of what the task takes that would have a process that is kept for a turn: the longer that is, the later the
+#: turn would be, and the less is lost by waiting for it.
+KEEP_SHARE = 0.5
 #: Seconds that an unlimited task may wait in the pool itself: what a process needs to hear of the next one; and more,
 #: the further away the next turn is. While nobody waits: no longer than those who come back from a lot come ahead.
 LEAST_BACKLOG, MOST_BACKLOG, FREE_BACKLOG = 0.005, 0.05, 1.0
 #: What unlimited tasks have of the pool's time, at the least, where limited ones could use all of it; and seconds that
 #: one waits for it where nobody knows what the one before has taken; and at the least.
 LEAST_SHARE, UNKNOWN_PAUSE, LEAST_PAUSE = 0.05, 1.0, 0.1
-#: Seconds after its time from which on a request that should be back is not waited for.
-LATE = 0.1
+#: Seconds for which a process that has become free is kept for those who wait at the broker to come back.
+RETURN_KEEP = 0.1
 
 
 class Room:
@@ -37,14 +37,15 @@ class Room:
 
     Attributes:
         held: requests that were received and are in the gate.
+        coming: who is expected to come.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.held = 0
+        self.coming = Expected()
         self._grants: list[tuple[float, float]] = []  # when, and the share of a process until the next may begin
-        self._coming: dict[str, float] = {}
-        self._next: list[tuple[float, str]] = []
+        self._kept_until = 0.0
 
     # -- Who has spoken for a process -------------------------------------------------------------------------------
 
@@ -68,44 +69,25 @@ class Room:
             promised += share
         return promised
 
-    def expect(self, id: str, at: float, now: float) -> None:
-        """A task has its turn at that time: it waits here for the end of its countdown, or may soon come back here."""
-        self._coming[id] = at
-        heapq.heappush(self._next, (at, id))
-        self.next_comer(now)  # who has come is forgotten, also where nobody asks who comes next
-
-    def expect_some(self, lot: str, now: float) -> None:
-        """Whoever waits in a lot may come here at any time; for a while, until they say when."""
-        if self._coming.get(lot, 0.0) < now + KEEP / 2:  # seldom: a lot fills with thousands
-            self.expect(lot, now + KEEP, now)
-
-    def has_come(self, id: str) -> float:
-        """It is here. Returns when it has its turn; 0.0: it was not expected."""
-        return self._coming.pop(id, 0.0)
-
-    def next_comer(self, now: float) -> float:
-        """When the next one has its turn that is expected; infinity: nobody is."""
-        while self._next:
-            at, id = self._next[0]
-            if self._coming.get(id) == at:
-                if at > now - LATE:
-                    return at
-                del self._coming[id]  # it was revoked, or the timer is late: it claims a process when it comes
-            heapq.heappop(self._next)
-        return float("inf")
+    def keep_for_returned(self, now: float) -> None:
+        """Somebody waits at the broker to come back, and may now: nobody without limits has the last process."""
+        self._kept_until = now + RETURN_KEEP
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nobody is held or comes."""
         self.held = 0
         self._grants.clear()
-        self._coming.clear()
-        self._next.clear()
+        self.coming.clear()
 
     # -- Who may have one ------------------------------------------------------------------------------------------
 
     def idle(self) -> int:
         """Processes that would start a task at once."""
         return self._pool.idle(self.held)
+
+    def is_out_of_reach(self, now: float) -> bool:
+        """Whether all processes are busy, and none is likely to be free for as long as it would be kept for a turn."""
+        return self.idle() <= 0 and not self._pool.have_soon(now, KEEP)
 
     def has_for_permit(self, now: float, *, owed: bool = False) -> bool:
         """Whether a permit may be taken for one task more: whether it can start at its time.
@@ -151,6 +133,8 @@ class Room:
             turn: when the next one has its turn, which has no permit yet; infinity: nobody waits for one.
         """
         takes, idle = self._pool.takes(name), self.idle()
+        if now < self._kept_until and idle <= 1:
+            return False
         kept = claims + math.ceil(self._promised(now + max(LEAST_BACKLOG, 2 * takes)))
         if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):
             # Not the only one, for long: nothing without limits would run any more.

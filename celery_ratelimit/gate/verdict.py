@@ -132,7 +132,9 @@ class Fail:
 Verdict = Start | Hold | Ask | AskAt | Stay | Park | SendBack | End | Fail
 
 
-def before_asking(held: HeldRequest, line: Line, now: float, *, lot: Demand | None, may_start: bool) -> Verdict:
+def before_asking(
+    held: HeldRequest, line: Line, now: float, *, lot: Demand | None, may_start: bool, leaves: bool = False
+) -> Verdict:
     """What becomes of the head of a line, as far as nobody has to be asked for it.
 
     Args:
@@ -141,10 +143,13 @@ def before_asking(held: HeldRequest, line: Line, now: float, *, lot: Demand | No
         now: the time.
         lot: the demand in whose lot others are known to wait, behind whom it may stand.
         may_start: whether a process is there for it.
+        leaves: it is to go to another worker, as none will be there for long.
     """
     retries = held.plan.policy.throttle == "retry"
     if now >= held.until:  # the broker would soon take it for lost, and hand it out a second time
         return SendBack(0.0, held.demands[0])
+    if leaves:
+        return SendBack(max(0.0, held.slot_at - now))
     if lot is not None:
         return Park(lot, HORIZON, only_behind=True)
     if (held.has_slot or held.plan.policy.throttle == "wait") and now < line.next_ask:

@@ -325,6 +325,14 @@ def test_a_channel_counts_by_itself() -> None:
     assert "self._qos = self.QoS(self)" in source(virtual.Channel.qos.fget)
 
 
+def test_what_was_asked_for_is_read_and_nothing_else_is_asked_for() -> None:
+    """``Returns`` leaves return queues alone while the answer to what was asked before may be on its way."""
+    assert "channel._brpop_start()" in source(MultiChannelPoller._register_BRPOP)
+    assert "self._register_BRPOP(channel)" in source(MultiChannelPoller.on_poll_start)
+    assert "chan.qos.can_consume()" in source(MultiChannelPoller.on_readable)
+    assert "self.qos.can_consume()" in source(virtual.Channel.drain_events)
+
+
 def test_the_prefetch_is_asked_for_at_each_change_and_its_increments_alone_are_bounded() -> None:
     assert "max_prefetch" in source(QoS.increment_eventually)
     assert "max_prefetch" not in source(QoS.decrement_eventually)

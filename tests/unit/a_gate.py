@@ -39,7 +39,8 @@ class Lost(Exception):
 class Request:
     """A message that has come."""
 
-    def __init__(self, bench: Bench, id: str, task: Any, queue: str, returned: bool) -> None:
+    def __init__(self, bench: Bench, id: str, task: Any, queue: str, returned: bool, beside: bool) -> None:
+        self.beside = beside
         self.bench, self.id, self.task, self.queue, self.returned = bench, id, task, queue, returned
         self.name, self.args, self.kwargs, self.worker_pid = task.name, (), {}, None
         self.message = SimpleNamespace(headers={}, properties={}, delivery_info={}, body=b"", channel=None)
@@ -72,7 +73,10 @@ class Bench:
     """The gate, and what is around it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, on_store_error: str = "defer", processes: int = 2) -> None:
-        self.now, self.processes = 1000.0, processes
+        self.now, self.processes, self.workers = 1000.0, processes, 2
+        self.is_left = False  # what comes back is, to others
+        self.waits_at_broker = False
+        self.on_timers: list[Request] = []  # for the end of their countdown
         self.at: dict[str, list[Any]] = {}
         self.timers: list[tuple[float, int, list[Any]]] = []
         self.asked: list[int] = []  # how many might have asked with one script
@@ -98,7 +102,7 @@ class Bench:
         for name, value in {
             "queue_of": lambda request: request.queue,
             "came_back": lambda request: request.returned,
-            "came_beside": lambda request: False,
+            "came_beside": lambda request: request.beside,
             "age": lambda request: 0.0,
             "restore": lambda request: None,
             "announce": lambda request, fields: self.step("announce"),
@@ -114,7 +118,7 @@ class Bench:
                 call_after=self.call_after,
                 call_soon=None,
                 turn=nullcontext(),
-                recall=lambda _: None,
+                recall=self._recall,
                 contained=lambda function: function,
             ),
             intake=self,
@@ -125,7 +129,8 @@ class Bench:
             ),
             acknowledgements=SimpleNamespace(open=lambda: None, close=lambda: None),
             start=self._start,
-            live_workers=lambda: 2,
+            live_workers=lambda: self.workers,
+            can_gossip=True,
         )
         settings: Any = SimpleNamespace(on_store_error=on_store_error, in_memory=False, orphans_after=60.0)
         leases: Any = SimpleNamespace(begin=self._begin, end=self._end_lease, here=lambda demand: 0)
@@ -180,13 +185,34 @@ class Bench:
         policy = Policy(**{"throttle": kind, "inline_wait": 0.02, "max_wait": None, "overflow": "fail", **options})
         return Task(name=f"{kind} {names}", plan=Plan(tuple(limits), policy, None, demands, "node"))
 
-    def come(self, task: Any, id: str | None = None, *, queue: str = "celery", returned: bool = False) -> Request:
-        request = Request(self, id or f"id-{next(self.numbers)}", task, queue, returned)
+    def come(
+        self,
+        task: Any,
+        id: str | None = None,
+        *,
+        queue: str = "celery",
+        returned: bool = False,
+        beside: bool = False,
+        countdown: bool = False,
+    ) -> Request:
+        request = Request(self, id or f"id-{next(self.numbers)}", task, queue, returned or beside, beside)
         request.message.properties = {}
         request.message.body = str(next(self.numbers)).encode()
+        if countdown:
+            self.on_timers.append(request)
+            return request
         self.requests.append(request)
         self.contained(lambda: self.gate.on_request(request), request)
         return request
+
+    def _recall(self, wanted: Callable[[Any], bool]) -> None:
+        called, self.on_timers = self.on_timers, []
+        for request in called:
+            if wanted(request):
+                self.requests.append(request)
+                self.contained(lambda request=request: self.gate.on_request(request), request)  # type: ignore[misc]
+            else:
+                self.on_timers.append(request)
 
     def together(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
         """Those that come in together, up to a lost connection."""
@@ -255,6 +281,9 @@ class Bench:
     def have_young(self, number: int, now: float, seconds: float) -> bool:
         return sum(now - since < 0.05 for since in self.running.values()) >= number
 
+    def have_soon(self, now: float, seconds: float) -> bool:
+        return self.takes("") <= seconds
+
     def has(self, request: Any) -> bool:
         return request in self.running
 
@@ -271,6 +300,13 @@ class Bench:
 
     def go_on_consuming(self, queue: str) -> None:
         self.left.discard(queue)
+
+    def leave_returned_to_others(self, are_left: bool) -> None:
+        assert are_left != self.is_left
+        self.is_left = are_left
+
+    def does_anybody_wait_to_return(self) -> bool:
+        return self.waits_at_broker
 
     def widen(self) -> None:
         self.widened += 1

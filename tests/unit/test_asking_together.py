@@ -18,7 +18,7 @@ def come_back(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> l
     """As many, each for a turn a hundredth of a second after the one before."""
     requests = []
     for index in range(number):
-        bench.gate._room.expect(f"back-{index}", bench.now + ahead + 0.01 * index, bench.now)
+        bench.gate._room.coming.expect(f"back-{index}", bench.now + ahead + 0.01 * index, bench.now)
         requests.append(bench.come(task, f"back-{index}", returned=True))
     return requests
 

@@ -40,3 +40,19 @@ def test_threads_end_tasks_while_somebody_looks(quick_switches: None) -> None:
     finally:
         over.set()
         thread.join()
+
+
+def test_whether_one_is_free_soon() -> None:
+    pool = Pool(SimpleNamespace(num_processes=4, is_green=False))
+    pool._takes.update(short=0.5, long=5.0)
+    assert not pool.have_soon(10.0, 1.0), "nothing runs"
+    pool._jobs["a"] = _Job("long", 9.0, 9.0)
+    pool._jobs["b"] = _Job("unknown", 9.0, 9.0)
+    assert not pool.have_soon(10.0, 1.0)
+    pool._jobs["c"] = _Job("short", 9.0, 9.0)
+    assert not pool.have_soon(10.0, 1.0), "it has run for longer than its kind takes"
+    pool._jobs["d"] = _Job("short", 9.9, None)
+    assert pool.have_soon(10.0, 1.0)
+    del pool._jobs["d"]
+    pool._jobs.update((number, _Job("long", 9.0, 9.0)) for number in range(4))
+    assert pool.have_soon(10.0, 1.0), "five of five seconds"

@@ -105,32 +105,32 @@ def test_a_promise_is_taken_back() -> None:
 
 def test_who_is_expected_has_its_turn_until_it_comes_or_is_late() -> None:
     made = room(4, 4)
-    assert made.next_comer(NOW) == NEVER
-    made.expect("b", NOW + 0.5, NOW)
-    made.expect("a", NOW + 0.2, NOW)
-    assert made.next_comer(NOW) == NOW + 0.2
-    made.has_come("a")
-    made.has_come("never expected")
-    assert made.next_comer(NOW) == NOW + 0.5
-    made.expect("b", NOW + 0.9, NOW)  # another copy
-    assert made.next_comer(NOW) == NOW + 0.9
-    assert made.next_comer(NOW + 0.95) == NOW + 0.9, "a timer may be late"
-    assert made.next_comer(NOW + 2) == NEVER
+    assert made.coming.next_comer(NOW) == NEVER
+    made.coming.expect("b", NOW + 0.5, NOW)
+    made.coming.expect("a", NOW + 0.2, NOW)
+    assert made.coming.next_comer(NOW) == NOW + 0.2
+    made.coming.has_come("a")
+    made.coming.has_come("never expected")
+    assert made.coming.next_comer(NOW) == NOW + 0.5
+    made.coming.expect("b", NOW + 0.9, NOW)  # another copy
+    assert made.coming.next_comer(NOW) == NOW + 0.9
+    assert made.coming.next_comer(NOW + 0.95) == NOW + 0.9, "a timer may be late"
+    assert made.coming.next_comer(NOW + 2) == NEVER
 
 
 def test_who_has_come_is_forgotten_where_nobody_asks_who_comes_next() -> None:
     made = room(4, 4)
     for number in range(1000):
-        made.expect(str(number), NOW + number + 1, NOW + number)
+        made.coming.expect(str(number), NOW + number + 1, NOW + number)
         if number % 2:
-            made.has_come(str(number))  # the others were revoked
-    assert len(made._next) + len(made._coming) <= 4
+            made.coming.has_come(str(number))  # the others were revoked
+    assert len(made.coming._next) + len(made.coming._coming) <= 4
 
 
 def test_somebody_of_a_lot_is_expected_for_a_while_and_noted_seldom() -> None:
     made = room(4, 4)
     for number in range(1000):
-        made.expect_some("lot", NOW + number / 1000)
-    assert made.next_comer(NOW + 1) >= NOW + 1
-    assert len(made._next) <= 3
-    assert made.next_comer(NOW + 3) == NEVER
+        made.coming.expect_some("lot", NOW + number / 1000)
+    assert made.coming.next_comer(NOW + 1) >= NOW + 1
+    assert len(made.coming._next) <= 3
+    assert made.coming.next_comer(NOW + 3) == NEVER

@@ -58,12 +58,13 @@ def held(
     demands: tuple[Demand, ...] = (RATE,),
     queue: str = "celery",
     asks_from: float = 0.0,
+    slot_at: float = 0.0,
 ) -> HeldRequest:
     """A request that has just come, of a task with these options."""
     message = SimpleNamespace(headers={}, delivery_info={}, properties={}, body=b"")
     request: Any = SimpleNamespace(id="1", name="task", message=message, request_dict={}, delivery_info={})
     plan = Plan(tuple(each.limit for each in demands), Policy(throttle, inline, max_wait, overflow), None, demands, "")
-    return HeldRequest(request, queue, plan, demands, 0, since, until, slot, slot, asks_from)
+    return HeldRequest(request, queue, plan, demands, 0, since, until, slot, slot, asks_from, slot_at)
 
 
 def said(wait: float = 0.0, *, allowed: bool = False, full: bool = False, binding: str | None = "rate") -> Decision:
@@ -109,6 +110,26 @@ def test_before_the_store_is_asked(
     request_: HeldRequest, its_line: Line, lot: Demand | None, may_start: bool, verdict: Verdict
 ) -> None:
     assert before_asking(request_, its_line, NOW, lot=lot, may_start=may_start) == verdict
+
+
+@pytest.mark.parametrize(
+    ("request_", "its_line", "may_start", "verdict"),
+    [
+        (held(slot=True), line(), False, SendBack(0.0)),
+        (held(slot=True), line(next_ask=NOW + 1), False, SendBack(0.0)),
+        (held(slot=True), line(), True, SendBack(0.0)),
+        (held(slot=True, slot_at=NOW + 0.7), line(), False, SendBack(0.7)),  # where it waits for the rest of the time
+        (held(slot=True, slot_at=NOW - 0.7), line(), False, SendBack(0.0)),
+        (held(until=NOW, slot=True, slot_at=NOW + 2), line(), False, SendBack(0.0, RATE)),
+    ],
+)
+def test_before_the_store_is_asked_where_it_leaves_for_another_worker(
+    request_: HeldRequest, its_line: Line, may_start: bool, verdict: Verdict
+) -> None:
+    said = before_asking(request_, its_line, NOW, lot=None, may_start=may_start, leaves=True)
+    if isinstance(verdict, SendBack) and isinstance(said, SendBack):
+        said = SendBack(round(said.wait, 6), said.demand)
+    assert said == verdict
 
 
 @pytest.mark.parametrize(

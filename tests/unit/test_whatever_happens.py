@@ -49,13 +49,15 @@ AT = (
 )
 HAPPENS = ("nobody foresaw", "no answer", "lost", "close", "come", "come plain", "end", "changed", "impossible")
 
-come = st.tuples(st.just("come"), st.sampled_from(KINDS), st.booleans(), st.sampled_from(("celery", "other")))
+how_it_came = st.sampled_from(("", "returned", "beside"))
+come = st.tuples(st.just("come"), st.sampled_from(KINDS), how_it_came, st.sampled_from(("celery", "other")))
 passes = st.tuples(st.just("pass"), st.sampled_from((0.0, 0.005, 0.03, 0.1, 0.3, 1.0)))
 happens = st.tuples(st.just("happens"), st.sampled_from(AT), st.sampled_from(HAPPENS))
 others = st.tuples(st.sampled_from(("end", "revoke", "changed", "close", "store lost", "store back", "again")))
+takes = st.tuples(st.just("takes"), st.sampled_from((0.05, 5.0)), st.booleans())
 parked = st.tuples(st.just("parked"), st.sampled_from((NOBODY, OVERTAKEN, FULL, FULL - 5, 0, 3)))
 together = st.tuples(st.just("together"), st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))
-steps = st.one_of(come, come, come, together, passes, passes, happens, others, parked)
+steps = st.one_of(come, come, come, together, passes, passes, happens, others, parked, takes)
 operations = st.lists(steps, min_size=1, max_size=40)
 
 
@@ -66,8 +68,9 @@ def task(bench: Bench, kind: str, *names: str) -> Any:
 
 def do(bench: Bench, what: str, *how: Any) -> None:
     if what == "come":
-        (kind, *names), returned, queue = how
-        bench.come(task(bench, kind, *names), returned=returned, queue=queue)
+        (kind, *names), came, queue = how
+        options = {came: True} if came else {}
+        bench.come(task(bench, kind, *names), queue=queue, **options)
     elif what == "together":
         bench.together([task(bench, *each) for each in how[0]])
     elif what == "pass":
@@ -86,6 +89,9 @@ def do(bench: Bench, what: str, *how: Any) -> None:
             "impossible": ImpossibleRequest("r1", 2, 1),
         }[kind]
         bench.at.setdefault(step, []).append(happening)
+    elif what == "takes":
+        seconds, bench.waits_at_broker = how
+        bench.takes = lambda name: seconds  # type: ignore[method-assign]
     elif what == "parked":
         bench.is_somebody_parked = True
         bench.answers += how

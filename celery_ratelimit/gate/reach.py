@@ -1,0 +1,51 @@
+"""What comes back is for workers that can run it: one whose processes are all busy for long leaves it to others.
+
+A task that has come back here could wait for hours behind long tasks, its slot unused, while another worker has nothing
+to do. At the broker it waits for whichever process is free first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .._celery import Worker, requests
+from .held import HeldRequest
+from .room import Room
+
+__all__ = ["Reach"]
+
+
+class Reach:
+    """Whether one worker takes what comes back.
+
+    Args:
+        worker: the worker.
+        room: of its pool.
+        on_leave: called soon after it has begun to leave that to others, to let go of what is here.
+
+    Attributes:
+        is_left: it does not, for now.
+    """
+
+    def __init__(self, worker: Worker, room: Room, on_leave: Callable[[], None]) -> None:
+        self._worker, self._room, self._on_leave = worker, room, on_leave
+        self.is_left = False
+
+    def look(self, now: float) -> None:
+        """A process has become free, or busy; or something has come back."""
+        is_out = self._room.is_out_of_reach(now)
+        if is_out == self.is_left or (is_out and not self._are_there_others()):
+            return
+        self.is_left = is_out
+        self._worker.intake.leave_returned_to_others(is_out)
+        if is_out:
+            self._worker.timers.call_after(0, self._on_leave)
+        elif self._worker.intake.does_anybody_wait_to_return():
+            self._room.keep_for_returned(now)
+
+    def leaves(self, held: HeldRequest) -> bool:
+        """Whether a request that asks goes to another worker."""
+        return self.is_left and held.returned and requests.came_beside(held.request)
+
+    def _are_there_others(self) -> bool:
+        return not self._worker.can_gossip or self._worker.live_workers() > 1

@@ -1,0 +1,109 @@
+"""A worker whose processes are all busy for long leaves what comes back to others, and what is here goes there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.a_gate import Bench
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(monkeypatch)
+    bench.takes = lambda name: 5.0  # type: ignore[method-assign]
+    return bench
+
+
+def fill(bench: Bench) -> None:
+    for _ in range(bench.processes):
+        assert bench.come(bench.task("plain")).ends == ["started"]
+
+
+def test_while_all_processes_are_busy_for_long(bench: Bench) -> None:
+    bench.come(bench.task("plain"))
+    assert not bench.is_left
+    bench.come(bench.task("plain"))
+    assert bench.is_left
+    bench.finish()
+    assert not bench.is_left
+
+
+def test_not_for_short_tasks(bench: Bench) -> None:
+    bench.takes = lambda name: 0.5  # type: ignore[method-assign]
+    fill(bench)
+    assert not bench.is_left
+
+
+def test_not_where_there_are_no_others(bench: Bench) -> None:
+    bench.workers = 1
+    fill(bench)
+    assert not bench.is_left
+    came = bench.come(bench.task("retry", "r1"), beside=True)
+    assert came.ends == []
+    bench.finish()
+    assert came.ends == ["started"]
+
+
+def test_what_was_on_its_way_goes_to_others(bench: Bench) -> None:
+    fill(bench)
+    assert bench.come(bench.task("retry", "r1"), beside=True).ends == ["sent back"]
+    assert bench.come(bench.task("wait", "r2"), beside=True).ends == ["sent back"]
+    bench.check()
+
+
+def test_what_waits_for_its_countdown_goes_too_and_is_back_for_its_turn(bench: Bench) -> None:
+    bench.gate._room.coming.expect("back", bench.now + 0.7, bench.now)
+    delays: list[float] = []
+    send_back = bench.gate.worker.departures.send_back
+    bench.gate.worker.departures.send_back = lambda *args: (delays.append(args[3]), send_back(*args))  # type: ignore[func-returns-value,method-assign]
+    waits = bench.come(bench.task("retry", "r1"), "back", beside=True, countdown=True)
+    bench.processes = 1  # else one is kept for it
+    fill(bench)
+    bench.run(0.01)
+    assert waits.ends == ["sent back"]
+    assert delays == [pytest.approx(0.65)], "as long as before, less what brokers are late"
+    bench.check_empty() if not bench.running else bench.check()
+
+
+def test_what_came_by_its_own_queue_stays(bench: Bench) -> None:
+    fill(bench)
+    stays = bench.come(bench.task("wait", "r1"))
+    back = bench.come(bench.task("retry", "r2"), returned=True)
+    assert (stays.ends, back.ends) == ([], [])
+    for _ in range(2):
+        bench.finish()
+        bench.run(0.2)
+    assert (stays.ends, back.ends) == (["started"], ["started"])
+
+
+def test_who_has_a_permit_keeps_it(bench: Bench) -> None:
+    bench.takes = lambda name: 0.05  # type: ignore[method-assign]
+    bench.tats["r1"] = bench.now + 0.05
+    waits = bench.come(bench.task("retry", "r1"), beside=True)
+    bench.takes = lambda name: 5.0  # type: ignore[method-assign]
+    bench.processes = 1
+    bench.come(bench.task("plain"))
+    bench.run(0.06)
+    assert waits.ends == ["started"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_process_that_is_free_again_is_for_those_who_wait_at_the_broker(bench: Bench, waits: bool) -> None:
+    bench.processes = 1
+    fill(bench)
+    bench.waits_at_broker = waits
+    plain = bench.come(bench.task("plain"))
+    bench.finish()
+    assert plain.ends == ([] if waits else ["started"])
+    if waits:
+        assert bench.come(bench.task("retry", "r1"), beside=True).ends == ["started"]
+
+
+def test_it_is_not_kept_for_long(bench: Bench) -> None:
+    bench.processes = 1
+    fill(bench)
+    bench.waits_at_broker = True
+    plain = bench.come(bench.task("plain"))
+    bench.finish()
+    bench.run(0.3)
+    assert plain.ends == ["started"], "another worker was quicker"
