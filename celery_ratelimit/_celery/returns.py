@@ -13,9 +13,9 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
   for one queue, ``cancel`` (719) for all; both are what Celery calls (consumer.py 728; tasks.py 89).
 * A channel counts what it has handed out by itself: on Redis each has a ``QoS`` and a BRPOP of its own
   (kombu/transport/redis.py 467 and 737), on AMQP the broker counts for each consumer of it.
-* ``Channel._brpop_start`` (kombu/transport/redis.py 1459) asks for the next message of a channel's queues. Whoever reads
-  the answer asks ``qos.can_consume`` (on_readable), and would leave it unread for as long as that says no. Other virtual
-  transports ask for nothing while it does (kombu/transport/virtual/base.py 231).
+* ``Channel._brpop_start`` (kombu/transport/redis.py 1459) asks for the next message of a channel's queues. Whoever
+  reads the answer asks ``qos.can_consume`` (on_readable), and would leave it unread for as long as that says no. Other
+  virtual transports ask for nothing while it does (kombu/transport/virtual/base.py 231).
 * ``worker_direct`` is a durable queue of one worker, bound to ``WORKER_DIRECT_EXCHANGE`` (celery/utils/nodenames.py
   14).
 """
