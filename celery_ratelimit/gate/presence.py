@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from .._celery import MOST_RETURNED, Worker
 from .held import HeldRequest, State
 from .line import Line
-from .room import Room
+from .room import AHEAD, Room
 from .suspended import SuspendedQueues, Waiting
 
 __all__ = ["Presence"]
@@ -45,7 +45,9 @@ class Presence:
         """Its queue is not consumed for now, if those who came from it will be here for long."""
         first = max(0.0, line.closed_until - now)
         # Or what the broker hands out of all queues would soon be of this one; or nothing, for too long.
-        among_others = self._worker.intake.has_several_queues and not line.open
+        each = line.interval or max(demand.interval * demand.cost for demand in held.demands)
+        waits = not line.open or first + (len(line) - 1) * each > AHEAD
+        among_others = self._worker.intake.has_several_queues and waits
         if among_others or 0 < first + len(line) * line.interval < self._worker.broker.hears_after:
             self.widen(held)
         self._suspended.leave(held, [*line.with_slot, *line.new], first, lambda: line.interval)

@@ -382,13 +382,18 @@ class Bench:
         allowed = wait <= horizon and not any(
             isinstance(d.limit, Concurrency) and each for d, each in zip(demands, waits, strict=True)
         )
-        states = tuple(LimitState(demand.name, "", 1, 0, wait, 0.1) for demand in demands)
         if allowed:
             for demand in demands:
                 if isinstance(demand.limit, Limit):
                     self.tats[demand.name] = max(self.now, self.tats.get(demand.name, 0.0)) + 0.1
                 else:
                     self.places[demand.name].add(id)
+        states = tuple(
+            LimitState(demand.name, "", 1, 0, max(0.0, self.tats.get(demand.name, 0.0) - self.now), 0.1)
+            if isinstance(demand.limit, Limit)
+            else LimitState(demand.name, "", 2, 0, wait, 0.0)
+            for demand in demands
+        )
         binding = None if allowed else demands[waits.index(wait)].name
         return Decision(allowed, 1, 0, wait, wait, binding, states, False, id, int(self.now * 1e6), tuple(demands))
 

@@ -1,0 +1,32 @@
+"""Where a worker has several queues, those that wait for their turns do not fill its prefetch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.a_gate import Bench
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(monkeypatch)
+    bench.is_full = False  # type: ignore[misc]
+    return bench
+
+
+def test_nor_where_the_first_of_them_has_just_had_its_turn_at_once(bench: Bench) -> None:
+    task = bench.task("wait", "r1")
+    assert bench.come(task).ends == ["started"], "the limit is open"
+    for _ in range(2):
+        bench.come(bench.task("plain"), queue="other")
+    waiting = [bench.come(task) for _ in range(6)]
+    assert [request.ends for request in waiting] == [[]] * 6
+    assert bench.widened >= 4, "but for those who go in a moment"
+    bench.check()
+
+
+def test_who_only_waits_for_a_process_is_part_of_the_prefetch(bench: Bench) -> None:
+    bench.come(bench.task("plain"))
+    bench.come(bench.task("plain"))
+    assert bench.come(bench.task("wait", "r1")).ends == []
+    assert bench.widened == 0
