@@ -124,12 +124,16 @@ class Intake:
             consumer.add_queue(queues[queue])
             consumer.consume()
 
-    def leave_returned_to_others(self, are_left: bool) -> None:
-        """Whether what comes back is for other workers, for now; what is on its way here comes still."""
+    def leave_returned_to_others(self, are_left: bool, then: Callable[[], None]) -> None:
+        """Whether what comes back is for other workers, for now; what is on its way here comes still.
+
+        ``then`` is called when it is, and what goes back to the broker would not come here at once again.
+        """
+        self._returns.are_left = are_left
         if self._broker.on_amqp:  # it asks, and waits for an answer: not while somebody is at work in the gate
-            self._consumer.call_soon(self._returns.leave_to_others, are_left)
+            self._consumer.call_soon(self._returns.leave_to_others, then)  # in any order: kombu's hub keeps none
         else:
-            self._returns.leave_to_others(are_left)
+            self._returns.leave_to_others(then)
 
     def does_anybody_wait_to_return(self) -> bool:
         """Whether throttled tasks wait at the broker to come back to this worker or another; or it is not known."""

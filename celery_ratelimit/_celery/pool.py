@@ -92,9 +92,9 @@ class Pool:
         """Whether one of them is probably free within ``seconds``, by what tasks take: how many end in that time?"""
         ends = 0.0
         for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT):
-            takes = self.takes(job.name)
+            takes = max(seconds, self.takes(job.name))
             if job.since is None or now - job.since < takes:  # one that has run for longer says nothing any more
-                ends += seconds / max(takes, seconds)
+                ends += seconds / takes
                 if ends >= 1:
                     return True
         return False

@@ -56,6 +56,7 @@ class Returns:
 
     Attributes:
         queues: those that this worker consumes for tasks, by name, whether or not they are left alone for now.
+        are_left: whether they are to be left to other workers for now; see :meth:`leave_to_others`.
     """
 
     def __init__(self, consumer: Any, prefetch: Prefetch, outbox: Outbox, together: Together) -> None:
@@ -65,7 +66,7 @@ class Returns:
         self._make: Any = None
         self._main: Any = None
         self._beside: Any = None
-        self._are_left = False
+        self.are_left = False
 
     def set_up(self, name_for: Callable[[str], str], make: Any) -> None:
         """``name_for`` a queue: its return queue's name; ``make``: a class of consumers."""
@@ -151,12 +152,16 @@ class Returns:
 
     # -- Left to others --------------------------------------------------------------------------------------------
 
-    def leave_to_others(self, are_left: bool) -> None:
-        """Whether return queues are left to other workers for now. What is on its way here comes still."""
-        self._are_left = are_left
+    def leave_to_others(self, then: Callable[[], None]) -> None:
+        """Do as :attr:`are_left` says; it may say something else meanwhile, as AMQP's broker has to answer.
+
+        ``then`` is called when what goes back to the broker does not come here again.
+        """
         if self._beside is not None:
             self._leave_alone()
             self._settle()
+            if self.are_left:
+                then()
 
     def _leave_alone(self) -> None:
         """Elsewhere than on AMQP nothing is asked for; there, :meth:`_settle` sees to it."""
@@ -164,7 +169,7 @@ class Returns:
         if self._on_amqp:
             return
         asks, name = (channel, "_brpop_start") if hasattr(channel, "_brpop_start") else (channel.qos, "can_consume")
-        if self._are_left:
+        if self.are_left:
             setattr(asks, name, _not_now)
         else:
             vars(asks).pop(name, None)
@@ -181,7 +186,7 @@ class Returns:
     def _settle(self) -> None:
         """Consume the return queues of what is consumed; but those that are consumed as queues (``-Q a.throttled``)."""
         beside, queues = self._beside, dict(self.queues)
-        if self._are_left and self._on_amqp:
+        if self.are_left and self._on_amqp:
             queues.clear()
         names = {self.name_for(name): queue for name, queue in queues.items()}
         for queue in (*queues, *[each.name for each in self._main.queues]):

@@ -24,28 +24,30 @@ class Reach:
         on_leave: called soon after it has begun to leave that to others, to let go of what is here.
 
     Attributes:
-        is_left: it does not, for now.
+        has_left: others take what comes back, for now, and what goes back to the broker from here.
     """
 
     def __init__(self, worker: Worker, room: Room, on_leave: Callable[[], None]) -> None:
         self._worker, self._room, self._on_leave = worker, room, on_leave
-        self.is_left = False
+        self._is_left = self.has_left = False
 
     def look(self, now: float) -> None:
         """A process has become free, or busy; or something has come back."""
         is_out = self._room.is_out_of_reach(now)
-        if is_out == self.is_left or (is_out and not self._are_there_others()):
+        if is_out == self._is_left or (is_out and not self._are_there_others()):
             return
-        self.is_left = is_out
-        self._worker.intake.leave_returned_to_others(is_out)
-        if is_out:
-            self._worker.timers.call_after(0, self._on_leave)
-        elif self._worker.intake.does_anybody_wait_to_return():
+        self._is_left, self.has_left = is_out, False
+        self._worker.intake.leave_returned_to_others(is_out, self._left)
+        if not is_out and self._worker.intake.does_anybody_wait_to_return():
             self._room.keep_for_returned(now)
+
+    def _left(self) -> None:
+        self.has_left = True
+        self._worker.timers.call_after(0, self._on_leave)
 
     def leaves(self, held: HeldRequest) -> bool:
         """Whether a request that asks goes to another worker."""
-        return self.is_left and held.returned and requests.came_beside(held.request)
+        return self.has_left and held.returned and requests.came_beside(held.request)
 
     def _are_there_others(self) -> bool:
         return not self._worker.can_gossip or self._worker.live_workers() > 1

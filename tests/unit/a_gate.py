@@ -75,6 +75,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, on_store_error: str = "defer", processes: int = 2) -> None:
         self.now, self.processes, self.workers = 1000.0, processes, 2
         self.is_left = False  # what comes back is, to others
+        self.answers_late = False  # the broker, who is told that it is
         self.waits_at_broker = False
         self.on_timers: list[Request] = []  # for the end of their countdown
         self.at: dict[str, list[Any]] = {}
@@ -301,9 +302,12 @@ class Bench:
     def go_on_consuming(self, queue: str) -> None:
         self.left.discard(queue)
 
-    def leave_returned_to_others(self, are_left: bool) -> None:
+    def leave_returned_to_others(self, are_left: bool, then: Callable[[], None]) -> None:
         assert are_left != self.is_left
         self.is_left = are_left
+        if are_left and not self.answers_late:
+            then()
+        self.then = then
 
     def does_anybody_wait_to_return(self) -> bool:
         return self.waits_at_broker

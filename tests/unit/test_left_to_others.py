@@ -51,6 +51,31 @@ def test_what_was_on_its_way_goes_to_others(bench: Bench) -> None:
     bench.check()
 
 
+def test_not_before_the_broker_gives_it_to_others(bench: Bench) -> None:
+    """It would come back at once, to be sent back again."""
+    bench.answers_late = True
+    fill(bench)
+    bench.come(bench.task("wait", "r1"), beside=True)  # has a permit
+    came = bench.come(bench.task("wait", "r1"), beside=True)
+    assert came.ends == []
+    bench.then()
+    bench.run(0.01)
+    assert came.ends == ["sent back"]
+    bench.check()
+
+
+def test_not_when_it_is_not_left_any_more_by_then(bench: Bench) -> None:
+    fill(bench)
+    bench.finish()
+    bench.answers_late = True
+    bench.come(bench.task("plain"))
+    assert bench.is_left
+    came = bench.come(bench.task("wait", "r1"), beside=True)
+    bench.finish()
+    bench.run(0.01)
+    assert came.ends == ["started"]
+
+
 def test_what_waits_for_its_countdown_goes_too_and_is_back_for_its_turn(bench: Bench) -> None:
     bench.gate._room.coming.expect("back", bench.now + 0.7, bench.now)
     delays: list[float] = []

@@ -53,6 +53,8 @@ def test_whether_one_is_free_soon() -> None:
     assert not pool.have_soon(10.0, 1.0), "it has run for longer than its kind takes"
     pool._jobs["d"] = _Job("short", 9.9, None)
     assert pool.have_soon(10.0, 1.0)
+    pool._jobs["d"] = _Job("short", 9.3, 9.3)
+    assert pool.have_soon(10.0, 1.0), "a little longer, as about half of them do"
     del pool._jobs["d"]
     pool._jobs.update((number, _Job("long", 9.0, 9.0)) for number in range(4))
     assert pool.have_soon(10.0, 1.0), "five of five seconds"

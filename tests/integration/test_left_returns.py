@@ -1,0 +1,111 @@
+"""What comes back is left to other workers and taken up again, as it was said last, on brokers that answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.common import QoS
+
+from celery_ratelimit._celery.broker import Broker as WorkersBroker
+from celery_ratelimit._celery.intake import Intake
+from celery_ratelimit._celery.outbox import Outbox
+from celery_ratelimit._celery.together import Together
+from tests.rabbitmq import Broker
+
+
+class Worker:
+    """The part of Celery's consumer that an intake needs. What is to be called soon is called when a test says so."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Celery(broker=url)
+        self.app.amqp.queues.select(["orders"])
+        self.connection = self.conninfo = self.app.connection_for_read()
+        self.soon: list[Callable[[], None]] = []
+        self.hub = None
+        self.qos = QoS(lambda **_: None, 4)
+        broker = WorkersBroker(self)
+        outbox = Outbox(self.app, broker)
+        self.intake = Intake(self, broker, outbox, Together(broker, None))
+        self.intake.watch(lambda message: None)
+        self.intake.consume_return_queues("{}.throttled".format)
+        queues = list(self.app.amqp.queues.consume_from.values())
+        self.task_consumer: Any = self.app.amqp.TaskConsumer(self.connection.default_channel, queues=queues)
+        self.came: list[str] = []
+        self.task_consumer.on_message = self.take
+
+    def apply_eta_task(self, request: Any) -> None: ...
+
+    def on_decode_error(self, message: Any, error: Exception) -> None: ...
+
+    _limit_task = _limit_post_eta = apply_eta_task
+
+    def call_soon(self, what: Callable[..., None], *args: Any) -> None:
+        self.soon.append(lambda: what(*args))
+
+    def take(self, message: Any) -> None:
+        self.came.append(message.payload)
+        message.ack()
+
+    def leave(self, are_left: bool) -> list[str]:
+        """Say whether what comes back is left to others; returns where it will be noted that it is."""
+        then: list[str] = []
+        self.intake.leave_returned_to_others(are_left, lambda: then.append("left"))
+        return then
+
+    def reads(self) -> list[str]:
+        """What comes now, within a moment of silence."""
+        self.came.clear()
+        while True:
+            try:
+                self.connection.drain_events(timeout=0.3)
+            except TimeoutError:
+                return self.came
+
+    def publish(self, *payloads: str) -> None:
+        with self.app.connection_for_write() as connection:
+            for payload in payloads:
+                self.app.amqp.Producer(connection).publish(payload, routing_key="orders.throttled", serializer="json")
+
+
+@pytest.fixture
+def worker(broker: Broker) -> Iterator[Worker]:
+    worker = Worker(broker.url)
+    with worker.connection, worker.task_consumer:
+        yield worker
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_what_was_said_last_counts_in_whatever_order_the_hub_comes_to_it(worker: Worker, order: tuple[int]) -> None:
+    said = [worker.leave(are_left) for are_left in (True, False, True)]
+    for number in order:
+        worker.soon[number]()
+    assert sum(map(len, said)) >= 1
+    worker.publish("one")
+    assert worker.reads() == []
+    worker.soon.clear()
+    assert worker.leave(False) == []
+    worker.soon.pop()()
+    assert worker.reads() == ["one"]
+
+
+def test_nobody_is_told_before_the_broker_has_answered(worker: Worker) -> None:
+    said = worker.leave(True)
+    worker.publish("one")
+    assert said == []
+    assert worker.reads() == ["one"]
+    worker.soon.pop()()
+    assert said == ["left"]
+
+
+def test_nobody_is_told_of_what_is_not_wanted_any_more(worker: Worker) -> None:
+    said = worker.leave(True)
+    assert worker.leave(False) == []
+    for call in worker.soon:
+        call()
+    assert said == []
+    worker.publish("one", "two")
+    assert worker.reads() == ["one", "two"]
