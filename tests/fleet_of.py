@@ -181,6 +181,21 @@ class Fleet:
             until(lambda w=worker: w.poll() is not None, 20, f"the end of worker {index}\n{self.log(index)}")
         self.workers.clear()
 
+    def asked(self, what: str) -> Any:
+        """What one worker answers to ``inspect().<what>()``.
+
+        It is asked until it answers: Celery says that it is ready before it has subscribed to what it can be asked.
+        """
+        answers: dict[str, Any] = {}
+
+        def has_answered() -> bool:
+            answers.update(getattr(self.sender.control.inspect(timeout=5, limit=1), what)() or {})
+            return bool(answers)
+
+        until(has_answered, 20, f"an answer to {what}")
+        (answer,) = answers.values()
+        return answer
+
     def wait_until_introduced(self) -> None:
         """Until each worker knows of the others; they have to log at level DEBUG."""
         others = len(self.workers) - 1

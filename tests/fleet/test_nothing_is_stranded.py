@@ -145,8 +145,7 @@ def test_the_recipe_for_removing_the_package(
         for name in (RETRY, "tests.apps.fleet.tenant"):
             Limiter.from_url(server.url).pause(name, 3600, force=True)
         until(lambda: sum(parked(fleet).values()) + fleet.started() == 60, 20, "all being parked or started")
-        asked = fleet.sender.control.inspect(timeout=30, limit=1)
-        until(lambda: asked.active() == {name: [] for name in asked.ping()}, 20, "what started having ended")
+        until(lambda: fleet.asked("active") == [], 20, "what started having ended")
         fleet.stop()  # what is just being handed to a process would run twice, as it does without us
         drained = ParkingLots(fleet.sender).drain()
         ran = fleet.started()

@@ -150,7 +150,7 @@ def test_a_killed_worker_loses_nothing_under_acks_late(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, conf: dict[str, Any]
 ) -> None:
     """RabbitMQ hands out at once what a lost connection had: held, on countdown or running."""
-    with Fleet(server, tmp_path, rate="50/s", broker=broker.url, **conf) as fleet:
+    with Fleet(server, tmp_path, rate="20/s", broker=broker.url, **conf) as fleet:
         fleet.start(QUICK, number=2)
         for index in range(150):
             fleet.send("late", index)

@@ -151,8 +151,7 @@ def test_no_queue_is_invented_where_none_may_be(
             fleet.send("retry", index, queue="a")
         fleet.wait_for(30, 10)
         assert "Traceback" not in fleet.log()
-        (consumed,) = (fleet.sender.control.inspect(timeout=30, limit=1).active_queues() or {}).values()
-        assert [queue["name"] for queue in consumed] == ["a"], "what Celery says of the worker"
+        assert [queue["name"] for queue in fleet.asked("active_queues")] == ["a"], "what Celery says of the worker"
 
 
 @pytest.mark.slow
@@ -322,8 +321,7 @@ def test_an_order_of_queues_does_not_put_them_last(
 
 
 def prefetch_of(fleet: Fleet) -> int:
-    (stats,) = (fleet.sender.control.inspect(timeout=30, limit=1).stats() or {}).values()
-    return int(stats["prefetch_count"])
+    return int(fleet.asked("stats")["prefetch_count"])
 
 
 @pytest.mark.parametrize("send", ["throttled", "countdown"])
