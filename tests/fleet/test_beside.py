@@ -102,6 +102,7 @@ def test_a_process_is_kept_for_who_was_parked_a_moment_ago(
         assert others_before(fleet, 5) == 1, "the other process was kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pool", "size"),
     [
@@ -134,6 +135,7 @@ def test_no_permit_is_used_long_after_its_time(
         assert max(used_after) < seconds / 2, "whoever had to wait for the long ones asked again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_free(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str

@@ -67,7 +67,7 @@ def test_tasks_that_end_by_themselves(
     [
         ("prefork", "time_limit"),
         pytest.param("prefork", "soft_time_limit", marks=pytest.mark.slow),
-        ("gevent", "time_limit"),
+        pytest.param("gevent", "time_limit", marks=pytest.mark.slow),
     ],
 )
 def test_tasks_that_a_time_limit_ends(

@@ -82,6 +82,7 @@ def test_places_hold_and_are_given_back_at_once(
             assert starts[-1].at - starts[0].at < 30 / 3 - 1, "a place is free when its task ends, not its lease"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
 def test_a_store_that_is_gone_for_two_seconds_loses_nothing(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, green: tuple[str, ...], throttle: str
@@ -166,6 +167,7 @@ def test_a_warm_shutdown_in_the_middle_gives_everything_back(
         assert sorted(start.index for start in fleet.starts()) == list(range(150))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("throttle", ["retry", pytest.param("wait", marks=pytest.mark.slow)])
 def test_on_rabbitmq(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, green: tuple[str, ...], throttle: str

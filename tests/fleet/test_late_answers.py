@@ -22,7 +22,9 @@ TIMES = int(os.environ.get("TEST_TROUBLES", "1"))
 SECONDS = 3.5
 
 
-@pytest.mark.parametrize("choice", ["defer", "allow", "local", "raise"])
+@pytest.mark.parametrize(
+    "choice", ["defer", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("allow", "local", "raise"))]
+)
 def test_no_task_runs_twice_and_none_is_lost(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
 ) -> None:

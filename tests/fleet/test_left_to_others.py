@@ -24,7 +24,7 @@ PREFETCHED = 8
     params=[
         ("redis", "prefork"),
         pytest.param(("redis", "threads"), marks=pytest.mark.slow),
-        ("rabbitmq", "prefork"),
+        pytest.param(("rabbitmq", "prefork"), marks=pytest.mark.slow),
         pytest.param(("rabbitmq", "threads"), marks=pytest.mark.slow),
     ],
     ids="-".join,

@@ -22,7 +22,7 @@ PLAIN, RETRY = "tests.apps.fleet.plain", "tests.apps.fleet.retry"
 GRACE = 3.0
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def broker_url(request: pytest.FixtureRequest, server: EmbeddedServer, store: redis.Redis) -> str:
     return str(server.url if request.param == "redis" else request.getfixturevalue("broker").url)
 
@@ -63,6 +63,7 @@ def test_a_quota_that_was_renamed(server: EmbeddedServer, broker_url: str, tmp_p
         assert not parked(fleet)
 
 
+@pytest.mark.slow
 def test_the_last_limit_that_was_removed(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Nothing is limited any more, and no gate would be needed."""
     with Fleet(server, tmp_path, app="tests.apps.gate_only", **quota("stripe", "1/h")) as fleet:
@@ -78,6 +79,7 @@ def test_the_last_limit_that_was_removed(server: EmbeddedServer, store: redis.Re
         until(lambda: not store.keys("*:parked@*"), 10, "nothing being parked")
 
 
+@pytest.mark.slow
 def test_nothing_is_handed_back_while_a_rolling_deploy_has_both(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_an_unlimited_task_passes_a_throttled_backlog(
         until(lambda: not store.hlen("unacked"), 5)
 
 
+@pytest.mark.slow
 def test_a_fleet_that_was_shut_down_takes_up_what_is_parked(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_new_rate_and_a_pause_are_for_the_parked_too(
         assert_never_over(fleet.permits(), 40)
 
 
+@pytest.mark.slow
 def test_what_overflows_goes_to_another_queue_as_it_was_sent(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
@@ -290,6 +292,7 @@ def _now(store: redis.Redis) -> float:
     return float(seconds) + microseconds / 1e6
 
 
+@pytest.mark.slow
 def test_one_busy_tenant_beside_many_whose_limits_are_closed(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:

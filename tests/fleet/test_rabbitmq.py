@@ -95,6 +95,7 @@ def test_waits_of_fractions_of_a_second_lose_nothing_with_confirmed_publishes(
         assert indexes(fleet) == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_countdown_of_the_users_own_changes_no_limit_and_no_field(
     server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path
 ) -> None:

@@ -22,7 +22,11 @@ def parked(fleet: Fleet, task: str) -> int:
 
 @pytest.mark.parametrize(
     ("task", "pool"),
-    [("retry", "prefork"), ("wait", "prefork"), pytest.param("retry", "threads", marks=pytest.mark.slow)],
+    [
+        ("retry", "prefork"),
+        pytest.param("wait", "prefork", marks=pytest.mark.slow),
+        pytest.param("retry", "threads", marks=pytest.mark.slow),
+    ],
 )
 def test_a_raised_rate_is_obeyed_by_those_who_wait(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str

@@ -13,7 +13,9 @@ from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, assert_over
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
+)
 def test_tasks_are_limited_by_name_pattern_and_queue(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
 ) -> None:

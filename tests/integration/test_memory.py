@@ -325,6 +325,7 @@ def test_celerys_own_test_worker_starts_what_the_clock_allows(shop: Shop, rateli
         until(lambda: shop.done == [1, 2], 10)
 
 
+@pytest.mark.slow
 @POOLS
 def test_celerys_own_test_worker_by_the_real_clock(shop: Shop, pool: str) -> None:
     """Its tracer names the machine in place of the worker: a task must find its permit all the same, and pay once."""
@@ -356,6 +357,7 @@ def test_switches_in_a_worker(shop: Shop, pool: str) -> None:
         assert 50 not in shop.done
 
 
+@pytest.mark.slow
 def test_a_place_from_before_a_switch_is_given_back_under_it(shop: Shop) -> None:
     """Nothing may pass, but what holds a place must not keep it."""
     limiter = Limiter.from_url("memory://")

@@ -298,7 +298,7 @@ def test_a_probe_meets_what_requests_meet(refusing: tuple[EmbeddedServer, Any]) 
     assert limiter.acquire(SPREAD).allowed
 
 
-@pytest.mark.parametrize("refusing", ["OOM", "a pause"], indirect=True)
+@pytest.mark.parametrize("refusing", [pytest.param("OOM", marks=pytest.mark.slow), "a pause"], indirect=True)
 def test_an_outage_is_over_when_requests_are_served(
     server: EmbeddedServer, store: redis.Redis, refusing: tuple[EmbeddedServer, Any], tmp_path: Path
 ) -> None:
@@ -342,6 +342,7 @@ def sentinel_limiters(sentinel_store: Sentinels) -> dict[str, Limiter]:
     }
 
 
+@pytest.mark.slow
 def test_sentinels_that_know_no_such_master(sentinel_store: Sentinels) -> None:
     with pytest.raises(StoreUnavailable, match="No master found for 'other'"):
         Limiter.from_url(f"{sentinel_store.url}/0?service_name=other").acquire(SPREAD)
@@ -374,6 +375,7 @@ def scripts_on(server: EmbeddedServer) -> int:
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "mget"))
 
 
+@pytest.mark.slow
 def test_nobody_stays_with_an_old_master_that_is_well(sentinel_store: Sentinels) -> None:
     """Not with one of many connections that several threads have made; nor where a Sentinel may not be listened to."""
     limiters = {**sentinel_limiters(sentinel_store), "asks": limiter_that_may_not_listen(sentinel_store)}
@@ -429,6 +431,7 @@ def limiter_that_may_not_listen(sentinel_store: Sentinels) -> Limiter:
     return Limiter.from_url(f"{sentinel_store.url}/0?{query}")
 
 
+@pytest.mark.slow
 def test_late_replies_of_a_master_that_hung_are_nobodys(sentinel_store: Sentinels) -> None:
     limiter = sentinel_limiters(sentinel_store)["celery's"]
     limiter.acquire(SPREAD)

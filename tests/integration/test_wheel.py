@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import redis
 
 from celery_ratelimit.testing import EmbeddedServer
@@ -14,6 +15,7 @@ from celery_ratelimit.testing import EmbeddedServer
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.mark.slow
 def test_the_suite_passes_from_the_wheel(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT], check=True)

@@ -34,7 +34,7 @@ def store_world(server: EmbeddedServer) -> Iterator[MixedWorld]:
     world.close()
 
 
-@pytest.fixture(scope="module", params=["lua", "model"])
+@pytest.fixture(scope="module", params=["lua", pytest.param("model", marks=pytest.mark.slow)])
 def world(request: pytest.FixtureRequest) -> Asked:
     """Whose answers count."""
     return request.getfixturevalue("store_world") if request.param == "lua" else ModelWorld()
