@@ -18,9 +18,8 @@ from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
 from tests.asking import decide
 from tests.conftest import PATIENT
-
-from .frozen import us
-from .model import Answer
+from tests.lua.frozen import us
+from tests.lua.model import Answer
 
 #: The store's own clock; besides, every call of a script is written down, in the order in which they ran.
 LOGGED_NOW = """

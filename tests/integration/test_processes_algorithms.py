@@ -25,8 +25,10 @@ from celery_ratelimit.errors import StoreUnavailable
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.leases import Leases
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.lua.counted import Numbers
+from tests.lua.model import Model
+from tests.lua.windows import Start, check_every_window, most
 
-from .counted import Numbers
 from .hammer import (
     Asked,
     Crowd,
@@ -47,8 +49,6 @@ from .hammer import (
     store_time,
     take_turns,
 )
-from .model import Model
-from .windows import Start, check_every_window, most
 
 SECONDS = 1.0
 

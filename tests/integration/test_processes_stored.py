@@ -14,10 +14,10 @@ import redis
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
+from tests.lua.frozen import us
+from tests.lua.windows import Start, check_every_window
 
-from .frozen import us
 from .hammer import Crowd, crowd, store_time
-from .windows import Start, check_every_window
 
 CODE = Limit("50/s", burst=4, name="api")
 #: Seconds that each rate is in force.
