@@ -135,7 +135,21 @@ class EmbeddedServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self, timeout: float = 10.0) -> None:
-        """Start the server and return when it answers. Raises ``RuntimeError`` with its log if it does not."""
+        """Start the server and return when it answers. Raises ``RuntimeError`` with its log if it does not.
+
+        If somebody else has taken its port meanwhile, it gets another one; not when it is started again.
+        """
+        log = self.directory / "server.log"
+        is_new = not log.exists()
+        while not self._answers(timeout):
+            text = log.read_text() if log.exists() else ""
+            if not is_new or "already in use" not in text:
+                raise RuntimeError(f"{self.binary} did not start on port {self.port}:\n{text}")
+            log.unlink()
+            self.port = free_port()
+
+    def _answers(self, timeout: float) -> bool:
+        """Start it: does it answer, and not another server?"""
         log = self.directory / "server.log"
         append = ["--appendonly", "yes", "--appendfsync", "always"] if self.persist else []
         self._process = subprocess.Popen(
@@ -152,12 +166,11 @@ class EmbeddedServer:
         with redis.Redis(port=self.port) as client:
             while time.monotonic() < deadline and self._process.poll() is None:
                 with contextlib.suppress(redis.ConnectionError):
-                    client.ping()
-                    return
+                    if client.info("server")["process_id"] == self._process.pid:
+                        return True
                 time.sleep(0.02)
         self.kill()
-        text = log.read_text() if log.exists() else ""
-        raise RuntimeError(f"{self.binary} did not start on port {self.port}:\n{text}")
+        return False
 
     def kill(self) -> None:
         """SIGKILL, as a power cut would."""

@@ -541,7 +541,7 @@ def test_a_restart_goes_unnoticed(own_server: EmbeddedServer) -> None:
             own_server.start()
             await asyncio.gather(*[limiter.peek(API) for _ in range(30)])
 
-    with_limiter_on(own_server, test)
+    with_limiter_on(own_server, test, PATIENT)
 
 
 def test_a_hung_store_costs_its_timeout_and_its_late_reply_is_nobodys(own_server: EmbeddedServer) -> None:
