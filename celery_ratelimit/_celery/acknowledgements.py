@@ -30,9 +30,9 @@ __all__ = ["Acknowledgements"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Messages that are acknowledged at once, and seconds after which they are, be they fewer: what is parked, and what has
-#: been started. Until then a worker that is killed leaves them at the broker, too.
-MOST_AT_ONCE, PARKED_AT_LATEST, STARTED_AT_LATEST = 20, 0.02, 0.005
+#: Messages that are acknowledged at once, and seconds after which they are, be they fewer. Until then a worker that is
+#: killed leaves them at the broker, too.
+MOST_AT_ONCE, AT_LATEST = 20, 0.02
 #: Seconds after which it is tried again, if the broker did not answer.
 AGAIN = 1.0
 
@@ -59,7 +59,7 @@ class Acknowledgements:
             request.acknowledge()
         elif not request.acknowledged:
             request.acknowledged = True
-            self._later(request.message, PARKED_AT_LATEST)
+            self._later(request.message)
 
     def of_started(self, request: Any) -> None:
         """The request is about to start: from now on it acknowledges its message together with others.
@@ -72,13 +72,13 @@ class Acknowledgements:
 
         def acknowledge(*args: Any) -> None:
             if self._is_open and not message.channel.closed and threading.get_ident() == self._home:
-                self._later(message, STARTED_AT_LATEST)
+                self._later(message)
             else:  # its pool has threads, or is waited for while the worker ends
                 at_once(*args)
 
         request._on_ack = acknowledge
 
-    def _later(self, message: Any, seconds: float) -> None:
+    def _later(self, message: Any) -> None:
         qos = _qos(message)
         virtual.QoS.ack(qos, message.delivery_tag)  # kombu: another may come in now
         self.take_along(qos)
@@ -87,7 +87,7 @@ class Acknowledgements:
         if len(waiting) >= MOST_AT_ONCE:
             self._say_all()
         else:
-            self._ring(seconds)
+            self._ring(AT_LATEST)
 
     def take_along(self, qos: Any) -> None:
         """From now on a message that comes takes those along that are done."""

@@ -100,7 +100,7 @@ def test_where_none_comes_it_is_said_in_a_moment(worker: Worker) -> None:
     requests = worker.come(3)
     for request in requests[:2]:
         request._on_ack()
-    assert [seconds <= 0.005 for seconds, _ in worker.timers.waiting.values()] == [True]
+    assert [seconds <= 0.02 for seconds, _ in worker.timers.waiting.values()] == [True]
     worker.timers.ring()
     assert worker.at_broker == 1
     assert not worker.timers.waiting
