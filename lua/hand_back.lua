@@ -18,7 +18,9 @@ local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
+--!include order.lua
 --!include let_out.lua
+--!include parked_by.lua
 
 use_lot(0, key)
 local latest = UNTIL == 0 and now or UNTIL
@@ -27,13 +29,14 @@ local ids = {}
 local function those_aside(from, to)
     if #ids >= MOST then return end
     for _, entry in ipairs(call('ZRANGEBYLEX', ASIDE, from, to, 'LIMIT', 0, MOST - #ids)) do
-        local since, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
-        if tonumber(since) <= latest then ids[#ids + 1] = id end
+        local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
+        if tonumber(match(call('HGET', MESSAGES, id) or '', '^%d+ %d+ (%d+)') or 0) <= latest then ids[#ids + 1] = id end
     end
 end
 
 if #ARGV < FIRST_QUEUE then
-    ids = call('ZRANGEBYSCORE', PARKED, '-inf', int(latest), 'LIMIT', 0, MOST)
+    local parked = parked_by(PARKED, latest, 0, MOST)
+    for i = 1, #parked, 2 do ids[#ids + 1] = parked[i] end
     those_aside('-', '+')
     if #ids < MOST then
         for _, id in ipairs(call('ZRANGEBYSCORE', LEAVING, '-inf', int(now + OVERDUE_US), 'LIMIT', 0, MOST - #ids)) do ids[#ids + 1] = id end

@@ -4,8 +4,9 @@
 -- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
 --        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
---                     for each message seven:
---                     since    us: its place in the order, for a task that was throttled before; 0: behind all others
+--                     for each message eight:
+--                     order    steps that it stands behind tasks without a priority, see include/order.lua
+--                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals
 --                     expires  us; 0: never
 --                     id       text
 --                     cost     permits
@@ -13,32 +14,41 @@
 --                     doubts   how often a message of it was sent anew, for it was not known whether it was parked
 --                     message  text
 --                     and ids that were parked before, and whose older copies are acknowledged by now
--- Reply  for each message: permits that the tasks cost which were parked then; -1: there are none; -3: this call comes late, and a
---        message that was sent anew meanwhile may run; -4 and less: -4 less what the parked tasks cost, which is `most` or more
+-- Reply  for each message: permits that the tasks cost which are before it (where less important ones are parked, too: at what
+--        a task costs on average); -1: none is parked; -3: this call comes late, and a message that was sent anew meanwhile may
+--        run; -4 and less: -4 less what those before it cost, which is `most` or more
 -- Writes the lots; no time to live: it is work
-local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 7
+local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
+--!include order.lua
 --!include bell.lua
 
 local twice -- there are several messages of some tasks of the lot in use
 local is_due -- has a worker to look at it at once?
 
-local function park(since, expires, id, cost, copy, doubts, sent)
-    local has_place = since ~= 0
+local function park(order, since, expires, id, cost, copy, doubts, sent)
+    local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
     local ahead = parked + call('ZCARD', ASIDE)
     if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = ahead + (call('HGET', COSTS, bucket) or 0) end
     if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
     if twice and is_overtaken(id, copy - 1, doubts) then return -3 end
     if BEHIND and ahead == 0 then return -1 end
+
+    local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
+    if not has_since then
+        local equal = last
+        if last - before > now + STEP_US then -- it is less important
+            equal = call('ZREVRANGEBYSCORE', PARKED, int(now + STEP_US + before), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2] or 0
+        end
+        since = max(now, equal - before + 1)
+    end
+    local place = since + before
+    if place < last then ahead = ceil(ahead * call('ZCOUNT', PARKED, '-inf', int(place)) / parked) end
     if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
 
-    if not has_place then
-        local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
-        since = max(now, last + 1)
-    end
     local chosen, newest, several
     if twice then chosen, newest, several = copies(id) end
     if chosen then -- this is the one that may run, under a number that no other has
@@ -46,10 +56,10 @@ local function park(since, expires, id, cost, copy, doubts, sent)
         note_copies(id, copy, copy, several)
     end
     local message = format('%s %d %d ', cost, copy, since) .. sent
-    local place = place_of(id, message)
+    local where = place_of(id, message)
     call('HSET', MESSAGES, id, message)
-    if place then call('ZADD', WHERE, 0, place) end
-    call('ZADD', PARKED, int(since), id)
+    if where then call('ZADD', WHERE, 0, where) end
+    call('ZADD', PARKED, int(place), id)
     count_cost(cost, 1)
     call('SADD', UNACKED, id)
     if expires ~= '0' then
@@ -57,7 +67,7 @@ local function park(since, expires, id, cost, copy, doubts, sent)
         call('ZADD', LOTS, 'XX', 'LT', expires, bucket)
     end
     -- A worker has to look at once if the task is the first of the lot, or has a place before the first.
-    if parked == 0 or has_place and call('ZRANK', PARKED, id) == 0 then
+    if parked == 0 or place < last and call('ZRANK', PARKED, id) == 0 then
         is_due = true
     end
     return ahead
@@ -71,8 +81,8 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     acknowledged(last, last + ARGV[at + 2] - 1)
     twice, is_due = call('EXISTS', TWICE) == 1, false
     for i = first, last - 1, FIELDS do
-        local since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
-        said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
+        local order, since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
+        said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
     end
     if is_due then
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does

@@ -5,7 +5,7 @@
 -- ARGV   1  from, 2 to: which of the tasks are listed, counted from 0 in their order; an empty text: none
 --        3  bytes     >= 1: no more are listed when their messages are that long
 --        4+ for each lot the key of its bucket, text
--- Reply  us of this clock; for each lot: how many are parked, how many are leaving, us since which the first is throttled
+-- Reply  us of this clock; for each lot: how many are parked, how many are leaving, us since which the oldest is throttled
 --        (0: none), permits that the parked tasks cost, then of each listed task its id, 0, its message
 -- Writes nothing
 local COSTS, FIRST_LOT = KEYS[2], 3
@@ -13,16 +13,38 @@ local from, to, BYTES, FIRST_BUCKET = ARGV[1], ARGV[2], tonumber(ARGV[3]), 4
 --!include prelude.lua
 --!include now.lua
 --!include ids_of_lot.lua
+--!include order.lua
+
+local messages
+
+-- Since when the task is throttled that has this place.
+local function since_of(id, place)
+    if place <= now and place > now - ORDER_US then return place end -- it has no importance
+    return tonumber(match(call('HGET', messages, id) or '', '^%d+ %d+ (%d+)') or place)
+end
+
+-- Since when the first of each importance is throttled: the earliest of these.
+local function oldest_of(parked)
+    local oldest, from = math.huge, '-inf'
+    while true do
+        local id, place = unpack(call('ZRANGEBYSCORE', parked, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1))
+        if not id then return oldest end
+        local since = since_of(id, tonumber(place))
+        oldest = min(oldest, since)
+        from = '(' .. int(max(tonumber(place), now + tonumber(place) - since)) -- behind those of its importance
+    end
+end
 
 local answer, bytes = {int(now)}, 0
 for i = FIRST_LOT, #KEYS, 4 do
-    local parked, leaving, messages, aside = KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3]
-    local oldest = tonumber(call('ZRANGE', parked, 0, 0, 'WITHSCORES')[2]) or math.huge
+    local parked, leaving, aside = KEYS[i], KEYS[i + 1], KEYS[i + 3]
+    messages = KEYS[i + 2]
+    local oldest = oldest_of(parked)
     local number, after = call('ZCARD', aside), '-'
     while number > 0 do -- one look for each queue
-        local queue, since = match(call('ZRANGEBYLEX', aside, after, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z(%d+)')
+        local queue, place, id = match(call('ZRANGEBYLEX', aside, after, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z(%d+)%z(.*)$')
         if not queue then break end
-        oldest, after = min(oldest, since), '[' .. queue .. '\1'
+        oldest, after = min(oldest, since_of(id, tonumber(place))), '[' .. queue .. '\1'
     end
     number = number + call('ZCARD', parked)
     local lot = {number, call('ZCARD', leaving), oldest == math.huge and '0' or int(oldest)}

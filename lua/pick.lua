@@ -7,7 +7,7 @@
 --        4  key       text: of the bucket
 --        5  bytes     >= 1: no more are taken out when their messages are that long
 --        6  most      0: the tasks with the ids that follow; else so many of all parked tasks, in their order
---        7  from      us, or 'aside', or '': the place of the task behind which to go on; with `last`
+--        7  from      the place of the task behind which to go on, or 'aside', or ''; with `last`
 --        8  until     us: tasks that were parked by then; 0: now
 --        9  last      text: its id, or its entry of those that are aside
 --        10+          ids
@@ -20,21 +20,23 @@ local FROM, UNTIL, LAST, FIRST_ID = ARGV[7], tonumber(ARGV[8]), ARGV[9], 10
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
+--!include order.lua
 --!include let_out.lua
+--!include parked_by.lua
 
 use_lot(0, key)
 local ids, places, taken, came, from, last = {}, {}, 0, 0, '', ''
 if FROM == 'aside' then
     local found = call('ZRANGEBYLEX', ASIDE, LAST == '' and '-' or '(' .. LAST, '+', 'LIMIT', 0, MOST)
     for i, entry in ipairs(found) do
-        local since, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
-        ids[i], places[i] = tonumber(since) <= UNTIL and id or '', entry
+        local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
+        local since = match(call('HGET', MESSAGES, id) or '', '^%d+ %d+ (%d+)')
+        ids[i], places[i] = since and tonumber(since) <= UNTIL and id or '', entry
     end
     if #found == MOST then from, last = 'aside', found[#found] end
 elseif MOST > 0 then
     local before = tonumber(FROM) or 0
-    local found = call('ZRANGEBYSCORE', PARKED, int(before), int(UNTIL == 0 and now or UNTIL), 'WITHSCORES',
-        'LIMIT', 0, MOST)
+    local found = parked_by(PARKED, UNTIL == 0 and now or UNTIL, before, MOST)
     for i = 1, #found, 2 do
         local place = tonumber(found[i + 1])
         if place > before or found[i] > LAST then

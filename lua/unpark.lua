@@ -36,6 +36,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include algorithms.lua
 --!include read_limits.lua
 --!include lot.lua
+--!include order.lua
 --!include let_out.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
@@ -113,8 +114,8 @@ end
 local function first_aside(queue)
     local entry = call('ZRANGEBYLEX', ASIDE, '[' .. queue .. '\0', '(' .. queue .. '\1', 'LIMIT', 0, 1)[1]
     if not entry then return nil end
-    local since, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
-    return {queue = queue, since = tonumber(since), id = id, entry = entry}
+    local place, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
+    return {queue = queue, place = tonumber(place), id = id, entry = entry}
 end
 
 -- The first of each queue whose tasks are aside and that a worker consumes again.
@@ -131,12 +132,12 @@ end
 -- They come back to their places among the others, as far as these lie no later than `before`.
 local function bring_back(back, before)
     for i, first in ipairs(back) do
-        while first and first.since <= before and room() > 0 do
+        while first and first.place <= before and room() > 0 do
             work = work + 1
             if call('ZREM', ASIDE, first.entry) == 1 then
-                no_more_aside(first.id, first.since)
-                call('ZADD', PARKED, int(first.since), first.id)
-                before = first.since
+                no_more_aside(first.id, first.place)
+                call('ZADD', PARKED, int(first.place), first.id)
+                before = first.place
             end
             first = first_aside(first.queue)
         end
@@ -145,11 +146,11 @@ local function bring_back(back, before)
 end
 
 -- Sets a task aside if no worker consumes its queue.
-local function set_aside(id, since)
+local function set_aside(id, place)
     local entries = {}
     for _, queue in ipairs(queues_of(id)) do
         if attended[queue] then return false end
-        if absent[queue] then entries[#entries + 1] = aside(queue, since, id) end
+        if absent[queue] then entries[#entries + 1] = aside(queue, place, id) end
     end
     if #entries == 0 then return false end
     for _, entry in ipairs(entries) do call('ZADD', ASIDE, 0, entry) end
@@ -162,13 +163,13 @@ end
 -- The first task whose queue a worker consumes; nothing: there is none; false: the script has done enough.
 local function next_one(back)
     while true do
-        local id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
+        local id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         if #back > 0 then
-            bring_back(back, tonumber(since) or math.huge)
-            id, since = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
+            bring_back(back, tonumber(place) or math.huge)
+            id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         end
         if room() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
-        if not id or next(absent) == nil or not set_aside(id, since) then return id end
+        if not id or next(absent) == nil or not set_aside(id, place) then return id end
     end
 end
 

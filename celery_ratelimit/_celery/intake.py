@@ -19,6 +19,7 @@ from kombu.transport import virtual
 
 from . import requests
 from .broker import Broker
+from .importance import order_of
 from .outbox import Outbox
 from .parcel import marker_in
 from .prefetch import Prefetch
@@ -66,6 +67,11 @@ class Intake:
                 *(came_by, marker["queue"], origin),
             )
             marker["queue"] = origin
+
+    def order_of(self, message: Any, queue: str) -> int:
+        """How far the broker puts a message of this queue behind those without a priority. See :func:`order_of`."""
+        declared = self._consumer.app.amqp.queues.get(queue)
+        return order_of(message, declared)
 
     # -- Queues ----------------------------------------------------------------------------------------------------
 

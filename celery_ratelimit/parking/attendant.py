@@ -115,14 +115,16 @@ class Attendant:
         request = held.request
         marker = marker_in(request.message)
         parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
+        order = self._worker.intake.order_of(request.message, held.queue)
         return ToPark(
             held.id,
             demand.cost,
-            written({"id": request.id, **parcel}),
+            written({"id": request.id, **parcel, **({"order": order} if order else {})}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
             doubts=held.doubts,
+            order=order,
         )
 
     def park(

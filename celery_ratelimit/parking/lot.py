@@ -67,9 +67,11 @@ class ToPark(NamedTuple):
         cost: permits that it costs.
         message: the message.
         copy: which copy of it this will be, when it leaves.
-        since: microseconds since 1970, the store's clock: its place in the order; 0: behind all others.
+        since: microseconds since 1970, the store's clock: when it was throttled first; 0: it stands behind its equals.
         expires: seconds since 1970 at which the task expires; 0.0: never.
         doubts: how often it was sent anew, for it was not known whether it was parked.
+        order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,
+            too.
     """
 
     id: str
@@ -79,6 +81,7 @@ class ToPark(NamedTuple):
     since: int = 0
     expires: float = 0.0
     doubts: int = 0
+    order: int = 0
 
 
 class Parking:
@@ -149,7 +152,7 @@ class Parking:
             acknowledged = self._acknowledged.get(bucket, ())
             arguments += [bucket[1], len(messages), len(acknowledged)]
             for each in messages:
-                arguments += [each.since, int(each.expires * 1e6), each.id, each.cost]
+                arguments += [each.order, each.since, int(each.expires * 1e6), each.id, each.cost]
                 arguments += [each.copy, each.doubts, each.message]
             arguments += acknowledged
             told[bucket] = len(acknowledged)

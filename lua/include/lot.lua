@@ -3,7 +3,7 @@
 --
 -- Gives use_lot(lot, key): from then on the names below are those of the lot whose keys are KEYS[lot + 1] to KEYS[lot + LOT_KEYS],
 -- and `bucket` is `key`, that of its bucket.
---   1  parked     sorted set, id -> us: its place in the order
+--   1  parked     sorted set, id -> us: its place in the order, see order.lua
 --   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of tasks that are parked or leaving
 --   3  leaving    sorted set, id -> us: of tasks that were let out; at that time the message is published once more, unless it is
 --                 known by then that it was published
@@ -13,7 +13,7 @@
 --                 copy besides, which is gone once it is acknowledged; else 1. id NUL -> "<copy> <doubts>": a message that was
 --                 said to be free to run, and whose sender could not know whether it was parked; see is_overtaken()
 --   6  expiring   sorted set, id -> us at which the task expires
---   7  aside      sorted set, "<queue> NUL <us: its place, 16 digits> NUL <id>" -> 0: tasks that are parked, too; no worker consumes
+--   7  aside      sorted set, "<queue> NUL <its place, 16 digits> NUL <id>" -> 0: tasks that are parked, too; no worker consumes
 --                 their queue, and until one does they are out of the way of others. An entry for each queue that it may be of
 --   8  lots       sorted set, key of a bucket -> us at which a worker has to look after its lot; one for each limit
 --   9  code       string: the limit as it is in the code of the worker that looked after one of these lots last; one for each
@@ -123,14 +123,14 @@ local function queues_of(id)
     return queues
 end
 
-local function aside(queue, since, id)
-    return format('%s\0%016d\0%s', queue, since, id)
+local function aside(queue, place, id)
+    return format('%s\0%016d\0%s', queue, place, id)
 end
 
 -- The task is not aside any more. Was it?
-local function no_more_aside(id, since)
+local function no_more_aside(id, place)
     local was = 0
-    for _, queue in ipairs(queues_of(id)) do was = was + call('ZREM', ASIDE, aside(queue, since, id)) end
+    for _, queue in ipairs(queues_of(id)) do was = was + call('ZREM', ASIDE, aside(queue, place, id)) end
     return was > 0
 end
 

@@ -1,0 +1,39 @@
+"""The important ones first: what the broker's own priorities promise, also among those that wait for a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+
+#: Tasks of low importance that wait, and of high importance that come when the first of them have started.
+LOW, HIGH = 200, 10
+QUEUES = {"celery": {"queue_arguments": {"x-max-priority": 9}}}
+
+
+@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
+def test_the_important_pass_a_backlog(
+    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """They wait for those that have left the lot, which have slots within a second, and to be taken in."""
+    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
+    low, high = (0, 9) if broker else (9, 0)
+    with Fleet(server, tmp_path, rate="20/s", broker=broker, ratelimit_url=server.url, task_queues=QUEUES) as fleet:
+        for index in range(LOW):
+            fleet.send("retry", index, priority=low)
+        fleet.start(number=2)
+        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots()) >= LOW / 2, 20, "the backlog being parked")
+        before = {start.index for start in fleet.starts()}
+        for index in range(HIGH):
+            fleet.send("retry", LOW + index, priority=high)
+        fleet.wait_for(LOW + HIGH, 60)
+        permits = sorted(fleet.permits(), key=lambda permit: permit.at)
+        order = [permit.index for permit in permits if permit.index not in before]
+        passed_by = max(order.index(LOW + index) for index in range(HIGH)) - HIGH
+        assert passed_by < LOW / 2, "in the order of arrival, or behind it, all of them"
+        assert sorted(order + sorted(before)) == list(range(LOW + HIGH))
+        assert_never_over(permits, 20)

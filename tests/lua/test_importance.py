@@ -1,0 +1,211 @@
+"""The order in a lot: the more important go first, equals in the order in which they were throttled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.parking.lot import FULL, Parking, ToPark
+from celery_ratelimit.parking.register import Attendance
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START, Clock
+
+from .frozen import FROZEN_STORE, demand
+
+BUCKET = ("api", "")
+API = demand("1000/s")
+#: What Redis brokers know, and RabbitMQ's: the default is the first, or the last.
+ORDERS = [0, 3, 6, 9, -1, -9, -255]
+
+
+@pytest.fixture
+def parking(frozen: Limiter, clock: Clock) -> Parking:
+    return Parking(frozen, "fleet", redelivery=3600)
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
+        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
+
+
+def message_of(id: str, order: int) -> str:
+    """As a worker has it."""
+    first = {"id": id.partition("@")[0], "headers": {"id": id}, "properties": {"order": 7}}
+    return json.dumps({**first, "order": order} if order else first)
+
+
+def to_park(id: str, order: int = 0, *, cost: int = 1, copy: int = 1, since: int = 0) -> ToPark:
+    return ToPark(id, cost, message_of(id, order), copy, since, order=order)
+
+
+def park(parking: Parking, *messages: ToPark, most: int | None = None) -> list[int]:
+    return parking.park({BUCKET: messages}, most=most)[BUCKET]
+
+
+def leave(parking: Parking, attendance: Attendance | None = None) -> list[str]:
+    """Who leaves, in their order."""
+    ids: list[str] = []
+    again: float | None = 0.0
+    while again == 0.0:
+        (looked,) = parking.unpark([API], attendance=attendance)
+        ids, again = [*ids, *[each.id for each in looked.leaving]], looked.again
+    return ids
+
+
+def since_of(parking: Parking) -> dict[str, int]:
+    return {each.id: each.since for each in parking.contents.lot(BUCKET, 0, -1).tasks}
+
+
+def test_the_more_important_leave_first_and_equals_as_they_came(parking: Parking, clock: Clock) -> None:
+    for number, order in enumerate(ORDERS + ORDERS):
+        park(parking, to_park(f"{number}", order))
+        clock.advance(0.01)
+    listed = [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks]
+    assert listed == ["6", "13", "5", "12", "4", "11", "0", "7", "1", "8", "2", "9", "3", "10"]
+    assert leave(parking) == listed
+
+
+def test_without_priorities_nothing_changes(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+    park(parking, to_park("a"), to_park("b"))
+    assert store.zrange("ratelimit:v1:{api}::parked@fleet", 0, -1, withscores=True) == [("a", START), ("b", START + 1)]
+
+
+def test_who_comes_back_keeps_its_place_among_its_equals(parking: Parking, clock: Clock) -> None:
+    clock.advance(5)
+    park(parking, to_park("new", 3), to_park("default"))
+    park(parking, to_park("back", 3, copy=2, since=START), to_park("again", 0, copy=2, since=START + 1))
+    assert since_of(parking)["back"] == START
+    assert leave(parking) == ["again", "default", "back", "new"]
+
+
+def test_a_lot_is_due_when_somebody_more_important_comes_first(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    frozen.pause("api", 60, force=True)
+    park(parking, to_park("a", 3))
+    assert leave(parking) == []
+    assert parking.due(["api"]) == []
+    park(parking, to_park("behind", 6))
+    assert parking.due(["api"]) == [], "it waits for longer than the other one"
+    park(parking, to_park("before"))
+    assert parking.due(["api"]) == [BUCKET]
+
+
+def test_each_is_told_what_those_before_it_cost(parking: Parking) -> None:
+    assert park(parking, to_park("a", 3), to_park("b", 3), to_park("c", 9)) == [0, 1, 2]
+    assert park(parking, to_park("d"), to_park("e"), to_park("f", 6)) == [0, 1, 4]
+    assert park(parking, to_park("g"), most=2) == [FULL - 2]
+    assert park(parking, to_park("h", 0), most=3) == [2]
+
+
+def test_where_they_cost_different_numbers_it_is_told_by_what_they_cost_on_average(parking: Parking) -> None:
+    park(parking, to_park("a", 3, cost=5), to_park("b", 9, cost=1))
+    assert park(parking, to_park("c", 6)) == [3], "one of the two is before it"
+
+
+@pytest.mark.parametrize("order", [-255, -3, 3, 9])
+def test_what_is_aside_keeps_its_place_too(parking: Parking, order: int) -> None:
+    park(parking, to_park("x@absent"), to_park("y@absent", order), to_park("z@here"), to_park("w@here", order))
+    away = Attendance(attended=frozenset({"here"}), absent=frozenset({"absent"}))
+    first = ["w@here", "z@here"] if order < 0 else ["z@here", "w@here"]
+    assert leave(parking, away) == first
+    back = Attendance(attended=frozenset({"here", "absent"}), absent=frozenset())
+    assert leave(parking, back) == (["y@absent", "x@absent"] if order < 0 else ["x@absent", "y@absent"])
+
+
+def test_the_oldest_is_found_whatever_its_importance(parking: Parking, clock: Clock) -> None:
+    park(parking, to_park("low", 9), to_park("lower@absent", 9))
+    clock.advance(10)
+    park(parking, to_park("a", -255), to_park("b"), to_park("c", 3))
+    assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
+    leave(parking, Attendance(attended=frozenset({"here"}), absent=frozenset({"absent"})))
+    assert parking.contents.lot(BUCKET, 0, -1).oldest == (START + 1) / 1e6, "it is aside"
+
+
+def test_whoever_has_waited_for_long_catches_up(parking: Parking, clock: Clock) -> None:
+    park(parking, to_park("old", 1))
+    clock.advance(52 * 86400)
+    park(parking, to_park("new", 0))
+    assert since_of(parking)["old"] == START
+    assert leave(parking) == ["old", "new"]
+
+
+@pytest.mark.parametrize("purge", [True, False])
+def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
+    parking: Parking, clock: Clock, purge: bool
+) -> None:
+    everybody = [to_park(f"{number}", ORDERS[number % len(ORDERS)]) for number in range(300)]
+    park(parking, *everybody)
+    clock.advance(1)
+    steps = parking.contents.pick_all(BUCKET, purge=purge)
+    taken, picked = next(steps)
+    clock.advance(1)
+    park(parking, *[to_park(f"late {order}", order) for order in ORDERS if order >= 0])
+    for more, some in steps:
+        taken, picked = taken + more, [*picked, *some]
+    assert taken == 300
+    assert len({each.id for each in picked}) == (0 if purge else 300)
+    assert {each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks} == {"late 0", "late 3", "late 6", "late 9"}
+
+
+def test_all_are_handed_back_whatever_their_importance(parking: Parking, clock: Clock) -> None:
+    park(parking, *[to_park(f"{number}@absent", ORDERS[number % len(ORDERS)]) for number in range(100)])
+    park(parking, *[to_park(f"{number}@here", ORDERS[number % len(ORDERS)]) for number in range(100)])
+    frozen_out = Attendance(attended=frozenset(), absent=frozenset({"absent", "here"}))
+    assert leave(parking, frozen_out) == []
+    clock.advance(1)
+    handed: list[str] = []
+    until, leaving = 0, True
+    while leaving:
+        until, some = parking.contents.hand_back(BUCKET, (), until)
+        parking.published({BUCKET: some})
+        handed += [each.id for each in some]
+        leaving = bool(some)
+    assert len(set(handed)) == len(handed) == 200
+
+
+@given(
+    acts=st.lists(
+        st.one_of(
+            st.tuples(st.just("park"), st.sampled_from(ORDERS), st.integers(0, 2_000_000)),
+            st.tuples(st.just("again"), st.integers(0, 50), st.integers(0, 2_000_000)),
+            st.tuples(st.just("leave"), st.integers(1, 5), st.integers(0, 2_000_000)),
+        ),
+        max_size=40,
+    )
+)
+@settings(max_examples=60)
+def test_random_ones_leave_as_by_a_model(
+    world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int]]
+) -> None:
+    store, limiter = world
+    for key in store.scan_iter("ratelimit:*"):
+        store.delete(key)
+    parking, now = Parking(limiter, "fleet", 3600), START
+    inside: dict[str, tuple[int, int, int]] = {}  # id: order, since, copy
+    outside: list[tuple[str, int, int, int]] = []
+    for number, (act, which, pause) in enumerate(acts):
+        now += pause
+        store.set("test:clock", now)
+        if act == "park":
+            since = max([now, *[at + 1 for order, at, _ in inside.values() if order == which]])
+            park(parking, to_park(f"{number}", which))
+            inside[f"{number}"] = which, since, 1
+        elif act == "again" and outside:
+            id, order, since, copy = outside.pop(which % len(outside))
+            park(parking, to_park(id, order, copy=copy + 1, since=since))
+            inside[id] = order, since, copy + 1
+        elif act == "leave":
+            in_order = sorted(inside, key=lambda id: (*inside[id][:2], id))
+            assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == in_order
+            taken = in_order[:which]
+            _, picked, _ = parking.contents.pick(BUCKET, taken, purge=False)
+            assert [(each.id, each.since) for each in picked] == [(id, inside[id][1]) for id in taken]
+            parking.published({BUCKET: picked})
+            outside += [(id, *inside.pop(id)) for id in taken]
+    assert leave(parking) == sorted(inside, key=lambda id: (*inside[id][:2], id))
