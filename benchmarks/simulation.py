@@ -335,9 +335,9 @@ class Worker:
         self.pool = SimulatedPool(self, processes)
         self.broker = SimpleNamespace(redelivery=3600.0, hears_after=0.0, connection_errors=())
         self.acknowledgements = SimpleNamespace(open=lambda: None, close=lambda: None)
-        self.timers = self.intake = self.departures = self
+        self.timers = self.intake = self.together = self.consuming = self.departures = self
         self.queues = [QUEUE]
-        self.comes_together = False
+        self.is_at_it = False
         self._after: Callable[[], None] = lambda: None
         self._wanted = 0
         self._reading: Channel | None = None
@@ -403,7 +403,7 @@ class Worker:
             for each in channel.take(wanted, world.now):
                 world.pass_for(takes.follow)
                 self._deliver(channel, each)
-            self.comes_together = False
+            self.is_at_it = False
             self._after()
 
     def _deliver(self, channel: Channel, message: Message) -> None:
@@ -426,12 +426,12 @@ class Worker:
         requests.note_come(request)
         self.gate.on_request(request)
 
-    def come_together(self, source: str, after: Callable[[], None]) -> None:
+    def set_up(self, source: str, after: Callable[[], None]) -> None:
         self._after = after
 
     def gather(self, message: Message, most: int = MOST) -> None:
         if self._reading is message.channel and self._reading.may_gather(self.fleet.world.now) and most > 0:
-            self._wanted, self.comes_together = most, True
+            self._wanted, self.is_at_it = most, True
 
     def return_queue_for(self, queue: str) -> str:
         return settings_of(self.app).return_queue_for(queue)

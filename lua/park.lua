@@ -41,7 +41,8 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
     if not has_since then
         local equal = last
         if last - before > now + STEP_US then -- it is less important
-            equal = call('ZREVRANGEBYSCORE', PARKED, int(now + STEP_US + before), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2] or 0
+            local number = call('ZCOUNT', PARKED, '-inf', int(now + STEP_US + before))
+            equal = number > 0 and call('ZRANGE', PARKED, number - 1, number - 1, 'WITHSCORES')[2] or 0
         end
         since = max(now, equal - before + 1)
     end

@@ -16,8 +16,8 @@ from datetime import datetime
 from typing import Any
 
 from . import endings
+from .consumers import noted
 from .parcel import marker_in, without_marker
-from .returns import noted
 
 __all__ = [
     "PERMIT",

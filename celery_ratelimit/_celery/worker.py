@@ -24,11 +24,13 @@ from celery.worker import state
 from . import endings
 from .acknowledgements import Acknowledgements
 from .broker import Broker
+from .consuming import Consuming
 from .departures import Departures
 from .intake import Intake
 from .outbox import Outbox
 from .pool import Pool
 from .requests import PERMIT, note_come
+from .return_names import ReturnNames
 from .timers import Timers
 from .together import Together
 
@@ -47,7 +49,9 @@ class Worker:
         pool: what runs, and how long tasks take.
         broker: of what kind it is.
         timers: calls that come later.
-        intake: the queues that it consumes.
+        intake: what comes in.
+        together: what comes in at once.
+        consuming: the queues that it consumes, or leaves alone for now.
         departures: messages that leave it.
         acknowledgements: what its broker has not been told yet.
     """
@@ -61,12 +65,12 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        outbox = Outbox(self.app, broker)
+        outbox, names = Outbox(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = Acknowledgements(broker, self.timers)
-        self.intake = intake = Intake(consumer, broker, outbox, Together(broker, self.acknowledgements))
-        self.departures = Departures(
-            consumer, broker, self.acknowledgements, outbox, intake.declaration_of_return_queue
-        )
+        self.together = Together(broker, self.acknowledgements)
+        self.intake = Intake(consumer, broker, names, outbox, self.together)
+        self.consuming = Consuming(consumer, broker, names)
+        self.departures = Departures(consumer, broker, self.acknowledgements, outbox, names.declaration)
 
     def intercept(
         self,

@@ -55,20 +55,20 @@ class Coming:
         self._worker, self._attendant, self._room, self._lines = worker, attendant, room, lines
         self._presence, self._exits, self._loop = presence, exits, loop
         self._come: list[tuple[Line, HeldRequest]] = []
-        worker.intake.come_together(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
+        worker.together.set_up(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
 
     def add(self, line: Line, held: HeldRequest) -> bool:
         """Whether it comes together with others. A newcomer brings those behind it in its queue along."""
         if not held.returned:
             self._gather(line, held)
-        if self._worker.intake.comes_together:
+        if self._worker.together.is_at_it:
             self._come.append((line, held))
             return True
         return False
 
     def comes_back(self, message: Any) -> None:
         """A message has come that was parked: others come back with it."""
-        self._worker.intake.gather(message, self._room.in_a_moment(str(message.headers.get("task"))))
+        self._worker.together.gather(message, self._room.in_a_moment(str(message.headers.get("task"))))
 
     def clear(self) -> None:
         self._come.clear()
@@ -77,9 +77,9 @@ class Coming:
         """Those behind it come in with it, if they are to be parked as well, or could start."""
         request = held.request
         if self._attendant.lot_of(held.demands) is not None:
-            self._worker.intake.gather(request.message)
+            self._worker.together.gather(request.message)
         elif held.plan.policy.throttle != "wait" or line.closed_until <= monotonic():
-            self._worker.intake.gather(request.message, self._room.in_a_moment(request.task.name))
+            self._worker.together.gather(request.message, self._room.in_a_moment(request.task.name))
 
     def _all_have_come(self) -> None:
         come, self._come = self._come, []

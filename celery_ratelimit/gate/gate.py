@@ -121,7 +121,7 @@ class Gate:
         number = next(self._numbers)
         asks_from = self._answers.asks_from(now, slot_at) if returned else now
         held = HeldRequest(request, queue, plan, demands, number, now, until, returned, returned, asks_from, slot_at)
-        if returned and (asks_from > now or self.worker.intake.comes_together):
+        if returned and (asks_from > now or self.worker.together.is_at_it):
             held.is_checked = False  # until it asks: then others have come, too, and the store is asked once
         connections = self._connections
         if held.is_checked and (self._exits.ends_as_a_copy(held) or connections != self._connections):

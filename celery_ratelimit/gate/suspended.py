@@ -51,9 +51,9 @@ class SuspendedQueues:
             return
         waiting = [other for other in among if other.queue == queue]
         wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
-        if wait < self._long or not self._worker.intake.may_stop_consuming(queue):
+        if wait < self._long or not self._worker.consuming.may_stop(queue):
             return
-        self._worker.intake.stop_consuming(queue)
+        self._worker.consuming.stop(queue)
         self._queues[queue] = (set(), each)
         for other in waiting:
             self._put_aside(other)
@@ -66,7 +66,7 @@ class SuspendedQueues:
         waiting.discard(held)
         if not waiting or len(waiting) * each() <= self._long / 2:
             del self._queues[held.queue]
-            self._worker.intake.go_on_consuming(held.queue)
+            self._worker.consuming.go_on(held.queue)
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nothing is consumed."""

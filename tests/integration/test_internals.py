@@ -41,9 +41,11 @@ from kombu.transport.redis import QoS as RedisQoS
 
 from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.broker import Broker
+from celery_ratelimit._celery.consumers import consumers
 from celery_ratelimit._celery.outbox import Outbox
 from celery_ratelimit._celery.prefetch import Prefetch
-from celery_ratelimit._celery.returns import Returns, consumers
+from celery_ratelimit._celery.return_names import ReturnNames
+from celery_ratelimit._celery.returns import Returns
 from celery_ratelimit._celery.together import Together
 
 
@@ -274,11 +276,9 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         queue = Queue("orders", Exchange("shop", type="topic"), routing_key="order.*")
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None, hub=None)
-        for_tasks = consumers(
-            KombuConsumer,
-            lambda message: None,
-            Returns(celerys, Prefetch(celerys), Outbox(None, Broker(celerys)), Together(Broker(celerys), None)),
-        )[1]
+        broker = Broker(celerys)
+        parts = ReturnNames(celerys), Prefetch(celerys), Outbox(None, broker), Together(broker, None)
+        for_tasks = consumers(KombuConsumer, lambda message: None, Returns(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
             connection.drain_events(timeout=5)

@@ -13,6 +13,7 @@ from kombu.common import QoS
 from celery_ratelimit._celery.broker import Broker as WorkersBroker
 from celery_ratelimit._celery.intake import Intake
 from celery_ratelimit._celery.outbox import Outbox
+from celery_ratelimit._celery.return_names import ReturnNames
 from celery_ratelimit._celery.together import Together
 from tests.rabbitmq import Broker
 
@@ -29,7 +30,7 @@ class Worker:
         self.qos = QoS(lambda **_: None, 4)
         broker = WorkersBroker(self)
         outbox = Outbox(self.app, broker)
-        self.intake = Intake(self, broker, outbox, Together(broker, None))
+        self.intake = Intake(self, broker, ReturnNames(self), outbox, Together(broker, None))
         self.intake.watch(lambda message: None)
         self.intake.consume_return_queues("{}.throttled".format)
         queues = list(self.app.amqp.queues.consume_from.values())

@@ -123,6 +123,8 @@ class Bench:
                 contained=lambda function: function,
             ),
             intake=self,
+            together=self,
+            consuming=self,
             departures=SimpleNamespace(
                 send_back=self._leaves("sent back"),
                 redirect=self._leaves("redirected"),
@@ -218,11 +220,11 @@ class Bench:
     def together(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
         """Those that come in together, up to a lost connection."""
         requests: list[Request] = []
-        self.comes_together = True
+        self.is_at_it = True
         for task in tasks:
             if not any(map(self.is_stale, requests)):
                 requests.append(self.come(task, **options))
-        self.comes_together = False
+        self.is_at_it = False
         self.contained(self.after_together)
         return requests
 
@@ -292,14 +294,14 @@ class Bench:
 
     is_full = has_several_queues = True
 
-    def may_stop_consuming(self, queue: str) -> bool:
+    def may_stop(self, queue: str) -> bool:
         return True
 
-    def stop_consuming(self, queue: str) -> None:
+    def stop(self, queue: str) -> None:
         assert queue not in self.left
         self.left.add(queue)
 
-    def go_on_consuming(self, queue: str) -> None:
+    def go_on(self, queue: str) -> None:
         self.left.discard(queue)
 
     def leave_returned_to_others(self, are_left: bool, then: Callable[[], None]) -> None:
@@ -318,9 +320,9 @@ class Bench:
     def narrow(self) -> None:
         self.widened -= 1
 
-    comes_together = False
+    is_at_it = False
 
-    def come_together(self, source: str, after: Callable[[], None]) -> None:
+    def set_up(self, source: str, after: Callable[[], None]) -> None:
         self.after_together = after
 
     def gather(self, message: Any, most: int = 0) -> None:

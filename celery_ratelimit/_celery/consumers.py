@@ -1,0 +1,93 @@
+"""The worker's consumer, which notes on each message where it came from, and whom return queues follow.
+
+What is relied on; line numbers are those of Celery and kombu 5.7.0:
+
+* ``app.amqp.Consumer`` makes the worker's consumer (celery/app/amqp.py 361; celery/worker/consumer/tasks.py 45).
+* ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): called for each queue whose messages come from then on,
+  and the one place that knows on every transport which queue a message comes from. ``cancel_by_queue`` (735) ends that
+  for one queue, ``cancel`` (719) for all; both are what Celery calls (consumer.py 728; tasks.py 89).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .endings import contain_unreadable
+
+__all__ = ["consumers", "noted"]
+
+
+class Follower(Protocol):
+    """Hears what a consumer consumes."""
+
+    def follow(self, main: Any, queue: Any) -> None: ...
+
+    def leave(self, main: Any, queue: str) -> None: ...
+
+    def stop(self, main: Any) -> None: ...
+
+
+def noted(message: Any, name: str) -> Any:
+    """What a consumer has noted on a message: ``ratelimit_queue``, and ``ratelimit_since``."""
+    return getattr(message, name, None) or (message.delivery_info or {}).get(name)
+
+
+def consumers(base: type, on_message: Callable[[Any], None], returns: Follower) -> tuple[type, type]:
+    """Two kinds of kombu consumer: both note on each message its queue and when it came, and tell ``on_message``.
+
+    A routing key is not that: a topic exchange has many queues for one. AMQP gives a consumer tag, Redis nothing. The
+    second kind is for the queues of tasks: ``returns`` follow it.
+    """
+    base = getattr(base, "ratelimit_base", base)
+
+    class Consumer(base):
+        ratelimit_base = base
+
+        def _basic_consume(self, queue: Any, *args: Any, **kwargs: Any) -> Any:
+            consume = queue.consume
+
+            def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
+                def stamped(message: Any) -> Any:
+                    now = time.monotonic()
+                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 119)
+                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_since=now)
+                    else:
+                        message.ratelimit_queue, message.ratelimit_since = queue.name, now
+                    on_message(message)
+                    return callback(message)
+
+                consumed = consume(tag, stamped, **options)
+                contain_unreadable(self.channel, queue.name)
+                return consumed
+
+            on_amqp = self.channel.connection.client.transport.driver_type == "amqp"
+            queue.consume = consume_stamped
+            try:
+                return super()._basic_consume(queue, *args, **kwargs)
+            finally:
+                del queue.consume
+
+    class TaskConsumer(Consumer):
+        def _basic_consume(self, queue: Any, *args: Any, **kwargs: Any) -> Any:
+            returns.follow(self, queue)
+            return super()._basic_consume(queue, *args, **kwargs)
+
+        def leave_alone(self, queue: str) -> None:
+            """Do not consume a queue for now: what was throttled comes back meanwhile."""
+            super().cancel_by_queue(queue)
+
+        def cancel_by_queue(self, queue: Any) -> None:
+            super().cancel_by_queue(queue)
+            returns.leave(self, getattr(queue, "name", queue))
+
+        def cancel(self) -> None:
+            try:
+                returns.stop(self)
+            finally:
+                super().cancel()
+
+        close = cancel
+
+    return Consumer, TaskConsumer
