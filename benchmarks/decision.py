@@ -1,4 +1,4 @@
-"""What one decision of one limit costs, beside what it cost in another version: each algorithm, granted and refused.
+"""What a decision costs, beside what it cost in another version: each algorithm, three in one; granted, refused.
 
     python -m benchmarks.decision --before CHECKOUT [--pairs 100] [--calls 200] [ROW …]
     python -m benchmarks.decision --before CHECKOUT --instructions [ROW …]
@@ -37,7 +37,8 @@ from typing import Any, NamedTuple
 VIEWS = ("client", "client CPU", "server", "server CPU")
 ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "leaky_bucket", "concurrency")
 STATES = ("granted", "refused", "waits")
-ROWS = tuple(f"{algorithm}/{state}" for algorithm in ALGORITHMS for state in STATES)
+MIXED = "mixed"  # a token bucket, a sliding log and Concurrency in one decision
+ROWS = tuple(f"{algorithm}/{state}" for algorithm in (*ALGORITHMS, MIXED) for state in STATES)
 
 
 class Block(NamedTuple):
@@ -235,21 +236,26 @@ def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
     algorithm, state = row.split("/")
     for key in limiter.client.scan_iter(match=f"{limiter.prefix}:*", count=1000):
         limiter.client.delete(key)
-    limit: Any
-    if algorithm == "concurrency":
-        limit = Concurrency(1_000_000 if state == "granted" else 1, name="bench", lease=3600)
-    elif state == "granted":
-        limit = Limit("1000000/s", algorithm=algorithm, name="bench", burst=1000 if algorithm == "token_bucket" else 1)
-    else:
-        limit = Limit("1/h", algorithm=algorithm, name="bench")
+    granted = state == "granted"
+
+    def limit_of(method: str, name: str) -> Any:
+        if method == "concurrency":
+            return Concurrency(1_000_000 if granted else 1, name=name, lease=3600)
+        if not granted:
+            return Limit("1/h", algorithm=method, name=name)
+        return Limit("1000000/s", algorithm=method, name=name, burst=1000 if method == "token_bucket" else 1)
+
+    methods = ("token_bucket", "sliding_log", "concurrency") if algorithm == MIXED else (algorithm,)
+    limits = [limit_of(method, f"bench{number or ''}") for number, method in enumerate(methods)]
+    asked = limits if len(limits) > 1 else limits[0]
     acquire = limiter.acquire
     for _ in range(2):
-        decision = acquire(limit)
-    assert decision.allowed == (state == "granted"), decision
+        decision = acquire(asked)
+    assert decision.allowed == granted, decision
     if state != "waits":
-        return lambda: acquire(limit)
+        return lambda: acquire(asked)
     # A call that keeps a slot, and asks again before its turn.
-    demands = (Demand(limit, "bench"),)
+    demands = tuple(Demand(limit, limit.name) for limit in limits)
     asker = getattr(limiter, "asker", limiter)  # before one core
     return lambda: asker.ask(demands, id="waits", claim=1e6)
 
