@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from redis import Redis, RedisCluster
 
-from ..errors import STORE_TROUBLES, ConfigurationError
+from ..errors import STORE_TROUBLES, ConfigurationError, RateLimitError
 from ..limits.decision import Decision
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import SOCKET_TIMEOUT, client_of, close_client
@@ -24,7 +24,7 @@ from .leases import Leases
 from .live_verbs import LiveVerbs
 from .questions import Asks
 from .replies import throttled
-from .turns import TAKE_AHEAD, take
+from .turns import TAKE_AHEAD, give_back, take
 from .verbs import Verbs
 
 __all__ = ["SOCKET_TIMEOUT", "TAKE_AHEAD", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
@@ -233,6 +233,15 @@ class Limiter(Verbs, LiveVerbs):
 
     def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
         max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
-        if max_wait <= 0 and not leased(demands):
+        if max_wait > 0:
+            return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
+        if not leased(demands):
             return self.asker.ask(demands)  # one script, and nothing to give back
-        return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
+        id = self._core.new_id()
+        try:
+            return self.asker.ask(demands, id=id)
+        except RateLimitError:
+            raise
+        except BaseException:  # as in take(): what it got is not known
+            self.asker.drive(give_back(self._core, demands, id, None))
+            raise

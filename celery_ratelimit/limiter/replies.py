@@ -18,8 +18,8 @@ def decision_of(demands: Sequence[Demand], reply: Sequence[int], id: str = "") -
     told = 4 + 2 * len(demands)
     states = tuple(
         [
-            LimitState(demand.name, demand.key, demand.size, remaining, reset / 1e6, demand.pace)
-            for demand, remaining, reset in zip(demands, reply[4:told:2], reply[5:told:2], strict=True)
+            LimitState(demand.name, demand.key, demand.size, reply[i], reply[i + 1] / 1e6, demand.pace)
+            for demand, i in zip(demands, range(4, told, 2), strict=True)
         ]
     )
     if len(reply) > told:  # some are stored, and have other numbers than in the code
@@ -33,7 +33,12 @@ def decision_of(demands: Sequence[Demand], reply: Sequence[int], id: str = "") -
     if binding or len(states) == 1:
         tightest = states[binding - 1]
     else:
-        tightest = min(states, key=lambda state: (state.remaining / state.limit, -state.reset_after))
+        tightest = states[0]
+        least = tightest.remaining / tightest.limit
+        for state in states:
+            part = state.remaining / state.limit
+            if part < least or (part == least and state.reset_after > tightest.reset_after):
+                tightest, least = state, part
     return Decision(
         allowed == 1,
         tightest.limit,
@@ -59,7 +64,7 @@ def pretended(demands: Sequence[Demand], wait: int, *, slot_only: bool) -> list[
 
 def whole_numbers(reply: Any) -> list[int]:
     """A script's reply: one whole number, or several in a text."""
-    return [reply] if isinstance(reply, int) else [int(each) for each in reply.split()]
+    return [reply] if isinstance(reply, int) else list(map(int, reply.split()))
 
 
 def impossible(demands: Sequence[Demand], error: RateLimitError) -> RateLimitError:

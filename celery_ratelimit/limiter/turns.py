@@ -12,7 +12,7 @@ from .demand import Demand, leased
 from .leases import UNKNOWN
 from .questions import Asks, Request, Sleep
 
-__all__ = ["take"]
+__all__ = ["give_back", "take"]
 
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
@@ -55,11 +55,11 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
         raise
     except BaseException:  # a soft time limit, Ctrl-C, a greenlet that is ended, a cancellation
         if asked is not None:
-            yield from _give_back(core, demands, id, asked.answer)
+            yield from give_back(core, demands, id, asked.answer)
         raise
 
 
-def _give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision | None) -> Asks[None]:
+def give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision | None) -> Asks[None]:
     """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
     try:
         if decision is not None and decision.allowed:

@@ -126,6 +126,24 @@ def test_a_block_that_is_interrupted_gives_its_place_back(limiter: Limiter) -> N
     assert limiter.peek(PLACE).remaining == 1
 
 
+def test_a_call_that_is_interrupted_before_it_has_its_answer_keeps_no_place(
+    limiter: Limiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter.release(limiter.acquire(PLACE))
+    link = limiter.asker._link
+    exchange = link.exchange
+
+    def interrupted_once(command: bytes) -> None:
+        monkeypatch.setattr(link, "exchange", exchange)
+        exchange(command)
+        raise TimeIsUp
+
+    monkeypatch.setattr(link, "exchange", interrupted_once)
+    with pytest.raises(TimeIsUp):
+        limiter.acquire(PLACE)
+    assert limiter.peek(PLACE).remaining == 1
+
+
 # -- Closed ------------------------------------------------------------------------------------------------------------
 
 
