@@ -14,7 +14,7 @@ local LEAST_WAIT_US = 1000
 local concurrency = {unforeseen = true}
 
 function concurrency.read(limit, now)
-    limit.held = call('ZCOUNT', limit.state_key, '(' .. int(now), '+inf')
+    limit.held = limit.raw or call('ZCOUNT', limit.state_key, '(' .. int(now), '+inf') -- see read_keys.lua
     limit.waiting = call('ZCARD', limit.slots_key)
 end
 

@@ -1,13 +1,16 @@
--- The most frequent requests, decided at half of the cost. All limits are token buckets of whole intervals, no request waits, nothing
--- is paused. Then a request is allowed here if its permits lie within the horizon, and refused here if it asks one limit and keeps
--- no slot. The answer and what is written are those of token_bucket.lua. Every other request goes on below this file.
+-- The most frequent requests, decided at less than half of the cost: no function is made for them, and no command is sent that they
+-- do not need. Each limit is a token bucket of whole intervals, a sliding log or places; no request waits, nothing is paused, and
+-- what is stored has the algorithm of the code. Then a request is allowed here if its permits lie within the horizon; those of a log
+-- and of places have to be there now. A request of one bucket is refused here if it keeps no slot. The answer and what is written
+-- are those of the algorithms' own files. Every other request goes on below this file.
 --
 -- Uses NUMBER; FIRST_LIMIT; id, HORIZON_US and CLAIM_US as in acquire.lua, the last two as texts; got; CONFIG; STEP_US.
--- Gives the reply of what it decides (see reply.lua): it ends the script.
+-- Gives the reply of what it decides (see reply.lua): it ends the script. Puts into got what it has read of logs and places.
 --!include config_text.lua
 --!include read_keys.lua
 do
-    local joint, buckets, stored = now, {}, false
+    local joint, limits, stored, buckets_only, now_text = now, {}, false, true, nil
+    -- Pass one: each limit as it is, and nothing written. `joint` is nil once a limit needs more than there is here.
     for i = 1, NUMBER do
         local at = FIRST_LIMIT + 6 * (i - 1)
         local method, count, period, burst, extra = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
@@ -16,43 +19,83 @@ do
         if config and method ~= 'concurrency' and (not own or own == config) then -- places are no rate
             local algorithm, n, each, size, more
             version, expiry, paused, algorithm, n, each, size, more = match(config, CONFIG)
-            if algorithm ~= '-' and (expiry == '0' or expiry - now > 0) then
-                method, count, period, burst, extra, stored = algorithm, n, each, size, more, true
-            else
+            if algorithm == '-' or expiry ~= '0' and expiry - now <= 0 then
                 version = nil
+            elseif algorithm == method then
+                count, period, burst, extra, stored = n, each, size, more, true
+            else -- its file may not be in this script
+                method = ''
             end
         elseif own then
             method = ''
         end
         local cost = ARGV[at + 4]
-        if method ~= 'token_bucket' or extra ~= '0' or paused and (paused - now > 0 or cost - burst > 0) then
+        if paused and (paused - now > 0 or cost - burst > 0) then
             joint = nil
-            break
-        end
-        local interval, tat, last, rest = period / count, now, 0, nil
-        if interval % 1 ~= 0 then
-            joint = nil
-            break
-        elseif raw then
-            local full, ahead, newest, kept, of = match(raw, '^(%d+) 0 (%d+) 0 (%d+)( (%d+) .+)')
-            full = full and full + 0 -- once: each reckoning with a text reads it anew
-            local written = full and full - ahead
-            if not full or written > now or of - interval ~= 0 then
+        elseif method == 'token_bucket' and extra == '0' then
+            local interval, tat, last, rest = period / count, now, 0, nil
+            if interval % 1 ~= 0 then
+                joint = nil
+                break
+            elseif raw then
+                local full, ahead, newest, kept, of = match(raw, '^(%d+) 0 (%d+) 0 (%d+)( (%d+) .+)')
+                full = full and full + 0 -- once: each reckoning with a text reads it anew
+                local written = full and full - ahead
+                if not full or written > now or of - interval ~= 0 then
+                    joint = nil
+                    break
+                end
+                last = written + newest
+                if full >= now then tat, rest = full, kept end
+            elseif call('EXISTS', KEYS[3 * i - 2]) == 1 then
                 joint = nil
                 break
             end
-            last = written + newest
-            if full >= now then tat, rest = full, kept end
-        elseif call('EXISTS', KEYS[3 * i - 2]) == 1 then
+            limits[i] = {method, tat, last, burst, interval, rest, version and {burst, count, period, version}}
+            joint = max(joint, tat + (cost - burst) * interval)
+        elseif method == 'sliding_log' and not raw then
+            now_text, buckets_only = now_text or int(now), false
+            local log = call('LRANGE', KEYS[3 * i - 2], '0', '6') -- its header, and three entries
+            got[3 * i - 2] = log
+            local total, newest, offset, written, began = 0, '0', '0', '0', '0'
+            if log[1] then total, newest, offset, written, began = match(log[1], '^(%d+) (%d+) (%d+) (%d+) 0 ?(%d*)') end
+            if not total then
+                joint = nil
+                break
+            end
+            local here, gone, left = offset == '0' and now or now + offset, 0, count - total - cost
+            local passed = here - period
+            while log[2 + 2 * gone] and log[2 + 2 * gone] - passed <= 0 do
+                left, gone = left + log[3 + 2 * gone], gone + 1
+            end
+            if left < 0 or gone == 3 or written - now > 0 or newest - here > 0 then
+                joint = nil
+                break
+            end
+            local header = format('%d %d %s %s 0 %d', count - left, here, offset, now_text, began == '' and 0 or began)
+            limits[i] = {method, header, int(here), log[1], gone, left, version and {burst, '0', period, version}, period}
+        elseif method == 'concurrency' then
+            now_text, buckets_only = now_text or int(now), false
+            local key = KEYS[3 * i - 2]
+            local held = call('ZCOUNT', key, '(' .. now_text, '+inf')
+            got[3 * i - 2] = held
+            local left, expiry = count - held - 1, now + period
+            -- A lease that ends later than the new one says when the key expires.
+            if left < 0 or call('ZCARD', KEYS[3 * NUMBER + i]) > 0 or call('ZSCORE', key, id)
+                or call('ZCOUNT', key, int(expiry + 1), '+inf') > 0 then
+                joint = nil
+                break
+            end
+            limits[i] = {method, int(expiry), left, period}
+        else
             joint = nil
-            break
         end
-        buckets[i] = {tat, last, burst, interval, rest, version and {burst, count, period, version}}
-        joint = max(joint, tat + (cost - burst) * interval)
+        if not joint then break end
     end
+    if not buckets_only and joint and joint > now then joint = nil end -- a log and places are taken now
     -- Taken ahead, permits may lapse in one bucket while another is waited for: not where there are slots to wait in.
     for i = 1, joint and joint > now and NUMBER > 1 and id ~= '' and NUMBER or 0 do
-        if joint - buckets[i][1] >= buckets[i][4] then
+        if joint - limits[i][2] >= limits[i][5] then
             joint = nil
             break
         end
@@ -63,20 +106,36 @@ do
     if taken or refused then
         local answer = taken and format('1 %d 0 %d', joint - now, joint) or format('0 %d 1 %d', joint - now, now)
         for i = 1, NUMBER do
-            local bucket = buckets[i]
-            local new, burst, interval, rest = bucket[1], bucket[3], bucket[4], bucket[5]
-            if taken then
-                new = max(new, joint) + ARGV[FIRST_LIMIT + 6 * i - 2] * interval
-                local ahead, newest = new - now, max(bucket[2], joint) - now
-                local state = rest and format('%d 0 %d 0 %d%s', new, ahead, newest, rest)
-                    or format('%d 0 %d 0 %d %d %d %d', new, ahead, newest, interval, now, interval)
-                call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((ahead + 1 + STEP_US) / 1000)))
+            local limit = limits[i]
+            if limit[1] == 'token_bucket' then
+                local new, burst, interval, rest = limit[2], limit[4], limit[5], limit[6]
+                if taken then
+                    new = max(new, joint) + ARGV[FIRST_LIMIT + 6 * i - 2] * interval
+                    local ahead, newest = new - now, max(limit[3], joint) - now
+                    local state = rest and format('%d 0 %d 0 %d%s', new, ahead, newest, rest)
+                        or format('%d 0 %d 0 %d %d %d %d', new, ahead, newest, interval, now, interval)
+                    call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((ahead + 1 + STEP_US) / 1000)))
+                end
+                answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
+            elseif limit[1] == 'sliding_log' then
+                local key, gone, period = KEYS[3 * i - 2], limit[5], limit[8]
+                if gone > 0 then call('LTRIM', key, int(2 * gone), '-1') end
+                if limit[4] then call('LSET', key, '0', limit[2]) else call('RPUSH', key, limit[2]) end
+                call('RPUSH', key, limit[3], ARGV[FIRST_LIMIT + 6 * i - 2])
+                call('PEXPIRE', key, int(ceil((period + STEP_US) / 1000)))
+                answer = answer .. format(' %d %s', limit[6], period)
+            else
+                local key = KEYS[3 * i - 2]
+                call('ZREMRANGEBYSCORE', key, '(0', now_text)
+                call('ZADD', key, limit[2], id, '-' .. now_text, '\0')
+                call('PEXPIRE', key, int(ceil((limit[4] + STEP_US) / 1000)))
+                answer = answer .. format(' %d 0', limit[3])
             end
-            answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
         end
         for i = 1, stored and NUMBER or 0 do
-            local at = FIRST_LIMIT + 6 * (i - 1)
-            answer = answer .. format(' %s %s %s %s', unpack(buckets[i][6] or {ARGV[at + 3], ARGV[at + 1], ARGV[at + 2], '0'}))
+            local at, evenly = FIRST_LIMIT + 6 * (i - 1), limits[i][1] == 'token_bucket'
+            local code = {ARGV[at + 3], evenly and ARGV[at + 1] or '0', ARGV[at + 2], '0'}
+            answer = answer .. format(' %s %s %s %s', unpack(limits[i][7] or code))
         end
         return answer
     end

@@ -10,7 +10,7 @@
 --   limit.in_use_at   us at which they count as taken: at the change; or when the newest is good, if it was granted ahead
 local function read_other(limit, now)
     local letter = limit.algorithm.letter
-    if limit.raw then
+    if type(limit.raw) == 'string' then -- else nothing, or its own, see read_keys.lua
         if letter == match(limit.raw, '^%a?') then return end
     elseif not letter or call('EXISTS', limit.state_key) == 0 then
         return -- nothing, a log for a log, or places

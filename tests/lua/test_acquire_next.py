@@ -101,3 +101,10 @@ def test_an_algorithm_that_people_have_stored_is_put_in(frozen: Limiter, clock: 
     frozen.set_rate("api", Limit("3/s", algorithm="sliding_log"), force=True)
     said = frozen.asker.ask_next([demand("100/s")], ["a", "b", "c", "d", "e"], claim=1.0)
     assert [decision.allowed for decision in said] == [True, True, True, False]
+
+
+def test_a_bucket_that_people_have_stored_for_a_log_is_put_in(frozen: Limiter, clock: Clock) -> None:
+    frozen.set_rate("api", Limit("10/s", burst=3), force=True)
+    log = Demand(Limit("100/s", algorithm="sliding_log", name="api"), "api")
+    said = frozen.asker.ask_next([log], ["a", "b", "c", "d", "e"], claim=1.0)
+    assert [decision.allowed for decision in said] == [True, True, True, False]

@@ -10,7 +10,8 @@ import fakeredis
 import pytest
 import redis
 
-from celery_ratelimit import Limit, Limiter
+from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.parking.lot import Parking
 from celery_ratelimit.store.script import Script, load_source
@@ -181,6 +182,28 @@ def test_a_decision_asks_the_store_for_no_more_than_it_needs(limiter: Limiter, s
     assert asks("far", claim=1.0) == {"time": 1, "mget": 1}, "refused, its slot is too far away to be kept"
     limiter.asker.ask([demand("1/m", burst=2)], id="waits", claim=60.0)
     assert asks("waits", claim=60.0) == {"time": 1, "mget": 1, "zrange": 1, "zscore": 1}, "it came before its turn"
+
+
+def test_a_log_and_places_beside_a_bucket_cost_the_commands_that_they_need(
+    limiter: Limiter, store: redis.Redis
+) -> None:
+    log = Demand(Limit("100/m", algorithm="sliding_log"), "log")
+    mixed = [demand("1000/s", burst=9), log, Demand(Concurrency(5), "places")]
+
+    def asks(demands: list[Demand], id: str) -> dict[str, int]:
+        store.config_resetstat()
+        assert limiter.asker.ask(demands, id=id).allowed
+        stats = {name.removeprefix("cmdstat_"): each["calls"] for name, each in store.info("commandstats").items()}
+        return {name: calls for name, calls in stats.items() if name not in ("evalsha", "config|resetstat", "info")}
+
+    limiter.asker.ask(mixed, id="first")
+    of_log = {"lrange": 1, "lset": 1, "rpush": 1, "pexpire": 1}
+    of_places = {"zcount": 2, "zcard": 1, "zscore": 1, "zremrangebyscore": 1, "zadd": 1, "pexpire": 1}
+    assert asks(mixed, "second") == {"time": 1, "mget": 1, "set": 1, **of_log, **of_places, "pexpire": 2}
+    limiter.asker.ask([log])
+    assert asks([log], "") == {"time": 1, "mget": 1, **of_log}
+    limiter.asker.ask(mixed[2:], id="third")
+    assert asks(mixed[2:], "fourth") == {"time": 1, "mget": 1, **of_places}
 
 
 def test_the_wait_of_a_reply_is_never_cut_off(frozen: Limiter) -> None:
