@@ -10,34 +10,9 @@
 local MEMORY_US = tonumber(ARGV[1])
 --!include prelude.lua
 --!include lot.lua
+--!include arrive_one.lua
 
-local may = {}
-
--- One copy, of the lot in use; `twice`: there are others of some of its tasks.
-local function arrive(twice, id, copy, doubts)
-    local chosen, newest, several
-    if twice then chosen, newest, several = copies(id) end
-    local inside = copy == '0' and call('HEXISTS', MESSAGES, id) == 1 or is_parked(id)
-    if chosen == '-' and not inside then
-        note_copies(id, copy, newest, several)
-        chosen = copy
-    end
-    local overtaken = twice and is_overtaken(id, tonumber(copy), doubts)
-    if inside or overtaken or chosen and chosen ~= copy then return 0 end
-    if doubts > 0 then
-        call('HSET', TWICE, id .. '\0', format('%s %d', copy, doubts))
-        call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
-    end
-    if several then -- the one that came first has all of them
-        call('HDEL', MESSAGES, id)
-        call('ZREM', LEAVING, id)
-    else
-        at_broker(id, copy)
-    end
-    return 1
-end
-
-local at = 2
+local may, at = {}, 2
 for lot = 0, #KEYS - 1, LOT_KEYS do
     use_lot(lot, '')
     local twice, last = call('EXISTS', TWICE) == 1, at + 3 * ARGV[at]

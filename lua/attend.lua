@@ -7,7 +7,8 @@
 --        3  known     us: for how long a queue is known that no worker consumes; a queue that was never consumed is not known
 --        4  number    of the queues that follow: which it consumes
 --        5+           queues; then those that it does not consume any more
--- Reply  queues that a worker consumes, if there are others; queues that no worker consumes
+-- Reply  queues that a worker consumes, if there are others; queues that no worker consumes; how many workers consume how many
+--        queues, one multiplied by the other
 -- Writes both; time to live: for as long as they say anything
 local WORKERS, QUEUES, worker = KEYS[1], KEYS[2], ARGV[1]
 local LASTS, KNOWN, FIRST_QUEUE = tonumber(ARGV[2]), tonumber(ARGV[3]), 5
@@ -34,4 +35,4 @@ call('ZREMRANGEBYSCORE', QUEUES, '-inf', int(now - KNOWN))
 call('PEXPIRE', WORKERS, int(ceil(LASTS / 1000)))
 call('PEXPIRE', QUEUES, int(ceil(KNOWN / 1000)))
 local absent = call('ZRANGE', QUEUES, int(now), '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1000) -- the latest: some names are one worker's
-return {#absent > 0 and call('ZRANGEBYSCORE', QUEUES, '(' .. int(now), '+inf') or {}, absent}
+return {#absent > 0 and call('ZRANGEBYSCORE', QUEUES, '(' .. int(now), '+inf') or {}, absent, call('ZCARD', WORKERS)}

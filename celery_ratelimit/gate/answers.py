@@ -11,6 +11,7 @@ from ..limiter.asker import Asker
 from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
+from ..parking.arrivals import Arrivals
 from ..parking.publisher import LEAD
 from .clock import monotonic
 from .held import HeldRequest
@@ -18,7 +19,7 @@ from .line import Line
 from .local_share import LocalShare
 from .room import AHEAD, Room
 from .slots import Slots
-from .verdict import RETURN_HOLD, Fail, Stay, Verdict, claim, granted, horizon, refused, without_store
+from .verdict import RETURN_HOLD, EndCopy, Fail, Stay, Verdict, claim, granted, horizon, refused, without_store
 
 __all__ = ["LOOK", "MOST_TOGETHER", "Answers"]
 
@@ -45,6 +46,7 @@ class Answers:
         room: of the pool.
         slots: those that are given back.
         share: this worker's, while it decides alone.
+        arrivals: of those that come back.
         parks: whether tasks of a plan may wait in the store.
         ahead: seconds ahead that a permit may be taken.
         early: seconds before its turn that a line asks.
@@ -60,13 +62,14 @@ class Answers:
         room: Room,
         slots: Slots,
         share: LocalShare,
+        arrivals: Arrivals,
         parks: Callable[[Plan], bool],
         ahead: Callable[[], float],
         early: Callable[[], float],
         longest: float,
     ) -> None:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
-        self._room, self._slots, self._share = room, slots, share
+        self._room, self._slots, self._share, self._arrivals = room, slots, share, arrivals
         self._parks, self._ahead, self._early, self._longest = parks, ahead, early, longest
         self._round_trip = 0.0  # seconds, a mean
 
@@ -100,26 +103,37 @@ class Answers:
             An answer for each that was asked, see :meth:`verdict`: up to the first that was refused.
         """
         first = asking[0]
-        plan, demands = first.plan, first.demands
         began = monotonic()
         try:
-            decisions = self._outage.ask(
-                lambda: self._asker.ask_next(
-                    demands,
-                    [held.id if plan.policy.waits or plan.leased else "" for held in asking],
-                    horizon=horizon(first, self._ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY,
-                    claim=claim(first, parks=self._parks(plan)),
-                ),
-                None,
-            )
+            decisions = self._outage.ask(lambda: self._decisions(asking, for_permit=for_permit), None)
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
+            if not first.is_checked and self._outage.ask(lambda: self._arrivals.may_run(first), None) is False:
+                return [EndCopy()]
             logger.error("Task %s[%s] can never start: %s", first.request.name, first.request.id, error)
             self._slots.forget(first)
             return [Fail(error)]
         if decisions is None:
             return [None]
         self._round_trip += (min(AHEAD, monotonic() - began) - self._round_trip) / 8
-        return list(decisions)
+        return [EndCopy() if decision is None else decision for decision in decisions]
+
+    def _decisions(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> Sequence[Decision | None]:
+        """What the store says; ``None``: another copy may run. Those that have come from a lot are told with it."""
+        first = asking[0]
+        plan, demands = first.plan, first.demands
+        ids = [held.id if plan.policy.waits or plan.leased else "" for held in asking]
+        seconds = horizon(first, self._ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY
+        kept = claim(first, parks=self._parks(plan))
+        if all(held.is_checked for held in asking):
+            return self._asker.ask_next(demands, ids, horizon=seconds, claim=kept)
+        with self._arrivals.told_along(asking) as told:
+            if told is None:
+                return self._asker.ask_next(demands, ids, horizon=seconds, claim=kept)
+            decisions, told.may = self._asker.ask_along(demands, ids, told.along, horizon=seconds, claim=kept)
+            told.answered = len(decisions)
+        for held, _ in zip(asking, decisions, strict=False):
+            held.is_checked = True
+        return decisions
 
     def verdict(self, line: Line, held: HeldRequest, answer: Decision | Verdict | None, *, for_permit: bool) -> Verdict:
         """What becomes of a request by what the store has said; ``None``: it has not."""

@@ -11,8 +11,11 @@ from ..limiter.outage import Outage
 
 __all__ = ["Changes"]
 
-#: Seconds between two looks: one small command each. A decision needs none, it reads what is stored.
-LOOK = 0.5
+#: Seconds between two looks, of one of few workers and of one of many: one small command each. A decision needs none,
+#: it reads what is stored.
+LOOK, SELDOM = 0.5, 2.0
+#: Workers of which each looks as often.
+FEW = 8
 
 
 class Changes:
@@ -25,6 +28,7 @@ class Changes:
         outage: while it lasts nobody asks.
         is_idle: whether nobody waits whom a change could concern: then nobody asks.
         on_change: called with the names.
+        workers: how many there are.
     """
 
     def __init__(
@@ -35,9 +39,10 @@ class Changes:
         outage: Outage,
         is_idle: Callable[[], bool],
         on_change: Callable[[set[str]], None],
+        workers: Callable[[], int],
     ) -> None:
         self._worker, self._asker, self._outage = worker, asker, outage
-        self._limits, self._is_idle, self._on_change = limits, is_idle, on_change
+        self._limits, self._is_idle, self._on_change, self._workers = limits, is_idle, on_change, workers
         self._names: list[str] = []
         self._told: dict[str, str] = {}
         self._looked = time.time()
@@ -64,7 +69,8 @@ class Changes:
         return {} if told is None else dict(zip(self._names, map(_text, told), strict=True))
 
     def _look(self) -> None:
-        self._cancel = self._worker.timers.call_after(LOOK, self._look)
+        pause = min(SELDOM, LOOK * max(1.0, self._workers() / FEW))
+        self._cancel = self._worker.timers.call_after(pause, self._look)
         if self._outage:
             return
         told = self._told if self._is_idle() else self._read()

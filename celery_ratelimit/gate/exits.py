@@ -28,7 +28,7 @@ from .presence import Presence
 from .room import Room
 from .running import Running
 from .said import announce, outcome_of
-from .verdict import AskAt, End, Fail, Hold, Park, SendBack, Start, Stay, Verdict
+from .verdict import AskAt, End, EndCopy, Fail, Hold, Park, SendBack, Start, Stay, Verdict
 
 __all__ = ["Exits"]
 
@@ -113,6 +113,9 @@ class Exits:
                 self._send_back(line, held, verdict, now)
             case End():
                 self._end(line, held, verdict, now)
+            case EndCopy():
+                self._holdings.leave(line, held)
+                self._end_copy(held)
             case Fail(error):
                 self._holdings.leave(line, held)
                 requests.fail(held.request, error)
@@ -255,13 +258,17 @@ class Exits:
             self._holdings.leave(line, held)
             self._holdings.forget_slot(held)
             return True
-        if held.is_checked and not held.doubtful:
+        if (held.is_checked and not held.doubtful) or self.asks_along(held):
             return False
         held.is_checked = True
         if self.ends_as_a_copy(held):
             self._holdings.leave(line, held)
             return True
         return False
+
+    def asks_along(self, held: HeldRequest) -> bool:
+        """Whether the store says with its permit if it is the copy that may run."""
+        return not held.is_checked and self.parks(held.plan) and self._attendant.arrivals.asks_along(held)
 
     def ends_as_a_copy(self, held: HeldRequest) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""

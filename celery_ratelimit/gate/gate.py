@@ -68,8 +68,10 @@ class Gate:
         self._connections = 0  # that were lost
         self._within = Within()
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
-        self._changes = Changes(worker, asker, limits, outage, self._is_idle, self._changed)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
+        self._changes = Changes(
+            *(worker, asker, limits, outage, self._is_idle, self._changed, lambda: attendant.workers),
+        )
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)
         self._presence = presence = Presence(worker, room)
@@ -80,7 +82,7 @@ class Gate:
         self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings)
         share = LocalShare(worker.live_workers, leases)
         answers = self._answers = Answers(
-            *(asker, leases, outage, settings.on_store_error, room, slots, share),
+            *(asker, leases, outage, settings.on_store_error, room, slots, share, attendant.arrivals),
             parks=exits.parks,
             ahead=entrance.ahead,
             early=entrance.early,
@@ -121,8 +123,10 @@ class Gate:
         number = next(self._numbers)
         asks_from = self._answers.asks_from(now, slot_at) if returned else now
         held = HeldRequest(request, queue, plan, demands, number, now, until, returned, returned, asks_from, slot_at)
-        if returned and (asks_from > now or self.worker.together.is_at_it):
-            held.is_checked = False  # until it asks: then others have come, too, and the store is asked once
+        if returned:
+            # Until it asks, if it waits: then others have come, too, and the store is asked once.
+            waits = asks_from > now or self.worker.together.is_at_it
+            held.is_checked = not (waits or self._exits.asks_along(held))
         connections = self._connections
         if held.is_checked and (self._exits.ends_as_a_copy(held) or connections != self._connections):
             return  # the second: a greenlet waits for the store

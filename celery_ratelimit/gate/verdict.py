@@ -23,6 +23,7 @@ __all__ = [
     "Ask",
     "AskAt",
     "End",
+    "EndCopy",
     "Fail",
     "Hold",
     "Park",
@@ -129,7 +130,12 @@ class Fail:
     error: RateLimitError
 
 
-Verdict = Start | Hold | Ask | AskAt | Stay | Park | SendBack | End | Fail
+@dataclass(frozen=True, slots=True)
+class EndCopy:
+    """Another copy of it is parked, or may run."""
+
+
+Verdict = Start | Hold | Ask | AskAt | Stay | Park | SendBack | End | EndCopy | Fail
 
 
 def before_asking(

@@ -19,7 +19,7 @@ from ..store.refusals import addresses_of, mend_by_asking
 from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .calls import Call
+from .calls import Along, Call
 from .core import Core
 from .demand import Demand
 from .durations import microseconds
@@ -99,6 +99,30 @@ class Asker:
         except RateLimitError as error:
             raise impossible(demands, error) from error.__cause__
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
+
+    def ask_along(
+        self, demands: Sequence[Demand], ids: Sequence[str], along: Along, *, horizon: float, claim: float
+    ) -> tuple[list[Decision | None], list[bool]]:
+        """The same for requests that come back from a parking lot, and are told of with that.
+
+        Returns:
+            What :meth:`ask_next` does, but ``None`` for each that may not run; and of each copy whether it may.
+        """
+        script, calls = self.core.scripts.come_back, self.core.calls
+        call = calls.of_come_back(tuple(demands), ids, along, horizon=microseconds(horizon), claim=microseconds(claim))
+        try:
+            said, may = self.store(script, self._link, *call)
+        except RateLimitError as error:
+            raise impossible(demands, error) from error.__cause__
+        decisions = [
+            None if isinstance(reply, int) else decision_of(demands, whole_numbers(reply), id)
+            for reply, id in zip(said, ids, strict=False)
+        ]
+        return decisions, [int(each) == 1 for each in may]
+
+    def takes_one_script(self, demands: Sequence[Demand]) -> bool:
+        """See :meth:`Core.takes_one_script`."""
+        return self.core.takes_one_script(demands)
 
     def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
         return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))

@@ -12,7 +12,7 @@ from ..store.resp import bulk
 from ..store.script import Script
 from .demand import Demand
 
-__all__ = ["ARGUMENTS", "KEYS", "Call", "Calls", "Scripts"]
+__all__ = ["ARGUMENTS", "KEYS", "Along", "Call", "Calls", "Scripts"]
 
 #: What a script is called with: the algorithms, how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[Hashable, int, int, list[bytes]]
@@ -32,6 +32,24 @@ class Packed(NamedTuple):
     arguments: bytes
 
 
+class Along(NamedTuple):
+    """Copies of tasks that have come from the broker: of which the store is told with the question for permits.
+
+    Attributes:
+        keys: of their lots, as they go over the wire.
+        number: of these keys.
+        memory: microseconds for which a call about an older copy may come late.
+        copies: for each lot how many there are, and three values for each, see ``lua/arrive.lua``.
+        places: for each request that asks, the how-manieth of the copies it is; 0: it is none of them.
+    """
+
+    keys: Sequence[bytes]
+    number: int
+    memory: int
+    copies: Sequence[str | int]
+    places: Sequence[int]
+
+
 class Scripts:
     """The scripts of a limiter, by their verbs.
 
@@ -44,7 +62,7 @@ class Scripts:
             return Script(name, replace_includes)
 
         self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
-        self.acquire_next = script("acquire_next")
+        self.acquire_next, self.come_back = script("acquire_next"), script("come_back")
         self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("join")
         self.settle, self.forget = script("settle"), script("forget")
         self.release, self.renew = script("release"), script("renew")
@@ -113,6 +131,17 @@ class Calls:
         if last:
             pieces.append(bulk(*last))
         return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
+
+    def of_come_back(
+        self, demands: tuple[Demand, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
+    ) -> Call:
+        number, methods, packed_keys, arguments = self.packed(demands)
+        first = (number, horizon, claim, along.memory, len(ids))
+        asking = [value for pair in zip(ids, along.places, strict=True) for value in pair]
+        keys = KEYS * number + along.number
+        pieces = [packed_keys, *along.keys, bulk(*first), arguments, bulk(*asking, *along.copies)]
+        values = keys + len(first) + ARGUMENTS * number + len(asking) + len(along.copies)
+        return methods, keys, values, pieces
 
     @cached_property
     def _touching(self) -> frozenset[Script]:

@@ -1,22 +1,30 @@
-"""What comes back from a lot: the store is told, and says which copy of a message may run."""
+"""What comes back from a lot: the store is told, and says which copy of a message may run.
+
+It is told when one of those that have come asks for its permit, in the same script; if none of them asks for long, by a
+script of its own.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from .._celery import Worker
 from .._celery.parcel import marker_in
+from ..limiter.calls import Along
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from .lot import Parking
 from .parked import Bucket
 
-__all__ = ["Arrivals"]
+__all__ = ["Arrivals", "Told"]
 
-#: Seconds after which it is told which messages have come: they wait for their slots meanwhile.
-TELL = 0.1
+#: Seconds after which it is told which messages have come, if none of them has asked: they wait for their slots, which
+#: are no further away than a second, or for a process. Less than the time after which who is not told of is sent anew.
+TELL = 2.0
 #: Seconds after which it is told in an outage, if that is over then.
 IN_AN_OUTAGE = 0.2
 
@@ -32,6 +40,21 @@ class Arrived(Protocol):
     doubts: int
 
 
+class Told:
+    """Copies of which the store is told with a question for permits, and what it has said of them.
+
+    Attributes:
+        along: what it is told.
+        may: of each copy whether it may run; empty as long as there is no answer.
+        answered: how many of those that ask have an answer.
+    """
+
+    def __init__(self, along: Along) -> None:
+        self.along = along
+        self.may: Sequence[bool] = ()
+        self.answered = 0
+
+
 class Arrivals:
     """Messages that have come back to one worker.
 
@@ -44,8 +67,10 @@ class Arrivals:
     def __init__(self, worker: Worker, parking: Parking, outage: Outage) -> None:
         self._worker, self._parking, self._outage = worker, parking, outage
         self._arriving: dict[Bucket, dict[str, int]] = {}
+        self._since: dict[Bucket, float] = {}  # when the first of them came
         self._barred: set[tuple[str, int]] = set()
         self._telling = threading.Lock()
+        self._at_once = False
         self._cancel_telling: Callable[[], None] | None = None
 
     def on_message(self, message: Any) -> None:
@@ -54,8 +79,43 @@ class Arrivals:
         if "lot" in marker:
             name, key = marker["lot"]
             self._arriving.setdefault((name, key), {})[str(marker["id"])] = int(marker["copy"])
+            self._since.setdefault((name, key), time.monotonic())
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.timers.call_after(TELL, self._tell)
+
+    def asks_along(self, held: Arrived) -> bool:
+        """Whether the store is told of a request when that asks for its permit, and says then whether it may run."""
+        if self._telling.locked():  # where greenlets switch, the answer is on its way
+            return False
+        request = held.request
+        marker = marker_in(request.message)
+        if "lot" not in marker or request.delivery_info.get("redelivered") or marker.get("again"):
+            return False
+        name, key = marker["lot"]
+        has_come = self._arriving.get((name, key), {}).get(held.id) == int(marker["copy"])
+        return has_come and self._parking.can_be_told_along(held.demands, (name, key))
+
+    @contextmanager
+    def told_along(self, asking: Sequence[Arrived]) -> Iterator[Told | None]:
+        """Requests that ask the same ask now: who has come from their lots is told with that. ``None``: nobody has."""
+        those = [held for held in asking if self.asks_along(held)]
+        if not those:
+            yield None
+            return
+        markers = [marker_in(held.request.message) for held in asking]
+        pairs = [(held.id, int(marker.get("copy", 0))) for held, marker in zip(asking, markers, strict=True)]
+        lots = dict.fromkeys(tuple(marker_in(held.request.message)["lot"]) for held in those)
+        with self._telling:
+            copies_of = {lot: self._take(lot) for lot in lots}
+            told = Told(self._parking.along(copies_of, pairs))
+            try:
+                yield told
+            finally:
+                if told.may:
+                    self._bar(copies_of, told.may)
+                    self._barred.difference_update(pairs[: told.answered])  # they have heard it
+                else:
+                    self._put_back(copies_of)
 
     def may_run(self, held: Arrived) -> bool:
         """Whether a request is the one copy of its task that may run.
@@ -79,6 +139,7 @@ class Arrivals:
 
     def tell_soon(self) -> None:
         """After an outage: a worker that looks at the lots might send once more what has come meanwhile."""
+        self._at_once = bool(self._arriving)
         if self._arriving and self._cancel_telling is None:
             self._cancel_telling = self._worker.timers.call_after(0, self._tell)
 
@@ -87,23 +148,42 @@ class Arrivals:
         if self._outage:
             self._cancel_telling = self._worker.timers.call_after(IN_AN_OUTAGE, self._tell)
             return
-        if self._parking.can_park:
+        rest = min(self._since.values(), default=float("inf")) + TELL - time.monotonic()
+        if 0 < rest <= TELL and not self._at_once:
+            self._cancel_telling = self._worker.timers.call_after(rest, self._tell)
+        elif self._parking.can_park:
+            self._at_once = False
             self._outage.ask(self._tell_all, None)
 
     def _tell_all(self) -> None:
         with self._telling:  # where greenlets switch, others come in while the store is being told
             while self._arriving:
-                copies_of = {bucket: self._arriving.pop(bucket) for bucket in self._parking.parts(self._arriving)[0]}
+                copies_of = {bucket: self._take(bucket) for bucket in self._parking.parts(self._arriving)[0]}
                 try:
                     barred = self._parking.arrive_all(copies_of)
                 except BaseException:
-                    for bucket, copies in copies_of.items():
-                        self._arriving[bucket] = {**copies, **self._arriving.get(bucket, {})}
+                    self._put_back(copies_of)
                     raise
                 self._barred.update((id, copies_of[bucket][id]) for bucket, id in barred)
+
+    def _put_back(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> None:
+        """No answer has come."""
+        for bucket, copies in copies_of.items():
+            self._arriving[bucket] = {**copies, **self._arriving.get(bucket, {})}
+            self._since.setdefault(bucket, time.monotonic())
+
+    def _take(self, bucket: Bucket) -> dict[str, int]:
+        """Those of one lot, to be told now."""
+        self._since.pop(bucket, None)
+        return self._arriving.pop(bucket)
+
+    def _bar(self, copies_of: Mapping[Bucket, Mapping[str, int]], may: Sequence[bool]) -> None:
+        every = [pair for copies in copies_of.values() for pair in copies.items()]
+        self._barred.update(pair for pair, runs in zip(every, may, strict=True) if not runs)
 
     def close(self) -> None:
         if self._cancel_telling is not None:
             self._cancel_telling()
             self._cancel_telling = None
         self._arriving.clear()
+        self._since.clear()

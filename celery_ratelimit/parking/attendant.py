@@ -22,6 +22,7 @@ from .attending import Attending
 from .contents import AGAIN, LOTS
 from .lot import NOBODY, Parking, ToPark
 from .orphans import Orphans
+from .pace import Pace
 from .parked import Bucket, written
 from .publisher import Publisher
 from .revoked import Revoked
@@ -29,8 +30,9 @@ from .waking import NEXT, TURN, Waking
 
 __all__ = ["Attendant"]
 
-#: Seconds between two looks for lots that are due; and where a worker has found and parked nothing for so many looks.
-LOOK, RARELY, QUIET = 0.2, 1.0, 10
+#: Seconds between two looks for lots that are due: of a worker that finds some, of one of very many, and of one that
+#: has found and parked nothing for so many seconds.
+LOOK, SELDOM, RARELY, QUIET = 0.2, 2.0, 1.0, 2.0
 #: Seconds between two such looks, on average, where nobody is parked at all: then the bell is rung for the first one.
 IDLE = 20.0
 #: Seconds after which a lot is looked at that was empty before: tasks that are parked together leave together.
@@ -88,7 +90,8 @@ class Attendant:
         self._cancel: Callable[[], None] | None = None
         self._soon = self._more_due = False
         self._looked_at, self._looks_from = time.monotonic(), 0.0
-        self._quiet = QUIET  # looks in a row in which nothing was found
+        self._pace = Pace(LOOK, SELDOM)
+        self._busy_at = float("-inf")  # when something was found or parked last
 
     @property
     def may_park(self) -> bool:
@@ -98,7 +101,16 @@ class Attendant:
     @property
     def is_idle(self) -> bool:
         """Nobody is parked, as far as it is known."""
-        return self._quiet >= QUIET and not self._has_lots
+        return self._is_quiet and not self._has_lots
+
+    @property
+    def workers(self) -> int:
+        """Of the fleet, as far as it is known: at least one."""
+        return self._parking.register.workers
+
+    @property
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._busy_at >= QUIET
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -161,9 +173,9 @@ class Attendant:
         self._occupied.move_to_end(bucket)
         if len(self._occupied) > MOST_KNOWN:
             self._occupied.popitem(last=False)
-        if ahead == 0 or self._quiet >= QUIET:
+        if ahead == 0 or self._is_quiet:
             self._look_soon()
-        self._quiet = 0
+        self._busy_at = time.monotonic()
         self._worker.departures.acknowledge(held.request)
         self._not_acknowledged.append((bucket, held.id, held.request.message))
 
@@ -211,16 +223,17 @@ class Attendant:
             self._cancel = self._worker.timers.call_after(SOON, self._look)
 
     def _look(self) -> None:
-        pause = RARELY if self._quiet >= QUIET else LOOK
-        self._cancel, self._soon = self._worker.timers.call_after(pause, self._look), False
-        now = time.monotonic()
-        if self._outage or not self._parking.can_park or now < self._looks_from:
+        self._cancel, self._soon = self._worker.timers.call_after(RARELY, self._look), False
+        now, done = time.monotonic(), True
+        if not self._outage and self._parking.can_park and now >= self._looks_from:
+            self._looked_at = now
+            done = self._outage.ask(lambda: self._see_to_lots(now + TURN), True)
+        if self._cancel is None or self._soon:  # it was closed, or somebody was parked meanwhile
             return
-        self._looked_at = now
-        done = self._outage.ask(lambda: self._see_to_lots(now + TURN), True)
-        if not done and self._cancel is not None:  # the rest of the worker has a turn, and then this goes on
-            self._cancel()
-            self._cancel = self._worker.timers.call_after(NEXT, self._look)
+        # If there is more to do, the rest of the worker has a turn, and then this goes on.
+        pause = max(RARELY if self._is_quiet else 0.0, self._pace.pause(self.workers)) if done else NEXT
+        self._cancel()
+        self._cancel = self._worker.timers.call_after(pause, self._look)
 
     def _see_to_lots(self, until: float) -> bool:
         """False: there is more to do, and time is up."""
@@ -237,10 +250,11 @@ class Attendant:
                 return True
             self._asks_again = 0.0  # until there is an answer
             self._ask_for_due()
+            self._pace.found(bool(self._due))
             if self._due:  # who was idle has heard long ago which queues are consumed
                 self._attending.say(is_idle=False)
-            self._quiet = 0 if self._due else self._quiet + 1
-            if self._quiet >= QUIET:
+                self._busy_at = time.monotonic()
+            elif self._is_quiet:
                 self._occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while self._due:
             first = itertools.islice(self._due, LOTS)

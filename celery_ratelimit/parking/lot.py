@@ -7,10 +7,10 @@ id; where two copies of one may be about, the store says which of them may run. 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
-from ..limiter.calls import ARGUMENTS, KEYS
+from ..limiter.calls import ARGUMENTS, KEYS, Along
 from ..limiter.demand import Demand
 from ..limiter.durations import microseconds
 from ..limiter.limiter import Limiter
@@ -20,7 +20,7 @@ from ..store.keys import config_keys, hash_tag, lots_key, touched_key
 from ..store.resp import bulk
 from ..store.script import Script
 from .contents import AGAIN, BYTES, LOTS, Contents
-from .parked import Bucket, Parked, several, text
+from .parked import Bucket, Looked, Parked, ToPark, several, text
 from .register import WOKEN, Attendance, Register
 from .scripts import LOT_KEYS, Scripts
 
@@ -38,50 +38,10 @@ MOST = 1000
 #: Tasks that leave, and lots that are looked after, each of which counts as two, in one script: a millisecond or two of
 #: the store's time. Lots that one script is asked for: more would not have their turn in it, if a task leaves each.
 WORK, AT_ONCE = 50, 17
+#: Seconds after which the store is told which messages are acknowledged, if nothing is sent meanwhile that tells it.
+TELL = 2.0
 #: Seconds between two looks at a lot, at the least: tasks whose turn has come meanwhile leave it together.
 LOOK_APART = 0.2
-
-
-class Looked(NamedTuple):
-    """What came of a look at one lot.
-
-    Attributes:
-        bucket: whose lot.
-        again: seconds until a worker has to look again; 0.0: at once, since not all tasks have left that may; ``None``:
-            never, the lot is empty.
-        another: the worker that looked at a lot of this limit last had another limit in its code.
-        leaving: tasks that have left: the worker that has looked publishes them.
-    """
-
-    bucket: Bucket
-    again: float | None
-    another: bool
-    leaving: tuple[Parked, ...]
-
-
-class ToPark(NamedTuple):
-    """A message that is to be parked.
-
-    Attributes:
-        id: what the store knows the task by.
-        cost: permits that it costs.
-        message: the message.
-        copy: which copy of it this will be, when it leaves.
-        since: microseconds since 1970, the store's clock: when it was throttled first; 0: it stands behind its equals.
-        expires: seconds since 1970 at which the task expires; 0.0: never.
-        doubts: how often it was sent anew, for it was not known whether it was parked.
-        order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,
-            too.
-    """
-
-    id: str
-    cost: int
-    message: str
-    copy: int
-    since: int = 0
-    expires: float = 0.0
-    doubts: int = 0
-    order: int = 0
 
 
 class Parking:
@@ -102,6 +62,7 @@ class Parking:
         self._memory = microseconds(2 * redelivery + LATE)
         self._scripts = scripts = Scripts(limiter.asker, fleet)
         self._acknowledged: dict[Bucket, list[str]] = {}
+        self._noted_at: dict[Bucket, float] = {}  # when the first of these was
         self.register = Register(scripts)
         self.contents = Contents(scripts, self._memory)
 
@@ -163,17 +124,20 @@ class Parking:
     def acknowledged(self, bucket: Bucket, id: str) -> None:
         """The message that was parked is not at the broker any more. Told to the store with what is sent next."""
         self._acknowledged.setdefault(bucket, []).append(id)
+        self._noted_at.setdefault(bucket, time.monotonic())
 
     def flush(self) -> None:
-        """Tell the store now."""
-        if self._acknowledged:
+        """Tell the store now, if it was to be told for some time and nothing was sent."""
+        if min(self._noted_at.values(), default=float("inf")) <= time.monotonic() - TELL:
             self.published({})
 
     def _were_told(self, told: Mapping[Bucket, int]) -> None:
         """So many acknowledgements; others may have been noted meanwhile."""
         for bucket, count in told.items():
+            self._noted_at.pop(bucket, None)
             if not_told := self._acknowledged.pop(bucket, [])[count:]:
                 self._acknowledged[bucket] = not_told
+                self._noted_at[bucket] = time.monotonic()
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -289,6 +253,24 @@ class Parking:
         reply = self._scripts.of_lots("arrive", list(copies_of), *arguments)
         asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
         return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
+
+    def along(self, copies_of: Mapping[Bucket, Mapping[str, int]], asking: Sequence[tuple[str, int]]) -> Along:
+        """What :meth:`arrive_all` tells, to be told when some of these copies ask for their permits."""
+        copies: list[str | int] = []
+        for those in copies_of.values():
+            copies += [len(those), *[value for id, copy in those.items() for value in (id, copy, 0)]]
+        every = [pair for those in copies_of.values() for pair in those.items()]
+        places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
+        keys = [self._scripts.keys_of(bucket) for bucket in copies_of]
+        return Along(keys, LOT_KEYS * len(keys), self._memory, copies, places)
+
+    def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
+        """Whether one script sees the limits of a request and the lot that it comes from."""
+        return (
+            self.can_park
+            and bucket in [(demand.name, demand.key) for demand in demands]
+            and (self._asker.takes_one_script(demands))
+        )
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Those whose lots go together into one script: :data:`LOTS` at the most, and of one slot of a cluster."""

@@ -9,7 +9,7 @@ from kombu.utils.json import dumps, loads
 
 from .._celery.parcel import Parcel
 
-__all__ = ["Bucket", "Lot", "Parked", "marker_of", "read_parcel", "several", "text", "written"]
+__all__ = ["Bucket", "Looked", "Lot", "Parked", "ToPark", "marker_of", "read_parcel", "several", "text", "written"]
 
 #: A limit's name, and the key of one of its buckets.
 Bucket = tuple[str, str]
@@ -31,6 +31,48 @@ class Parked(NamedTuple):
     since: int
     wait: float
     message: str
+
+
+class Looked(NamedTuple):
+    """What came of a look at one lot.
+
+    Attributes:
+        bucket: whose lot.
+        again: seconds until a worker has to look again; 0.0: at once, since not all tasks have left that may; ``None``:
+            never, the lot is empty.
+        another: the worker that looked at a lot of this limit last had another limit in its code.
+        leaving: tasks that have left: the worker that has looked publishes them.
+    """
+
+    bucket: Bucket
+    again: float | None
+    another: bool
+    leaving: tuple[Parked, ...]
+
+
+class ToPark(NamedTuple):
+    """A message that is to be parked.
+
+    Attributes:
+        id: what the store knows the task by.
+        cost: permits that it costs.
+        message: the message.
+        copy: which copy of it this will be, when it leaves.
+        since: microseconds since 1970, the store's clock: when it was throttled first; 0: it stands behind its equals.
+        expires: seconds since 1970 at which the task expires; 0.0: never.
+        doubts: how often it was sent anew, for it was not known whether it was parked.
+        order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,
+            too.
+    """
+
+    id: str
+    cost: int
+    message: str
+    copy: int
+    since: int = 0
+    expires: float = 0.0
+    doubts: int = 0
+    order: int = 0
 
 
 def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:

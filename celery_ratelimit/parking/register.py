@@ -49,10 +49,14 @@ class Register:
 
     Args:
         scripts: of its lots.
+
+    Attributes:
+        workers: how many there are, at the least; 1 as long as nobody has said.
     """
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
+        self.workers = 1
 
     def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> Attendance:
         """Which queues somebody consumes, and which nobody does.
@@ -67,7 +71,8 @@ class Register:
         numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
         arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
         reply = self._scripts.call("attend", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
-        attended, absent = [frozenset([text(queue) for queue in each]) for each in reply]
+        attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
+        self.workers = max(1, int(reply[2]) // max(1, len(queues)))
         return Attendance(attended | set(queues), absent - set(queues))
 
     def seen(

@@ -23,17 +23,17 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "the first of several published": (parcels, "publish", "after"),
     "published, not reported": (parking.Parking, "published", "before"),
     "reported": (parking.Parking, "published", "after"),
-    "back, not told": (parking.Parking, "arrive_all", "before"),
-    "back, and told": (parking.Parking, "arrive_all", "after"),
+    "back, not told": (asker.Asker, "ask_along", "before"),
+    "back, told, and granted": (asker.Asker, "ask_along", "after"),
     "before it starts": (_celery.Worker, "start", "before"),
 }
 
-#: Those of a Redis broker, whose messages come in together.
+#: Those of a Redis broker, whose messages come in together. Only where kombu waits for no message: it would lose that.
 TOGETHER: dict[str, tuple[Any, str, str]] = {
     "taken, not delivered": (together.Together, "_deliver", "before"),
     "in the gate, not parked": (batch.Batch, "park", "before"),
     "parked together, not acknowledged": (batch.Batch, "park", "after"),
     "acknowledgements are due": (acknowledgements.Acknowledgements, "_say_all", "before"),
-    "before those that are back ask": (asker.Asker, "ask_next", "before"),
-    "those that are back were told": (asker.Asker, "ask_next", "after"),
+    "before it asks": (asker.Asker, "ask_next", "before"),
+    "it was told": (asker.Asker, "ask_next", "after"),
 }

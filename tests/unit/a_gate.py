@@ -421,7 +421,12 @@ class Bench:
 
     @property
     def arrivals(self) -> Any:
-        return SimpleNamespace(may_run=self._may_run, on_message=lambda message: None)
+        return SimpleNamespace(
+            may_run=self._may_run,
+            on_message=lambda message: None,
+            asks_along=lambda held: False,
+            told_along=lambda asking: nullcontext(None),
+        )
 
     @property
     def waking(self) -> Any:

@@ -1,0 +1,47 @@
+-- come_back: copies of tasks have come from the broker, and some of them ask for their permits: arrive and acquire_next in one step.
+--
+-- It is decided first which copies may run: no permit is taken for one that may not.
+-- KEYS   as acquire; then for each lot those of include/lot.lua
+-- ARGV   1  number    of limits
+--        2  horizon   as acquire
+--        3  claim     as acquire
+--        4  memory    us, > 0: as arrive
+--        5  asking    how many ask
+--        6+           six per limit, as acquire; for each that asks its id, and the how-manieth copy it is of those below, 0: none of
+--                     them; then for each lot, as arrive: how many copies follow, and three for each of these
+-- Reply  for each that asks, up to the first that was refused, what acquire replies; 0: it may not run. Then for each copy what arrive
+--        replies
+-- Writes as acquire and arrive
+local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
+local NUMBER, MEMORY_US, ASKING = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local FIRST_LIMIT = 6
+local CORRECTS = false -- see include/algorithms.lua
+local FIRST_ASKING = FIRST_LIMIT + 6 * NUMBER
+local FIRST_LOT = FIRST_ASKING + 2 * ASKING
+--!include prelude.lua
+--!include now.lua
+--!include lot.lua
+--!include arrive_one.lua
+
+local function acquire(id)
+--!include acquire_one.lua
+end
+
+local may, at = {}, FIRST_LOT
+for lot = 4 * NUMBER, #KEYS - 1, LOT_KEYS do
+    use_lot(lot, '')
+    local twice, last = call('EXISTS', TWICE) == 1, at + 3 * ARGV[at]
+    for i = at + 1, last, 3 do
+        may[#may + 1] = arrive(twice, ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]))
+    end
+    at = last + 1
+end
+
+local said = {}
+for i = FIRST_ASKING, FIRST_LOT - 1, 2 do
+    local answer = may[tonumber(ARGV[i + 1])] == 0 and 0 or acquire(ARGV[i])
+    if type(answer) == 'table' and answer.err then return answer end -- of all: nothing was taken
+    said[#said + 1] = answer
+    if type(answer) == 'string' and not match(answer, '^1') then break end
+end
+return {said, may}

@@ -1,0 +1,27 @@
+-- A copy of a task has come from the broker: whether it may run.
+--
+-- Uses MEMORY_US, for how long a call about an older copy may come late; a lot, see lot.lua: MESSAGES, LEAVING, TWICE, copies,
+-- note_copies, is_overtaken, at_broker, is_parked.
+-- Gives arrive(twice, id, copy, doubts), of the lot in use; `twice`: there are others of some of its tasks. 1: it may run; 0: no.
+local function arrive(twice, id, copy, doubts)
+    local chosen, newest, several
+    if twice then chosen, newest, several = copies(id) end
+    local inside = copy == '0' and call('HEXISTS', MESSAGES, id) == 1 or is_parked(id)
+    if chosen == '-' and not inside then
+        note_copies(id, copy, newest, several)
+        chosen = copy
+    end
+    local overtaken = twice and is_overtaken(id, tonumber(copy), doubts)
+    if inside or overtaken or chosen and chosen ~= copy then return 0 end
+    if doubts > 0 then
+        call('HSET', TWICE, id .. '\0', format('%s %d', copy, doubts))
+        call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+    end
+    if several then -- the one that came first has all of them
+        call('HDEL', MESSAGES, id)
+        call('ZREM', LEAVING, id)
+    else
+        at_broker(id, copy)
+    end
+    return 1
+end

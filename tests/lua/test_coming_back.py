@@ -1,0 +1,210 @@
+"""Copies that come back are told of with the question for their permits: as if each had been said by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import ImpossibleRequest, Limit, Limiter, StoreUnavailable
+from celery_ratelimit._celery.parcel import RETURN_HEADER
+from celery_ratelimit.parking.arrivals import TELL, Arrivals
+from celery_ratelimit.parking.lot import Parking, ToPark
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import Clock
+
+from .frozen import FROZEN_STORE, demand
+from .test_parked_at_once import NOW, contents, messages
+from .test_parking import API, BUCKET, parking
+
+__all__ = ["parking"]  # a fixture
+
+API_OF = demand("10/s", name="api")
+IDS = ["a", "b", "c", "d", "e"]
+
+steps = st.lists(
+    st.tuples(
+        st.lists(messages, max_size=3),  # parked
+        st.booleans(),  # let out
+        st.dictionaries(st.sampled_from(IDS), st.integers(0, 3), min_size=1),  # come
+        st.lists(st.tuples(st.sampled_from(IDS), st.integers(0, 3)), min_size=1, max_size=4, unique=True),  # ask
+        st.sampled_from([0, 1, 150_000, 3_000_000, 12_000_000]),
+        st.sampled_from([0.0, 0.1, 0.25]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.fixture(scope="module")
+def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Limiter, Parking]]]]:
+    """Two stores that know nothing of one another."""
+    store: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    clients = [redis.Redis.from_url(server.url) for _ in range(2)]
+    limiters = [
+        Limiter(client, prefix=f"p{number}", replace_includes={"now": FROZEN_STORE})
+        for number, client in enumerate(clients)
+    ]
+    yield store, [(limiter, Parking(limiter, "fleet", 3600)) for limiter in limiters]
+    for client in (store, *clients):
+        client.close()
+
+
+@given(steps=steps)
+@settings(max_examples=200)
+def test_one_script_says_what_two_would(
+    fleets: tuple[redis.Redis, list[tuple[Limiter, Parking]]], steps: list[Any]
+) -> None:
+    store, ((limiter, along), (other, apart)) = fleets
+    store.flushall()
+    now, bucket = NOW, ("api", "")
+    for parked, lets_out, come, asking, pause, horizon in steps:
+        now += pause
+        store.set("test:clock", now)
+        for each in (along, apart):
+            if parked:
+                each.park({bucket: parked})
+            if lets_out:
+                each.unpark([API_OF])
+        told = along.along({bucket: come}, asking)
+        ids = [id for id, _ in asking]
+        decisions, may = limiter.asker.ask_along([API_OF], ids, told, horizon=horizon, claim=1.0)
+        barred = {id for _, id in apart.arrive_all({bucket: come})}
+        assert [id for id, runs in zip(come, may, strict=True) if not runs] == [id for id in come if id in barred]
+        expected: list[Any] = []
+        for id, copy in asking:
+            if come.get(id) == copy and id in barred:
+                expected.append(None)
+                continue
+            expected.append(other.asker.ask([API_OF], id=id, horizon=horizon, claim=1.0))
+            if not expected[-1].allowed:
+                break
+        assert decisions == expected
+        for each in (limiter, other):
+            each.asker.ask([API_OF], horizon=-1e6)  # what has expired is gone when somebody asks
+        assert contents(store, "p0", now) == contents(store, "p1", now)
+
+
+# -- A worker's part ---------------------------------------------------------------------------------------------------
+
+
+class Timers:
+    """What is to be called, and after how many seconds."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Any]] = []
+
+    def call_after(self, seconds: float, call: Any) -> Any:
+        entry = (seconds, call)
+        self.calls.append(entry)
+        return lambda: self.calls.remove(entry)
+
+
+def returned(id: str, copy: int) -> Any:
+    marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "", "id": id, "lot": list(BUCKET)}
+    headers = {RETURN_HEADER: {**marker, "copy": copy, "since": 0}}
+    return SimpleNamespace(headers=headers, properties={})
+
+
+def held(id: str, copy: int) -> Any:
+    request = SimpleNamespace(message=returned(id, copy), delivery_info={})
+    return SimpleNamespace(request=request, id=id, demands=(API,), doubts=0)
+
+
+@pytest.fixture
+def arrivals(parking: Parking, clock: Clock) -> Arrivals:
+    class Outage:
+        def __bool__(self) -> bool:
+            return False
+
+        def ask(self, question: Any, otherwise: Any) -> Any:
+            return question()
+
+    worker: Any = SimpleNamespace(timers=Timers())
+    outage: Any = Outage()
+    return Arrivals(worker, parking, outage)
+
+
+def come(arrivals: Arrivals, *pairs: tuple[str, int]) -> list[Any]:
+    requests = [held(*pair) for pair in pairs]
+    for each in requests:
+        arrivals.on_message(each.request.message)
+    return requests
+
+
+def test_all_of_a_lot_are_told_with_the_first_that_asks(
+    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock
+) -> None:
+    parking.park({BUCKET: [ToPark("b", 1, "{}", 2)]})  # an older copy of it comes
+    first, second, third = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
+    assert all(map(arrivals.asks_along, (first, second, third)))
+    with arrivals.told_along([first]) as told:
+        assert told is not None
+        assert not arrivals.asks_along(second), "the answer is on its way"
+        decisions, told.may = frozen.asker.ask_along((API,), ["a"], told.along, horizon=0.0, claim=0.0)
+        told.answered = 1
+    assert decisions[0] is not None
+    assert decisions[0].allowed
+    assert not any(map(arrivals.asks_along, (first, second, third))), "all of them were told"
+    assert [arrivals.may_run(each) for each in (first, second, third)] == [True, False, True]
+
+
+def test_if_no_answer_comes_they_are_told_once_more(arrivals: Arrivals) -> None:
+    (only,) = come(arrivals, ("a", 1))
+    with pytest.raises(StoreUnavailable), arrivals.told_along([only]):
+        raise StoreUnavailable("no answer")
+    assert arrivals.asks_along(only)
+
+
+def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
+    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock
+) -> None:
+    parking.park({BUCKET: [ToPark("c", 1, "{}", 2)]})
+    several = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
+    with arrivals.told_along(several) as told:
+        assert told is not None
+        decisions, told.may = frozen.asker.ask_along((API,), ["a", "b", "c"], told.along, horizon=0.0, claim=0.0)
+        told.answered = len(decisions)
+    assert [decision and decision.allowed for decision in decisions] == [True, False]
+    assert not arrivals.may_run(several[2])
+
+
+def test_who_may_not_run_takes_no_permit(parking: Parking, frozen: Limiter, clock: Clock) -> None:
+    parking.park({BUCKET: [ToPark("a", 1, "{}", 2)]})
+    told = parking.along({BUCKET: {"a": 1}}, [("a", 1), ("x", 1)])
+    decisions, may = frozen.asker.ask_along((API,), ["a", "x"], told, horizon=0.0, claim=0.0)
+    assert (may, decisions[0]) == ([False], None)
+    assert decisions[1] is not None
+    assert decisions[1].allowed
+
+
+def test_what_can_never_be_is_said_and_who_has_come_is_told_by_itself(
+    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock
+) -> None:
+    frozen.set_rate("api", Limit("100/s", burst=2), force=True)
+    costly = demand("100/s", burst=5, cost=3)
+    (only,) = come(arrivals, ("a", 1))
+    told = parking.along({BUCKET: {"a": 1}}, [("a", 1)])
+    with pytest.raises(ImpossibleRequest), arrivals.told_along([only]):
+        frozen.asker.ask_along([costly], ["a"], told, horizon=0.0, claim=0.0)
+    assert arrivals.may_run(only)
+
+
+def test_who_does_not_ask_for_long_is_told_of_all_the_same(
+    arrivals: Arrivals, parking: Parking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    timers = arrivals._worker.timers
+    (only,) = come(arrivals, ("a", 1))
+    ((seconds, tell),) = timers.calls
+    assert seconds == TELL
+    now[0] += TELL
+    tell()
+    assert not arrivals.asks_along(only)
+    assert arrivals.may_run(only)
