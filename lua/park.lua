@@ -6,7 +6,8 @@
 --        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
 --                     for each message eight:
 --                     order    steps that it stands behind tasks without a priority, see include/order.lua
---                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals
+--                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals; below 0: it is
+--                              as if it had been parked so long ago
 --                     expires  us; 0: never
 --                     id       text
 --                     cost     permits
@@ -16,7 +17,8 @@
 --                     and ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  for each message: permits that the tasks cost which are before it (where less important ones are parked, too: at what
 --        a task costs on average); -1: none is parked; -3: this call comes late, and a message that was sent anew meanwhile may
---        run; -4 and less: -4 less what those before it cost, which is `most` or more
+--        run; -4 and less: -4 less what those before it cost, which is `most` or more.
+--        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place
 -- Writes the lots; no time to live: it is work
 local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
 --!include prelude.lua
@@ -29,6 +31,7 @@ local twice -- there are several messages of some tasks of the lot in use
 local is_due -- has a worker to look at it at once?
 
 local function park(order, since, expires, id, cost, copy, doubts, sent)
+    if since < 0 then since = now + since end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
     local ahead = parked + call('ZCARD', ASIDE)
@@ -74,7 +77,7 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
     return ahead
 end
 
-local said, at = {}, 3
+local said, waited, at = {}, {}, 3
 for lot = 0, #KEYS - 1, LOT_KEYS do
     use_lot(lot, ARGV[at])
     local first = at + 3
@@ -90,6 +93,9 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
         call('ZADD', LOTS, int(now), bucket)
         if is_first then ring(LOTS) end
     end
+    local us = now - (call('ZRANGE', PARKED, 0, 0, 'WITHSCORES')[2] or now)
+    waited[#waited + 1] = us < ORDER_US / 2 and max(0, us) or 0 -- else it is more important than those without a priority
     at = last + ARGV[at + 2]
 end
+for _, us in ipairs(waited) do said[#said + 1] = us end
 return said

@@ -1,4 +1,6 @@
-"""Those that have come in together, and stand behind others that are parked: one script parks them."""
+"""Those that stand behind others that are parked: one script parks those that have come in together, and, where it is
+long until their turns, also those that come in one by one.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +9,52 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
+from .._celery import Worker
+from ..limiter.durations import microseconds
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lot import ToPark
 from ..parking.parked import Bucket
+from .clock import monotonic
 from .held import HeldRequest, State
-from .line import Line
+from .line import LEAST_PAUSE, Line
 from .verdict import Park
 
 __all__ = ["Batch", "Leaving"]
 
+#: Requests that wait for others: as many as come in together.
+MOST = 12
+
 
 class Leaving(NamedTuple):
-    """A request that is parked in a moment, with others."""
+    """A request that is parked in a moment, with others; ``since``: when that was decided."""
 
     line: Line
     held: HeldRequest
     verdict: Park
     packed: ToPark
+    since: float = 0.0
 
 
 class Batch:
-    """The requests that have come in together.
+    """The requests that are parked in a moment.
 
     Args:
+        worker: the worker.
         attendant: parks.
         outage: of the store.
 
     Attributes:
-        is_open: they are moved on: who stands behind others is parked in a moment.
+        is_open: those that have come in together are moved on: who stands behind others is parked in a moment.
+        on_wait: called when somebody waits for others that come later.
     """
 
-    def __init__(self, attendant: Attendant, outage: Outage) -> None:
-        self._attendant, self._outage = attendant, outage
+    def __init__(self, worker: Worker, attendant: Attendant, outage: Outage) -> None:
+        self._worker, self._attendant, self._outage = worker, attendant, outage
         self._leaving: dict[Bucket, list[Leaving]] = {}
+        self._since = 0.0  # when the first of them came
         self.is_open = False
+        self.on_wait: Callable[[], None] = lambda: None
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -51,10 +64,27 @@ class Batch:
         finally:
             self.is_open = False
 
+    def takes(self, bucket: Bucket, packed: ToPark) -> bool:
+        """Whether a newcomer of this lot is parked together with others. One that may pass them does not wait for that."""
+        return self.is_open or (packed.order >= 0 and self._attendant.gathers(bucket) > 0)
+
     def add(self, leaving: Leaving) -> None:
         demand = leaving.verdict.demand
         leaving.line.park_soon(leaving.held)
-        self._leaving.setdefault((demand.name, demand.key), []).append(leaving)
+        now = monotonic()
+        if not self._leaving:
+            self._since = now
+        self._leaving.setdefault((demand.name, demand.key), []).append(leaving._replace(since=now))
+        if not self.is_open:
+            self.on_wait()
+
+    def pause(self) -> float:
+        """Seconds for which they wait for others; 0.0: they are to be parked now, or nobody is here."""
+        number = sum(map(len, self._leaving.values()))
+        if not number or number >= MOST or self._worker.intake.is_full:
+            return 0.0
+        rest = self._since + min(map(self._attendant.gathers, self._leaving)) - monotonic()
+        return rest if rest >= LEAST_PAUSE else 0.0
 
     def park(self, done: Callable[[Leaving, int | None], None]) -> list[Line]:
         """Park them all.
@@ -72,7 +102,7 @@ class Batch:
                 leaving = {bucket: [each for each in batch[bucket] if not each.held.gone] for bucket in part}
                 leaving = {bucket: together for bucket, together in leaving.items() if together}
                 if leaving and not self._outage:
-                    pairs = {bucket: [(each.held, each.packed) for each in those] for bucket, those in leaving.items()}
+                    pairs = {bucket: _packed(those) for bucket, those in leaving.items()}
                     said_of = self._outage.ask(partial(self._attendant.park, pairs, only_behind=True), None)
                     for bucket, those in leaving.items():
                         answers: Sequence[int | None] = said_of[bucket] if said_of else [None] * len(those)
@@ -83,3 +113,13 @@ class Batch:
                 if each.held.state is State.IS_PARKED:
                     each.line.ask(each.held)
         return list(dict.fromkeys(each.line for each in everybody))
+
+
+def _packed(those: Sequence[Leaving]) -> list[tuple[HeldRequest, ToPark]]:
+    """Each with its message. Who has waited here has the place that it would have without waiting."""
+    now, before, packed = monotonic(), float("inf"), []
+    for each in those:
+        before = min(before - 1, microseconds(now - each.since))
+        aged = each.packed.since == 0 and before > 0
+        packed.append((each.held, each.packed._replace(since=-int(before)) if aged else each.packed))
+    return packed

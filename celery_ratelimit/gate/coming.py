@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,6 +55,8 @@ class Coming:
         self._worker, self._attendant, self._room, self._lines = worker, attendant, room, lines
         self._presence, self._exits, self._loop = presence, exits, loop
         self._come: list[tuple[Line, HeldRequest]] = []
+        self._cancel: Callable[[], None] | None = None
+        exits.batch.on_wait = self._park_later
         worker.together.set_up(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
 
     def add(self, line: Line, held: HeldRequest) -> bool:
@@ -72,6 +74,12 @@ class Coming:
 
     def clear(self) -> None:
         self._come.clear()
+        self._cancel_parking()
+
+    def _cancel_parking(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
 
     def _gather(self, line: Line, held: HeldRequest) -> None:
         """Those behind it come in with it, if they are to be parked as well, or could start."""
@@ -91,11 +99,32 @@ class Coming:
             with self._contained(), batch.open():
                 self._loop.run(lines)
             lines = list(self._lines)
+            if batch.pause() > 0:
+                self._park_later()
+                break
             with self._contained():
                 lines = batch.park(self._has_parked)
         self._loop.run(lines)
         for line, held in come:
             self._presence.suspend_if_it_stays(held, line, monotonic())
+
+    def _park_later(self) -> None:
+        """Somebody waits for others, for a while."""
+        pause = self._exits.batch.pause()
+        if self._cancel is None or pause <= 0:
+            self._cancel_parking()
+            self._cancel = self._worker.timers.call_after(pause, self._park)
+
+    def _park(self) -> None:
+        self._cancel = None
+        batch = self._exits.batch
+        if batch.pause() > 0:
+            self._park_later()
+            return
+        lines: Sequence[Line] = list(self._lines)
+        with self._contained():
+            lines = batch.park(self._has_parked)
+        self._loop.run(lines)
 
     @contextmanager
     def _contained(self) -> Iterator[None]:

@@ -72,7 +72,7 @@ class Exits:
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._in_memory = settings.in_memory
-        self.batch = Batch(attendant, outage)
+        self.batch = Batch(worker, attendant, outage)
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
@@ -174,7 +174,7 @@ class Exits:
         if max_wait is not None and interval > 0 and not held.returned:
             most = 1 + int((max_wait - verdict.wait) / interval)
         packed = self._attendant.to_park(held, demand, verdict.since)
-        if verdict.only_behind and self.batch.is_open:
+        if verdict.only_behind and self.batch.takes(bucket, packed):
             self.batch.add(Leaving(line, held, verdict, packed))
             return True
         said = self._outage.ask(

@@ -23,7 +23,7 @@ from ..limiter.demand import Demand
 from ..limits.decision import Decision
 from .held import HeldRequest, State
 
-__all__ = ["ASK_EARLY", "Due", "Line"]
+__all__ = ["ASK_EARLY", "LEAST_PAUSE", "Due", "Line"]
 
 #: Seconds before its turn that a line asks, so that a late timer wastes nothing.
 ASK_EARLY = 0.02

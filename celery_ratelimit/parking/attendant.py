@@ -33,6 +33,11 @@ __all__ = ["Attendant"]
 #: Seconds between two looks for lots that are due: of a worker that finds some, of one of very many, and of one that
 #: has found and parked nothing for so many seconds.
 LOOK, SELDOM, RARELY, QUIET = 0.2, 2.0, 1.0, 2.0
+#: Seconds for which newcomers wait in the worker for others, to be parked together: at the most; and as a share of the
+#: time for which the first in their lot has been parked, which passes before anybody has its turn who is parked now.
+GATHER, GATHER_SHARE = 0.5, 0.5
+#: Seconds for which it is known how long that was.
+KNOWN = 2.0
 #: Seconds between two such looks, on average, where nobody is parked at all: then the bell is rung for the first one.
 IDLE = 20.0
 #: Seconds after which a lot is looked at that was empty before: tasks that are parked together leave together.
@@ -81,7 +86,7 @@ class Attendant:
         self._publisher = Publisher(worker, parking, self._orphans)
         self._revoked = Revoked(worker, parking, limits, self._publisher)
         self._attending = Attending(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
-        self._occupied: OrderedDict[Bucket, None] = OrderedDict()
+        self._occupied: OrderedDict[Bucket, tuple[float, float]] = OrderedDict()  # for how long, and when that was so
         self._due: dict[Bucket, None] = {}
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
@@ -121,6 +126,14 @@ class Attendant:
                 if (demand.name, demand.key) in self._occupied:
                     return demand
         return None
+
+    def gathers(self, bucket: Bucket) -> float:
+        """Seconds for which a newcomer may wait in this worker for others that are parked with it.
+
+        Nobody's turn comes later by that: before whoever comes now others have theirs, for longer than this.
+        """
+        waited, at = self._occupied.get(bucket, (0.0, 0.0))
+        return min(GATHER, GATHER_SHARE * waited) if time.monotonic() < at + KNOWN else 0.0
 
     def to_park(self, held: TurnedAway, demand: Demand, since: int = 0) -> ToPark:
         """A request's message, as it is parked where ``demand`` is asked."""
@@ -169,7 +182,7 @@ class Attendant:
         return self._parking.parts(buckets)
 
     def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
-        self._occupied[bucket] = None
+        self._occupied[bucket] = self._parking.first_waits.get(bucket, 0.0), time.monotonic()
         self._occupied.move_to_end(bucket)
         if len(self._occupied) > MOST_KNOWN:
             self._occupied.popitem(last=False)

@@ -55,6 +55,7 @@ class Parking:
     Attributes:
         register: who attends to what.
         contents: which tasks are where.
+        first_waits: of the lots in which this worker has parked last, seconds for which the first task has been parked.
     """
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
@@ -63,6 +64,7 @@ class Parking:
         self._scripts = scripts = Scripts(limiter.asker, fleet)
         self._acknowledged: dict[Bucket, list[str]] = {}
         self._noted_at: dict[Bucket, float] = {}  # when the first of these was
+        self.first_waits: dict[Bucket, float] = {}
         self.register = Register(scripts)
         self.contents = Contents(scripts, self._memory)
 
@@ -119,7 +121,9 @@ class Parking:
             told[bucket] = len(acknowledged)
         reply = iter(self._scripts.of_lots("park", list(messages_of), *arguments))
         self._were_told(told)
-        return {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
+        said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
+        self.first_waits = {bucket: int(next(reply)) / 1e6 for bucket in messages_of}
+        return said
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:
         """The message that was parked is not at the broker any more. Told to the store with what is sent next."""

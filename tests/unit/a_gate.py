@@ -19,13 +19,13 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.gate import answers, coming, exits, gate, local_share, loop
+from celery_ratelimit.gate import answers, batch, coming, exits, gate, local_share, loop
 from celery_ratelimit.gate.gate import Gate
 from celery_ratelimit.gate.held import State
 from celery_ratelimit.gate.line import Line
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.decision import Decision, LimitState
-from celery_ratelimit.parking.lot import NOBODY
+from celery_ratelimit.parking.lot import NOBODY, ToPark
 
 __all__ = ["Bench"]
 
@@ -94,7 +94,7 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.answers: list[int] = []  # of the lot
-        for module in (answers, coming, exits, gate, local_share, loop):
+        for module in (answers, batch, coming, exits, gate, local_share, loop):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         for name in ("Outage", "Changes", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
@@ -441,6 +441,12 @@ class Bench:
 
     def to_park(self, *_: Any) -> Any:
         self.step("pack")
+        return ToPark("", 1, "{}", 1)
+
+    gather_seconds = 0.0  # for how long newcomers wait for others
+
+    def gathers(self, bucket: Any) -> float:
+        return self.gather_seconds if self.is_somebody_parked else 0.0
 
     def parts(self, buckets: Any) -> Any:
         return [[bucket] for bucket in buckets]

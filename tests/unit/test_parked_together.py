@@ -123,3 +123,71 @@ def test_what_is_raised_where_lines_are_moved_on_leaves_nobody_to_be_parked_for_
     task = bench.task("retry", "r1")
     loop.run = run_and_raise
     assert ends(bench.together([task, task])) == ["parked", "parked"]
+
+
+# -- One by one --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(bench: Bench) -> Bench:
+    """Its lot is long: newcomers wait for others."""
+    bench.is_full, bench.gather_seconds = False, 0.5  # type: ignore[misc]
+    return bench
+
+
+def test_who_comes_alone_waits_for_others_where_it_is_long_until_its_turn(waiting: Bench) -> None:
+    task = waiting.task("retry", "r1")
+    requests = [waiting.come(task)]
+    waiting.run(0.3)
+    requests += [waiting.come(task), waiting.come(waiting.task("retry", "r1", "r2"))]
+    assert (ends(requests), waiting.parks) == ([""] * 3, [])
+    waiting.run(0.3)
+    assert (ends(requests), waiting.parks) == (["parked"] * 3, [3])
+    requests += [waiting.come(task)]
+    waiting.run(0.4)
+    assert requests[-1].ends == [], "it has come later"
+    waiting.run(0.2)
+    assert (ends(requests), waiting.parks) == (["parked"] * 4, [3, 1])
+    waiting.check_empty()
+
+
+def test_it_does_not_keep_others_out(waiting: Bench) -> None:
+    task = waiting.task("retry", "r1")
+    requests = [waiting.come(task)]
+    assert waiting.come(waiting.task("plain")).ends == ["started"]
+    waiting.is_full = True  # type: ignore[misc]
+    requests.append(waiting.come(task))
+    waiting.run(0.0)
+    assert ends(requests) == ["parked", "parked"], "the prefetch is full"
+    waiting.is_full = False  # type: ignore[misc]
+    requests = [waiting.come(task) for _ in range(12)]
+    waiting.run(0.0)
+    assert (ends(requests), waiting.parks) == (["parked"] * 12, [2, 12]), "these are enough"
+
+
+def test_those_that_come_together_wait_too_if_they_are_few(waiting: Bench) -> None:
+    task = waiting.task("retry", "r1")
+    requests = [waiting.come(task), *waiting.together([task, task])]
+    assert (ends(requests), waiting.parks) == ([""] * 3, [])
+    waiting.run(0.6)
+    assert (ends(requests), waiting.parks) == (["parked"] * 3, [3])
+    waiting.check_empty()
+
+
+def test_a_connection_that_is_lost_meanwhile_has_them_all(waiting: Bench) -> None:
+    requests = [waiting.come(waiting.task("retry", "r1"))]
+    waiting.lose_connection()
+    waiting.run(1.0)
+    assert (ends(requests), waiting.parks) == (["lost"], [])
+    waiting.check_empty()
+
+
+def test_if_the_store_is_lost_meanwhile_they_ask_when_it_is_back(waiting: Bench) -> None:
+    requests = [waiting.come(waiting.task("retry", "r1"))]
+    waiting.lost = True
+    waiting.run(0.6)
+    waiting.check()
+    waiting.come_back()
+    waiting.run(2.0)
+    assert all(request.ends for request in requests)
+    waiting.check_empty()
