@@ -6,6 +6,7 @@ What is relied on; line numbers are those of Celery 5.7.0:
   which task strategies read when they are built. All four are methods of the request. A pool calls the first when a
   process begins with the task, and one of the others at its end; gevent calls the last one alone for a task that a hard
   time limit has ended (celery/concurrency/gevent.py 28), eventlet knows no time limits.
+* What the second is called with (``Request.on_success``, celery/worker/request.py 576): ``failed, result, runtime``.
 * ``pool.is_green`` (celery/concurrency/base.py 61): gevent's and eventlet's ``spawn`` waits for a free greenlet.
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
@@ -22,7 +23,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ __all__ = ["Pool"]
 NEWEST = 0.1
 #: Running tasks that are looked at for one that may end soon: a pool of greenlets has thousands.
 LOOKED_AT = 50
+#: Seconds by which the worker hears of an end later than it was, and that count: more if it waits for a store.
+HEARD_LATE = 0.01
 
 
 @dataclass(slots=True)
@@ -141,7 +144,7 @@ class Pool:
                 try:
                     return callback(*args, **kwargs) if callback is not None else None
                 finally:
-                    self._ended(request)
+                    self._ended(request, _runtime_in(args))
                     on_end(request)
 
             return run
@@ -186,9 +189,16 @@ class Pool:
 
         self._pool.apply_async = watched
 
-    def _ended(self, request: Any) -> None:
+    def _ended(self, request: Any, runtime: float = float("inf")) -> None:
         job = self._jobs.pop(request, None)
         if job is not None:
             took = time.monotonic() - (job.handed if job.since is None else job.since)
+            took = min(took, runtime + HEARD_LATE)
             known = self._takes.get(job.name, took)
             self._takes[job.name] = known + NEWEST * (took - known)
+
+
+def _runtime_in(args: Sequence[Any]) -> float:
+    """Seconds that a task has taken in its process, of what the pool tells at its end; infinity: it does not say."""
+    told = args[0] if args else None
+    return told[2] if isinstance(told, tuple) and len(told) == 3 and isinstance(told[2], float) else float("inf")

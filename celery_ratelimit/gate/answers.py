@@ -31,6 +31,8 @@ LOOK = 0.1
 SLOT_ONLY = -1e6
 #: Round trips in whose time a line may have its turns with a single one: a tenth of a worker's time goes into waiting.
 BUSY = 10
+#: Round trips that those who come back ask earlier, where they ask together.
+REACH = 3
 #: Requests that ask together, at the most.
 MOST_TOGETHER = 16
 
@@ -93,6 +95,12 @@ class Answers:
         if interval <= 0:
             return 1
         return min(MOST_TOGETHER, 1 + int(BUSY * self._round_trip / interval))
+
+    def reach(self, line: Line, held: HeldRequest) -> float:
+        """Seconds within which those that come back have their turns who ask together: more, the further away the
+        store is, and no more than a permit may be taken ahead.
+        """
+        return min(self.early() + REACH * self._round_trip, self._ahead()) if self.together(line, held) > 1 else 0.0
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 

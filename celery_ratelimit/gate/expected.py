@@ -34,6 +34,10 @@ class Expected:
         """It is here. Returns when it has its turn; 0.0: it was not expected."""
         return self._coming.pop(id, 0.0)
 
+    def has_turn(self, id: str, until: float) -> bool:
+        """Whether it is expected, and has its turn by then."""
+        return 0.0 < self._coming.get(id, 0.0) <= until
+
     def next_comer(self, now: float) -> float:
         """When the next one has its turn that is expected; infinity: nobody is."""
         while self._next:

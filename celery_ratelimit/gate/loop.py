@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from .._celery import Worker
+from ..parking.publisher import LEAD
 from .answers import LOOK, MOST_TOGETHER, Answers
 from .at_hand import AtHand
 from .clock import monotonic
@@ -192,6 +193,7 @@ class Loop:
             verdict = before_asking(held, line, now, lot=lot, may_start=may_start, leaves=leaves)
             if isinstance(verdict, Ask):
                 goes_on = self._ask(line, held, asking, for_permit=verdict.for_permit)
+                self._start_due(line)  # the answer may have taken long
             else:
                 goes_on = self._exits.carry_out(line, held, verdict, now)
             if not goes_on:
@@ -199,6 +201,8 @@ class Loop:
 
     def _ask(self, line: Line, first: HeldRequest, asking: Sequence[HeldRequest], *, for_permit: bool) -> bool:
         """For the first of those who ask, and for others who would ask the same next."""
+        if for_permit and first.has_slot:
+            self._call_back(line, first, monotonic())
         together = self._together(line, first, asking, monotonic()) if for_permit else [first]
         answers = self._answers.ask(together, for_permit=for_permit)
         goes_on = True
@@ -207,6 +211,12 @@ class Loop:
                 verdict = self._answers.verdict(line, held, answer, for_permit=for_permit)
                 goes_on = self._exits.carry_out(line, held, verdict, monotonic())
         return goes_on
+
+    def _call_back(self, line: Line, first: HeldRequest, now: float) -> None:
+        """Where the store is far away: those whose turn comes soon need not wait for the end of their countdown."""
+        reach = self._answers.reach(line, first)
+        if reach > LEAD and self._room.coming.next_comer(now) <= now + reach:
+            self._worker.timers.recall(lambda request: self._room.coming.has_turn(request.id, now + reach))
 
     def _together(self, line: Line, first: HeldRequest, asking: Sequence[HeldRequest], now: float) -> list[HeldRequest]:
         """Who has a slot takes it from nobody; others take turns with other workers, so they are as many as have to be.

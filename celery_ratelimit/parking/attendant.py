@@ -5,8 +5,6 @@ No worker leads. The store says which lots are due; the worker that asks first l
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +17,10 @@ from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from .arrivals import Arrivals
 from .attending import Attending
-from .contents import AGAIN, LOTS
+from .contents import AGAIN
+from .due import LOOK, DueLots
 from .lot import NOBODY, Parking, ToPark
 from .orphans import Orphans
-from .pace import Pace
 from .parked import Bucket, written
 from .publisher import Publisher
 from .revoked import Revoked
@@ -30,16 +28,13 @@ from .waking import NEXT, TURN, Waking
 
 __all__ = ["Attendant"]
 
-#: Seconds between two looks for lots that are due: of a worker that finds some, of one of very many, and of one that
-#: has found and parked nothing for so many seconds.
-LOOK, SELDOM, RARELY, QUIET = 0.2, 2.0, 1.0, 2.0
+#: Seconds between two looks of a worker that has found and parked nothing for so many seconds.
+RARELY, QUIET = 1.0, 2.0
 #: Seconds for which newcomers wait in the worker for others, to be parked together: at the most; and as a share of the
 #: time for which the first in their lot has been parked, which passes before anybody has its turn who is parked now.
 GATHER, GATHER_SHARE = 0.5, 0.5
 #: Seconds for which it is known how long that was.
 KNOWN = 2.0
-#: Seconds between two such looks, on average, where nobody is parked at all: then the bell is rung for the first one.
-IDLE = 20.0
 #: Seconds after which a lot is looked at that was empty before: tasks that are parked together leave together.
 SOON = 0.05
 #: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
@@ -87,15 +82,12 @@ class Attendant:
         self._revoked = Revoked(worker, parking, limits, self._publisher)
         self._attending = Attending(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
         self._occupied: OrderedDict[Bucket, tuple[float, float]] = OrderedDict()  # for how long, and when that was so
-        self._due: dict[Bucket, None] = {}
+        self._due = DueLots(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
-        self._has_lots = True  # as long as nobody has looked
-        self._asks_again = 0.0
         self._cancel: Callable[[], None] | None = None
         self._soon = self._more_due = False
         self._looked_at, self._looks_from = time.monotonic(), 0.0
-        self._pace = Pace(LOOK, SELDOM)
         self._busy_at = float("-inf")  # when something was found or parked last
 
     @property
@@ -106,7 +98,7 @@ class Attendant:
     @property
     def is_idle(self) -> bool:
         """Nobody is parked, as far as it is known."""
-        return self._is_quiet and not self._has_lots
+        return self._is_quiet and not self._due.are_there_any
 
     @property
     def workers(self) -> int:
@@ -217,6 +209,8 @@ class Attendant:
         self.arrivals.tell_soon()
 
     def close(self) -> None:
+        if self._parking.can_park:
+            self._outage.ask(lambda: self._parking.flush(at_once=True), None, quietly=True)
         self._attending.end()
         self._bell.close()
         self._orphans.close()
@@ -232,6 +226,7 @@ class Attendant:
         """The first task in a lot may have its turn before the next look."""
         if self._cancel is not None and not self._soon:
             self._soon = True
+            self._due.are_new()
             self._cancel()
             self._cancel = self._worker.timers.call_after(SOON, self._look)
 
@@ -244,7 +239,7 @@ class Attendant:
         if self._cancel is None or self._soon:  # it was closed, or somebody was parked meanwhile
             return
         # If there is more to do, the rest of the worker has a turn, and then this goes on.
-        pause = max(RARELY if self._is_quiet else 0.0, self._pace.pause(self.workers)) if done else NEXT
+        pause = max(RARELY if self._is_quiet else 0.0, self._due.pause()) if done else NEXT
         self._cancel()
         self._cancel = self._worker.timers.call_after(pause, self._look)
 
@@ -258,39 +253,29 @@ class Attendant:
 
     def _let_out(self, until: float) -> bool:
         """Publish tasks whose turn is near, of all lots that are due. False: there are more, and time is up."""
-        if not self._due:
-            if self.is_idle and not self._bell.has_rung() and time.monotonic() < self._asks_again:
+        due = self._due
+        if not due:
+            if self.is_idle and not self._bell.has_rung() and not due.are_asked_for:
                 return True
-            self._asks_again = 0.0  # until there is an answer
-            self._ask_for_due()
-            self._pace.found(bool(self._due))
-            if self._due:  # who was idle has heard long ago which queues are consumed
-                self._attending.say(is_idle=False)
+            due.look()
+            if due:
                 self._busy_at = time.monotonic()
+                if self._busy_at >= until:  # the store is far away: others have a turn in between
+                    return False
+                self._attending.say(is_idle=False)  # who was idle has heard long ago which queues are consumed
             elif self._is_quiet:
                 self._occupied.clear()  # a request that comes asks first, and is parked if it has to be
-        while self._due:
-            first = itertools.islice(self._due, LOTS)
-            demands = [Demand(self._limits[name], name, key) for name, key in first]
+        while due:
+            demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
             looked = self._parking.unpark(demands, due=True, attendance=self._attending.heard)
+            due.note(looked)
             for each in looked:
-                self._due.pop(each.bucket, None)
                 if each.again is None or each.again >= AGAIN:  # nobody is left in it, or for long: who comes asks first
                     self._occupied.pop(each.bucket, None)
-                elif each.again <= 0:
-                    self._due[each.bucket] = None  # behind the others
                 if each.another:
                     self.waking.has_another_code(each.bucket[0])
             self._publisher.publish({each.bucket: each.leaving for each in looked if each.leaving})
             if time.monotonic() >= until:
-                return not self._due
-            if not self._due and self._more_due:
-                self._ask_for_due()
+                return not due
+            due.look_for_more()
         return True
-
-    def _ask_for_due(self) -> None:
-        due = self._parking.due(self._limits.names)
-        self._asks_again = time.monotonic() + random.uniform(0.75, 1.25) * IDLE
-        self._has_lots = due is not None
-        self._due.update(dict.fromkeys(due or ()))
-        self._more_due = len(self._due) >= LOTS

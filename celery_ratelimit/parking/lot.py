@@ -7,7 +7,6 @@ id; where two copies of one may be about, the store says which of them may run. 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..limiter.calls import ARGUMENTS, KEYS, Along
@@ -23,6 +22,7 @@ from .contents import AGAIN, BYTES, LOTS, Contents
 from .parked import Bucket, Looked, Parked, ToPark, several, text
 from .register import WOKEN, Attendance, Register
 from .scripts import LOT_KEYS, Scripts
+from .untold import Untold
 
 __all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "Looked", "Parking", "ToPark"]
 
@@ -62,8 +62,7 @@ class Parking:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
         self._memory = microseconds(2 * redelivery + LATE)
         self._scripts = scripts = Scripts(limiter.asker, fleet)
-        self._acknowledged: dict[Bucket, list[str]] = {}
-        self._noted_at: dict[Bucket, float] = {}  # when the first of these was
+        self._untold = Untold()
         self.first_waits: dict[Bucket, float] = {}
         self.register = Register(scripts)
         self.contents = Contents(scripts, self._memory)
@@ -112,7 +111,7 @@ class Parking:
         arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
         told: dict[Bucket, int] = {}
         for bucket, messages in messages_of.items():
-            acknowledged = self._acknowledged.get(bucket, ())
+            acknowledged = list(self._untold.acknowledged.get(bucket, ()))
             arguments += [bucket[1], len(messages), len(acknowledged)]
             for each in messages:
                 arguments += [each.order, each.since, int(each.expires * 1e6), each.id, each.cost]
@@ -120,28 +119,25 @@ class Parking:
             arguments += acknowledged
             told[bucket] = len(acknowledged)
         reply = iter(self._scripts.of_lots("park", list(messages_of), *arguments))
-        self._were_told(told)
+        self._untold.was_told(told, {})
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         self.first_waits = {bucket: int(next(reply)) / 1e6 for bucket in messages_of}
         return said
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:
         """The message that was parked is not at the broker any more. Told to the store with what is sent next."""
-        self._acknowledged.setdefault(bucket, []).append(id)
-        self._noted_at.setdefault(bucket, time.monotonic())
+        self._untold.note_acknowledged(bucket, id)
 
-    def flush(self) -> None:
-        """Tell the store now, if it was to be told for some time and nothing was sent."""
-        if min(self._noted_at.values(), default=float("inf")) <= time.monotonic() - TELL:
+    def note_published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
+        """These tasks have left their lots, and are at the broker. Told to the store some time later: most are back
+        before, and are told of by whoever has them.
+        """
+        self._untold.note_published(leaving)
+
+    def flush(self, *, at_once: bool = False) -> None:
+        """Tell the store what it was to be told for some time, or ``at_once`` all of it."""
+        if self._untold.lots and (at_once or self._untold.waits(TELL)):
             self.published({})
-
-    def _were_told(self, told: Mapping[Bucket, int]) -> None:
-        """So many acknowledgements; others may have been noted meanwhile."""
-        for bucket, count in told.items():
-            self._noted_at.pop(bucket, None)
-            if not_told := self._acknowledged.pop(bucket, [])[count:]:
-                self._acknowledged[bucket] = not_told
-                self._noted_at[bucket] = time.monotonic()
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -229,18 +225,19 @@ class Parking:
         return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
 
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
-        """These tasks have left their lots: they are at the broker. Acknowledgements are told with them."""
-        acknowledged = self._acknowledged
-        for part in self.parts([*leaving, *[bucket for bucket in acknowledged if bucket not in leaving]]):
+        """These tasks have left their lots: they are at the broker. What was noted is told with them."""
+        untold = self._untold
+        for part in self.parts(dict.fromkeys([*leaving, *untold.lots])):
             arguments: list[str | int] = []
+            noted = {bucket: list(untold.published.get(bucket, ())) for bucket in part}
+            acknowledged = {bucket: list(untold.acknowledged.get(bucket, ())) for bucket in part}
             for bucket in part:
-                those, ids = leaving.get(bucket, ()), acknowledged.get(bucket, ())
+                those, ids = [*leaving.get(bucket, ()), *noted[bucket]], acknowledged[bucket]
                 arguments += [bucket[1], len(those), len(ids)]
                 arguments += [value for each in those for value in (each.id, each.copy)]
                 arguments += ids
-            told = {bucket: len(acknowledged.get(bucket, ())) for bucket in part}
             self._scripts.of_lots("published", part, *arguments)
-            self._were_told(told)
+            untold.was_told(_counts(acknowledged), _counts(noted))
 
     def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
         """These copies have come from the broker. Which of them must not run, because another does?
@@ -283,3 +280,7 @@ class Parking:
             slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
             parts.setdefault((slot, place // LOTS), []).append(bucket)
         return list(parts.values())
+
+
+def _counts(noted: Mapping[Bucket, Sequence[object]]) -> dict[Bucket, int]:
+    return {bucket: len(those) for bucket, those in noted.items()}

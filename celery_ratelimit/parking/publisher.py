@@ -33,7 +33,7 @@ class Publisher:
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 
     def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
-        """Publish tasks that have left their lots, and tell the store that they are at the broker."""
+        """Publish tasks that have left their lots. The store hears some time later that they are at the broker."""
         each_of = [(bucket, each) for bucket, several in leaving.items() for each in several]
         parcels = {each.id: read_parcel(each) for _, each in each_of}
         self._apart.update(id for id, parcel in parcels.items() if not parcel)
@@ -65,4 +65,4 @@ class Publisher:
                         continue
                     published.setdefault(bucket, []).append(each)
                 if published:
-                    self._parking.published(published)
+                    self._parking.note_published(published)

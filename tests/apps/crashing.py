@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from celery_ratelimit.parking import attendant, contents
+from celery_ratelimit.parking import arrivals, attendant, contents
 from celery_ratelimit.parking import lot as parking
 from tests.apps.fleet import app
 from tests.apps.steps import STEPS, TOGETHER
@@ -38,6 +38,7 @@ def _die(mark: Path) -> None:
 
 if step := os.environ.get("TEST_DIES"):
     parking.AGAIN = contents.AGAIN = 1.0
+    parking.TELL = arrivals.TELL = 0.2
     owner, name, when = {**STEPS, **TOGETHER}[step]
     setattr(owner, name, _die_once(getattr(owner, name), when, Path(os.environ["TEST_RECORDS"], "died")))
     assert attendant.Parking is parking.Parking

@@ -104,3 +104,17 @@ def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
     bench.run(2.0)
     assert sorted(request.ends[-1] for request in requests) == ["failed", "started", "started"]
     bench.check()
+
+
+def test_where_the_store_is_far_those_whose_turn_comes_soon_are_called_to_ask_with_it(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now - 5.0
+    bench.gate._answers._round_trip = 0.02
+    task = bench.task("retry", "r1")
+    waiting = []
+    for index in range(6):  # on a countdown
+        bench.gate._room.coming.expect(f"on-timer-{index}", bench.now + 0.07 + 0.01 * index, bench.now)
+        waiting.append(bench.come(task, f"on-timer-{index}", returned=True, countdown=True))
+    come_back(bench, task, 2, ahead=0.05)
+    bench.run(0.012)
+    assert bench.asked[0] == 7, "two, and five of those on a countdown: their turns come within a tenth of a second"
+    assert len(bench.on_timers) == 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.pool import _Job
+from celery_ratelimit._celery.pool import HEARD_LATE, _Job
 
 
 @pytest.fixture
@@ -58,3 +60,21 @@ def test_whether_one_is_free_soon() -> None:
     del pool._jobs["d"]
     pool._jobs.update((number, _Job("long", 9.0, 9.0)) for number in range(4))
     assert pool.have_soon(10.0, 1.0), "five of five seconds"
+
+
+def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> None:
+    given: dict[str, Any] = {}
+    pool = Pool(
+        SimpleNamespace(num_processes=4, is_green=False, apply_async=lambda *_, **options: given.update(options))
+    )
+    pool.watch(lambda request: None)
+    pool._pool.apply_async(None, ("task",), callback=None)
+    (job,) = pool._jobs.values()
+    job.since = time.monotonic() - 0.5
+    given["callback"]((False, None, 0.001))
+    assert pool.takes("task") == pytest.approx(0.001 + HEARD_LATE)
+    pool._pool.apply_async(None, ("other",), callback=None)
+    (job,) = pool._jobs.values()
+    job.since = time.monotonic() - 0.5
+    given["error_callback"]("lost")
+    assert pool.takes("other") >= 0.5, "the pool does not say"

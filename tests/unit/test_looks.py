@@ -1,0 +1,110 @@
+"""How often one worker of many looks for lots that are due, and what it tells the store later."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit.parking.due import LOOK, OWN, SELDOM, DueLots
+from celery_ratelimit.parking.pace import Pace
+from celery_ratelimit.parking.parked import Looked, Parked
+from celery_ratelimit.parking.untold import Untold
+
+LOT, OTHER = ("api", ""), ("api", "other")
+ONE = Parked("a", 1, 0, 0.5, "{}")
+
+
+def test_looks_that_find_nothing_become_seldom_where_there_are_many_workers() -> None:
+    pace = Pace(0.2, 2.0)
+    for _ in range(10):
+        pace.found(False)
+    assert all(1.5 <= pace.pause(1000) <= 2.5 for _ in range(100))
+    assert all(0.2 <= pace.pause(2) <= 0.5 for _ in range(100)), "two workers"
+    assert pace.pause(1) <= 0.25, "one alone looks as often as ever"
+    pace.found(True)
+    assert pace.pause(1000) <= 0.25
+
+
+class Lots:
+    """A store that says which lots are due."""
+
+    def __init__(self) -> None:
+        self.register = SimpleNamespace(workers=1000)
+        self.answers: list[Any] = []
+        self.asked = 0
+
+    def due(self, names: Any) -> Any:
+        self.asked += 1
+        return self.answers.pop(0) if self.answers else []
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def lots() -> Lots:
+    return Lots()
+
+
+@pytest.fixture
+def due(lots: Lots, now: list[float]) -> DueLots:
+    parking: Any = lots
+    limits: Any = SimpleNamespace(names=["api"])
+    return DueLots(parking, limits)
+
+
+def test_who_lets_tasks_out_goes_on_with_that_lot_and_does_not_ask(due: DueLots, lots: Lots, now: list[float]) -> None:
+    lots.answers = [[LOT]]
+    due.look()
+    due.note([Looked(LOT, LOOK, False, (ONE,))])
+    now[0] += LOOK
+    due.look()
+    assert (due.first(), lots.asked) == ([LOT], 1)
+    due.note([Looked(LOT, LOOK, False, (ONE,))])
+    now[0] += OWN
+    lots.answers = [[LOT, OTHER]]
+    due.look()
+    assert (due.first(), lots.asked) == ([LOT, OTHER], 2), "now and then it asks for the others"
+
+
+def test_a_lot_that_another_worker_has_looked_after_is_left_to_that(due: DueLots, lots: Lots, now: list[float]) -> None:
+    lots.answers = [[LOT]]
+    due.look()
+    due.note([Looked(LOT, 0.1, False, ())])
+    now[0] += 0.2
+    due.look()
+    assert lots.asked == 2
+    for _ in range(10):
+        due.look()
+    assert due.pause() >= 0.75 * SELDOM
+
+
+def test_a_new_lot_is_asked_for_at_once(due: DueLots, lots: Lots, now: list[float]) -> None:
+    lots.answers = [[LOT]]
+    due.look()
+    due.note([Looked(LOT, 0.01, False, (ONE,))])
+    now[0] += 0.05
+    due.are_new()
+    due.look()
+    assert lots.asked == 2
+
+
+def test_what_is_told_is_told_once_and_what_comes_meanwhile_later(now: list[float]) -> None:
+    untold = Untold()
+    untold.note_acknowledged(LOT, "a")
+    untold.note_published({LOT: [ONE], OTHER: [ONE]})
+    now[0] += 2.0
+    assert untold.waits(2.0)
+    untold.note_acknowledged(LOT, "b")
+    untold.was_told({LOT: 1}, {LOT: 1})
+    assert (untold.acknowledged, untold.published) == ({LOT: ["b"]}, {OTHER: [ONE]})
+    untold.was_told({}, {OTHER: 1})
+    untold.was_told({LOT: 1}, {})
+    assert not untold.lots
+    assert not untold.waits(0.0)
