@@ -29,6 +29,7 @@ local FIRST_BUCKET = FIRST_ATTENDED + ARGV[11]
 local FIRST_LIMIT = FIRST_BUCKET + NUMBER
 local LOT = 2 -- what it takes to look after a lot, in tasks that are let out
 local LATE_US = 2000000 -- a task that is later than that has lost its slot
+local EARLY_US = 500000 -- a place may be free sooner than was foreseen: a task that waits for one comes so much before its slot
 local MONTH_US = 2592000000000 -- 30 days
 local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
@@ -200,7 +201,7 @@ local function let_out_next(limit, back)
             end
             return later
         end
-        let_one_out(id, slot - now)
+        let_one_out(id, max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0)))
     end
     return now -- as many have slots as may: when one of them will have come is not known
 end

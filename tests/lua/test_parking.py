@@ -190,6 +190,19 @@ def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, par
     assert frozen.asker.ask((asked,), id="t10").allowed
 
 
+def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
+    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+) -> None:
+    """When a place will be free is an estimate: somebody is to be there if it is sooner."""
+    asked = Demand(Concurrency(1, name="api"), "api")
+    assert frozen.asker.ask((asked,), id="holder").allowed
+    park(parking, *[f"t{number}" for number in range(30)], asked=asked)
+    left = unpark(parking, asked)
+    slots = store.zrange("ratelimit:v1:{api}::slots", 0, -1, withscores=True)
+    assert [(id, max(0, round(at) - START - 500_000)) for id, at in slots] == left
+    assert left[-1][1] > 0
+
+
 def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Parking, clock: Clock) -> None:
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(30)])
