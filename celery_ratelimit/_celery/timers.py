@@ -4,6 +4,8 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 * ``Hub.fire_timers(max_timers=10)`` (kombu/asynchronous/hub.py): after ten timers in one turn the hub sleeps
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
+* ``Hub.call_soon`` (kombu/asynchronous/hub.py 260) wakes the loop when another thread calls it, since kombu 5.7, which
+  has ``Hub._wake_pending`` for that.
 * ``Consumer.timer.queue`` and its entries' ``fun``, ``args`` and ``canceled`` (kombu/asynchronous/timer.py,
   celery/utils/timer2.py): requests that wait here for the end of their countdown, for ``Consumer.apply_eta_task``
   (strategy.py 200 and 212, consumer.py 378 and 734).
@@ -123,6 +125,11 @@ class Timers:
                     timer.cancel(entry)
 
         return cancel
+
+    @property
+    def are_called_soon(self) -> bool:
+        """Whether :meth:`call_soon` wakes the worker's loop: kombu's hub does since 5.7."""
+        return self._broker.apart or hasattr(self._consumer.hub, "_wake_pending")
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the worker's event loop, from any thread."""

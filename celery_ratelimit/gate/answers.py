@@ -8,18 +8,34 @@ from collections.abc import Callable, Sequence
 from ..app.plan import Plan
 from ..errors import ImpossibleRequest
 from ..limiter.asker import Asker
+from ..limiter.calls import Asking
+from ..limiter.durations import microseconds
 from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
 from ..parking.arrivals import Arrivals
 from ..parking.publisher import LEAD
 from .clock import monotonic
+from .ear import Ear
+from .handing import Handing
 from .held import HeldRequest
 from .line import Line
 from .local_share import LocalShare
 from .room import AHEAD, Room
 from .slots import Slots
-from .verdict import RETURN_HOLD, EndCopy, Fail, Stay, Verdict, claim, granted, horizon, refused, without_store
+from .verdict import (
+    RETURN_HOLD,
+    EndCopy,
+    Fail,
+    Stay,
+    Verdict,
+    claim,
+    granted,
+    horizon,
+    is_place,
+    refused,
+    without_store,
+)
 
 __all__ = ["LOOK", "MOST_TOGETHER", "Answers"]
 
@@ -35,6 +51,8 @@ BUSY = 10
 REACH = 3
 #: Requests that ask together, at the most.
 MOST_TOGETHER = 16
+#: Seconds after which all that wait here for places say so, and how many of them at the most.
+LINE_UP, MOST_WAITING = 1.0, 32
 
 
 class Answers:
@@ -42,6 +60,8 @@ class Answers:
 
     Args:
         asker: the way to the store.
+        ear: hears that a place may be free.
+        handing: places that are given back.
         leases: keeps the places of running tasks.
         outage: of the store.
         on_store_error: what the app's setting says.
@@ -58,6 +78,8 @@ class Answers:
     def __init__(
         self,
         asker: Asker,
+        ear: Ear,
+        handing: Handing,
         leases: Leases,
         outage: Outage,
         on_store_error: str,
@@ -71,6 +93,7 @@ class Answers:
         longest: float,
     ) -> None:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
+        self._ear, self._handing = ear, handing
         self._room, self._slots, self._share, self._arrivals = room, slots, share, arrivals
         self._parks, self._ahead, self._early, self._longest = parks, ahead, early, longest
         self._round_trip = 0.0  # seconds, a mean
@@ -91,6 +114,8 @@ class Answers:
 
     def together(self, line: Line, held: HeldRequest) -> int:
         """How many may ask at once, so that the worker does not wait for answers most of the time."""
+        if held.plan.leased:  # one that no process is for would only stand in the way of others
+            return MOST_WAITING if self._lines_up(line) else self._places()
         interval = line.interval or max(demand.interval for demand in held.demands)
         if interval <= 0:
             return 1
@@ -104,8 +129,8 @@ class Answers:
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 
-    def ask(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> list[Decision | Verdict | None]:
-        """Ask for a permit, or for a slot alone: for requests that ask the same, one after the other.
+    def ask(self, line: Line, asking: Sequence[HeldRequest], *, for_permit: bool) -> list[Decision | Verdict | None]:
+        """Ask for a permit, or for a slot alone: for requests of a line that ask the same, one after the other.
 
         Returns:
             An answer for each that was asked, see :meth:`verdict`: up to the first that was refused.
@@ -113,7 +138,14 @@ class Answers:
         first = asking[0]
         began = monotonic()
         try:
-            decisions = self._outage.ask(lambda: self._decisions(asking, for_permit=for_permit), None)
+            decisions = self._outage.ask(
+                lambda: (
+                    self._ask_for_places(line, asking, for_permit=for_permit)
+                    if first.plan.leased
+                    else self._decisions(asking, for_permit=for_permit)
+                ),
+                None,
+            )
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
             if not first.is_checked and self._outage.ask(lambda: self._arrivals.may_run(first), None) is False:
                 return [EndCopy()]
@@ -129,7 +161,7 @@ class Answers:
         """What the store says; ``None``: another copy may run. Those that have come from a lot are told with it."""
         first = asking[0]
         plan, demands = first.plan, first.demands
-        ids = [held.id if plan.policy.waits or plan.leased else "" for held in asking]
+        ids = [held.id if plan.policy.waits else "" for held in asking]
         seconds = horizon(first, self._ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY
         kept = claim(first, parks=self._parks(plan))
         if all(held.is_checked for held in asking):
@@ -143,6 +175,37 @@ class Answers:
             held.is_checked = True
         return decisions
 
+    def _ask_for_places(self, line: Line, asking: Sequence[HeldRequest], *, for_permit: bool) -> list[Decision]:
+        """What has ended here gives its places back in the same step."""
+        first, ended = asking[0], self._handing.going_to(asking[0].demands)
+        lines_up = len(asking) > 1 and self._lines_up(line)
+        if lines_up:
+            line.lined_up = monotonic()
+        if first.stays:
+            line.ear = self._ear.name_of(line)
+        said = self._asker.hand_on(
+            first.demands,
+            Asking(
+                [held.id for held in asking],
+                microseconds(horizon(first, self._ahead())),
+                microseconds(claim(first, parks=self._parks(first.plan))),
+                line.ear if first.stays else "",
+                self._places() if for_permit else 0,
+                lines_up,
+            ),
+            ended,
+        )
+        self._handing.given(ended)
+        return said
+
+    def _places(self) -> int:
+        """How many may have places now: each is held from then on, so there has to be a process for it."""
+        return max(1, min(MOST_TOGETHER, self._room.free(monotonic())))
+
+    def _lines_up(self, line: Line) -> bool:
+        """Whether it is time for those of a line that wait for places to say so, or their slots would be others'."""
+        return monotonic() - line.lined_up >= LINE_UP and bool(line.with_slot)
+
     def verdict(self, line: Line, held: HeldRequest, answer: Decision | Verdict | None, *, for_permit: bool) -> Verdict:
         """What becomes of a request by what the store has said; ``None``: it has not."""
         now = monotonic()
@@ -154,8 +217,17 @@ class Answers:
         line.told(held, answer, now, early=early)
         if answer.allowed:
             return self._granted(held, answer, now)
-        parks = self._parks(held.plan)
-        return refused(held, answer, now, for_permit=for_permit, longest=self._longest, parks=parks, early=early)
+        hears = held.stays and bool(line.ear) and is_place(held.demand(answer.binding))
+        return refused(
+            held,
+            answer,
+            now,
+            for_permit=for_permit,
+            longest=self._longest,
+            parks=self._parks(held.plan),
+            early=early,
+            hears=hears,
+        )
 
     def _granted(self, held: HeldRequest, decision: Decision, now: float) -> Verdict:
         self._leases.begin(held.id, decision.demands, decision.granted_at)

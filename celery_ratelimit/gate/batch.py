@@ -65,7 +65,7 @@ class Batch:
             self.is_open = False
 
     def takes(self, bucket: Bucket, packed: ToPark) -> bool:
-        """Whether a newcomer of this lot is parked together with others. One that may pass them does not wait for that."""
+        """Whether a newcomer of this lot is parked together with others: not one that may go before them."""
         return self.is_open or (packed.order >= 0 and self._attendant.gathers(bucket) > 0)
 
     def add(self, leaving: Leaving) -> None:

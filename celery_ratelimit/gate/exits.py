@@ -267,8 +267,9 @@ class Exits:
         return False
 
     def asks_along(self, held: HeldRequest) -> bool:
-        """Whether the store says with its permit if it is the copy that may run."""
-        return not held.is_checked and self.parks(held.plan) and self._attendant.arrivals.asks_along(held)
+        """Whether the store says with its permit if it is the copy that may run. (With a place it does not.)"""
+        may_wait = not held.is_checked and not held.plan.leased and self.parks(held.plan)
+        return may_wait and self._attendant.arrivals.asks_along(held)
 
     def ends_as_a_copy(self, held: HeldRequest) -> bool:
         """A worker was killed between two steps, and this task is about twice: one of the two is let go."""

@@ -31,8 +31,10 @@ from .answers import Answers
 from .changes import Changes
 from .clock import monotonic
 from .coming import Coming
+from .ear import Ear
 from .entrance import Entrance
 from .exits import Exits
+from .handing import Handing
 from .held import HeldRequest, Unlimited
 from .holdings import Holdings
 from .lines import Lines
@@ -75,14 +77,16 @@ class Gate:
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)
         self._presence = presence = Presence(worker, room)
-        self._running = running = Running(worker, leases, outage, self.on_end)
+        handing = self._handing = Handing(leases, outage)
+        self._running = running = Running(worker, handing, self.on_end)
         self._entrance = entrance = Entrance(worker, room, lines, presence)
         slots = self._slots = Slots(asker, outage)
         self._holdings = holdings = Holdings(slots, room, presence, running)
         self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings)
         share = LocalShare(worker.live_workers, leases)
+        ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))
         answers = self._answers = Answers(
-            *(asker, leases, outage, settings.on_store_error, room, slots, share, attendant.arrivals),
+            *(asker, ear, handing, leases, outage, settings.on_store_error, room, slots, share, attendant.arrivals),
             parks=exits.parks,
             ahead=entrance.ahead,
             early=entrance.early,
@@ -90,7 +94,7 @@ class Gate:
         )
         self._reach = reach = Reach(worker, room, self._leave_returned_to_others)
         self._loop = Loop(
-            *(worker, answers, holdings, room, lines, entrance, exits, reach),
+            *(worker, answers, holdings, room, lines, entrance, exits, reach, handing),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
         self._coming = Coming(worker, attendant, room, lines, presence, exits, self._loop)
@@ -177,6 +181,8 @@ class Gate:
             line.next_ask = 0.0
         if self._presence.limited or len(self._entrance):
             self._loop.run(lines)
+        else:
+            self._handing.give_rest()
 
     def on_error(self, request: Any, error: Exception) -> None:
         """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
@@ -230,6 +236,7 @@ class Gate:
                 self._holdings.give_back(held)
             self._outage.close()
             self._changes.close()
+            self._ear.close()
             self._attendant.close()
             self.worker.acknowledgements.close()
 

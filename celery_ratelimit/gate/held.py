@@ -73,6 +73,11 @@ class HeldRequest:
     def gone(self) -> bool:
         return self.state is State.GONE
 
+    @property
+    def stays(self) -> bool:
+        """Whether it waits here for its turn, if that is near, and does not go elsewhere at once."""
+        return self.has_slot or self.plan.policy.throttle == "wait"
+
     def demand(self, name: str | None) -> Demand:
         """What it asks of the limit of that name."""
         return next((demand for demand in self.demands if demand.name == name), self.demands[0])

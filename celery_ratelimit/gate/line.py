@@ -78,6 +78,9 @@ class Line:
 
     Attributes:
         key: the buckets.
+        number: which line of the worker's it is.
+        ear: what is rung for it when a place may be free, if it waits for one; empty: nothing.
+        lined_up: when all that wait in it for places said so last.
         with_slot: those who ask and have a slot (they came back, or the pool was busy); they go first.
         new: newcomers who ask.
         closed_until: when the head was told to have its turn; by ``binding``, the name of a limit.
@@ -93,6 +96,9 @@ class Line:
     """
 
     key: tuple[tuple[str, str], ...] = ()
+    number: int = 0
+    ear: str = ""
+    lined_up: float = 0.0
     with_slot: deque[HeldRequest] = field(default_factory=deque)
     new: deque[HeldRequest] = field(default_factory=deque)
     closed_until: float = 0.0

@@ -37,7 +37,7 @@ class Lines:
         """The line of those who ask these buckets; a new one if there is none."""
         line = self._by_key.get(key)
         if line is None:
-            line = self._by_key[key] = Line(key)
+            line = self._by_key[key] = Line(key, next(self._numbers))
             for bucket in key:
                 self._by_bucket.setdefault(bucket, {})[key] = None
         return line

@@ -13,6 +13,7 @@ from .at_hand import AtHand
 from .clock import monotonic
 from .entrance import Entrance
 from .exits import Exits
+from .handing import Handing
 from .held import HeldRequest
 from .holdings import Holdings
 from .line import Line
@@ -44,6 +45,7 @@ class Loop:
         entrance: who has the next process.
         exits: carries out what is decided.
         reach: whether what comes back stays here.
+        handing: places that nobody here has asked for are free when the lines have been moved on.
         on_error: gets a request and what was raised at it that nobody has foreseen.
 
     Attributes:
@@ -60,11 +62,12 @@ class Loop:
         entrance: Entrance,
         exits: Exits,
         reach: Reach,
+        handing: Handing,
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
         self._worker, self._answers = worker, answers
         self._holdings, self._room, self._lines, self._entrance, self._exits = holdings, room, lines, entrance, exits
-        self._reach = reach
+        self._reach, self._handing = reach, handing
         self.at_hand = AtHand(worker, on_error)
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
@@ -95,6 +98,7 @@ class Loop:
                 lines = list(self._lines)
         finally:
             self._is_running = False
+            self._handing.give_rest()
             if (self._lines.wanting or len(self._entrance)) and self._cancel_look is None:
                 self._cancel_look = self._worker.timers.call_after(LOOK, self._look)
 
@@ -204,7 +208,7 @@ class Loop:
         if for_permit and first.has_slot:
             self._call_back(line, first, monotonic())
         together = self._together(line, first, asking, monotonic()) if for_permit else [first]
-        answers = self._answers.ask(together, for_permit=for_permit)
+        answers = self._answers.ask(line, together, for_permit=for_permit)
         goes_on = True
         for held, answer in zip(together, answers, strict=False):
             with self.at_hand.contains(line, held):
@@ -221,14 +225,16 @@ class Loop:
     def _together(self, line: Line, first: HeldRequest, asking: Sequence[HeldRequest], now: float) -> list[HeldRequest]:
         """Who has a slot takes it from nobody; others take turns with other workers, so they are as many as have to be.
 
-        Not for places, which are held from then on, nor for who has yet to learn whether it may run.
+        For places, which are held from then on, as many as there are processes. Not for who has yet to learn whether it
+        may run.
         """
-        if len(asking) < 2 or first.plan.leased:
+        if len(asking) < 2 or (first.plan.leased and not first.stays):
             return [first]
-        most = MOST_TOGETHER if first.has_slot else self._answers.together(line, first)
-        most = min(most, self._room.permits(now, first.request.task.name))
+        most = MOST_TOGETHER if first.has_slot and not first.plan.leased else self._answers.together(line, first)
+        if not first.plan.leased:
+            most = min(most, self._room.permits(now, first.request.task.name))
         together = [first]
-        for held in list(itertools.islice(asking, 1, MOST_TOGETHER)):
+        for held in list(itertools.islice(asking, 1, most)):
             if len(together) >= most or now >= held.until or not _asks_the_same(first, held):
                 break
             self.at_hand.pair = line, held

@@ -98,6 +98,10 @@ class Room:
         idle, promised = self.idle(), self._promised(now + ASK_EARLY) + owed
         return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
 
+    def free(self, now: float) -> int:
+        """Processes that no permit was taken for."""
+        return int(self.idle() - self._promised(now + ASK_EARLY))
+
     def in_a_moment(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
         return int(self._pool.processes * max(1.0, AHEAD / max(0.001, self._pool.takes(name))))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from .._celery import Worker
-from ..limiter.leases import Leases
-from ..limiter.outage import Outage
+from .handing import Handing
 from .held import HeldRequest
 
 __all__ = ["LOOK_FOR_ENDS", "Running"]
-
-logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds after which places are given back whose tasks have ended untold.
 LOOK_FOR_ENDS = 0.25
@@ -24,13 +20,12 @@ class Running:
 
     Args:
         worker: the worker.
-        leases: keeps the places.
-        outage: of their store.
+        handing: gets the places back.
         on_end: called with the request of a task that has ended untold.
     """
 
-    def __init__(self, worker: Worker, leases: Leases, outage: Outage, on_end: Callable[[Any], None]) -> None:
-        self._worker, self._leases, self._outage, self._on_end = worker, leases, outage, on_end
+    def __init__(self, worker: Worker, handing: Handing, on_end: Callable[[Any], None]) -> None:
+        self._worker, self._handing, self._on_end = worker, handing, on_end
         self._held: dict[Any, HeldRequest] = {}
         self._cancel: Callable[[], None] | None = None
 
@@ -42,21 +37,16 @@ class Running:
         self.watch()
 
     def end(self, request: Any) -> HeldRequest | None:
-        """A task has ended. Returns what it was, if it held places: they are free."""
+        """A task has ended. Returns what it was, if it held places: they go on to others, soon."""
         held = self._held.pop(request, None)
         if held is not None:
-            self.give_back(held)
+            self._handing.add(held.id)
         return held
 
     def give_back(self, held: HeldRequest) -> None:
         """What it holds is free: now, or when the leases' thread comes to it. Raises nothing: its task goes its way."""
-        if self._outage:
-            self._leases.end(held.id, later=True)
-            return
-        try:
-            self._outage.ask(lambda: self._leases.end(held.id), None)
-        except Exception as error:
-            logger.error("Places of %s are given back later: %r", held.id, error, exc_info=error)
+        self._handing.add(held.id)
+        self._handing.give_rest()
 
     def watch(self) -> None:
         """Tasks end in ways that a pool does not tell."""

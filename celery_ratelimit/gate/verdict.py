@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import RateLimitError
 from ..limiter.demand import Demand
+from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from ..parking.lot import HORIZON
 from ..parking.publisher import LEAD
@@ -20,6 +21,7 @@ __all__ = [
     "BUNCHED",
     "RETURN_HOLD",
     "STALE",
+    "UNHEARD",
     "Ask",
     "AskAt",
     "End",
@@ -36,12 +38,15 @@ __all__ = [
     "claim",
     "granted",
     "horizon",
+    "is_place",
     "refused",
     "without_store",
 ]
 
 #: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
 RETURN_HOLD = 1.0
+#: Seconds after which a line that waits for a place asks, though it was not rung for.
+UNHEARD = 1.0
 #: Seconds after which a permit that could not be used is stale; and when it is not the only one that is late, as the
 #: machine has done something else: used together, they would bunch.
 STALE, BUNCHED = 0.1, 0.04
@@ -191,6 +196,11 @@ def claim(held: HeldRequest, *, parks: bool) -> float:
     return min(policy.claim, RETURN_HOLD if held.has_slot else policy.inline_wait)
 
 
+def is_place(demand: Demand) -> bool:
+    """Whether it asks for a place."""
+    return isinstance(demand.limit, Concurrency)
+
+
 def granted(decision: Decision, now: float, *, is_idle: bool) -> Verdict:
     """The store has granted its permits; ``is_idle``: a process would start it at once."""
     if decision.retry_after <= 0 and is_idle:
@@ -199,7 +209,15 @@ def granted(decision: Decision, now: float, *, is_idle: bool) -> Verdict:
 
 
 def refused(
-    held: HeldRequest, decision: Decision, now: float, *, for_permit: bool, longest: float, parks: bool, early: float
+    held: HeldRequest,
+    decision: Decision,
+    now: float,
+    *,
+    for_permit: bool,
+    longest: float,
+    parks: bool,
+    early: float,
+    hears: bool = False,
 ) -> Verdict:
     """The store has refused.
 
@@ -211,6 +229,7 @@ def refused(
         longest: seconds that a message may be held here.
         parks: whether its task may wait in the store.
         early: seconds before its time that it asks.
+        hears: it waits for a place, and its line is rung for when one may be free: how long it will be is an estimate.
     """
     policy, wait = held.plan.policy, decision.retry_after
     demand = held.demand(decision.binding)
@@ -221,10 +240,14 @@ def refused(
         # A little too early, or the pool is busy: asks again at its time, or when a process is free.
         if wait <= 0:
             return Stay(None)
+        if hears and held.has_slot:
+            return Stay(now + UNHEARD)
         at = now + max(LEAST_PAUSE, wait - early) if for_permit else None
         return AskAt(at, has_slot=held.has_slot or policy.throttle == "retry")
     if not policy.waits:
         return End(policy.throttle, demand, wait)
+    if policy.throttle == "wait" and hears:
+        return Stay(now + UNHEARD, demand, wait)
     if policy.throttle == "wait" and wait <= longest:
         return Stay(now + max(LEAST_PAUSE, min(wait - early, held.plan.longest_pause)), demand, wait)
     if parks:

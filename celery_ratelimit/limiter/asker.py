@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
@@ -11,6 +11,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RateLimitError, StoreUnavailable
 from ..limits.decision import Decision
+from ..store.bell import Bell
 from ..store.cluster import ClusterLink
 from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
 from ..store.keys import bucket_key, changes_key
@@ -19,9 +20,9 @@ from ..store.refusals import addresses_of, mend_by_asking
 from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .calls import Along, Call
+from .calls import Along, Asking, Call, Ended
 from .core import Core
-from .demand import Demand
+from .demand import Demand, leased
 from .durations import microseconds
 from .questions import Asks, Exists, Question, Request, Sleep
 from .replies import decision_of, impossible, whole_numbers
@@ -124,6 +125,23 @@ class Asker:
         """See :meth:`Core.takes_one_script`."""
         return self.core.takes_one_script(demands)
 
+    def hand_on(self, demands: Sequence[Demand], asking: Asking, ended: Sequence[Ended]) -> list[Decision]:
+        """The same for requests that ask for places; what has ended gives its places back before, in the same step.
+
+        On a cluster, in several steps, if no script sees all of it: then only the first is asked for.
+        """
+        core, ids = self.core, asking.ids
+        if not core.takes_one_script([*demands, *[place for each in ended for place in each.places]]):
+            for each in ended:
+                self.release(each.places, id=each.id, granted_at=each.granted_at)
+            horizon = asking.horizon if asking.most > 0 else -1
+            return [self.drive(core.ask(demands, id=ids[0], horizon=horizon / 1e6, claim=asking.claim / 1e6))]
+        try:
+            said = self.store(core.scripts.hand_on, self._link, *core.calls.of_hand_on(tuple(demands), asking, ended))
+        except RateLimitError as error:
+            raise impossible(demands, error) from error.__cause__
+        return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
+
     def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
         return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
 
@@ -142,6 +160,10 @@ class Asker:
     def run_script(self, script: Script, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
         """Run a script of somebody else's, see :class:`~celery_ratelimit.store.script.Script`."""
         return self.store(script, self._link, methods, keys, values, pieces)
+
+    def bell(self, ear: str = "", on_ring: Callable[[str | None], None] | None = None) -> Bell:
+        """A bell of the store, see :class:`~celery_ratelimit.store.bell.Bell`."""
+        return Bell(self.client, self.prefix, ear, on_ring)
 
     # -- How the store is ------------------------------------------------------------------------------------------
 
@@ -221,7 +243,10 @@ class Asker:
             case Exists(keys):
                 return bool(self.store(self.client.exists, *keys))
             case Request(demands, id, horizon, claim):
-                asked.answer = self.ask(demands, id=id, horizon=horizon, claim=claim)
+                if claim and leased(demands):
+                    asked.answer = self.drive(self.core.ask_for_turn(asked))
+                else:
+                    asked.answer = self.ask(demands, id=id, horizon=horizon, claim=claim)
                 return asked.answer
             case _:
                 return self._reply_to(asked)

@@ -21,6 +21,7 @@ from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
 from .calls import Call
 from .core import Core
+from .demand import leased
 from .durations import microseconds
 from .questions import Asks, Exists, Question, Request, Sleep
 from .replies import decision_of, impossible, whole_numbers
@@ -75,8 +76,8 @@ class AsyncAsker:
     async def ask(self, asked: Request) -> Decision:
         """One round trip: the permits of its demands, all or none."""
         core, demands, id = self.core, asked.demands, asked.id
-        if not core.takes_one_script(demands):
-            return await self.drive(core.ask(demands, id=id, horizon=asked.horizon, claim=asked.claim))
+        if not core.takes_one_script(demands) or (asked.claim and leased(demands)):
+            return await self.drive(core.ask_for_turn(asked))
         first = (id, microseconds(asked.horizon), microseconds(asked.claim))
         call = core.calls.of_script(core.scripts.acquire, tuple(demands), first, None, ())
         reply = await self._reply(core.scripts.acquire, call)

@@ -12,7 +12,7 @@ from ..store.resp import bulk
 from ..store.script import Script
 from .demand import Demand
 
-__all__ = ["ARGUMENTS", "KEYS", "Along", "Call", "Calls", "Scripts"]
+__all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Scripts"]
 
 #: What a script is called with: the algorithms, how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[Hashable, int, int, list[bytes]]
@@ -21,6 +21,34 @@ Call = tuple[Hashable, int, int, list[bytes]]
 KEYS = 4
 #: How many arguments a demand adds to a script's call.
 ARGUMENTS = 6
+
+
+class Ended(NamedTuple):
+    """What has ended: the holder of places, and since when it held them, in microseconds."""
+
+    id: str
+    places: Sequence[Demand]
+    granted_at: int
+
+
+class Asking(NamedTuple):
+    """Requests that ask for places, in their order.
+
+    Attributes:
+        ids: under which they are known.
+        horizon: microseconds, see ``lua/acquire.lua``.
+        claim: microseconds, see there.
+        ear: what is rung for when a place may be free; empty: nothing.
+        most: no more of them get their permits; the others, their slots.
+        all: each of them is asked for, whether those before it were refused or not.
+    """
+
+    ids: Sequence[str]
+    horizon: int
+    claim: int
+    ear: str
+    most: int
+    all: bool
 
 
 class Packed(NamedTuple):
@@ -65,7 +93,7 @@ class Scripts:
         self.acquire_next, self.come_back = script("acquire_next"), script("come_back")
         self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("join")
         self.settle, self.forget = script("settle"), script("forget")
-        self.release, self.renew = script("release"), script("renew")
+        self.release, self.renew, self.hand_on = script("release"), script("renew"), script("hand_on")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
 
@@ -167,6 +195,20 @@ class Calls:
         keys += [touched_key(self.prefix, demand.name) for demand in leased]
         arguments: list[str | int] = [id, granted_at, *[demand.key for demand in leased]]
         return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+
+    def of_hand_on(self, demands: tuple[Demand, ...], asking: Asking, ended: Sequence[Ended]) -> Call:
+        """For ``hand_on.lua``: ``demands`` of each who asks, and places of those that have ended."""
+        number, methods, packed_keys, arguments = self.packed(demands)
+        places = [(demand, each) for each in ended for demand in each.places]
+        leases = [self._leases(demand) for demand, _ in places]
+        touched = [touched_key(self.prefix, demand.name) for demand, _ in places]
+        first = number, asking.horizon, asking.claim, asking.ear, asking.most, int(asking.all), len(asking.ids)
+        last = list(asking.ids)
+        for demand, each in places:
+            last += [each.id, str(int(each.granted_at)), demand.key]
+        keys = KEYS * number + 2 * len(places)
+        pieces = [packed_keys, bulk(*leases, *touched, *first), arguments, bulk(*last)]
+        return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_renew(self, leases: Sequence[tuple[Demand, str]]) -> Call:
         keys = [self._leases(demand) for demand, _ in leases]

@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 from ..errors import RateLimitError
 from ..limits.decision import Decision
 from ..store.script import Script
-from .calls import Call, Calls, Scripts
+from .calls import Asking, Call, Calls, Scripts
 from .checks import check_actual, check_reservable
 from .cross_slot import CrossSlot, Step, Steps
 from .demand import Demand, leased
 from .durations import microseconds
 from .parts import parts_of
-from .questions import Asks, Exists, Question, each_of
+from .questions import Asks, Exists, Question, Request, each_of
 from .replies import decision_of, impossible, pretended, whole_numbers
 
 __all__ = ["Core"]
@@ -63,6 +63,17 @@ class Core:
         """
         reply = yield from self.decide(self.scripts.acquire, demands, id, microseconds(horizon), microseconds(claim))
         return decision_of(demands, reply, id or self.new_id())
+
+    def ask_for_turn(self, request: Request) -> Asks[Decision]:
+        """The same for a call that waits and asks again: if it is for a place, one that is free is held for it."""
+        demands, id = request.demands, request.id
+        if not (request.claim and id and leased(demands) and self.takes_one_script(demands)):
+            return (yield from self.ask(demands, id=id, horizon=request.horizon, claim=request.claim))
+        asking = Asking([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
+        (said,) = yield [Question(self.scripts.hand_on, self.calls.of_hand_on(tuple(demands), asking, ()))]
+        if isinstance(said, RateLimitError):
+            raise impossible(demands, said)
+        return decision_of(demands, whole_numbers(said[0]), id)
 
     def peek(self, demands: Sequence[Demand]) -> Asks[Decision]:
         """What :meth:`ask` would say now."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..errors import STORE_TROUBLES
 from ..limits.concurrency import Concurrency
+from .calls import Ended
 from .demand import Demand, leased
 
 __all__ = ["RENEWALS", "UNKNOWN", "Leases", "renewal_pause"]
@@ -98,6 +99,24 @@ class Leases:
                 self._ended[holder] = held
         if held is not None and not later:
             self._release(holder, held)
+
+    def give_back(self, holder: str) -> None:
+        """What was left to the thread, now. Raises what :meth:`end` does."""
+        held = self._ended.get(holder)
+        if held is not None:
+            self._release(holder, held)
+
+    def ended(self, holder: str) -> Ended | None:
+        """The places that ``holder`` held, whose giving back is left to the thread; ``None``: none are."""
+        held = self._ended.get(holder)
+        return None if held is None else Ended(holder, held.demands, held.granted_at)
+
+    def given_back(self, ended: Ended) -> None:
+        """Somebody has done it: there is nothing left to do for the thread."""
+        with self._lock:
+            held = self._ended.get(ended.id)
+            if held is not None and held.demands is ended.places:
+                del self._ended[ended.id]
 
     def close(self) -> None:
         """End the thread, which first gives back what has ended. What is still held is held until its lease is over."""

@@ -17,8 +17,9 @@ __all__ = ["give_back", "take"]
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
 TAKE_AHEAD = 1.0
-#: Seconds; a call does not look for a free place more often, unless it has been told to.
-_SHORTEST_NAP = 0.25
+#: Seconds; a call does not look for a free place more often, unless it has been told to; and as often at the least, for
+#: a place that is free is held for it for a second (``lua/include/waiting_lines.lua``).
+_SHORTEST_NAP, _LONGEST_NAP = 0.25, 0.75
 #: Seconds by which a call of several limits wakes up before its turn, and takes its permits ahead, for exactly then:
 #: one that wakes up late leaves a part of a limit unused.
 _EARLY = 0.05
@@ -84,5 +85,5 @@ def nap(decision: Decision) -> float:
     if decision.allowed:
         return wait
     if leased(decision.demands):
-        return min(wait, max(_SHORTEST_NAP, wait / 4))
+        return min(wait, max(_SHORTEST_NAP, wait / 4), _LONGEST_NAP)
     return wait - _EARLY if len(decision.states) > 1 and wait > _EARLY else wait

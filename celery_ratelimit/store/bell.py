@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +32,8 @@ class Bell:
     Args:
         client: a ``redis.Redis`` or a ``redis.RedisCluster``. A store in memory has no bell: nothing is saved there.
         prefix: what every key in the store begins with.
+        ear: of one worker, if it is rung for it alone.
+        on_ring: called at each ring with what is said, in the thread; ``None``: it is heard from now on.
 
     Attributes:
         channel: its name.
@@ -38,8 +41,10 @@ class Bell:
         rings: counted up; also when it is heard again, for nobody knows what was missed.
     """
 
-    def __init__(self, client: Any, prefix: str) -> None:
-        self.channel = bell_channel(prefix)
+    def __init__(
+        self, client: Any, prefix: str, ear: str = "", on_ring: Callable[[str | None], None] | None = None
+    ) -> None:
+        self.channel, self.on_ring = bell_channel(prefix, ear), on_ring
         self.client = None if hasattr(client, "clock") else client
         self.is_up = False
         self.rings = 0
@@ -86,6 +91,8 @@ def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -
             if said and (bell := bell_of()) is not None and bell.watch_number == watch:
                 bell.rings += 1
                 bell.is_up = True
+                if bell.on_ring is not None:
+                    bell.on_ring(_text(said["data"]) if said["type"] == "message" else None)
         except NoPermissionError as error:
             not_heard(error)
             return
@@ -94,6 +101,10 @@ def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -
             heard = bell = None
             time.sleep(LOOK)
     _end(heard)
+
+
+def _text(said: bytes | str) -> str:
+    return said.decode() if isinstance(said, bytes) else said
 
 
 def _end(heard: Any) -> None:

@@ -108,9 +108,13 @@ def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:
     return tuple([bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("limits", "returns", "queues")])
 
 
-def bell_channel(prefix: str) -> str:
-    """Where scripts ring for workers that have nothing to do (``lua/include/bell.lua`` reads it off a key)."""
-    return re.sub(r"(?s)(:v\d+:).*", r"\1bell", f"{prefix}:{SCHEMA}:", count=1)
+def bell_channel(prefix: str, ear: str = "") -> str:
+    """Where scripts ring for workers that have nothing to do (``lua/include/bell.lua`` reads it off a key).
+
+    With an ``ear``: for one worker that waits for places (``lua/include/waiting_lines.lua``).
+    """
+    channel = re.sub(r"(?s)(:v\d+:).*", r"\1bell", f"{prefix}:{SCHEMA}:", count=1)
+    return f"{channel}:{ear}" if ear else channel
 
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:

@@ -8,7 +8,7 @@
 -- extra      0
 -- state key: sorted set, id of a holder -> us at which its lease expires; member '' -> minus the mean time, in us, that
 --            leases are held, once that is known; member NUL -> minus the us at which the last place was taken.
---            Expires with the last lease, or with the line.
+--            member \1 ...: see include/waiting_lines.lua. Expires with the last lease, or with the line.
 local FIRST_GUESS_US = 100000
 local LEAST_WAIT_US = 1000
 local concurrency = {unforeseen = true}
@@ -20,6 +20,7 @@ end
 
 function concurrency.earliest(limit, now, ahead, permits)
     if limit.mine then return now end
+    ahead = max(ahead, limit.kept or 0) -- for those that were rung for, see hand_on.lua: they stand in the line as well
     local over = limit.held + ahead + permits - limit.count
     if over <= 0 then return now end
     local mean = -(tonumber(call('ZSCORE', limit.state_key, '')) or -FIRST_GUESS_US)
@@ -62,6 +63,15 @@ function concurrency.check(limit, now, id)
     limit.mine = id ~= '' and (tonumber(call('ZSCORE', limit.state_key, id)) or 0) > now
     check(limit, now, id)
     limit.behind = limit.grant > now -- a place that may be free by then cannot be taken ahead
+end
+
+if CORRECTS then
+    local give_up = concurrency.give_up
+
+    function concurrency.give_up(limit, now, id)
+        give_up(limit, now, id)
+        call('ZREM', limit.state_key, '\1@ ' .. id) -- nor does it wait any more, see include/waiting_lines.lua
+    end
 end
 
 algorithms.concurrency = concurrency

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ import redis
 from benchmarks.measures import worst_second
 from benchmarks.records import Start
 from celery_ratelimit import Concurrency, Limit, Limiter, Throttled
+from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import AGAIN, Fleet, assert_never_over, until
 
@@ -47,6 +51,54 @@ def test_no_more_than_so_many_at_once_and_every_place_is_used(
         assert most_at_once(notes) == PLACES
         until(lambda: not store.zcount("ratelimit:v1:{places}::leases", 1, "+inf"), 5, "the return of every place")
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
+
+
+#: Scripts that ask for places and give them back, and those that see to a lot.
+SCRIPTS = {
+    hashlib.sha1(load_source(verb, ["concurrency"]).encode()).hexdigest(): verb
+    for verb in ("acquire", "acquire_next", "hand_on")
+} | {hashlib.sha1(load_source("release", ()).encode()).hexdigest(): "release"}
+
+
+@pytest.mark.parametrize("task", ["place", "patient_place"])
+def test_law_3_a_place_that_tasks_wait_for_costs_hardly_more_than_one_script_a_task(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str
+) -> None:
+    """Before a place was handed on, it was five: each waiting line asked four times a second, and at each end."""
+    verbs: Counter[str] = Counter()
+    with Fleet(server, tmp_path) as fleet, store.monitor() as monitor:
+        for index in range(60):
+            fleet.send(task, index, 0.2)
+        fleet.start("-c", "4", number=2)
+        while ended(fleet) < 60:
+            words = monitor.next_command()["command"].split()
+            if words[0].upper() == "EVALSHA":
+                verbs[SCRIPTS.get(words[1].lower(), "")] += 1
+        assert most_at_once(fleet.starts()) == PLACES
+    assert verbs["hand_on"] > 20
+    assert sum(count for verb, count in verbs.items() if verb) <= 60 * 2.5, verbs
+
+
+def test_a_worker_without_a_place_asks_once_a_second_and_hears_of_one(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    limiter = Limiter.from_url(server.url)
+    places = Concurrency(PLACES, name="places", lease=30)
+    mine = [limiter.acquire(places) for _ in range(PLACES)]
+    waits = "ratelimit:v1:{places}::leases"
+    with Fleet(server, tmp_path) as fleet:
+        fleet.start("-c", "2")
+        for index in range(12):
+            fleet.send("patient_place", index, 0)
+        until(lambda: any(each.startswith("\1") for each in store.zrange(waits, 0, -1)), 20, "its waiting")
+        asks, until_then = 0, time.monotonic() + 4
+        with store.monitor() as monitor:
+            while time.monotonic() < until_then:
+                words = monitor.next_command()["command"].split()
+                asks += words[0].upper() == "EVALSHA" and words[1].lower() in SCRIPTS
+        assert asks <= 6, "it was four a second"
+        assert limiter.release(mine.pop())
+        until(lambda: ended(fleet) == 12, 20, "all, one after the other")
 
 
 @pytest.mark.slow

@@ -146,6 +146,11 @@ def test_a_timer_shows_who_waits_for_a_countdown() -> None:
         timer.stop()
 
 
+def test_the_hub_is_woken_where_it_has_what_is_looked_for() -> None:
+    """Since kombu 5.7; before, a worker that waits for a place asks four times a second."""
+    assert hasattr(hub.Hub(), "_wake_pending") == ("_wake_pending" in source(hub.Hub.call_soon))
+
+
 def test_a_worker_without_an_event_loop_has_timers_in_a_thread() -> None:
     # How tests/apps/loopless.py has none.
     assert "not self.app.IS_WINDOWS" in source(WorkController.should_use_eventloop)

@@ -118,6 +118,7 @@ class Bench:
             timers=SimpleNamespace(
                 call_after=self.call_after,
                 call_soon=None,
+                are_called_soon=False,
                 turn=nullcontext(),
                 recall=self._recall,
                 contained=lambda function: function,
@@ -136,7 +137,13 @@ class Bench:
             can_gossip=True,
         )
         settings: Any = SimpleNamespace(on_store_error=on_store_error, in_memory=False, orphans_after=60.0)
-        leases: Any = SimpleNamespace(begin=self._begin, end=self._end_lease, here=lambda demand: 0)
+        leases: Any = SimpleNamespace(
+            begin=self._begin,
+            end=self._end_lease,
+            give_back=lambda id: None,
+            here=lambda demand: 0,
+            ended=lambda id: None,
+        )
         limits: Any = SimpleNamespace(plan_of=lambda task, queue: task.plan)
         self.leases = leases
         self.gate = Gate(worker, self, leases, settings, limits)  # type: ignore[arg-type]
@@ -372,6 +379,22 @@ class Bench:
         decisions = []
         for id in ids:
             decisions.append(self._decide(demands, id=id, horizon=horizon))
+            if not decisions[-1].allowed:
+                break
+        return decisions
+
+    is_cluster = False
+
+    def bell(self, *_: Any) -> Any:
+        return SimpleNamespace(is_up=False, listen=lambda: None, close=lambda: None)
+
+    def hand_on(self, demands: Any, asking: Any, ended: Any) -> list[Decision]:
+        assert not ended
+        assert not asking.ear
+        decisions: list[Decision] = []
+        for id in asking.ids:  # one more place for each of them
+            horizon = asking.horizon / 1e6 if len(decisions) < asking.most else -1e6
+            decisions += self.ask_next(demands, [id], horizon=horizon, claim=asking.claim / 1e6)
             if not decisions[-1].allowed:
                 break
         return decisions

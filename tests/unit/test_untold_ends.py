@@ -19,9 +19,8 @@ def running() -> Any:
         pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
         timers=SimpleNamespace(call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None)),
     )
-    leases: Any = SimpleNamespace(end=ended.append)
-    outage: Any = type("", (), {"__bool__": lambda self: False, "ask": lambda self, ask, otherwise: ask()})()
-    made: Any = Running(worker, leases, outage, lambda request: made.end(request))
+    handing: Any = SimpleNamespace(add=ended.append)
+    made: Any = Running(worker, handing, lambda request: made.end(request))
     made.alarms, made.ended = alarms, ended
     return made
 

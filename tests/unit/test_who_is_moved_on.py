@@ -32,6 +32,7 @@ def gate() -> Any:
     gate._running = SimpleNamespace(end=lambda request: gate.ran.get(request))
     gate._entrance = loop._entrance = Entrance(worker, room, lines, gate._presence)
     gate._reach = loop._reach = SimpleNamespace(look=lambda now: None)
+    gate._handing = loop._handing = SimpleNamespace(give_rest=lambda: None)
     gate._loop, loop._worker, loop._room = loop, worker, room
     loop._changed, loop._is_running, loop._again, loop._cancel_look = set(), False, False, None
     gate.moved, gate.ran = [], {}

@@ -1,0 +1,52 @@
+-- Who waits for a place: lines of workers, and callers that ask from time to time. When a place may be free a line is rung for: its
+-- worker asks then, and need not ask all the time. For a caller a place is held until it asks. Either does not wait any more until
+-- it has asked, and was refused, once more.
+--
+-- leases key: member \1 <ear> <blank> <id> -> minus the us of the turn that the request has had first: whoever comes late has another one
+-- by then. Of a line it is the first request that waits. An ear is
+--   <worker> . <line>   what is published is <line>; a worker whose name begins with c hears it at another node of a cluster, and
+--                       then nobody can say whether it is there
+--   @                   of a caller
+--
+-- Gives no_more_waiting(key, ear, id), which returns the us of its first turn, nil: it did not wait; note_waiting(key, ear, id, turn);
+-- let_in(key, most, before, own, holds): in the order of their turns `most` of them, or as many as
+-- there are, are rung for, or have a place held, if `holds`; those that are before `before` us, nil: all; but for `own`. Returns for how
+-- many it has rung.
+local PASSED_BY = 16 -- lines whose workers are gone, in one script; the next one goes on with them
+local HELD_US = 1000000 -- a caller asks sooner: see limiter/turns.py
+
+local function no_more_waiting(key, ear, id)
+    local member = '\1' .. ear .. ' ' .. id
+    local turn = tonumber(call('ZSCORE', key, member))
+    if turn then call('ZREM', key, member) end
+    return turn and -turn
+end
+
+local function note_waiting(key, ear, id, turn)
+    call('ZADD', key, int(-turn), '\1' .. ear .. ' ' .. id)
+    local lasts = turn - now + 1000000
+    if call('PTTL', key) * 1000 < lasts then call('PEXPIRE', key, int(ceil(lasts / 1000))) end
+end
+
+local function let_in(key, most, before, own, holds)
+    local from = before and '(' .. int(-before) or '-inf'
+    local found = most > 0 and call('ZRANGE', key, '(0', from, 'BYSCORE', 'REV', 'LIMIT', 0, int(most + PASSED_BY)) or {}
+    local rung = 0
+    for _, member in ipairs(found) do
+        local worker, line = match(member, '^\1([cs]%x+)%.(%d+) ')
+        local id = holds and match(member, '^\1@ (.+)$')
+        if most == 0 then break end
+        if id or worker and worker .. '.' .. line ~= own then
+            call('ZREM', key, member)
+            if id then
+                most = most - 1
+                call('ZADD', key, int(now + HELD_US), id)
+                if call('PTTL', key) * 1000 < HELD_US then call('PEXPIRE', key, int(HELD_US / 1000)) end
+            else
+                local hear = redis.pcall('PUBLISH', (match(key, '^.-:v%d+:') or '') .. 'bell:' .. worker, line)
+                if type(hear) == 'number' and (hear > 0 or match(worker, '^c')) then most, rung = most - 1, rung + 1 end
+            end
+        end
+    end
+    return rung
+end

@@ -1,0 +1,365 @@
+"""Places go from a task that has ended to the next one in one step; lines of other workers that wait are rung for."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+
+from celery_ratelimit import Concurrency, Decision, Limit, Limiter
+from celery_ratelimit.limiter.calls import Asking, Ended
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.questions import Request
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START, Clock
+
+from .frozen import expiries, us
+
+PLACE = Demand(Concurrency(2, name="places"), "places")
+LEASES = "ratelimit:v1:{places}::leases"
+ANN, BEN = "sa11.1", "sbe1.7"  # lines of two workers
+
+
+def ask(
+    limiter: Limiter,
+    *ids: str,
+    ear: str = "",
+    most: int = 1,
+    ended: Sequence[str] = (),
+    all: bool = False,
+    demands: Sequence[Demand] = (PLACE,),
+    claim: float = 60.0,
+) -> list[bool]:
+    said = say(limiter, *ids, ear=ear, most=most, ended=ended, all=all, demands=demands, claim=claim)
+    return [decision.allowed for decision in said]
+
+
+def say(
+    limiter: Limiter,
+    *ids: str,
+    ear: str,
+    most: int,
+    ended: Sequence[str],
+    all: bool,
+    demands: Sequence[Demand],
+    claim: float,
+) -> list[Decision]:
+    asking = Asking(ids, 100_000, us(claim), ear, most, all)
+    return limiter.asker.hand_on(demands, asking, [Ended(id, (PLACE,), START) for id in ended])
+
+
+class Ears:
+    """What workers hear."""
+
+    def __init__(self, store: redis.Redis) -> None:
+        self._heard = store.pubsub()
+
+    def open(self, *workers: str) -> None:
+        for worker in workers:
+            self._heard.subscribe(f"ratelimit:v1:bell:{worker}")
+            assert self._next()["type"] == "subscribe"
+
+    def shut(self, worker: str) -> None:
+        self._heard.unsubscribe(f"ratelimit:v1:bell:{worker}")
+        assert self._next()["type"] == "unsubscribe"
+
+    def heard(self, store: redis.Redis) -> list[str]:
+        """Which lines were rung for since this was asked last."""
+        store.publish("ratelimit:v1:bell:end", "")
+        lines: list[str] = []
+        while (said := self._next())["channel"] != "ratelimit:v1:bell:end":
+            lines.append(f"{said['channel'].rpartition(':')[2]}.{said['data']}")
+        return lines
+
+    def _next(self) -> dict[str, str]:
+        said = self._heard.get_message(timeout=10)
+        assert said is not None
+        return said
+
+    def close(self) -> None:
+        self._heard.close()
+
+
+@pytest.fixture
+def ears(server: EmbeddedServer) -> Iterator[Ears]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        ears = Ears(client)
+        with contextlib.closing(ears):
+            ears.open("sa11", "sbe1", "end")
+            yield ears
+
+
+def holders(store: redis.Redis, clock: Clock) -> int:
+    return int(store.zcount(LEASES, f"({clock.us}", "+inf"))
+
+
+def test_a_place_goes_on_to_the_next_in_one_step(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    assert ask(frozen, "a", "b", "c", most=3, ear=ANN) == [True, True, False]
+    clock.advance(0.3)
+    assert ask(frozen, "c", "d", most=2, ear=ANN, ended=["a"]) == [True, False]
+    assert (store.zscore(LEASES, "a"), holders(store, clock)) == (None, 2)
+    assert ask(frozen, "d", "e", most=2, ear=ANN, ended=["b", "c"]) == [True, True]
+
+
+def test_no_more_get_places_than_have_processes(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    assert ask(frozen, "a", "b", most=1, ear=ANN) == [True, False]
+    assert holders(store, clock) == 1
+    assert store.zscore(LEASES, f"\1{ANN} b") is None, "there is no process for the next, so nobody rings"
+
+
+def test_who_waits_elsewhere_and_was_before_is_rung_for(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    clock.advance(0.5)
+    assert ask(frozen, "x", ear=ANN) == [False]
+    assert ears.heard(store) == []
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False], "its turn is half a second later"
+    assert ears.heard(store) == [BEN]
+    assert ask(frozen, "x", ear=ANN) == [True], "it was rung for once, and has not come"
+    assert ask(frozen, "y", ear=BEN) == [False]
+    assert ask(frozen, "z", ear=ANN, ended=["b"]) == [False], "a newcomer is behind whoever waits"
+    assert ears.heard(store) == [BEN]
+    assert ask(frozen, "y", ear=BEN) == [True]
+    assert holders(store, clock) == 2
+
+
+def test_a_place_stays_with_a_worker_whose_next_turn_is_hardly_later(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    assert ask(frozen, "x", ear=ANN) == [False]
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [True]
+    assert ears.heard(store) == []
+
+
+def test_what_is_left_is_for_those_that_wait_elsewhere(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    assert ask(frozen, "x", ear=ANN, most=1, ended=["a", "b"]) == [True]
+    assert ears.heard(store) == [BEN]
+    assert ask(frozen, "y", ear=BEN) == [True]
+
+
+def test_of_two_places_one_is_for_each_that_waits(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert ask(frozen, "x", ear=ANN) == [False]
+    clock.advance(0.05)
+    assert ask(frozen, "y", ear=BEN) == [False]
+    assert ask(frozen, "x", ear=ANN, ended=["a", "b"]) == [True]
+    assert ears.heard(store) == [BEN]
+
+
+def test_whoever_waits_is_known_for_as_long_as_its_turn_may_come(
+    frozen: Limiter, clock: Clock, store: redis.Redis
+) -> None:
+    short = Demand(Concurrency(1, name="places", lease=1.0), "places")
+    assert ask(frozen, "a", ear=ANN, demands=[short]) == [True]
+    clock.advance(0.99)
+    assert ask(frozen, "y", ear=BEN, demands=[short]) == [False]
+    turn = store.zscore("ratelimit:v1:{places}::slots", "y")
+    assert turn is not None
+    assert expiries(store)[LEASES] >= turn + 1_000_000
+
+
+def test_a_worker_that_is_gone_is_passed_by(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    for number in range(5):
+        assert ask(frozen, f"gone {number}", ear=f"s0e{number}.1") == [False]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    clock.advance(0.5)
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
+    assert ears.heard(store) == [BEN]
+
+
+def test_on_a_cluster_nobody_knows_who_hears(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    assert ask(frozen, "a", "b", most=2, ear="ca11.1") == [True, True]
+    assert ask(frozen, "gone", ear="c0e.1") == [False]
+    clock.advance(0.5)
+    assert ask(frozen, "x", ear="ca11.1", ended=["a"]) == [False]
+    assert ask(frozen, "x", ear="ca11.1") == [True], "only once"
+
+
+def test_who_gives_a_place_back_by_itself_rings(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
+    mine = frozen.acquire(PLACE.limit)
+    assert ask(frozen, "a", ear=ANN) == [True]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    assert frozen.release(mine)
+    assert ears.heard(store) == [BEN]
+    assert not frozen.release(mine)
+    assert ears.heard(store) == []
+    assert ask(frozen, "y", ear=BEN) == [True]
+
+
+def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    """Or workers whose tasks go on to one another would keep all places for ever."""
+    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    clock.advance(0.5)
+    assert ask(frozen, "x", ear=ANN) == [False]
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
+    assert ears.heard(store) == []
+    assert holders(store, clock) == 2
+    clock.advance(0.9)
+    assert ask(frozen, "x", ear=ANN) == [False]
+    assert frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    clock.advance(30)
+    assert holders(store, clock) == 2, "it has a lease as any other"
+
+
+def test_who_has_waited_for_long_is_before_those_that_have_not(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    """Whoever asks again late has another slot then, and would be the last again and again."""
+    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    clock.advance(0.5)
+    assert ask(frozen, "x", ear=ANN) == [False]
+    clock.advance(0.5)
+    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
+    assert frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+
+
+def test_a_caller_who_does_not_come_loses_the_place(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    clock.advance(0.5)
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
+    clock.advance(1.001)
+    assert ask(frozen, "x", ear=ANN) == [True]
+    assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
+    frozen.asker.forget((PLACE,), id="caller")
+    assert ask(frozen, "z", ear=ANN, ended=["b"]) == [True], "it has given up"
+
+
+def test_nobody_rings_while_the_limit_is_paused(frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears) -> None:
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    clock.advance(0.5)
+    frozen.pause("places", 10, force=True)
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
+    assert ask(frozen, "y", ear=BEN) == [False], "or they would ring for one another"
+    assert ears.heard(store) == []
+
+
+def test_nobody_rings_where_there_are_fewer_places_now(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    clock.advance(0.5)
+    frozen.set_rate("places", Concurrency(1), force=True)
+    assert ask(frozen, "x", ear=ANN, ended=["a"]) == [False]
+    assert ears.heard(store) == []
+    assert ask(frozen, "x", ear=ANN, ended=["b"]) == [False]
+    assert ears.heard(store) == [BEN]
+
+
+def test_a_request_that_waits_for_a_rate_leaves_the_place_to_others(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    both = (PLACE, Demand(Limit("1/s", name="rate"), "rate"))
+    assert ask(frozen, "a", ear=ANN, demands=both) == [True]
+    assert ask(frozen, "b", ear=ANN) == [True]
+    assert ask(frozen, "y", ear=BEN) == [False]
+    clock.advance(0.01)
+    assert ask(frozen, "x", ear=ANN, demands=both, ended=["a"]) == [False]
+    assert ears.heard(store) == [BEN]
+    assert ask(frozen, "y", ear=BEN) == [True]
+    assert holders(store, clock) == 2
+
+
+def test_all_that_wait_keep_their_slots(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    assert ask(frozen, "a", "b", "c", most=3, ear=ANN) == [True, True, False]
+    assert ask(frozen, "c", "d", "e", ear=ANN, all=True) == [False, False, False]
+    before = dict(store.zrange("ratelimit:v1:{places}::slots", 0, -1, withscores=True))
+    assert set(before) == {"c", "d", "e"}
+    clock.advance(1.0)
+    assert ask(frozen, "c", "d", "e", ear=ANN, all=True) == [False, False, False]
+    after = dict(store.zrange("ratelimit:v1:{places}::slots", 0, -1, withscores=True))
+    assert all(after[id] > before[id] for id in before)
+    assert store.zscore(LEASES, f"\1{ANN} c") == -before["c"], "the turn of the first is that of the line, for good"
+
+
+def test_what_is_given_back_in_vain_is_seen_by_whoever_looks_after_lots(
+    frozen: Limiter, clock: Clock, store: redis.Redis
+) -> None:
+    touched = "ratelimit:v1:{places}::touched"
+    assert ask(frozen, "a", "b", "c", most=3, ear=ANN) == [True, True, False]
+    assert ask(frozen, "c", ear=ANN, ended=["a"]) == [True]
+    assert not store.exists(touched), "no place is free"
+    assert ask(frozen, "d", ear=ANN, ended=["b", "c"]) == [True]
+    assert store.zcard(touched) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears, seed: int
+) -> None:
+    """Three workers of two processes, three places; one is killed on the way. A line that is rung for asks, later."""
+    place = Demand(Concurrency(3, name="places", lease=5), "places")
+    chance = random.Random(seed)
+    ears.open("sca1")
+    running: dict[str, list[str]] = {"sa11": [], "sbe1": [], "sca1": []}
+    waiting: dict[str, list[str]] = {name: [] for name in running}
+    rung: list[str] = []
+    left, killed_at, done = [f"task {n}" for n in range(60)], chance.randrange(150), 0
+
+    def move_on(worker: str, ended: Sequence[str] = ()) -> None:
+        nonlocal rung
+        free = 2 - len(running[worker])
+        asking = Asking(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
+        gone = [Ended(id, (place,), clock.us - 100_000) for id in ended]
+        if asking.ids and free > 0:
+            said = frozen.asker.hand_on((place,), asking, gone)
+            allowed = [decision.id for decision in said if decision.allowed]
+            running[worker] += allowed
+            waiting[worker] = [id for id in waiting[worker] if id not in allowed]
+        else:
+            for each in gone:
+                frozen.asker.release(each.places, id=each.id, granted_at=each.granted_at)
+        rung += ears.heard(store)
+
+    for step in range(400):
+        clock.advance(chance.uniform(0.001, 0.05))
+        worker = chance.choice(list(running))
+        if step == killed_at:
+            ears.shut(worker)
+            del running[worker], waiting[worker]  # its places expire
+            continue
+        act = chance.random()
+        if act < 0.4 and left:
+            waiting[worker].append(left.pop())
+            if len(waiting[worker]) == 1:
+                move_on(worker)
+        elif act < 0.7 and running[worker]:
+            done += 1
+            move_on(worker, [running[worker].pop(chance.randrange(len(running[worker])))])
+        elif rung:
+            name = rung.pop(chance.randrange(len(rung))).partition(".")[0]
+            if name in running:
+                move_on(name)
+        assert sum(map(len, running.values())) <= 3
+        assert holders(store, clock) <= 3
+        assert set(store.scan_iter("ratelimit:*")) == set(expiries(store)), "law 9"
+        if not rung and holders(store, clock) < 3:
+            able = [name for name in running if waiting[name] and len(running[name]) < 2]
+            assert not able or step > killed_at, f"{able} wait beside a free place"
+    assert done > 20
