@@ -328,6 +328,7 @@ class Worker:
     turn = nullcontext()  # of its timers
     has_several_queues = False
     forks = can_gossip = True
+    are_called_soon = False  # nobody rings for a line here
 
     def __init__(self, fleet: Fleet, number: int, processes: int) -> None:
         self.fleet, self.app = fleet, fleet.app
