@@ -33,8 +33,8 @@ NOBODY, OVERTAKEN, FULL = -1, -3, -4
 
 #: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
 HORIZON = 1.0
-#: Tasks of one bucket that have left it and have not started.
-MOST = 1000
+#: Tasks of one bucket that have left it and have not started: as many as two workers can hold, or as all can.
+MOST, MOST_EACH = 1000, 500
 #: Tasks that leave, and lots that are looked after, each of which counts as two, in one script: a millisecond or two of
 #: the store's time. Lots that one script is asked for: more would not have their turn in it, if a task leaves each.
 WORK, AT_ONCE = 50, 17
@@ -198,7 +198,8 @@ class Parking:
         buckets = [(demand.name, demand.key) for demand in demands]
         of_limits = [self._scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
-        numbers = (len(demands), int(due), microseconds(horizon), MOST, microseconds(LOOK_APART), microseconds(AGAIN))
+        most = max(MOST, MOST_EACH * self.register.workers)
+        numbers = (len(demands), int(due), microseconds(horizon), most, microseconds(LOOK_APART), microseconds(AGAIN))
         absent = sorted(attendance.absent) if attendance is not None else []
         attended = sorted(attendance.attended) if attendance is not None and absent else []
         first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(absent), len(attended), *absent, *attended]

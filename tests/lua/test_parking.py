@@ -942,3 +942,13 @@ def test_whoever_parks_hears_for_how_long_the_first_has_waited(parking: Parking,
     assert parking.first_waits == {("other", ""): 0.0}
     park(parking, "b")
     assert parking.first_waits == {BUCKET: 0.3}
+
+
+def test_more_workers_can_hold_more(parking: Parking, frozen: Limiter) -> None:
+    """Else a rate of 10,000/s would be 1,000 in each look."""
+    quick = demand("100000/s")
+    frozen.asker.ask((quick,))
+    for number in range(4):
+        attend(parking, f"w{number}", "a")
+    park(parking, *[f"t{number}" for number in range(2100)])
+    assert len(let_out(parking, quick)) == 2000
