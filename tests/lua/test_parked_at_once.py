@@ -28,6 +28,7 @@ messages = st.builds(
     since=st.sampled_from([0, 0, 0, NOW - 5_000_000, NOW + 1]),
     expires=st.sampled_from([0.0, NOW / 1e6 - 10, NOW / 1e6 + 60]),
     doubts=st.integers(0, 2),
+    order=st.sampled_from([0, 0, 3, -9]),
 )
 calls = st.lists(
     st.tuples(
