@@ -66,7 +66,7 @@ class Batch:
 
     def takes(self, bucket: Bucket, packed: ToPark) -> bool:
         """Whether a newcomer of this lot is parked together with others: not one that may go before them."""
-        return self.is_open or (packed.order >= 0 and self._attendant.gathers(bucket) > 0)
+        return self.is_open or (packed.order >= 0 and self._attendant.occupied.gathers(bucket) > 0)
 
     def add(self, leaving: Leaving) -> None:
         demand = leaving.verdict.demand
@@ -83,7 +83,7 @@ class Batch:
         number = sum(map(len, self._leaving.values()))
         if not number or number >= MOST or self._worker.intake.is_full:
             return 0.0
-        rest = self._since + min(map(self._attendant.gathers, self._leaving)) - monotonic()
+        rest = self._since + min(map(self._attendant.occupied.gathers, self._leaving)) - monotonic()
         return rest if rest >= LEAST_PAUSE else 0.0
 
     def park(self, done: Callable[[Leaving, int | None], None]) -> list[Line]:
@@ -98,7 +98,7 @@ class Batch:
         batch, self._leaving = self._leaving, {}
         everybody = [each for together in batch.values() for each in together]
         try:
-            for part in self._attendant.parts(batch):
+            for part in self._attendant.parking.parts(batch):
                 leaving = {bucket: [each for each in batch[bucket] if not each.held.gone] for bucket in part}
                 leaving = {bucket: together for bucket, together in leaving.items() if together}
                 if leaving and not self._outage:

@@ -84,7 +84,7 @@ class Coming:
     def _gather(self, line: Line, held: HeldRequest) -> None:
         """Those behind it come in with it, if they are to be parked as well, or could start."""
         request = held.request
-        if self._attendant.lot_of(held.demands) is not None:
+        if self._attendant.occupied.lot_of(held.demands) is not None:
             self._worker.together.gather(request.message)
         elif held.plan.policy.throttle != "wait" or line.closed_until <= monotonic():
             self._worker.together.gather(request.message, self._room.in_a_moment(request.task.name))

@@ -83,7 +83,7 @@ class Exits:
         """In whose lot others are known to wait, behind whom a newcomer stands."""
         if held.has_slot or held.plan.policy.max_wait is not None or not self.parks(held.plan) or self._outage:
             return None
-        return self._attendant.lot_of(held.demands)
+        return self._attendant.occupied.lot_of(held.demands)
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""

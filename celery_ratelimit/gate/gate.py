@@ -72,7 +72,7 @@ class Gate:
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
         self._changes = Changes(
-            *(worker, asker, limits, outage, self._is_idle, self._changed, lambda: attendant.workers),
+            *(worker, asker, limits, outage, self._is_idle, self._changed, lambda: attendant.parking.register.workers),
         )
         self._lines = lines = Lines()
         self._room = room = Room(worker.pool)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .._celery import Worker
 from ..parking.publisher import LEAD
+from .alarms import Alarms
 from .answers import LOOK, MOST_TOGETHER, Answers
 from .at_hand import AtHand
 from .clock import monotonic
@@ -69,6 +70,7 @@ class Loop:
         self._holdings, self._room, self._lines, self._entrance, self._exits = holdings, room, lines, entrance, exits
         self._reach, self._handing = reach, handing
         self.at_hand = AtHand(worker, on_error)
+        self._alarms = Alarms(worker, lines, exits.longest, lambda line: self.run([line]))
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
         self._is_running = self._again = False
@@ -149,7 +151,7 @@ class Loop:
         finally:  # whatever is raised, those who are left in it go on
             if self._lines.get(line.key) is line:  # else the connection was lost while a greenlet was here
                 if line:
-                    self._set_timer(line)
+                    self._alarms.set(line)
                     self._lines.wants(line)
                 else:
                     self._lines.end(line)
@@ -245,23 +247,6 @@ class Loop:
             together.append(held)
         self.at_hand.pair = line, first
         return together
-
-    # -- The timer -------------------------------------------------------------------------------------------------
-
-    def _set_timer(self, line: Line) -> None:
-        now = monotonic()
-        turn, alarm = line.times(now, self._exits.longest)
-        self._lines.note_turn(line, turn)
-        if line.cancel is not None:
-            if line.alarm <= alarm:
-                return
-            line.cancel()
-        line.alarm = alarm
-        line.cancel = self._worker.timers.call_after(max(0.0, alarm - now), lambda: self._ring(line))
-
-    def _ring(self, line: Line) -> None:
-        line.cancel = None
-        self.run([line])
 
 
 def _asks_the_same(one: HeldRequest, other: HeldRequest) -> bool:

@@ -93,7 +93,7 @@ class Arrivals:
             return False
         name, key = marker["lot"]
         has_come = self._arriving.get((name, key), {}).get(held.id) == int(marker["copy"])
-        return has_come and self._parking.can_be_told_along(held.demands, (name, key))
+        return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))
 
     @contextmanager
     def told_along(self, asking: Sequence[Arrived]) -> Iterator[Told | None]:
@@ -107,7 +107,7 @@ class Arrivals:
         lots = dict.fromkeys(tuple(marker_in(held.request.message)["lot"]) for held in those)
         with self._telling:
             copies_of = {lot: self._take(lot) for lot in lots}
-            told = Told(self._parking.along(copies_of, pairs))
+            told = Told(self._parking.copies.along(copies_of, pairs))
             try:
                 yield told
             finally:
@@ -129,7 +129,7 @@ class Arrivals:
             # It may have been parked before its worker was killed, or before the store's answer was lost; in the lot of
             # any of its limits.
             buckets = [(demand.name, demand.key) for demand in held.demands]
-            return not any(self._parking.arrive(bucket, {held.id: copy}, held.doubts) for bucket in buckets)
+            return not any(self._parking.copies.arrive(bucket, {held.id: copy}, held.doubts) for bucket in buckets)
         if copy and (self._telling.locked() or any(held.id in copies for copies in self._arriving.values())):
             self._tell_all()
         if (held.id, copy) in self._barred:
@@ -160,7 +160,7 @@ class Arrivals:
             while self._arriving:
                 copies_of = {bucket: self._take(bucket) for bucket in self._parking.parts(self._arriving)[0]}
                 try:
-                    barred = self._parking.arrive_all(copies_of)
+                    barred = self._parking.copies.arrive_all(copies_of)
                 except BaseException:
                     self._put_back(copies_of)
                     raise

@@ -6,8 +6,8 @@ No worker leads. The store says which lots are due; the worker that asks first l
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .._celery import Worker
@@ -20,6 +20,7 @@ from .attending import Attending
 from .contents import AGAIN
 from .due import LOOK, DueLots
 from .lot import NOBODY, Parking, ToPark
+from .occupied import Occupied
 from .orphans import Orphans
 from .parked import Bucket, written
 from .publisher import Publisher
@@ -30,17 +31,10 @@ __all__ = ["Attendant"]
 
 #: Seconds between two looks of a worker that has found and parked nothing for so many seconds.
 RARELY, QUIET = 1.0, 2.0
-#: Seconds for which newcomers wait in the worker for others, to be parked together: at the most; and as a share of the
-#: time for which the first in their lot has been parked, which passes before anybody has its turn who is parked now.
-GATHER, GATHER_SHARE = 0.5, 0.5
-#: Seconds for which it is known how long that was.
-KNOWN = 2.0
 #: Seconds after which a lot is looked at that was empty before: tasks that are parked together leave together.
 SOON = 0.05
 #: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
 OTHERS_TELL = 1.5
-#: Buckets that are known to have parked tasks: of more than that, requests ask their limits first.
-MOST_KNOWN = 10_000
 
 
 class TurnedAway(Protocol):
@@ -66,14 +60,16 @@ class Attendant:
         orphans_after: see :class:`~celery_ratelimit.parking.orphans.Orphans`.
 
     Attributes:
+        parking: the lots.
         arrivals: what comes back.
+        occupied: lots in which tasks are known to be parked.
         waking: for lots that are due sooner than was foreseen.
     """
 
     def __init__(
         self, worker: Worker, parking: Parking, limits: AppLimits, outage: Outage, orphans_after: float
     ) -> None:
-        self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
+        self._worker, self.parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = worker.intake.return_queue_for
         self._orphans = Orphans(worker, parking, limits, orphans_after, outage)
         self.arrivals = Arrivals(worker, parking, outage)
@@ -81,7 +77,7 @@ class Attendant:
         self._publisher = Publisher(worker, parking, self._orphans)
         self._revoked = Revoked(worker, parking, limits, self._publisher)
         self._attending = Attending(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
-        self._occupied: OrderedDict[Bucket, tuple[float, float]] = OrderedDict()  # for how long, and when that was so
+        self.occupied = Occupied()
         self._due = DueLots(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
@@ -93,7 +89,7 @@ class Attendant:
     @property
     def may_park(self) -> bool:
         """Not in tests in which the store is not asked (:mod:`celery_ratelimit.testing`)."""
-        return self._parking.is_asked
+        return self.parking.is_asked
 
     @property
     def is_idle(self) -> bool:
@@ -101,31 +97,10 @@ class Attendant:
         return self._is_quiet and not self._due.are_there_any
 
     @property
-    def workers(self) -> int:
-        """Of the fleet, as far as it is known: at least one."""
-        return self._parking.register.workers
-
-    @property
     def _is_quiet(self) -> bool:
         return time.monotonic() - self._busy_at >= QUIET
 
     # -- In --------------------------------------------------------------------------------------------------------
-
-    def lot_of(self, demands: Sequence[Demand]) -> Demand | None:
-        """The demand in whose lot tasks are known to be parked: a request that comes now stands behind them."""
-        if self._occupied:
-            for demand in demands:
-                if (demand.name, demand.key) in self._occupied:
-                    return demand
-        return None
-
-    def gathers(self, bucket: Bucket) -> float:
-        """Seconds for which a newcomer may wait in this worker for others that are parked with it.
-
-        Nobody's turn comes later by that: before whoever comes now others have theirs, for longer than this.
-        """
-        waited, at = self._occupied.get(bucket, (0.0, 0.0))
-        return min(GATHER, GATHER_SHARE * waited) if time.monotonic() < at + KNOWN else 0.0
 
     def to_park(self, held: TurnedAway, demand: Demand, since: int = 0) -> ToPark:
         """A request's message, as it is parked where ``demand`` is asked."""
@@ -160,24 +135,17 @@ class Attendant:
         for name, _ in requests_of:
             self._orphans.say(name)
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
-        said_of = self._parking.park(messages_of, only_behind=only_behind, most=most)
+        said_of = self.parking.park(messages_of, only_behind=only_behind, most=most)
         for bucket, said in said_of.items():
             for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
                 if ahead >= 0:
                     self._let_go(held, bucket, ahead)
                 elif ahead == NOBODY:
-                    self._occupied.pop(bucket, None)
+                    self.occupied.forget(bucket)
         return said_of
 
-    def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
-        """Those whose lots go together."""
-        return self._parking.parts(buckets)
-
     def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
-        self._occupied[bucket] = self._parking.first_waits.get(bucket, 0.0), time.monotonic()
-        self._occupied.move_to_end(bucket)
-        if len(self._occupied) > MOST_KNOWN:
-            self._occupied.popitem(last=False)
+        self.occupied.note(bucket, self.parking.first_waits.get(bucket, 0.0))
         if ahead == 0 or self._is_quiet:
             self._look_soon()
         self._busy_at = time.monotonic()
@@ -188,7 +156,7 @@ class Attendant:
         """The worker acknowledges in its next turn: the store hears of it with what is sent next."""
         while self._not_acknowledged and self._not_acknowledged[0][2].acknowledged:
             bucket, id, _ = self._not_acknowledged.popleft()
-            self._parking.acknowledged(bucket, id)
+            self.parking.acknowledged(bucket, id)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -196,7 +164,7 @@ class Attendant:
         """Look after the lots from now on."""
         if self._cancel is None:
             self._cancel = self._worker.timers.call_after(LOOK, self._look)
-            if self._parking.can_park:
+            if self.parking.can_park:
                 self._bell.listen()
             self._orphans.begin()
             self.waking.begin()
@@ -209,8 +177,8 @@ class Attendant:
         self.arrivals.tell_soon()
 
     def close(self) -> None:
-        if self._parking.can_park:
-            self._outage.ask(lambda: self._parking.flush(at_once=True), None, quietly=True)
+        if self.parking.can_park:
+            self._outage.ask(lambda: self.parking.flush(at_once=True), None, quietly=True)
         self._attending.end()
         self._bell.close()
         self._orphans.close()
@@ -233,7 +201,7 @@ class Attendant:
     def _look(self) -> None:
         self._cancel, self._soon = self._worker.timers.call_after(RARELY, self._look), False
         now, done = time.monotonic(), True
-        if not self._outage and self._parking.can_park and now >= self._looks_from:
+        if not self._outage and self.parking.can_park and now >= self._looks_from:
             self._looked_at = now
             done = self._outage.ask(lambda: self._see_to_lots(now + TURN), True)
         if self._cancel is None or self._soon:  # it was closed, or somebody was parked meanwhile
@@ -248,7 +216,7 @@ class Attendant:
         self._attending.say(is_idle=self.is_idle)
         self._note_acknowledged()  # to be told with what is let out
         done = self._revoked.let_out(until) and self._let_out(until)
-        self._parking.flush()
+        self.parking.flush()
         return done
 
     def _let_out(self, until: float) -> bool:
@@ -264,14 +232,14 @@ class Attendant:
                     return False
                 self._attending.say(is_idle=False)  # who was idle has heard long ago which queues are consumed
             elif self._is_quiet:
-                self._occupied.clear()  # a request that comes asks first, and is parked if it has to be
+                self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
             demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
-            looked = self._parking.unpark(demands, due=True, attendance=self._attending.heard)
+            looked = self.parking.unpark(demands, due=True, attendance=self._attending.heard)
             due.note(looked)
             for each in looked:
                 if each.again is None or each.again >= AGAIN:  # nobody is left in it, or for long: who comes asks first
-                    self._occupied.pop(each.bucket, None)
+                    self.occupied.forget(each.bucket)
                 if each.another:
                     self.waking.has_another_code(each.bucket[0])
             self._publisher.publish({each.bucket: each.leaving for each in looked if each.leaving})

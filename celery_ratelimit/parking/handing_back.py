@@ -115,7 +115,7 @@ class HandingBack:
         if "lot" in marker:
             name, key = marker["lot"]
             copy = {str(marker["id"]): int(marker["copy"])}
-            ends = bool(self._parking.arrive((name, key), copy, doubts_in(message)))
+            ends = bool(self._parking.copies.arrive((name, key), copy, doubts_in(message)))
         elif doubts_in(message):
             names = list(self._parking.register.seen((), ()).limits)
             places = self._parking.contents.find(names, [str(message.headers.get("id"))])

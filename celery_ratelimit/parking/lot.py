@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..limiter.calls import ARGUMENTS, KEYS, Along
+from ..limiter.calls import ARGUMENTS, KEYS
 from ..limiter.demand import Demand
 from ..limiter.durations import microseconds
 from ..limiter.limiter import Limiter
@@ -19,6 +19,7 @@ from ..store.keys import config_keys, hash_tag, lots_key, touched_key
 from ..store.resp import bulk
 from ..store.script import Script
 from .contents import AGAIN, BYTES, LOTS, Contents
+from .copies import Copies
 from .parked import Bucket, Looked, Parked, ToPark, several, text
 from .register import WOKEN, Attendance, Register
 from .scripts import LOT_KEYS, Scripts
@@ -55,6 +56,7 @@ class Parking:
     Attributes:
         register: who attends to what.
         contents: which tasks are where.
+        copies: which copies of messages may run.
         first_waits: of the lots in which this worker has parked last, seconds for which the first task has been parked.
     """
 
@@ -66,6 +68,7 @@ class Parking:
         self.first_waits: dict[Bucket, float] = {}
         self.register = Register(scripts)
         self.contents = Contents(scripts, self._memory)
+        self.copies = Copies(limiter.asker, scripts, self._memory)
 
     def another(self) -> Parking:
         """The same lots for another thread."""
@@ -239,40 +242,6 @@ class Parking:
                 arguments += ids
             self._scripts.of_lots("published", part, *arguments)
             untold.was_told(_counts(acknowledged), _counts(noted))
-
-    def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
-        """These copies have come from the broker. Which of them must not run, because another does?
-
-        ``doubts``: how often they were sent anew, for it was not known whether they were parked.
-        """
-        return {id for _, id in self.arrive_all({bucket: copies}, doubts)}
-
-    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]], doubts: int = 0) -> set[tuple[Bucket, str]]:
-        """The same for several lots that go together (:meth:`parts`)."""
-        arguments: list[str | int] = [self._memory]
-        for copies in copies_of.values():
-            arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]
-        reply = self._scripts.of_lots("arrive", list(copies_of), *arguments)
-        asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
-        return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
-
-    def along(self, copies_of: Mapping[Bucket, Mapping[str, int]], asking: Sequence[tuple[str, int]]) -> Along:
-        """What :meth:`arrive_all` tells, to be told when some of these copies ask for their permits."""
-        copies: list[str | int] = []
-        for those in copies_of.values():
-            copies += [len(those), *[value for id, copy in those.items() for value in (id, copy, 0)]]
-        every = [pair for those in copies_of.values() for pair in those.items()]
-        places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
-        keys = [self._scripts.keys_of(bucket) for bucket in copies_of]
-        return Along(keys, LOT_KEYS * len(keys), self._memory, copies, places)
-
-    def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
-        """Whether one script sees the limits of a request and the lot that it comes from."""
-        return (
-            self.can_park
-            and bucket in [(demand.name, demand.key) for demand in demands]
-            and (self._asker.takes_one_script(demands))
-        )
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Those whose lots go together into one script: :data:`LOTS` at the most, and of one slot of a cluster."""

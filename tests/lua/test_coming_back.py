@@ -71,10 +71,10 @@ def test_one_script_says_what_two_would(
                 each.park({bucket: parked})
             if lets_out:
                 each.unpark([API_OF])
-        told = along.along({bucket: come}, asking)
+        told = along.copies.along({bucket: come}, asking)
         ids = [id for id, _ in asking]
         decisions, may = limiter.asker.ask_along([API_OF], ids, told, horizon=horizon, claim=1.0)
-        barred = {id for _, id in apart.arrive_all({bucket: come})}
+        barred = {id for _, id in apart.copies.arrive_all({bucket: come})}
         assert [id for id, runs in zip(come, may, strict=True) if not runs] == [id for id in come if id in barred]
         expected: list[Any] = []
         for id, copy in asking:
@@ -176,7 +176,7 @@ def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
 
 def test_who_may_not_run_takes_no_permit(parking: Parking, frozen: Limiter, clock: Clock) -> None:
     parking.park({BUCKET: [ToPark("a", 1, "{}", 2)]})
-    told = parking.along({BUCKET: {"a": 1}}, [("a", 1), ("x", 1)])
+    told = parking.copies.along({BUCKET: {"a": 1}}, [("a", 1), ("x", 1)])
     decisions, may = frozen.asker.ask_along((API,), ["a", "x"], told, horizon=0.0, claim=0.0)
     assert (may, decisions[0]) == ([False], None)
     assert decisions[1] is not None
@@ -189,7 +189,7 @@ def test_what_can_never_be_is_said_and_who_has_come_is_told_by_itself(
     frozen.set_rate("api", Limit("100/s", burst=2), force=True)
     costly = demand("100/s", burst=5, cost=3)
     (only,) = come(arrivals, ("a", 1))
-    told = parking.along({BUCKET: {"a": 1}}, [("a", 1)])
+    told = parking.copies.along({BUCKET: {"a": 1}}, [("a", 1)])
     with pytest.raises(ImpossibleRequest), arrivals.told_along([only]):
         frozen.asker.ask_along([costly], ["a"], told, horizon=0.0, claim=0.0)
     assert arrivals.may_run(only)

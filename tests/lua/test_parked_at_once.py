@@ -98,10 +98,10 @@ def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Parking]],
             for bucket, several in messages_of.items()
         }
         assert contents(store, "p0", now) == contents(store, "p1", now)
-        assert together.arrive_all(copies_of, doubts) == {
+        assert together.copies.arrive_all(copies_of, doubts) == {
             (bucket, id)
             for bucket, copies in copies_of.items()
             for id, copy in copies.items()
-            if one_by_one.arrive(bucket, {id: copy}, doubts)
+            if one_by_one.copies.arrive(bucket, {id: copy}, doubts)
         }
         assert contents(store, "p0", now) == contents(store, "p1", now)

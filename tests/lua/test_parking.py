@@ -324,7 +324,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
     assert park(parking, "behind@b", only_behind=True) == 251
     assert park(parking, "behind@b", most=3) == 252, "it is there"
     assert park(parking, "full@b", most=252) == FULL
-    assert parking.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
+    assert parking.copies.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
     clock.advance(2)
     assert parking.due(["api"]) == [BUCKET]
     (looked,) = parking.unpark([API], attendance=NOBODY_AT_A)
@@ -726,13 +726,13 @@ def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: C
 def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Parking) -> None:
     park(parking, "a")
     # Still parked: the message that comes once more is of no use.
-    assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
     assert [each.id for each in let_out(parking, API)] == ["a"]
     publish(parking, ("a", 1))
     # It has left meanwhile: only what came from the lot may run.
-    assert parking.arrive(BUCKET, {"a": 1}) == set()
-    assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
-    assert parking.arrive(BUCKET, {"a": 1}) == set(), "and it may run once more if it is delivered once more"
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set(), "and it may run once more if it is delivered once more"
 
 
 def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, store: redis.Redis) -> None:
@@ -741,7 +741,7 @@ def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, stor
     parking.flush()
     let_out(parking, API)
     publish(parking, ("a", 1))
-    assert parking.arrive(BUCKET, {"a": 1, "b": 0}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 1, "b": 0}) == set()
     assert not store.keys("ratelimit:*:twice@fleet")
 
 
@@ -768,18 +768,18 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     if was_published:
-        assert parking.arrive(BUCKET, {"a": 1}) == set()
-        assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
-        assert parking.arrive(BUCKET, {"a": 1}) == set()
+        assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
+        assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
+        assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     else:
-        assert parking.arrive(BUCKET, {"a": 2}) == set()
+        assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
 
 
 def test_one_that_arrives_was_published(parking: Parking, clock: Clock) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
     let_out(parking, API)  # published, and the worker dies before it says so
-    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     clock.set(START + 60_000_000)
     assert let_out(parking, API) == []
 
@@ -790,13 +790,13 @@ def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
     parking.acknowledged(BUCKET, "a")
     let_out(parking, API)
     publish(parking, ("a", 1))
-    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)
-    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
-    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
-    assert parking.arrive(BUCKET, {"a": 2}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
 
 
 def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Parking, clock: Clock) -> None:
@@ -806,18 +806,18 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Park
     clock.set(START + 10_000_000)
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
-    assert parking.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
+    assert parking.copies.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
     park(parking, "a", copy=1)
     parking.acknowledged(BUCKET, "a")
     parking.flush()
-    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
-    assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
     clock.set(START + 11_000_000)
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 3)]
     publish(parking, ("a", 3))
-    assert parking.arrive(BUCKET, {"a": 0}) == {"a"}
-    assert parking.arrive(BUCKET, {"a": 2}) == {"a"}
-    assert parking.arrive(BUCKET, {"a": 3}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 3}) == set()
 
 
 def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Parking, clock: Clock) -> None:
@@ -825,10 +825,10 @@ def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Parki
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
     let_out(parking, API)
-    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)
     publish(parking, ("a", 1))
-    assert parking.arrive(BUCKET, {"a": 1}) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
     clock.set(START + 1_000_000)
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
 

@@ -30,14 +30,14 @@ def park_in_doubt(parking: Parking, id: str, *, copy: int = 1, doubts: int = 0, 
 
 def test_what_comes_late_meets_the_mark_of_what_was_sent_anew(parking: Parking) -> None:
     park(parking, "other")
-    assert parking.arrive(BUCKET, {"a": 0}, 1) == set(), "it is not parked: it may run"
+    assert parking.copies.arrive(BUCKET, {"a": 0}, 1) == set(), "it is not parked: it may run"
     assert park_in_doubt(parking, "a", only_behind=True) == OVERTAKEN
     assert park_in_doubt(parking, "a") == OVERTAKEN
     assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == ["other"]
 
 
 def test_what_was_sent_anew_may_be_parked_itself(parking: Parking, clock: Clock) -> None:
-    assert parking.arrive(BUCKET, {"a": 0}, 1) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 0}, 1) == set()
     assert park_in_doubt(parking, "a", doubts=1) == 0
     assert park_in_doubt(parking, "a") == 1, "what comes late now is of no consequence"
     parking.acknowledged(BUCKET, "a")
@@ -45,29 +45,29 @@ def test_what_was_sent_anew_may_be_parked_itself(parking: Parking, clock: Clock)
     parking.published({BUCKET: parking.contents.lot(BUCKET, 0, -1).tasks})
     publish(parking, ("a", 1))
     assert park_in_doubt(parking, "a") == OVERTAKEN, "nor when it has left"
-    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     assert park_in_doubt(parking, "a", copy=2, doubts=1) == 0, "it comes back, and its limit is closed again"
 
 
 def test_the_answer_may_be_lost_more_than_once(parking: Parking) -> None:
-    assert parking.arrive(BUCKET, {"a": 0}, 2) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 0}, 2) == set()
     assert park_in_doubt(parking, "a", doubts=1) == OVERTAKEN
-    assert parking.arrive(BUCKET, {"a": 0}, 1) == {"a"}, "delivered once more, or sent twice: the newer one may run"
-    assert parking.arrive(BUCKET, {"a": 0}, 2) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 0}, 1) == {"a"}, "delivered once more, or sent twice: the newer may run"
+    assert parking.copies.arrive(BUCKET, {"a": 0}, 2) == set()
     assert park_in_doubt(parking, "a", doubts=2) == 0
 
 
 def test_it_was_parked_after_all(parking: Parking, store: redis.Redis) -> None:
     assert park_in_doubt(parking, "a") == 0
-    assert parking.arrive(BUCKET, {"a": 0}, 1) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 0}, 1) == {"a"}
     assert [each.id for each in let_out(parking)] == ["a"]
-    assert parking.arrive(BUCKET, {"a": 0}, 1) == {"a"}
-    assert parking.arrive(BUCKET, {"a": 1}) == set()
+    assert parking.copies.arrive(BUCKET, {"a": 0}, 1) == {"a"}
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     assert park_in_doubt(parking, "b") == 0
 
 
 def test_a_mark_is_kept_for_as_long_as_anything_may_be_late(parking: Parking, store: redis.Redis) -> None:
-    parking.arrive(BUCKET, {"a": 0}, 1)
+    parking.copies.arrive(BUCKET, {"a": 0}, 1)
     (mark,) = store.keys("ratelimit:*:twice@fleet")
     most = 7_200_000 + 1000 * LATE
     assert most - 10_000 < store.pttl(mark) <= most

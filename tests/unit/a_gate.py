@@ -19,7 +19,7 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.gate import answers, batch, coming, exits, gate, local_share, loop
+from celery_ratelimit.gate import alarms, answers, batch, coming, exits, gate, local_share, loop
 from celery_ratelimit.gate.gate import Gate
 from celery_ratelimit.gate.held import State
 from celery_ratelimit.gate.line import Line
@@ -94,7 +94,7 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.answers: list[int] = []  # of the lot
-        for module in (answers, batch, coming, exits, gate, local_share, loop):
+        for module in (alarms, answers, batch, coming, exits, gate, local_share, loop):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         for name in ("Outage", "Changes", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
@@ -341,6 +341,13 @@ class Bench:
     # -- The store -------------------------------------------------------------------------------------------------
 
     may_park = True
+
+    @property
+    def parking(self) -> Any:
+        """The attendant's parts are all the same."""
+        return self
+
+    register = occupied = parking
 
     @property
     def asker(self) -> Any:

@@ -1,7 +1,8 @@
-"""The map in CONTRIBUTING is that of the import rules."""
+"""The map in CONTRIBUTING is that of the import rules; and the size rule holds."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -15,3 +16,24 @@ def test_the_map_is_the_rules() -> None:
     assert drawn
     layers = [row.split(" | ") for row in re.findall(r'"(.*)"', rules[1])]
     assert [re.split(r"\s{2,}", row)[0].split(", ") for row in drawn[1].splitlines()] == layers
+
+
+def test_no_class_of_the_workers_side_has_more_than_fifteen_methods() -> None:
+    """What has more has a second idea in it."""
+    found: dict[str, int] = {}
+    for folder in ("_celery", "gate", "parking", "app"):
+        for path in (ROOT / "celery_ratelimit" / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    names = [
+                        each.name for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+                    ]
+                    found[node.name] = sum(not name.startswith("__") for name in names)
+    assert found["Gate"] > 10
+    assert not {name: number for name, number in found.items() if number > 15}
+
+
+def test_few_files_are_longer_than_three_hundred_lines() -> None:
+    files = [*(ROOT / "celery_ratelimit").rglob("*.py"), *(ROOT / "lua").rglob("*.lua")]
+    assert len(files) > 150
+    assert not [path.name for path in files if len(path.read_text().splitlines()) > 300]

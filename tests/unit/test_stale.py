@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from celery_ratelimit.gate import alarms
 from celery_ratelimit.gate import loop as module
+from celery_ratelimit.gate.alarms import Alarms
 from celery_ratelimit.gate.held import HeldRequest, State
 from celery_ratelimit.gate.holdings import Holdings
 from celery_ratelimit.gate.line import Line
@@ -52,7 +54,8 @@ class Exits:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Before a pool with room, at ``NOW``."""
-    monkeypatch.setattr(module, "monotonic", lambda: NOW)
+    for each in (alarms, module):
+        monkeypatch.setattr(each, "monotonic", lambda: NOW)
     loop: Any = object.__new__(Loop)
     loop._room = Room(SimpleNamespace(idle=lambda held: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
     presence: Any = SimpleNamespace(leave=lambda held: None)
@@ -110,7 +113,7 @@ def test_whose_time_has_come_while_another_asked_is_started_at_once(loop: Any, w
     line = line_of(loop, 0.01, 0.001)
     line.wants = wants
     rings: list[float] = []
-    loop._lines = SimpleNamespace(note_turn=lambda line, turn: None)
-    loop._worker = SimpleNamespace(timers=SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds)))
-    loop._set_timer(line)
+    lines: Any = SimpleNamespace(note_turn=lambda line, turn: None)
+    worker: Any = SimpleNamespace(timers=SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds)))
+    Alarms(worker, lines, loop._exits.longest, lambda line: None).set(line)
     assert rings == ([loop._exits.longest] if wants else [0.0])

@@ -72,6 +72,6 @@ def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) 
         line.wants = True
         gate._lines.clear()
 
-    gate._loop._move_on, gate._loop._set_timer = lose_the_connection, lambda line: None
+    gate._loop._move_on, gate._loop._alarms = lose_the_connection, SimpleNamespace(set=lambda line: None)
     Loop._move(gate._loop, ended)
     assert not gate._lines.wanting
