@@ -15,6 +15,8 @@ def _raising(function: Callable[..., Any], step: str) -> Callable[..., Any]:
     def run(*args: Any, **options: Any) -> Any:
         said = [str(each) for each in (*args, *options.values()) if isinstance(each, str)]
         said += [str(getattr(each, name, "")) for each in args for name in ("task_id", "id")]
+        together = [getattr(each, "ids", each) for each in args]
+        said += [str(each[0]) for each in together if isinstance(each, list) and each]
         if any(each.startswith(step) for each in said):
             raise ZeroDivisionError(f"at {step}")
         return function(*args, **options)
@@ -22,5 +24,6 @@ def _raising(function: Callable[..., Any], step: str) -> Callable[..., Any]:
     return run
 
 
-for step, (owner, name) in STEPS.items():
-    setattr(owner, name, _raising(getattr(owner, name), step))
+for step, places in STEPS.items():
+    for owner, name in places:
+        setattr(owner, name, _raising(getattr(owner, name), step))

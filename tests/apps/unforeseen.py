@@ -11,12 +11,12 @@ from celery_ratelimit.parking import lot as parking
 
 __all__ = ["STEPS"]
 
-#: By the beginning of the id of the task that it happens to: what raises.
-STEPS: dict[str, tuple[Any, str]] = {
-    "ask": (asker.Asker, "ask"),
-    "park": (parking.Parking, "park"),
-    "start": (Worker, "start"),
-    "leave": (suspended.SuspendedQueues, "one_has_gone"),
-    "announce": (requests, "announce"),
-    "grant": (answers.Answers, "_granted"),
+#: By the beginning of the id of the task that it happens to (of several that ask together, the first): what raises.
+STEPS: dict[str, list[tuple[Any, str]]] = {
+    "ask": [(asker.Asker, name) for name in ("ask", "ask_along", "hand_on")],
+    "park": [(parking.Parking, "park")],
+    "start": [(Worker, "start")],
+    "leave": [(suspended.SuspendedQueues, "one_has_gone")],
+    "announce": [(requests, "announce")],
+    "grant": [(answers.Answers, "_granted")],
 }
