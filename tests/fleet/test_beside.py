@@ -157,6 +157,7 @@ def test_processes_that_are_busy_when_the_connection_is_lost_are_not_taken_for_f
         assert max(start.at - good[start.index] for start in fleet.starts() if start.index in good) < 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_a_limit_above_what_the_pool_can_do_does_not_keep_others_out(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str

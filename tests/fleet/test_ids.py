@@ -33,6 +33,7 @@ class Ids(Fleet):
         return self.sender.send_task(f"{APP}.{task}", args=args, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_what_replaces_a_task_waits_for_a_place_of_its_own(
     server: EmbeddedServer, store: redis.Redis, broker_url: str, tmp_path: Path, pool: str

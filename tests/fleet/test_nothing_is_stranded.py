@@ -119,6 +119,7 @@ def test_a_queue_that_was_renamed(server: EmbeddedServer, store: redis.Redis, tm
         fleet.wait_for(11, 20)
 
 
+@pytest.mark.slow
 def test_a_return_queue_that_nobody_consumes_any_more(server: EmbeddedServer, broker_url: str, tmp_path: Path) -> None:
     """The name of return queues was changed while messages were in one."""
     with Fleet(server, tmp_path, install=True, broker=broker_url, ratelimit_url=server.url) as fleet:

@@ -195,6 +195,7 @@ def test_a_worker_whose_user_lacks_a_right_does_not_start(
         assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_a_running_worker_whose_rights_are_taken_loses_nothing(
     server: EmbeddedServer, user: str, store: redis.Redis, tmp_path: Path
 ) -> None:

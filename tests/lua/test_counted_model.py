@@ -52,6 +52,7 @@ def test_the_lua_agrees_with_the_model_on_a_clock_that_steps_back(
     follow(world, data.draw(acts(only=[kind], back=True)))
 
 
+@pytest.mark.slow
 @given(trace=acts(back=True))
 @settings(max_examples=300)
 def test_the_lua_agrees_with_the_model_on_several_algorithms_and_a_clock_that_steps_back(

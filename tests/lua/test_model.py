@@ -31,6 +31,7 @@ def test_the_lua_agrees_with_the_model(world: World, trace: list[Step]) -> None:
     follow(world, trace)
 
 
+@pytest.mark.slow
 @given(trace=steps(back=True))
 @settings(max_examples=300)
 def test_the_lua_agrees_with_the_model_on_a_clock_that_steps_back(world: World, trace: list[Step]) -> None:

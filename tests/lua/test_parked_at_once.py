@@ -80,6 +80,7 @@ def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.slow
 @given(calls=calls)
 @settings(max_examples=300)
 def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Parking]], calls: list[Any]) -> None:

@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-@pytest.fixture(params=["valkey", "rabbitmq"])
+@pytest.fixture(params=["valkey", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def celery_broker(request: pytest.FixtureRequest, server: EmbeddedServer) -> CeleryTestBroker:
     url = server.url if request.param == "valkey" else request.getfixturevalue("broker").url
     return CeleryTestBroker(LocalServer(request.param, url))
