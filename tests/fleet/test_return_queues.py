@@ -212,6 +212,7 @@ def test_a_channel_that_the_broker_closes_is_mended(
 ) -> None:
     with Fleet(server, tmp_path, rate="20/s", app=APP, broker=broker.url) as fleet:
         fleet.start(QUICK, *pool)
+        fleet.asked("ping")  # else it may not have subscribed to what it is told yet
         fleet.sender.control.broadcast("break_channel", arguments={"which": which, "swallowed": swallowed})
         until(
             lambda: "Trying to re-establish" in fleet.log() or "onnection to broker lost" in fleet.log(), 10, "a loss"
