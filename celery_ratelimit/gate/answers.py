@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -159,6 +160,9 @@ class Answers:
 
     def _decisions(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> Sequence[Decision | None]:
         """What the store says; ``None``: another copy may run. Those that have come from a lot are told with it."""
+        asking = self._who_may_run(asking)
+        if not asking:
+            return [None]
         first = asking[0]
         plan, demands = first.plan, first.demands
         ids = [held.id if plan.policy.waits else "" for held in asking]
@@ -174,6 +178,17 @@ class Answers:
         for held, _ in zip(asking, decisions, strict=False):
             held.is_checked = True
         return decisions
+
+    def _who_may_run(self, asking: Sequence[HeldRequest]) -> Sequence[HeldRequest]:
+        """Those of them, from the first on, of which it is known by the answer: where greenlets switch, another one may
+        have told of some of them since they were looked at. Nobody: another copy of the first may.
+        """
+        first = asking[0]
+        if not first.is_checked and not self._arrivals.asks_along(first):
+            if not self._arrivals.may_run(first):
+                return []
+            first.is_checked = True
+        return [*itertools.takewhile(lambda held: held.is_checked or self._arrivals.asks_along(held), asking)]
 
     def _ask_for_places(self, line: Line, asking: Sequence[HeldRequest], *, for_permit: bool) -> list[Decision]:
         """What has ended here gives its places back in the same step."""
