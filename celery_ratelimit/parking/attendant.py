@@ -82,7 +82,7 @@ class Attendant:
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
         self._cancel: Callable[[], None] | None = None
-        self._soon = self._more_due = False
+        self._soon = False
         self._looked_at, self._looks_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last
 
