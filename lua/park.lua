@@ -36,7 +36,11 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
     local parked = call('ZCARD', PARKED)
     local ahead = parked + call('ZCARD', ASIDE)
     if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = ahead + (call('HGET', COSTS, bucket) or 0) end
-    if call('HEXISTS', MESSAGES, id) == 1 then return ahead end
+    local kept = call('HGET', MESSAGES, id)
+    if kept then
+        if tonumber(match(kept, '^%d+ (%d+)')) >= copy or is_parked(id) then return ahead end
+        call('ZREM', LEAVING, id) -- what has left was parked in another store or under other keys since, and was let out there
+    end
     if twice and is_overtaken(id, copy - 1, doubts) then return -3 end
     if BEHIND and ahead == 0 then return -1 end
 

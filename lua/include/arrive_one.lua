@@ -11,6 +11,10 @@ local function arrive(twice, id, copy, doubts)
         note_copies(id, copy, newest, several)
         chosen = copy
     end
+    if chosen and tonumber(copy) > tonumber(newest) then -- it was parked in another store or under other keys meanwhile
+        note_copies(id, copy, copy, several)
+        chosen = copy
+    end
     local overtaken = twice and is_overtaken(id, tonumber(copy), doubts)
     if inside or overtaken or chosen and chosen ~= copy then return 0 end
     if doubts > 0 then
