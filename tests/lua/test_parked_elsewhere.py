@@ -1,4 +1,4 @@
-"""What has left comes back with a newer number: workers of other keys, or of another store, have parked it meanwhile."""
+"""What has left comes back with a newer number: workers of other keys, or another store, have parked it meanwhile."""
 
 from __future__ import annotations
 
