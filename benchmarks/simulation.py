@@ -446,6 +446,9 @@ class Worker:
         self.fleet.world.pass_for(self.fleet.takes.broker)
         return bool(self.fleet.queues.messages[self.beside.queue])
 
+    def order_of(self, message: object, queue: str) -> int:
+        return 0  # no task has a priority
+
     @property
     def is_full(self) -> bool:
         return self.own.room() <= 0

@@ -1,0 +1,22 @@
+"""Many gates on real scripts and a clock that is moved: what the benchmark of a large fleet runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from benchmarks.simulated import excess
+from benchmarks.simulation import EPOCH, simulated
+
+WORKERS, RATE, TASKS = 12, 120, 600
+
+
+def test_more_than_the_limit_allows_is_parked_and_starts_once_and_never_early() -> None:
+    with simulated(workers=WORKERS, processes=2, rate=RATE, seconds=0.05) as fleet:
+        for index in range(TASKS):
+            fleet.world.at(fleet.world.now + 2 + index / RATE / 1.5, lambda index=index: fleet.send(index))
+        fleet.world.run(lambda: len(fleet.started) >= TASKS, EPOCH + 60)
+        asked, started = fleet.asked(), fleet.started
+    assert {"park", "unpark", "come_back"} <= set(+asked)
+    assert Counter(start.index for start in started) == dict.fromkeys(range(TASKS), 1)
+    assert excess(sorted(start.permit_at for start in started), RATE) < 1e-3
+    assert all(start.at >= start.permit_at - 1e-6 for start in started)
