@@ -19,6 +19,7 @@ local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include now.lua
 --!include lot.lua
 --!include order.lua
+--!include shares.lua
 --!include let_out.lua
 --!include parked_by.lua
 

@@ -5,7 +5,8 @@
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
 --        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
 --                     for each message eight:
---                     order    steps that it stands behind tasks without a priority, see include/order.lua
+--                     order    steps that it stands behind tasks without a priority, see include/order.lua; where the limit is
+--                              fair, then " <its weight in the code> <its share>", see include/shares.lua
 --                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals; below 0: it is
 --                              as if it had been parked so long ago
 --                     expires  us; 0: never
@@ -16,7 +17,8 @@
 --                     message  text
 --                     and ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  for each message: permits that the tasks cost which are before it (where less important ones are parked, too: at what
---        a task costs on average); -1: none is parked; -3: this call comes late, and a message that was sent anew meanwhile may
+--        a task costs on average; where the limit is fair: those of its share that are before it, times the weights of all shares
+--        by its own, each of the others taken for 1; at the most all); -1: none is parked; -3: this call comes late, and a message that was sent anew meanwhile may
 --        run; -4 and less: -4 less what those before it cost, which is `most` or more.
 --        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place
 -- Writes the lots; no time to live: it is work
@@ -25,12 +27,33 @@ local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
 --!include now.lua
 --!include lot.lua
 --!include order.lua
+--!include shares.lua
 --!include bell.lua
 
 local twice -- there are several messages of some tasks of the lot in use
 local is_due -- has a worker to look at it at once?
 
+-- Of a task that is before its equals in its share: what is ahead of it, of what is ahead of all.
+local function ahead_of_share(share, weight, entry, ahead, number)
+    local own = number > 0 and call('ZLEXCOUNT', SHARES, '[' .. share .. '\0', '(' .. entry) * ahead / number or 0
+    if weight == 0 then return own > 0 and ahead or 0 end
+    local others = max(0, call('ZCARD', TURNS) - MARKS - (call('ZSCORE', TURNS, share) and 1 or 0))
+    return min(ahead, ceil(own * (weight + others) / weight))
+end
+
+-- The share has paid for this task when it was let out, and pays once.
+local function refund(share, cost, weight)
+    local tag, clock = tonumber(call('ZSCORE', TURNS, share)), -(call('ZSCORE', TURNS, CLOCK) or -1)
+    if tag and tag < HELD and weight > 0 then call('ZADD', TURNS, precise(max(clock, tag - cost / weight)), share) end
+end
+
 local function park(order, since, expires, id, cost, copy, doubts, sent)
+    local share, weight
+    local again = copy > 1
+    if string.find(order, ' ', 1, true) then
+        order, weight, share = match(order, '^(%S+) (%S+) (.*)$')
+        weight = weight_of(share, weight)
+    end
     if since < 0 then since = now + since end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
@@ -54,7 +77,12 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
         since = max(now, equal - before + 1)
     end
     local place = since + before
-    if place < last then ahead = ceil(ahead * call('ZCOUNT', PARKED, '-inf', int(place)) / parked) end
+    local entry = share and entry_of(share, place, id)
+    if share then
+        ahead = ahead_of_share(share, weight, entry, ahead, parked + call('ZCARD', ASIDE))
+    elseif place < last then
+        ahead = ceil(ahead * call('ZCOUNT', PARKED, '-inf', int(place)) / parked)
+    end
     if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
 
     local chosen, newest, several
@@ -70,6 +98,11 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
     call('ZADD', PARKED, int(place), id)
     count_cost(cost, 1)
     call('SADD', UNACKED, id)
+    if share then
+        if again then refund(share, cost, weight) end
+        call('ZADD', SHARES, 0, entry)
+        if add_share(share) then is_due = true end -- those that are there may all be held back
+    end
     if expires ~= '0' then
         call('ZADD', EXPIRING, expires, id)
         call('ZADD', LOTS, 'XX', 'LT', expires, bucket)

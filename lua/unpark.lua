@@ -14,7 +14,8 @@
 --        10 absent    how many queues follow that no worker consumes
 --        11 attended  how many queues follow that a worker consumes; 0 if none is absent
 --        12+          these; for each lot: key of its bucket, text; then its limit, see include/read_limits.lua, where the cost says
---                     nothing: each message has its own
+--                     nothing: each message has its own; then, of each limit that has weights in the code, the first of its lots,
+--                     counted from 1, and the weights, see include/turns.lua
 -- Reply  for each lot that was looked after: us until it is due again (-1: it is empty; 0: at once, not all tasks that may were let
 --        out); 1 if the worker that looked after a lot of this limit last had another limit in its code, else 0; then for each
 --        task that is let out: its id, us until its turn, its message
@@ -38,11 +39,15 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include read_limits.lua
 --!include lot.lua
 --!include order.lua
+--!include shares.lua
 --!include let_out.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
 
 local work = 0
+
+local weights = {}
+for i = FIRST_LIMIT + 6 * NUMBER, #ARGV, 2 do weights[KEYS[4 * NUMBER + LOT_KEYS * ARGV[i]]] = ARGV[i + 1] end
 
 local absent, attended = {}, {}
 for i = FIRST_ABSENT, FIRST_ATTENDED - 1 do absent[ARGV[i]] = true end
@@ -50,8 +55,14 @@ for i = FIRST_ATTENDED, FIRST_BUCKET - 1 do attended[ARGV[i]] = true end
 
 -- How many more tasks may be let out.
 local function room()
-    return bytes < BYTES and WORK - work or 0
+    return bytes < BYTES and floor(WORK - work) or 0
 end
+
+local function did(some)
+    work = work + some
+end
+
+--!include turns.lua
 
 local function let_one_out(id, wait)
     work = work + 1
@@ -138,7 +149,7 @@ local function bring_back(back, before)
             if call('ZREM', ASIDE, first.entry) == 1 then
                 no_more_aside(first.id, first.place)
                 call('ZADD', PARKED, int(first.place), first.id)
-                before = first.place
+                if fair then index(first.id, first.place) else before = first.place end
             end
             first = first_aside(first.queue)
         end
@@ -161,8 +172,16 @@ local function set_aside(id, place)
     return true
 end
 
+local function may_come(id, place)
+    return next(absent) == nil or not set_aside(id, place)
+end
+
 -- The first task whose queue a worker consumes; nothing: there is none; false: the script has done enough.
 local function next_one(back)
+    if fair then
+        bring_back(back, math.huge)
+        return next_by_share(may_come)
+    end
     while true do
         local id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         if #back > 0 then
@@ -170,7 +189,7 @@ local function next_one(back)
             id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         end
         if room() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
-        if not id or next(absent) == nil or not set_aside(id, place) then return id end
+        if not id or may_come(id, place) then return id end
     end
 end
 
@@ -201,6 +220,7 @@ local function let_out_next(limit, back)
             end
             return later
         end
+        if fair then charge(limit.cost) end
         let_one_out(id, max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0)))
     end
     return now -- as many have slots as may: when one of them will have come is not known
@@ -214,13 +234,17 @@ local function look_after(limit)
         if due > now then return due - now end -- another worker has done it meanwhile
     end
     local back = call('EXISTS', ASIDE) == 1 and those_to_bring_back() or {}
+    use_turns(weights[WEIGHTS] or '')
     local look = let_out_once_more() and let_out_expired() and let_out_next(limit, back)
+    if fair then keep_turns() end
     if not look then
         call('ZADD', LOTS, int(now), bucket)
         return 0
     end
     local leaving = first_of(LEAVING)
-    if look == math.huge and call('EXISTS', ASIDE) == 1 then look = now + MONTH_US end -- until a queue is consumed again: recall.lua
+    if look == math.huge and (call('EXISTS', ASIDE) == 1 or fair and call('EXISTS', PARKED) == 1) then
+        look = now + MONTH_US -- until a queue is consumed again (recall.lua), or another weight holds
+    end
     if #back > 0 and call('EXISTS', ASIDE) == 0 then call('ZREM', ASIDES, bucket) end
     if look == math.huge and not leaving then
         end_lot()
@@ -240,7 +264,8 @@ for i, limit in ipairs(limits) do
     if not asked[CODE] then
         local at = FIRST_LIMIT + 6 * (i - 1)
         asked[CODE] = true
-        another = same_code(table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]}, ' ')) and 0 or 1
+        local number = match(weights[WEIGHTS] or '', '^%d+') -- of its weights
+        another = same_code(table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5], number}, ' ')) and 0 or 1
     end
     answer[i] = {again, another, unpack(out)}
 end

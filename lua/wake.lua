@@ -2,13 +2,14 @@
 --
 -- A few lots are due at once. Many are due one after the other, so that lots with tasks to let out need not wait for all of them. The
 -- caller repeats it until fewer than `most` lots were moved; if several workers call it, it comes to the same.
--- KEYS   1  lots, 2  code, see include/lot.lua; 3  config of the name, see include/config_text.lua
+-- KEYS   1  lots, 2  code, see include/lot.lua; 3  config of the name, see include/config_text.lua;
+--        4  weights, see include/shares.lua
 -- ARGV   1  known     us: the last change of what is stored for the whole limit for which this was done; -1: it has changed
 --        2  most      of lots that are moved
 --        3  code      text: the limit as it is in the caller's code; '': do not ask
 -- Reply  us of this clock, how many were moved
 -- Writes lots, code
-local LOTS, CODE, CONFIG_KEY = KEYS[1], KEYS[2], KEYS[3]
+local LOTS, CODE, CONFIG_KEY, WEIGHTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local known, MOST, code = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
@@ -19,7 +20,8 @@ local known, MOST, code = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 if call('EXISTS', LOTS) == 0 then return {int(now), 0} end
 local since, resumed = select(9, match(call('GET', CONFIG_KEY) or '', CONFIG)) -- the last two parts
 if code ~= '' and not same_code(code) then known = -1 end
-if known >= 0 and (not since or max(since, resumed) <= known) then
+local weighed = tonumber(match(call('HGET', WEIGHTS, '\0') or '', '(%d+) %S* $')) or 0 -- the last change of a weight
+if known >= 0 and max(since or 0, resumed or 0, weighed) <= known then
     return {int(now), 0} -- what has changed is of one of its keys, and that was touched
 end
 local span = span_of_lots()

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, shown
 from ..limiter.arguments import check_arguments, check_key, demands_of, signature_of
 from ..limiter.demand import Demand
 from ..limits.any_limit import AnyLimit
@@ -123,11 +123,18 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
         check_key(limit, where)
         check_arguments(limit, signature, where)
     policy = policy_of(task, limits, where)
+    for limit in limits if policy.throttle == "wait" else ():
+        if limit.fair is not None:
+            raise ConfigurationError(
+                f"{where}: throttle='wait' leaves what waits in the broker's queue, which has an order of its own, so "
+                f"fair={shown(limit.fair)} of limit {limit.name!r} would do nothing: take throttle='retry', or leave "
+                "fair= out"
+            )
     if queue == policy.overflow:
         policy = replace(policy, max_wait=None)  # where it goes when its turn is far away, it waits
     fixed = None
     node = node_of(task.app)
-    if all(limit.key is None and isinstance(limit.cost, int) for limit in limits):
+    if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):
         fixed = Plan(tuple(limits), policy, None, None, node).demands((), {})
     return Plan(tuple(limits), policy, signature, fixed, node)
 
@@ -226,7 +233,7 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
     known: dict[str | None, AnyLimit] = {}
     for limit in limits:
         other = known.setdefault(limit.name, limit)
-        if other.wire(1) != limit.wire(1):
+        if other.wire(1) != limit.wire(1) or other.weights != limit.weights:
             raise ConfigurationError(
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "
                 f"but a name is one bucket: give one of them another name="

@@ -66,7 +66,8 @@ class Batch:
 
     def takes(self, bucket: Bucket, packed: ToPark) -> bool:
         """Whether a newcomer of this lot is parked together with others: not one that may go before them."""
-        return self.is_open or (packed.order >= 0 and self._attendant.occupied.gathers(bucket) > 0)
+        goes_behind = packed.order >= 0 and packed.share is None
+        return self.is_open or (goes_behind and self._attendant.occupied.gathers(bucket) > 0)
 
     def add(self, leaving: Leaving) -> None:
         demand = leaving.verdict.demand

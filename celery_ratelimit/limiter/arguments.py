@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
-from ..limits.templates import cost_of, key_of
+from ..limits.templates import cost_of, key_of, share_of
+from ..store.keys import short
 from .demand import Demand, each_bucket_once, own_key
 
 __all__ = [
@@ -85,6 +86,7 @@ def demands_of(
                 limit.name or "",
                 own_key(limit, key_of(limit, arguments, args, kwargs), node),
                 cost_of(limit, arguments, args, kwargs),
+                _share_of(limit, arguments, args, kwargs),
             )
             for limit in limits
         ]
@@ -111,8 +113,9 @@ def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where:
     parameters = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    wanted = template_fields(limit.key) if isinstance(limit.key, str) else []
-    what = dict.fromkeys(wanted, f"key={limit.key!r}")
+    what = {}
+    for option, template in _templates(limit):
+        what.update(dict.fromkeys(template_fields(template), f"{option}={template!r}"))
     if isinstance(limit.cost, str):
         what[limit.cost] = f"cost={limit.cost!r}"
     for name, setting in what.items():
@@ -126,12 +129,25 @@ def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where:
 
 def check_key(limit: AnyLimit, where: str) -> None:
     """A task's key that names no argument is the same for every call: that is no key, and is hardly what was meant."""
-    if isinstance(limit.key, str) and not template_fields(limit.key):
-        named = limit.key if limit.key.isidentifier() else "tenant_id"
-        raise ConfigurationError(
-            f"{where}: key={shown(limit.key)} of limit {limit.name!r} is the same for every call: name the task's "
-            f"arguments in braces, key={'{' + named + '}'!r}, or leave key= out"
-        )
+    for option, template in _templates(limit):
+        if not template_fields(template):
+            named = template if template.isidentifier() else "tenant_id"
+            raise ConfigurationError(
+                f"{where}: {option}={shown(template)} of limit {limit.name!r} is the same for every call: name the "
+                f"task's arguments in braces, {option}={'{' + named + '}'!r}, or leave {option}= out"
+            )
+
+
+def _templates(limit: AnyLimit) -> list[tuple[str, str]]:
+    options = (("key", limit.key), ("fair", limit.fair))
+    return [(option, written) for option, written in options if isinstance(written, str)]
+
+
+def _share_of(
+    limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
+    share = share_of(limit, arguments, args, kwargs)
+    return None if share is None else short(share)
 
 
 def _arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

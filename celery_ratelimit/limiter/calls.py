@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ..limits.decision import GrantedAt
-from ..store.keys import bucket_key, bucket_keys, changes_key, config_keys, short, touched_key
+from ..store.keys import bucket_key, bucket_keys, changes_key, config_keys, escape, short, touched_key, weights_key
 from ..store.resp import bulk
 from ..store.script import Script
 from .demand import Demand
@@ -96,6 +96,7 @@ class Scripts:
         self.release, self.renew, self.hand_on = script("release"), script("renew"), script("hand_on")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
+        self.set_weight, self.weights = script("set_weight"), script("weights")
 
 
 class Calls:
@@ -222,7 +223,7 @@ class Calls:
         """Where the store has something of a limit that is stored or in use: keys of its name, so that nothing is
         searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
         """
-        traces = [*self.change_keys(name, key), *config_keys(self.prefix, name, "")]
+        traces = [*self.change_keys(name, key), *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
         for bucket in ("", short(key or "")):
             traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
         return list(dict.fromkeys(traces))
@@ -231,6 +232,14 @@ class Calls:
         """What is changed, and where that is told."""
         config = config_keys(self.prefix, name, short(key or ""))[1]
         return config, changes_key(self.prefix, name), touched_key(self.prefix, name)
+
+    def of_weight(self, name: str, share: str, weight: float | None, note: str) -> Call:
+        keys = (*self.change_keys(name, None), weights_key(self.prefix, name))
+        arguments = (escape(short(share)), "" if weight is None else repr(weight), note)
+        return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+
+    def of_weights(self, name: str) -> Call:
+        return (), 1, 1, [bulk(weights_key(self.prefix, name))]
 
     def of_config(self, name: str, key: str | None) -> Call:
         return (), 2, 2, [bulk(*config_keys(self.prefix, name, short(key or "")))]

@@ -155,6 +155,18 @@ class Core:
         (reply,) = yield from each_of([Question(self.scripts.config, self.calls.of_config(name, key))])
         return reply
 
+    def set_weight(self, name: str, share: str, weight: float | None, note: str) -> Asks[bool]:
+        """Store the weight of one of those who share a limit; ``None``: the code's again. Was anything changed?"""
+        (done,) = yield from each_of(
+            [Question(self.scripts.set_weight, self.calls.of_weight(name, share, weight, note))]
+        )
+        return bool(done == 1)
+
+    def weights(self, name: str) -> Asks[Any]:
+        """What is stored for them, for :func:`~celery_ratelimit.limiter.stored_weights.read_weights`."""
+        (reply,) = yield from each_of([Question(self.scripts.weights, self.calls.of_weights(name))])
+        return reply
+
     # -- How it is decided -----------------------------------------------------------------------------------------
 
     def takes_one_script(self, demands: Sequence[Demand]) -> bool:

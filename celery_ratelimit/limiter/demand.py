@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,12 +19,15 @@ __all__ = ["Demand", "Limits", "each_bucket_once"]
 
 @dataclass(frozen=True)
 class Demand:
-    """What one call asks of one limit: the limit under its final name, the bucket's key, and the cost."""
+    """What one call asks of one limit: the limit under its final name, the bucket's key, and the cost; and whose call
+    it is, of those who share the limit: that does not matter to the decision, so demands are equal all the same.
+    """
 
     limit: AnyLimit
     name: str
     key: str = ""
     cost: int = 1
+    share: str | None = field(default=None, compare=False)
 
     def __hash__(self) -> int:
         return self._hash
@@ -35,7 +38,7 @@ class Demand:
 
     def __getstate__(self) -> dict[str, Any]:
         # A hash is another one in another process.
-        return {"limit": self.limit, "name": self.name, "key": self.key, "cost": self.cost}
+        return {each: self.__dict__[each] for each in ("limit", "name", "key", "cost", "share")}
 
     @cached_property
     def interval(self) -> float:
@@ -87,8 +90,8 @@ def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
     """The limit without what calls may differ in, and its name, which it may have from elsewhere."""
     if isinstance(limit, Concurrency):
-        return replace(limit, name=None, key=None)
-    return replace(limit, name=None, key=None, cost=1)
+        return replace(limit, name=None, key=None, fair=None, weights={})
+    return replace(limit, name=None, key=None, cost=1, fair=None, weights={})
 
 
 #: What the public methods take as limits.

@@ -6,6 +6,7 @@ from ..limits.any_limit import AnyLimit
 from .durations import length_of
 from .questions import Asks
 from .stored import LimitConfig, change_of, read_config
+from .stored_weights import WeightConfig, note_of, read_weights, weight_to_store
 from .verbs import Asking, asked
 
 __all__ = ["LiveVerbs"]
@@ -106,6 +107,36 @@ class LiveVerbs(Asking):
         """What is in force for a limit, since when and by whom: code and store side by side."""
         known, code = yield from self._named(name, key, force)
         return read_config(known, key or "", code, (yield from self._core.config(known, key)))
+
+    @asked
+    def set_weight(
+        self, name: str | AnyLimit, key: str, weight: float | None, *, by: str | None = None, force: bool = False
+    ) -> Asks[bool]:
+        """Change the weight of one of those who share a limit (``fair=``), also among what waits already.
+
+        Args:
+            name: the limit's name, or the limit.
+            key: whose weight: what ``fair`` makes of a task's arguments, or will make.
+            weight: of two keys that have tasks waiting, one of 4 has four times as many permits as one of 1. 0 holds
+                the tasks of a key back. ``None``: the weight in the code again, 1 if there is none.
+            by: who it was; default: user and host.
+            force: see :meth:`set_rate`; also for a limit that is not fair in the code here.
+
+        Returns:
+            False: no weight was stored that could be taken away.
+
+        Raises:
+            ConfigurationError: a weight that cannot be, a name that nobody knows, or a limit that nobody shares.
+        """
+        known, code = yield from self._named(name, None, force)
+        weight = weight_to_store(known, code, key, weight, force=force)
+        return (yield from self._core.set_weight(known, key, weight, note_of(key, by)))
+
+    @asked
+    def weights(self, name: str | AnyLimit, *, force: bool = False) -> Asks[dict[str, WeightConfig]]:
+        """Weights of those who share a limit, by key: of the code and stored, since when and by whom. Others have 1."""
+        known, code = yield from self._named(name, None, force)
+        return read_weights(code, (yield from self._core.weights(known)))
 
     @asked
     def pause(

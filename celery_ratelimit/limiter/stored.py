@@ -19,11 +19,11 @@ from ..store.resp import bulk
 from .calls import Call, Calls
 from .durations import length_of
 
-__all__ = ["LimitConfig", "change_of", "read_config"]
+__all__ = ["LimitConfig", "change_of", "read_config", "who"]
 
 #: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
 #: is the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease"}
+_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class LimitConfig:
 
 
 @cache
-def _who() -> str:
+def who() -> str:
+    """Who changes something, if that is not said."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # nobody by that number here
@@ -110,7 +111,7 @@ def change_of(
         for each in fields(limit)
         if each.name not in _NOT_STORED and getattr(limit, each.name) != each.default
     }
-    note = json.dumps({"limit": said, "by": by or _who()})
+    note = json.dumps({"limit": said, "by": by or who()})
     arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
     return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 
@@ -150,7 +151,9 @@ def _read(text: str, now: int) -> dict[str, Any]:
 
 
 def _limit(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
-    ours: dict[str, Any] = {} if code is None else {"key": code.key, "per_worker": code.per_worker}
+    ours: dict[str, Any] = {}
+    if code is not None:
+        ours = {each: getattr(code, each) for each in ("key", "per_worker", "fair", "weights")}
     if isinstance(code, Concurrency):
         ours["lease"] = code.lease
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
+from .weights import Weights
 
 __all__ = ["AnyLimit", "check_cost", "check_quota"]
 
@@ -35,6 +36,10 @@ class AnyLimit:
         def name(self) -> str | None: ...
         @property
         def key(self) -> str | Callable[..., str] | None: ...
+        @property
+        def fair(self) -> str | Callable[..., str] | None: ...
+        @property
+        def weights(self) -> Mapping[str, float]: ...
         @property
         def cost(self) -> int | str | Callable[..., int]: ...
         @property
@@ -68,15 +73,23 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_name_and_key(who: str, name: Any, key: Any) -> None:
+def check_name_and_keys(who: str, name: Any, key: Any, fair: Any, weights: Any) -> Weights:
+    """Returns the weights, read."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigurationError(f"{who}: name={shown(name)} must be a text that is not empty")
-    if key is not None and not isinstance(key, str) and not callable(key):
+    for option, value in (("key", key), ("fair", fair)):
+        if value is not None and not isinstance(value, str) and not callable(value):
+            raise ConfigurationError(
+                f"{who}: {option}={shown(value)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
+            )
+        if isinstance(value, str):
+            _check_template(who, option, value)
+    if fair is None and weights:
         raise ConfigurationError(
-            f"{who}: key={shown(key)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
+            f"{who}: weights={shown(dict(weights) if isinstance(weights, Mapping) else weights)} are for those who "
+            "share the limit: say with fair= who that is, as in fair='{tenant_id}'"
         )
-    if isinstance(key, str):
-        _check_template(who, key)
+    return weights if isinstance(weights, Weights) else Weights(who, {} if weights is None else weights)
 
 
 def template_fields(template: str) -> list[str]:
@@ -85,14 +98,14 @@ def template_fields(template: str) -> list[str]:
     return [re.split(r"[.\[]", field, maxsplit=1)[0] for field in parts]
 
 
-def _check_template(who: str, template: str) -> None:
+def _check_template(who: str, option: str, template: str) -> None:
     try:
         fields = template_fields(template)
     except ValueError as error:
-        raise ConfigurationError(f"{who}: key={shown(template)} is not a template: {error}") from None
+        raise ConfigurationError(f"{who}: {option}={shown(template)} is not a template: {error}") from None
     for name in fields:
         if not name.isidentifier():
             raise ConfigurationError(
-                f"{who}: key={shown(template)} must name the task's arguments, as in 'tenant:{{tenant_id}}', not "
+                f"{who}: {option}={shown(template)} must name the task's arguments, as in 'tenant:{{tenant_id}}', not "
                 f"{{{name[:40]}}}"
             )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from ..errors import ConfigurationError, shown
-from .any_limit import AnyLimit, check_name_and_key, is_number
+from .any_limit import AnyLimit, check_name_and_keys, is_number
+from .weights import Weights
 
 __all__ = ["Concurrency"]
 
@@ -27,6 +28,7 @@ class Concurrency(AnyLimit):
         lease: seconds after which the lease of a holder that was killed is free for others. Renewed every third of
             that, so that a task may run for much longer.
         per_worker: see :class:`Limit`.
+        fair, weights: see :class:`Limit`.
 
     Raises:
         ConfigurationError: an impossible value.
@@ -44,6 +46,8 @@ class Concurrency(AnyLimit):
     key: str | Callable[..., str] | None = None
     lease: float = 60.0
     per_worker: bool = False
+    fair: str | Callable[..., str] | None = None
+    weights: Mapping[str, float] = Weights("", {})
 
     cost: ClassVar[int] = 1
     method: ClassVar[str] = "concurrency"
@@ -56,7 +60,8 @@ class Concurrency(AnyLimit):
             raise ConfigurationError(f"{who}: the limit must be a whole number of at least 1")
         if not is_number(self.lease) or not 0.1 <= self.lease < 1e9:
             raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 or more")
-        check_name_and_key(who, self.name, self.key)
+        weights = check_name_and_keys(who, self.name, self.key, self.fair, self.weights)
+        object.__setattr__(self, "weights", weights)  # as it is frozen
 
     @property
     def size(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .any_limit import AnyLimit, check_cost, check_name_and_key, is_number
+from .any_limit import AnyLimit, check_cost, check_name_and_keys, is_number
 from .rate import Rate, parse_rate, parse_window
+from .weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
 
@@ -75,6 +76,9 @@ class Limit(AnyLimit):
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are those of UTC), or ``"first"``: a window
             begins with the first call after the last window.
         precision: sliding window: how many sub-windows a period is cut into, 1,000 at most.
+        fair: who shares the limit, as ``key`` says which bucket: those who have tasks waiting have their turns by
+            weight. ``docs/fairness.md``.
+        weights: by what ``fair`` makes: of 4 and 1, one gets four fifths. 0 holds tasks back; default: 1.
         per_worker: counted for each worker node by itself, rather than for the fleet; outside of a worker, for each
             machine.
         headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
@@ -107,6 +111,8 @@ class Limit(AnyLimit):
     precision: int = 10
     headroom: float = 0.0
     per_worker: bool = False
+    fair: str | Callable[..., str] | None = None
+    weights: Mapping[str, float] = Weights("", {})
 
     def __init__(
         self,
@@ -125,6 +131,8 @@ class Limit(AnyLimit):
         precision: int = 10,
         headroom: float = 0.0,
         per_worker: bool = False,
+        fair: str | Callable[..., str] | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         given = {each: value for each, value in locals().items() if each != "self"}
         # A frozen dataclass has no other way to set what its own __init__ was given.
@@ -147,7 +155,7 @@ class Limit(AnyLimit):
             parsed = parse_rate(rate, headroom)
         object.__setattr__(self, "parsed", parsed)
         self._check_exact(who, parsed)
-        check_name_and_key(who, name, key)
+        object.__setattr__(self, "weights", check_name_and_keys(who, name, key, fair, weights))
         if isinstance(cost, str) or callable(cost):
             self._check_room_for_costs(who)
         else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, shown
 from .any_limit import AnyLimit, check_cost
 
-__all__ = ["cost_of", "key_of"]
+__all__ = ["cost_of", "key_of", "share_of"]
 
 
 def key_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -19,15 +19,31 @@ def key_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], k
         arguments: of the call, by name.
         args, kwargs: the same as the call has them, for callables.
     """
-    if limit.key is None:
-        return ""
-    if not isinstance(limit.key, str):
-        return str(limit.key(*args, **kwargs))
+    return "" if limit.key is None else _filled(limit, "key", limit.key, arguments, args, kwargs)
+
+
+def share_of(
+    limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
+    """Whose call it is, of those who share the limit; ``None``: nobody shares it. See :func:`key_of`."""
+    return None if limit.fair is None else _filled(limit, "fair", limit.fair, arguments, args, kwargs)
+
+
+def _filled(
+    limit: AnyLimit,
+    option: str,
+    written: str | Callable[..., str],
+    arguments: Mapping[str, Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> str:
+    if not isinstance(written, str):
+        return str(written(*args, **kwargs))
     try:
-        return limit.key.format_map(arguments)
+        return written.format_map(arguments)
     except Exception as error:  # a missing argument, one without that attribute, or one that cannot be written so
         raise ConfigurationError(
-            f"limit {limit.name!r}: key={shown(limit.key)} cannot be filled from the arguments "
+            f"limit {limit.name!r}: {option}={shown(written)} cannot be filled from the arguments "
             f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
         ) from error
 

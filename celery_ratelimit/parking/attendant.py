@@ -15,6 +15,8 @@ from .._celery.parcel import expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
+from ..limits.weights import USUAL
+from ..store.keys import escape
 from .arrivals import Arrivals
 from .attending import Attending
 from .contents import AGAIN
@@ -108,15 +110,19 @@ class Attendant:
         marker = marker_in(request.message)
         parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
         order = self._worker.intake.order_of(request.message, held.queue)
+        share = None if demand.share is None else escape(demand.share)
+        last = {"order": order} if order else {}
         return ToPark(
             held.id,
             demand.cost,
-            written({"id": request.id, **parcel, **({"order": order} if order else {})}),
+            written({"id": request.id, **parcel, **({} if share is None else {"share": share}), **last}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
             doubts=held.doubts,
             order=order,
+            share=share,
+            weight=demand.limit.weights.get(demand.share or "", USUAL),
         )
 
     def park(

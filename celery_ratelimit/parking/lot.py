@@ -15,7 +15,7 @@ from ..limiter.durations import microseconds
 from ..limiter.limiter import Limiter
 from ..store.bell import Bell
 from ..store.cluster import slot_of
-from ..store.keys import config_keys, hash_tag, lots_key, touched_key
+from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk
 from ..store.script import Script
 from .contents import AGAIN, BYTES, LOTS, Contents
@@ -24,6 +24,7 @@ from .parked import Bucket, Looked, Parked, ToPark, several, text
 from .register import WOKEN, Attendance, Register
 from .scripts import LOT_KEYS, Scripts
 from .untold import Untold
+from .weights import weights_text
 
 __all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "Looked", "Parking", "ToPark"]
 
@@ -117,7 +118,8 @@ class Parking:
             acknowledged = list(self._untold.acknowledged.get(bucket, ()))
             arguments += [bucket[1], len(messages), len(acknowledged)]
             for each in messages:
-                arguments += [each.order, each.since, int(each.expires * 1e6), each.id, each.cost]
+                order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
+                arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]
                 arguments += [each.copy, each.doubts, each.message]
             arguments += acknowledged
             told[bucket] = len(acknowledged)
@@ -169,9 +171,10 @@ class Parking:
         """
         prefix, name = self._asker.prefix, demand.name
         lots, code, *_ = self._scripts.shared_keys(name)
-        keys = (lots, code, config_keys(prefix, name, "")[0])
+        keys = (lots, code, config_keys(prefix, name, "")[0], weights_key(prefix, name))
         method, count, period, size, _, extra = demand.limit.wire(1)
-        code = f"{method} {count} {period} {size} {extra}"
+        number, _, _ = weights_text(demand.limit).partition("\0")
+        code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
         now, moved = self._scripts.call("wake", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
         return int(now), int(moved) == WOKEN
 
@@ -207,13 +210,20 @@ class Parking:
         attended = sorted(attendance.attended) if attendance is not None and absent else []
         first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(absent), len(attended), *absent, *attended]
         first += [demand.key for demand in demands]
+        weights: dict[str, tuple[int, str]] = {}
+        for number, demand in enumerate(demands, 1):
+            if demand.limit.weights:
+                weights.setdefault(demand.name, (number, weights_text(demand.limit)))
         pieces = [*keys, *map(self._scripts.keys_of, buckets), bulk(*first), *[demand.wire for demand in demands]]
+        last = [value for pair in weights.values() for value in pair]
+        if last:
+            pieces.append(bulk(*last))
         number = (KEYS + LOT_KEYS) * len(demands)
         reply = self._scripts.call(
             "unpark",
             methods.pop() if len(methods) == 1 else frozenset(methods),
             number,
-            number + len(first) + ARGUMENTS * len(demands),
+            number + len(first) + ARGUMENTS * len(demands) + len(last),
             pieces,
         )
         return [

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kombu.utils.json import dumps, loads
 
 from .._celery.parcel import Parcel
+from ..limits.weights import USUAL
 
 __all__ = ["Bucket", "Looked", "Lot", "Parked", "ToPark", "marker_of", "read_parcel", "several", "text", "written"]
 
@@ -64,6 +65,9 @@ class ToPark(NamedTuple):
         doubts: how often it was sent anew, for it was not known whether it was parked.
         order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,
             too.
+        share: whose it is, of those who share the limit, see ``lua/include/shares.lua``: the message says so, too;
+            ``None``: nobody shares it.
+        weight: of its share, in the code.
     """
 
     id: str
@@ -74,6 +78,8 @@ class ToPark(NamedTuple):
     expires: float = 0.0
     doubts: int = 0
     order: int = 0
+    share: str | None = None
+    weight: float = USUAL
 
 
 def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:

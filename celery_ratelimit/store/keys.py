@@ -28,6 +28,7 @@ __all__ = [
     "seen_keys",
     "short",
     "touched_key",
+    "weights_key",
 ]
 
 DEFAULT_PREFIX = "ratelimit"
@@ -82,19 +83,25 @@ def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
 
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
-_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside")
+_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside", "shares", "turns")
 _ALL_LOTS = ("lots", "code", "where", "asides", "costs")
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
     """The keys of one bucket's parking lot; those of :data:`_ALL_LOTS` are shared by all lots of the limit."""
     own, of_all = [f"{prefix}:{SCHEMA}:{_name(name)}:{escaped}:" for escaped in (escape(key), "")]
-    return *[f"{own}{kind}@{fleet}" for kind in _LOT], *[f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
+    of_lot = [f"{own}{kind}@{fleet}" for kind in _LOT]
+    return *of_lot, *[f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS], f"{of_all}weights"
 
 
 def all_lots_keys(prefix: str, name: str, fleet: str) -> tuple[str, ...]:
     """What the lots of a limit share: when each is due, in whose code the limit is what, who is where, who is aside."""
     return tuple([bucket_key(prefix, name, "", f"{kind}@{fleet}") for kind in _ALL_LOTS])
+
+
+def weights_key(prefix: str, name: str) -> str:
+    """Which weights are stored for those who share a limit."""
+    return bucket_key(prefix, name, "", "weights")
 
 
 def attendance_keys(prefix: str, fleet: str) -> tuple[str, str]:

@@ -90,6 +90,12 @@ def overflowing(index: int) -> int:
     return index
 
 
+@app.task(base=RateLimitedTask, limits=Limit(RATE, name="shared", fair="{tenant}", weights={"gold": 3}))
+def shared(index: int, tenant: str) -> int:
+    note(index)
+    return index
+
+
 @app.task(base=RateLimitedTask, limits=Limit(RATE, key="tenant:{tenant}"))
 def tenant(index: int, tenant: str) -> int:
     note(index)

@@ -1,0 +1,63 @@
+"""A small tenant beside a big one: they share a limit by weight, whoever came first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, errors, until
+
+BIG, SMALL = 300, 10
+
+
+@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
+def test_a_small_tenant_is_not_behind_the_backlog_of_a_big_one(
+    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """Those that have left the lot have slots within a second; then every second one is of the small tenant."""
+    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
+    with Fleet(server, tmp_path, rate="20/s", broker=broker, ratelimit_url=server.url) as fleet:
+        for index in range(BIG):
+            fleet.send("shared", index, "big")
+        fleet.start(number=2)
+        until(lambda: parked(fleet) >= BIG / 2, 20, "the backlog being parked")
+        before = {start.index for start in fleet.starts()}
+        for index in range(SMALL):
+            fleet.send("shared", BIG + index, "small / é")
+        until(lambda: len({start.index for start in fleet.starts()} & set(range(BIG, BIG + SMALL))) == SMALL, 30)
+        permits = sorted(fleet.permits(), key=lambda permit: permit.at)
+        order = [permit.index for permit in permits if permit.index not in before]
+        passed_by = max(order.index(BIG + index) for index in range(SMALL)) - SMALL
+        assert passed_by < BIG / 2, "in the order of arrival, or behind it, all of them"
+        Limiter.from_url(server.url).set_rate("shared", "1000/s", force=True)
+        fleet.wait_for(BIG + SMALL, 60)
+        assert sorted(start.index for start in fleet.starts()) == list(range(BIG + SMALL))
+        assert_never_over(permits, 20)
+        assert not errors(fleet.log())
+
+
+def test_a_weight_that_is_changed_holds_for_those_that_wait(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """One tenant is held back, and goes on when it has a weight again."""
+    with Fleet(server, tmp_path, rate="50/s") as fleet:
+        limiter = Limiter.from_url(server.url)
+        limiter.set_weight("shared", "held", 0, force=True)
+        for index in range(100):
+            fleet.send("shared", index, ("free", "held")[index % 2])
+        fleet.start(number=2)
+        until(lambda: len({each.index for each in fleet.starts() if each.index % 2 == 0}) == 50, 30)
+        until(lambda: parked(fleet) > 0, 10)
+        held = parked(fleet)
+        assert held >= 30, "but for those that came before anybody was parked"
+        limiter.set_weight("shared", "held", None, force=True)
+        fleet.wait_for(100, 60)
+        assert_never_over(fleet.permits(), 50)
+
+
+def parked(fleet: Fleet) -> int:
+    return sum(lot.parked for lot in fleet.parking_lots().lots())

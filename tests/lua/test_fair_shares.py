@@ -1,0 +1,217 @@
+"""Those who share a limit have their turns by weight, whatever waits before them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+import redis
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import FULL, Parking, ToPark
+from celery_ratelimit.parking.parked import Parked
+from celery_ratelimit.parking.register import Attendance
+from celery_ratelimit.store.keys import escape
+from tests.conftest import Clock
+
+BUCKET = ("api", "")
+SHARES, TURNS = "ratelimit:v1:{api}::shares@fleet", "ratelimit:v1:{api}::turns@fleet"
+
+
+def limit(rate: str = "1000/s", burst: int = 1, weights: Mapping[str, float] | None = None) -> Demand:
+    return Demand(Limit(rate, burst=burst, name="api", fair="{tenant}", weights=weights or {}), "api")
+
+
+FAIR = limit()
+
+
+@pytest.fixture
+def parking(frozen: Limiter, clock: Clock) -> Parking:
+    return Parking(frozen, "fleet", redelivery=3600)
+
+
+def to_park(
+    share: str | None,
+    id: str,
+    *,
+    cost: int = 1,
+    copy: int = 1,
+    since: int = 0,
+    order: int = 0,
+    weight: float = 1.0,
+    expires: float = 0.0,
+) -> ToPark:
+    """As a worker has it; a version before this one, or a limit that is not fair, knows no share."""
+    parcel = {"id": id.partition("@")[0], "headers": {"id": id}, "properties": {"share": "x"}}
+    if share is not None:
+        parcel["share"] = share = escape(share)
+    if order:
+        parcel["order"] = order
+    message = json.dumps(parcel)
+    return ToPark(id, cost, message, copy, since, expires, order=order, share=share, weight=weight)
+
+
+def park(parking: Parking, *messages: ToPark, most: int | None = None) -> list[int]:
+    return parking.park({BUCKET: messages}, most=most)[BUCKET]
+
+
+def leave(
+    parking: Parking, asked: Demand = FAIR, attendance: Attendance | None = None, horizon: float = 1.0
+) -> list[Parked]:
+    """Who leaves, in their order."""
+    left: list[Parked] = []
+    again: float | None = 0.0
+    while again == 0.0:
+        (looked,) = parking.unpark([asked], attendance=attendance, horizon=horizon)
+        left, again = [*left, *looked.leaving], looked.again
+    return left
+
+
+def ids(parked: Sequence[Parked]) -> list[str]:
+    return [each.id for each in parked]
+
+
+def test_a_small_tenant_has_its_turns_beside_a_big_one(parking: Parking) -> None:
+    park(parking, *[to_park("big", f"b{number}") for number in range(20)])
+    park(parking, *[to_park("small", f"s{number}") for number in range(3)])
+    assert ids(leave(parking))[:7] == ["b0", "s0", "b1", "s1", "b2", "s2", "b3"]
+
+
+def test_turns_come_by_weight(parking: Parking) -> None:
+    for number in range(200):
+        park(parking, to_park("gold", f"g{number}"), to_park("other", f"o{number}"))
+    left = ids(leave(parking, limit(weights={"gold": 3})))
+    for at in range(4, 260, 4):
+        gold = sum(id[0] == "g" for id in left[:at])
+        assert abs(gold - at * 3 / 4) <= 1
+
+
+def test_what_was_parked_without_a_share_comes_out_beside_the_others(parking: Parking) -> None:
+    """By a version before this one, or before the limit was fair: together they are one share."""
+    park(parking, *[to_park(None, f"old{number}") for number in range(100)])
+    park(parking, *[to_park("a", f"a{number}") for number in range(10)])
+    left = ids(leave(parking))
+    assert sorted(left) == sorted([f"old{number}" for number in range(100)] + [f"a{number}" for number in range(10)])
+    assert [id for id in left if id[0] == "o"] == [f"old{number}" for number in range(100)]
+    assert left.index("a9") <= 20
+
+
+def test_what_a_version_before_this_one_parks_behind_those_that_are_held_back_comes_out(parking: Parking) -> None:
+    park(parking, *[to_park("held", f"h{number}") for number in range(50)])
+    park(parking, *[to_park(None, f"old{number}") for number in range(5)])
+    assert ids(leave(parking, limit(weights={"held": 0}))) == [f"old{number}" for number in range(5)]
+    assert parking.contents.lot(BUCKET, 0, -1).parked == 50
+    assert len(leave(parking)) == 50, "the weight is another one"
+
+
+def test_what_a_version_before_this_one_has_let_out_is_passed_over(parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[to_park("a", f"a{number}") for number in range(30)], *[to_park("b", "b0"), to_park("b", "b1")])
+    for number in range(20):
+        store.zrem("ratelimit:v1:{api}::parked@fleet", f"a{number}")
+    assert ids(leave(parking)) == ["a20", "b0", "a21", "b1", *[f"a{number}" for number in range(22, 30)]]
+
+
+def test_within_a_share_the_more_important_go_first(parking: Parking) -> None:
+    park(parking, to_park("a", "a0", order=3), to_park("b", "b0"), to_park("a", "a1"), to_park("a", "a2", order=-2))
+    assert ids(leave(parking)) == ["a2", "b0", "a1", "a0"]
+
+
+def test_who_comes_anew_begins_at_the_present(parking: Parking, clock: Clock) -> None:
+    park(parking, *[to_park("a", f"a{number}") for number in range(3000)])
+    for _ in range(5):
+        leave(parking)
+        clock.advance(0.2)
+    park(parking, *[to_park("b", f"b{number}") for number in range(100)])
+    clock.advance(0.2)
+    left = ids(leave(parking))
+    assert abs(sum(id[0] == "b" for id in left[:100]) - 50) <= 1
+
+
+def test_each_is_told_what_is_before_it_by_the_shares(parking: Parking) -> None:
+    assert park(parking, *[to_park("a", f"a{number}", cost=2) for number in range(10)])[-1] == 18
+    assert park(parking, to_park("b", "b0", cost=2), to_park("b", "b1", cost=2)) == [0, 4]
+    assert park(parking, to_park("b", "b2", cost=2, weight=4.0)) == [5]
+    assert park(parking, to_park("b", "b3", cost=2), most=12) == [FULL - 12]
+    assert park(parking, to_park("b", "b3", cost=2), most=13) == [12]
+
+
+def test_a_task_that_is_parked_again_pays_once(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+    park(
+        parking,
+        *[to_park("a", f"a{number}") for number in range(4)],
+        *[to_park("b", f"b{number}") for number in range(4)],
+    )
+    slow = limit("1/s", burst=2)
+    first = leave(parking, slow, horizon=0)
+    assert ids(first) == ["a0", "b0"]
+    parking.published({BUCKET: first})
+    park(parking, to_park("a", "a0", copy=2, since=first[0].since))
+    assert store.zscore(TURNS, "a") == 1
+    assert store.zscore(TURNS, "b") == 2
+
+
+def test_those_that_are_taken_out_otherwise_are_taken_out_of_the_index(parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[to_park("a", f"{number}@x", order=number % 3 - 1) for number in range(12)])
+    parking.contents.pick(BUCKET, ["0@x", "1@x"], purge=True)
+    parking.contents.pick(BUCKET, ["2@x"], purge=False)
+    assert store.zcard(SHARES) == 9
+    parking.contents.hand_back(BUCKET)
+    assert store.zcard(SHARES) == 0
+
+
+def test_a_lot_that_is_empty_leaves_nothing(parking: Parking, store: redis.Redis) -> None:
+    park(parking, to_park("a", "a0"), to_park("b", "b0"))
+    parking.published({BUCKET: leave(parking)})
+    leave(parking)
+    assert not store.exists(TURNS, SHARES)
+
+
+def test_those_whose_queue_nobody_consumes_are_passed_over_until_it_is(parking: Parking) -> None:
+    park(parking, *[to_park("a", f"a{number}@absent") for number in range(40)])
+    park(parking, *[to_park("b", f"b{number}@here") for number in range(3)])
+    park(parking, to_park(None, "old@absent"))
+    away = Attendance(attended=frozenset({"here"}), absent=frozenset({"absent"}))
+    assert ids(leave(parking, attendance=away)) == ["b0@here", "b1@here", "b2@here"]
+    park(parking, *[to_park("c", f"c{number}@here") for number in range(2)])
+    back = Attendance(attended=frozenset({"here", "absent"}), absent=frozenset())
+    left = ids(leave(parking, attendance=back))
+    assert len(left) == 43
+    assert {"c0@here", "c1@here", "old@absent"} <= set(left[:8])
+
+
+@pytest.mark.parametrize(
+    "share", ["", "a b", "a\0b", "50%", "é" * 200, "x" * 200, "\n", '"}', "日本" * 50, "}}", "[", "\ud800"]
+)
+def test_a_share_may_be_any_text(parking: Parking, store: redis.Redis, share: str) -> None:
+    park(parking, *[to_park("big", f"b{number}") for number in range(10)])
+    park(parking, *[to_park(share, f"s{number}", order=-number) for number in range(3)])
+    park(parking, to_park(share, "held"), to_park("big", "b10"))
+    assert parking.contents.pick(BUCKET, ["held"], purge=True)[0] == 1
+    assert store.zcard(SHARES) == 14
+    left = ids(leave(parking, limit(weights={share: 2})))
+    assert {"b0", "s0", "s1", "s2"} < set(left[:5]), "at the same virtual time any of them may be first"
+
+
+def test_a_share_of_weight_0_is_held_back_and_the_lot_is_due_when_others_come(parking: Parking) -> None:
+    held = limit(weights={"a": 0})
+    park(parking, *[to_park("a", f"a{number}", weight=0.0) for number in range(5)])
+    assert leave(parking, held) == []
+    (looked,) = parking.unpark([held])
+    assert looked.again is not None
+    assert looked.again > 1000
+    assert parking.due(["api"]) == []
+    park(parking, to_park("b", "b0"))
+    assert parking.due(["api"]) == [BUCKET]
+    assert ids(leave(parking, held)) == ["b0"]
+
+
+def test_another_weight_in_the_code_is_told_as_another_limit(parking: Parking) -> None:
+    park(parking, to_park("a", "a0"))
+    (looked,) = parking.unpark([limit("1/s", weights={"a": 0})])
+    assert not looked.another
+    (looked,) = parking.unpark([limit("1/s", weights={"a": 0})])
+    assert not looked.another
+    (looked,) = parking.unpark([limit("1/s", weights={"a": 2})])
+    assert looked.another

@@ -1,0 +1,127 @@
+"""Law 13, on random traces: what the scripts do is what start-time fair queueing does, and its bound holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START
+
+from .frozen import FROZEN_STORE
+from .test_fair_shares import BUCKET, SHARES, TURNS, leave, limit, park, to_park
+
+TENANTS = "abcd"
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
+        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
+
+
+@dataclass
+class Model:
+    """Start-time fair queueing: each share has its tasks in their order, and the tag of the next one."""
+
+    weights: dict[str, float]
+    waiting: dict[str, list[tuple[int, int, str, int]]] = field(default_factory=dict)
+    tags: dict[str, float] = field(default_factory=dict)
+    clock: float = 1.0
+
+    def come(self, share: str, order: int, number: int, id: str, cost: int) -> None:
+        self.waiting.setdefault(share, []).append((order, number, id, cost))
+        self.waiting[share].sort()
+        self.tags[share] = max(self.clock, self.tags.get(share, 0.0))
+
+    def first(self) -> str:
+        """Whose turn is next. Who has nothing waiting stays until it would be next."""
+        while self.tags:
+            share = min(self.tags, key=lambda share: (self.tags[share], share))
+            if self.waiting[share]:
+                return share
+            self.clock = max(self.clock, self.tags.pop(share))
+        self.clock = 1.0
+        return ""
+
+    def next(self) -> tuple[str, str, int]:
+        share = self.first()
+        self.clock = max(self.clock, self.tags[share])
+        _, _, id, cost = self.waiting[share].pop(0)
+        self.tags[share] = self.clock + cost / self.weights.get(share, 1.0)
+        return share, id, cost
+
+
+#: Some come of one tenant: how many, what each costs, of which importance. Or time passes, and some leave.
+ACT = st.one_of(
+    st.tuples(
+        st.sampled_from(TENANTS), st.integers(1, 12), st.sampled_from([1, 1, 2, 5, 20]), st.sampled_from([0, 0, 3])
+    ),
+    st.tuples(st.just(""), st.integers(1, 60), st.just(0), st.just(0)),
+)
+
+
+@given(
+    acts=st.lists(ACT, min_size=1, max_size=25),
+    weights=st.dictionaries(st.sampled_from(TENANTS), st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0]), max_size=4),
+)
+@settings(max_examples=100)
+def test_tasks_leave_as_by_the_model_and_the_bound_holds(
+    world: tuple[redis.Redis, Limiter], acts: Sequence[tuple[str, int, int, int]], weights: dict[str, float]
+) -> None:
+    store, limiter = world
+    for key in store.scan_iter("*"):
+        store.delete(key)
+    parking, now, number = Parking(limiter, "fleet", 3600), START, 0
+    store.set("test:clock", now)
+    model, asked = Model(weights), limit("100/s", burst=40, weights=weights)
+    served: list[tuple[str, int]] = []
+    waits: list[set[str]] = []  # at each of these, who had tasks waiting before it and after it
+    for tenant, some, cost, order in [*acts, *[("", 200, 0, 0)] * 20]:
+        if tenant:
+            come = range(number, number := number + some)
+            park(parking, *[to_park(tenant, f"{each}", cost=cost, order=order) for each in come])
+            for each in come:
+                model.come(tenant, order, each, f"{each}", cost)
+            continue
+        now += some * 10_000
+        store.set("test:clock", now)
+        left = leave(parking, asked, horizon=0)
+        for each in left:
+            before = {share for share, tasks in model.waiting.items() if tasks}
+            share, id, paid = model.next()
+            assert each.id == id
+            served.append((share, paid))
+            waits.append(before & {share for share, tasks in model.waiting.items() if tasks})
+        parking.published({BUCKET: left})
+        model.first()
+        if not any(model.waiting.values()):
+            assert not store.exists(TURNS, SHARES)
+    assert sum(map(len, model.waiting.values())) == 0
+    dearest = max([cost for _, cost in served], default=0)
+    for one, other in combinations(TENANTS, 2):
+        bound = dearest / weights.get(one, 1.0) + dearest / weights.get(other, 1.0)
+        assert furthest(served, waits, one, other, weights) <= bound + 1e-9
+
+
+def furthest(
+    served: Sequence[tuple[str, int]], waits: Sequence[set[str]], one: str, other: str, weights: dict[str, float]
+) -> float:
+    """By how much two were served differently, over any interval in which both had tasks waiting."""
+    most, reached, lowest, highest = 0.0, 0.0, 0.0, 0.0
+    for (share, cost), waiting in zip(served, waits, strict=True):
+        if not {one, other} <= waiting:
+            reached = lowest = highest = 0.0
+            continue
+        reached += cost / weights.get(share, 1.0) * ((share == one) - (share == other))
+        lowest, highest = min(lowest, reached), max(highest, reached)
+        most = max(most, reached - lowest, highest - reached)
+    return most

@@ -1,0 +1,120 @@
+"""Weights that are changed while tasks wait."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_ratelimit import ConfigurationError, Limit, Limiter
+from celery_ratelimit.parking.lot import Parking
+from tests.conftest import START, Clock
+
+from .test_fair_shares import BUCKET, FAIR, TURNS, ids, leave, limit, park, to_park
+
+
+@pytest.fixture
+def parking(frozen: Limiter, clock: Clock) -> Parking:
+    return Parking(frozen, "fleet", redelivery=3600)
+
+
+def set_weight(limiter: Limiter, key: str, weight: float | None) -> bool:
+    return limiter.set_weight(FAIR.limit, key, weight, by="me")
+
+
+def test_a_stored_weight_goes_before_that_of_the_code_until_it_is_taken_away(frozen: Limiter, parking: Parking) -> None:
+    code = limit(weights={"a": 0.5})
+    park(parking, *[to_park(share, f"{share}{number}") for number in range(300) for share in "ab"])
+    assert set_weight(frozen, "a", 4)
+    (looked,) = parking.unpark([code])
+    assert abs(sum(id[0] == "a" for id in ids(looked.leaving)[:40]) - 32) <= 1
+    assert set_weight(frozen, "a", None)
+    assert not set_weight(frozen, "a", None)
+    (looked,) = parking.unpark([code])
+    assert abs(sum(id[0] == "a" for id in ids(looked.leaving)[:30]) - 10) <= 1
+
+
+def test_a_change_holds_for_those_that_have_had_their_turn_under_the_weight_before(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    park(parking, *[to_park(share, f"{share}{number}") for number in range(300) for share in "ab"])
+    set_weight(frozen, "a", 0.001)
+    first = ids(leave(parking, limit("20/s"), horizon=0.5))
+    assert [id for id in first if id[0] == "a"] == ["a0"]
+    set_weight(frozen, "a", 1)
+    clock.advance(0.5)
+    assert abs(sum(id[0] == "a" for id in ids(leave(parking, limit("20/s"), horizon=0.5))) - 5) <= 1
+
+
+def test_0_holds_back_until_there_is_a_weight_again(frozen: Limiter, parking: Parking) -> None:
+    set_weight(frozen, "a", 0)
+    park(parking, *[to_park("a", f"a{number}") for number in range(5)])
+    assert parking.due(["api"]) == [BUCKET], "a limit that has one bucket is touched by the change"
+    assert leave(parking) == []
+    assert parking.due(["api"]) == []
+    set_weight(frozen, "a", 1)
+    assert parking.wake(FAIR, 0) == (START, False)
+    assert parking.due(["api"]) == [BUCKET]
+    assert len(leave(parking)) == 5
+
+
+@pytest.mark.parametrize("back", [None, 2.0])
+def test_many_are_held_back_and_all_of_them_come_out(frozen: Limiter, parking: Parking, back: float | None) -> None:
+    """Of more changes than the store remembers one by one."""
+    names = [f"t{number}" for number in range(150)]
+    for name in names:
+        set_weight(frozen, name, 0)
+    park(parking, *[to_park(name, f"{name}@q") for name in names], to_park("free", "free@q"))
+    assert ids(leave(parking)) == ["free@q"]
+    for name in names:
+        set_weight(frozen, name, back)
+    assert sorted(ids(leave(parking))) == sorted(f"{name}@q" for name in names)
+
+
+def test_a_lot_is_not_woken_twice_for_one_change(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+    park(parking, *[to_park("a", f"a{number}") for number in range(5)])
+    set_weight(frozen, "a", 3)
+    parking.due(["api"])
+    leave(parking, limit("1/s"))
+    parking.wake(limit("1/s"), START)
+    assert parking.due(["api"]) == []
+    parking.wake(limit("1/s"), START - 1)
+    assert parking.due(["api"]) == [BUCKET]
+
+
+def test_what_is_stored_is_read_with_who_and_when(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    code = limit(weights={"gold": 4, "silver": 2}).limit
+    frozen.set_weight(code, "gold", 7, by="me")
+    clock.advance(2)
+    frozen.set_weight(code, "é " * 100, 0, by="you")
+    found = frozen.weights(code)
+    assert {key: (each.weight, each.code, each.stored, each.by) for key, each in found.items()} == {
+        "gold": (7.0, 4.0, 7.0, "me"),
+        "silver": (2.0, 2.0, None, ""),
+        "é " * 100: (0.0, 1.0, 0.0, "you"),
+    }
+    assert [each.since for each in found.values()] == [START / 1e6, 0.0, START / 1e6 + 2]
+
+
+def test_a_name_that_nobody_knows_a_weight_that_cannot_be_and_a_limit_that_is_not_fair(limiter: Limiter) -> None:
+    limiter.quotas["stripe"] = FAIR.limit
+    with pytest.raises(ConfigurationError, match="stripe"):
+        limiter.set_weight("strip", "a", 1)
+    limiter.set_weight("strip", "a", 1, force=True)
+    for wrong in (-1, float("nan"), float("inf"), True, "4", 0.0001, 2_000_000):
+        with pytest.raises(ConfigurationError, match=r"weight .* of 'a' must be 0"):
+            limiter.set_weight(FAIR.limit, "a", wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="key=7 must be a text"):
+        limiter.set_weight(FAIR.limit, 7, 1)  # type: ignore[arg-type]
+    limiter.set_rate("plain", "5/s", force=True)
+    with pytest.raises(ConfigurationError, match="is not fair"):
+        limiter.set_weight(Limit("5/s", name="plain"), "a", 1)
+
+
+def test_the_state_of_the_bucket_stays_when_weights_change(
+    frozen: Limiter, parking: Parking, store: redis.Redis
+) -> None:
+    code = limit("10/s", burst=5)
+    assert all(frozen.acquire(code.limit).allowed for _ in range(5))
+    set_weight(frozen, "a", 3)
+    assert not frozen.acquire(limit("10/s", burst=5, weights={"a": 2}).limit).allowed
+    assert not store.exists(TURNS)

@@ -1,0 +1,122 @@
+"""What may be said of those who share a limit, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
+from celery_ratelimit.app.plan import limits_of_app, make_plan
+from celery_ratelimit.app.settings import settings_of
+
+FAIR = Limit("5/s", name="stripe", fair="{tenant_id}", weights={"gold": 4, "held": 0})
+
+
+def plan_of(limits: Any, throttle: str = "retry", **conf: Any) -> Any:
+    app = Celery(broker="redis://localhost", set_as_current=False)
+    app.conf.update(conf)
+
+    @app.task(base=RateLimitedTask, limits=limits, throttle=throttle, name="charge")
+    def charge(order: int, tenant_id: str, items: Any = None) -> None: ...
+
+    return make_plan(charge, "celery", settings_of(app))
+
+
+def share_of(fair: Any, *args: Any, **kwargs: Any) -> str | None:
+    (demand,) = plan_of(Limit("5/s", name="stripe", fair=fair)).demands(args, kwargs)
+    share: str | None = demand.share
+    return share
+
+
+def test_a_share_is_a_template_or_a_callable_as_a_key_is() -> None:
+    assert share_of("{tenant_id}", 1, "acme") == "acme"
+    assert share_of("{tenant_id}:{items[0]}", 1, tenant_id=7, items=["x"]) == "7:x"
+    assert share_of(lambda order, tenant_id: f"{tenant_id} {order}", 1, "acme") == "acme 1"
+    assert share_of(None, 1, "acme") is None
+    assert len(share_of("{tenant_id}", 1, "x" * 5000) or "") < 100
+
+
+def test_calls_of_different_shares_ask_the_same_bucket() -> None:
+    plan = plan_of(FAIR)
+    (one,), (other,) = plan.demands((1, "a"), {}), plan.demands((1, "b"), {})
+    assert one == other
+    assert hash(one) == hash(other)
+    assert (one.share, other.share) == ("a", "b")
+    assert pickle.loads(pickle.dumps(other)).share == "b"
+
+
+def test_a_share_that_cannot_be_made_is_said_as_a_key_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"fair='\{items.name\}' cannot be filled"):
+        share_of("{items.name}", 1, "acme")
+    with pytest.raises(ZeroDivisionError):
+        share_of(lambda order, tenant_id: str(1 / 0), 1, "acme")
+    for fair, said in (("{tenant}", "names the argument 'tenant'"), ("tenant_id", r"fair='\{tenant_id\}', or leave")):
+        with pytest.raises(ConfigurationError, match=said):
+            plan_of(Limit("5/s", name="stripe", fair=fair))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fair": 7}, "fair=7 must be a template"),
+        ({"fair": "{0}"}, r"fair='\{0\}' must name the task's arguments"),
+        ({"fair": "{"}, "is not a template"),
+        ({"weights": {"a": 1}}, "say with fair= who that is"),
+        ({"fair": "{a}", "weights": [("a", 1)]}, "must be a mapping"),
+        ({"fair": "{a}", "weights": {7: 1}}, "has the key 7, which is no text"),
+        ({"fair": "{a}", "weights": {"a": -1}}, "weight -1 of 'a' must be 0"),
+        ({"fair": "{a}", "weights": {"a": float("nan")}}, "weight nan of 'a'"),
+        ({"fair": "{a}", "weights": {"a": float("inf")}}, "weight inf of 'a'"),
+        ({"fair": "{a}", "weights": {"a": True}}, "weight True of 'a'"),
+        ({"fair": "{a}", "weights": {"a": "4"}}, "weight '4' of 'a'"),
+        ({"fair": "{a}", "weights": {"a": 1e-4}}, "from 0.001 to 1000000"),
+        ({"fair": "{a}", "weights": {"a": 1e7}}, "from 0.001 to 1000000"),
+    ],
+)
+def test_what_cannot_be_is_said(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Limit("5/s", **options)
+    with pytest.raises(ConfigurationError, match=said):
+        Concurrency(5, **options)
+
+
+def test_weights_are_frozen_and_shown_as_they_were_written() -> None:
+    same = Limit("5/s", name="stripe", fair="{tenant_id}", weights={"held": 0.0, "gold": 4.0})
+    assert same == FAIR
+    assert len({FAIR, same, replace(FAIR, weights={"gold": 3})}) == 2
+    assert repr(FAIR) == "Limit('5/s', name='stripe', fair='{tenant_id}', weights={'gold': 4, 'held': 0})"
+    again = pickle.loads(pickle.dumps(FAIR))
+    assert again == FAIR
+    assert again.weights["gold"] == 4
+    assert hash(Concurrency(3, name="places", fair="{tenant_id}", weights={"gold": 2}))
+
+
+def test_quotas_take_them_as_json_has_them() -> None:
+    written = json.loads('{"stripe": {"rate": "5/s", "fair": "{tenant_id}", "weights": {"gold": 4, "held": 0}}}')
+    (limit,) = plan_of("stripe", ratelimit_quotas=written).limits
+    assert limit == FAIR
+
+
+def test_a_queue_at_the_broker_has_an_order_of_its_own() -> None:
+    with pytest.raises(ConfigurationError, match="throttle='wait' leaves what waits in the broker's queue"):
+        plan_of(FAIR, throttle="wait")
+    assert plan_of(FAIR, throttle="fail")
+
+
+def test_one_name_has_one_set_of_weights() -> None:
+    app = Celery(broker="redis://localhost", set_as_current=False)
+
+    def by_tenant(tenant_id: str) -> None: ...
+    def by_customer(customer: str) -> None: ...
+
+    app.task(base=RateLimitedTask, limits=FAIR, name="one")(by_tenant)
+    app.task(base=RateLimitedTask, limits=replace(FAIR, fair="{customer}"), name="two")(by_customer)
+    assert limits_of_app(app)["stripe"].weights == FAIR.weights
+    app.task(base=RateLimitedTask, limits=replace(FAIR, weights={}), name="three")(by_tenant)
+    with pytest.raises(ConfigurationError, match="two different limits are called 'stripe'"):
+        limits_of_app(app)
