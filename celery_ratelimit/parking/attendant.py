@@ -111,7 +111,7 @@ class Attendant:
         return ToPark(
             held.id,
             demand.cost,
-            written({"id": request.id, **parcel, **({"order": order} if order else {})}),
+            written({"id": request.id, **parcel, **demand.said_of_reserve, **({"order": order} if order else {})}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
