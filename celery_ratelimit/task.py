@@ -13,6 +13,7 @@ from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
 from ._celery import PERMIT
+from ._celery.importance import priority_of
 from .app.options import THROTTLES
 from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
@@ -132,7 +133,7 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     # What takes the task's place under self.replace() has its id, and comes while it runs.
     nesting = request.replaced_task_nesting
     own_id = f"{task_id}~{nesting}" if nesting else task_id
-    demands = plan.demands(args, kwargs)
+    demands = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
     decision = limiter_of(task.app).asker.ask(
         demands,
         id=own_id,

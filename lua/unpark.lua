@@ -77,7 +77,12 @@ end
 
 -- The slot of task `id`, if it is near enough. If not, nothing; and when there may be one.
 local function slot_of(limit, extra, id)
-    limit.extra, limit.cost = extra, tonumber(match(call('HGET', MESSAGES, id) or '1', '^%d+'))
+    local message = call('HGET', MESSAGES, id) or '1'
+    limit.extra, limit.cost = extra, tonumber(match(message, '^%d+'))
+    if extra < -1 then -- the task says itself what it leaves to more important ones
+        local leaves = match(string.sub(message, -180), '"leaves": (%d+)[^{}]*}$')
+        if leaves then limit.extra = -leaves end
+    end
     limit.grant, limit.owner, limit.first, limit.overdue, limit.behind = now, nil, nil, nil, nil
     limit.algorithm.check(limit, now, id)
     local paused = max(limit.grant, limit.paused or now)

@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import amqp
+from celery import Celery
 
 from .identity import RedisQoS
 
-__all__ = ["MOST_IMPORTANT", "order_of"]
+__all__ = ["MOST_IMPORTANT", "lowest_first", "order_of", "priority_of"]
 
 #: What RabbitMQ takes at the most.
 MOST_IMPORTANT = 255
@@ -37,6 +38,17 @@ def order_of(message: Any, queue: Any) -> int:
         return 0
     most = queue.max_priority or (queue.queue_arguments or {}).get("x-max-priority") or 0
     return -max(0, min(_number(message.properties.get("priority")), _number(most), MOST_IMPORTANT))
+
+
+def lowest_first(app: Celery) -> bool:
+    """Whether the lowest number goes first at an app's broker: everywhere but on RabbitMQ. Does not connect."""
+    with app.connection_for_write() as connection:
+        return bool(connection.transport.driver_type != "amqp")
+
+
+def priority_of(given: Any) -> int:
+    """The number that a message was sent with: its ``priority``; 0 where there is none, as on either broker."""
+    return max(0, min(_number(given), MOST_IMPORTANT))
 
 
 def _number(given: Any) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from . import endings
 from .consumers import noted
+from .importance import priority_of as _priority_of
 from .parcel import marker_in, without_marker
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "fail",
     "has_come",
     "note_come",
+    "priority_of",
     "queue_of",
     "restore",
 ]
@@ -60,6 +62,11 @@ def queue_of(request: Any) -> str:
     if marker:
         return str(marker.get("queue"))
     return noted(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
+
+
+def priority_of(request: Any) -> int:
+    """The number that the task was sent with, see :func:`importance.priority_of`."""
+    return _priority_of(request.message.properties.get("priority"))
 
 
 def came_back(request: Any) -> bool:

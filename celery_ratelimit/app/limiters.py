@@ -11,7 +11,7 @@ from celery import Celery
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
 from .kept import kept
-from .plan import AppLimits
+from .plan import AppLimits, goes_by
 from .settings import Settings, forks_apart, settings_of, store_options
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def _make(kind: Any, app: Celery) -> Any:
         settings.url, quotas=settings.quotas, prefix=settings.prefix, **store_options(app, settings.url)
     )
     limiter.reader.others = _others(app)
+    limiter.reader.goes_by = lambda: goes_by(app)
     return limiter
 
 

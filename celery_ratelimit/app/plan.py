@@ -11,9 +11,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from .._celery.importance import lowest_first
 from ..errors import ConfigurationError, shown
 from ..limiter.arguments import check_arguments, check_key, demands_of, signature_of
-from ..limiter.demand import Demand
+from ..limiter.demand import Demand, with_priority
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.specs import named
@@ -27,6 +28,7 @@ __all__ = [
     "Buckets",
     "Plan",
     "Policy",
+    "goes_by",
     "is_built_in",
     "is_meant",
     "limits_of_app",
@@ -50,11 +52,17 @@ class Plan:
     signature: inspect.Signature | None
     fixed: tuple[Demand, ...] | None
     node: str
+    lowest_first: bool = True  # of priorities, at the app's broker
 
     @cached_property
     def leased(self) -> bool:
         """Whether a task holds a place while it runs."""
         return any(isinstance(limit, Concurrency) for limit in self.limits)
+
+    @cached_property
+    def reserves(self) -> bool:
+        """Whether it makes a difference how important a message is: a limit sets something aside."""
+        return any(limit.reserve is not None for limit in self.limits)
 
     @cached_property
     def parks(self) -> bool:
@@ -73,20 +81,33 @@ class Plan:
         return tuple((demand.name, demand.key) for demand in self.fixed or ())
 
     def buckets(self, demands: tuple[Demand, ...]) -> Buckets:
-        """Which buckets these demands ask."""
-        return self._fixed_buckets if demands is self.fixed else tuple((each.name, each.key) for each in demands)
+        """Which buckets these demands ask. What may use more of a reserve than others is in a line of its own."""
+        if demands is self.fixed and not self.reserves:
+            return self._fixed_buckets
+        buckets = tuple((each.name, each.key) for each in demands)
+        return (*buckets, ("", str([each.leaves for each in demands]))) if self.reserves else buckets
 
-    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Demand, ...]:
-        """What a call with these arguments asks. Whatever a user's callable raises is raised here."""
-        if self.fixed is not None:
-            return self.fixed
-        return demands_of(self.limits, self.signature, args, kwargs, self.node)
+    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any], priority: int = 0) -> tuple[Demand, ...]:
+        """What a call with these arguments asks, of a message of that priority.
+
+        Whatever a user's callable raises is raised here.
+        """
+        demands = self.fixed
+        if demands is None:
+            demands = demands_of(self.limits, self.signature, args, kwargs, self.node)
+        return with_priority(demands, priority, lowest_first=self.lowest_first) if self.reserves else demands
 
 
 def node_of(app: Any, hostname: str | None = None) -> str:
     """What counts for itself under ``per_worker``: the worker, once it is known, else this machine."""
     node: str = kept(app, "node", lambda: hostname or socket.gethostname())
     return node
+
+
+def goes_by(app: Any) -> bool:
+    """Whether the lowest priority goes first at the broker of ``app``."""
+    lowest: bool = kept(app, "lowest first", lambda: lowest_first(app))
+    return lowest
 
 
 def plan_of(task: Any, queue: str) -> Plan | None:
@@ -122,6 +143,8 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     for limit in limits:
         check_key(limit, where)
         check_arguments(limit, signature, where)
+        if limit.reserve is not None:
+            limit.reserve.check(where, limit.name, lowest_first=goes_by(task.app))
     policy = policy_of(task, limits, where)
     for limit in limits if policy.throttle == "wait" else ():
         if limit.fair is not None:
@@ -135,8 +158,9 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     fixed = None
     node = node_of(task.app)
     if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):
-        fixed = Plan(tuple(limits), policy, None, None, node).demands((), {})
-    return Plan(tuple(limits), policy, signature, fixed, node)
+        fixed = demands_of(limits, None, (), {}, node)
+    lowest = any(limit.reserve is not None for limit in limits) and goes_by(task.app)
+    return Plan(tuple(limits), policy, signature, fixed, node, lowest)
 
 
 def is_meant(pattern: str, name: str) -> bool:
@@ -233,7 +257,8 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
     known: dict[str | None, AnyLimit] = {}
     for limit in limits:
         other = known.setdefault(limit.name, limit)
-        if other.wire(1) != limit.wire(1) or other.weights != limit.weights:
+        alike = other.wire(1) == limit.wire(1) and other.weights == limit.weights and other.reserve == limit.reserve
+        if not alike:
             raise ConfigurationError(
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "
                 f"but a name is one bucket: give one of them another name="

@@ -80,10 +80,10 @@ class Exits:
         return plan.parks and not self._in_memory and self._attendant.may_park
 
     def lot_before(self, held: HeldRequest) -> Demand | None:
-        """In whose lot others are known to wait, behind whom a newcomer stands."""
+        """In whose lot others are known to wait, behind whom a newcomer stands. Who may use more than they asks."""
         if held.has_slot or held.plan.policy.max_wait is not None or not self.parks(held.plan) or self._outage:
             return None
-        return self._attendant.occupied.lot_of(held.demands)
+        return self._attendant.occupied.lot_of([demand for demand in held.demands if not demand.passes])
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""

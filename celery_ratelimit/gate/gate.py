@@ -106,7 +106,8 @@ class Gate:
         queue = requests.queue_of(request)
         try:
             plan = self._limits.plan_of(request.task, queue)
-            demands = plan.demands(request.args, request.kwargs) if plan is not None else ()
+            priority = requests.priority_of(request)
+            demands = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
         except Exception as error:
             # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
             traceback = not isinstance(error, RateLimitError)  # ours say what to do

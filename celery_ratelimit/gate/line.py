@@ -244,7 +244,7 @@ def _next_turn(demands: Sequence[Demand], decision: Decision) -> tuple[float, st
     """Seconds until the same demands can have their turn again, at the earliest, and the limit that says so."""
     return max(
         [
-            (state.reset_after - (state.limit - demand.cost) * state.interval, state.name)
+            (state.reset_after - (state.limit - demand.cost - demand.left(state.limit)) * state.interval, state.name)
             if state.interval
             else (0.0, state.name)  # it tells when it is asked
             for demand, state in zip(demands, decision.states, strict=True)

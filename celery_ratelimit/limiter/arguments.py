@@ -86,7 +86,7 @@ def demands_of(
                 limit.name or "",
                 own_key(limit, key_of(limit, arguments, args, kwargs), node),
                 cost_of(limit, arguments, args, kwargs),
-                _share_of(limit, arguments, args, kwargs),
+                share=_share_of(limit, arguments, args, kwargs),
             )
             for limit in limits
         ]

@@ -60,6 +60,8 @@ class AsyncLimiter(Asking):
         quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
             a :class:`Concurrency`, or a mapping of its arguments.
         prefix: what every key in the store begins with.
+        lowest_first: where a quota has a ``reserve``: whether the lowest priority goes first at the broker, as on
+            Redis. :meth:`from_app` knows.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
 
     Attributes:
@@ -77,10 +79,11 @@ class AsyncLimiter(Asking):
         *,
         quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
+        lowest_first: bool | None = None,
         replace_includes: Mapping[str, str] | None = None,
     ) -> None:
         self.asker = AsyncAsker(client, prefix, replace_includes)
-        super().__init__(quotas, prefix, self.asker.core)
+        super().__init__(quotas, prefix, self.asker.core, lowest_first)
         self.client = client
         self._places = AsyncPlaces(self.asker)
         self._owns_client = False
@@ -92,6 +95,7 @@ class AsyncLimiter(Asking):
         *,
         quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
+        lowest_first: bool | None = None,
         **options: Any,
     ) -> AsyncLimiter:
         """A limiter on the store at ``url`` (``redis://``, ``rediss://``, ``unix://``; Valkey alike; ``memory://``).
@@ -106,8 +110,8 @@ class AsyncLimiter(Asking):
             ConfigurationError: the URL is not one of a Redis-protocol store.
         """
         if isinstance(url, str) and url.startswith("memory:"):
-            return cls(_memory_client(url), quotas=quotas, prefix=prefix)
-        limiter = cls(async_client_of(url, **options), quotas=quotas, prefix=prefix)
+            return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
+        limiter = cls(async_client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
         limiter._owns_client = True
         if "timeout" in options:
             limiter.asker.wait_for_connection(options["timeout"])
@@ -168,6 +172,7 @@ class AsyncLimiter(Asking):
         key: str | None = None,
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
+        priority: int | None = None,
         max_wait: float | None = None,
     ) -> AbstractAsyncContextManager[Decision]:
         """An ``async with`` block that runs when it has its permits.
@@ -181,10 +186,16 @@ class AsyncLimiter(Asking):
             Throttled: its turn is further away than ``max_wait``, or there is no room to wait: a block cannot be
                 skipped.
         """
-        return self._permit(self.reader.demands(limits, key, cost, args), max_wait)
+        return self._permit(self.reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
-        self, limits: Limits, *, key: Key | None = None, cost: Cost | None = None, max_wait: float | None = None
+        self,
+        limits: Limits,
+        *,
+        key: Key | None = None,
+        cost: Cost | None = None,
+        priority: int | None = None,
+        max_wait: float | None = None,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator for coroutine functions: every call takes a permit first, as :meth:`permit` does.
 
@@ -204,7 +215,7 @@ class AsyncLimiter(Asking):
 
             @wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with self._permit(demands(args, kwargs), max_wait):
+                async with self._permit(self.reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return await function(*args, **kwargs)
 
             return limited

@@ -5,28 +5,33 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.reserve import MILLION
 from ..store.keys import short
 from ..store.resp import bulk
 
-__all__ = ["Demand", "Limits", "each_bucket_once"]
+__all__ = ["Demand", "Limits", "each_bucket_once", "with_priority"]
 
 
 @dataclass(frozen=True)
 class Demand:
     """What one call asks of one limit: the limit under its final name, the bucket's key, and the cost; and whose call
     it is, of those who share the limit: that does not matter to the decision, so demands are equal all the same.
+
+    ``leaves``: of a limit with a reserve, the millionths of its burst that the call leaves to more important ones;
+    ``None``: how important it is was not said, and it leaves all that is set aside.
     """
 
     limit: AnyLimit
     name: str
     key: str = ""
     cost: int = 1
+    leaves: int | None = None
     share: str | None = field(default=None, compare=False)
 
     def __hash__(self) -> int:
@@ -34,11 +39,11 @@ class Demand:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.limit, self.name, self.key, self.cost))
+        return hash((self.limit, self.name, self.key, self.cost, self.leaves))
 
     def __getstate__(self) -> dict[str, Any]:
         # A hash is another one in another process.
-        return {each: self.__dict__[each] for each in ("limit", "name", "key", "cost", "share")}
+        return {each: self.__dict__[each] for each in ("limit", "name", "key", "cost", "leaves", "share")}
 
     @cached_property
     def interval(self) -> float:
@@ -63,7 +68,50 @@ class Demand:
     @cached_property
     def wire(self) -> bytes:
         """The arguments that ``lua/include/read_limits.lua`` reads, as they go over the wire."""
-        return bulk(*self.limit.wire(self.cost))
+        return bulk(*self.limit.wire(self.cost, self.leaves))
+
+    @cached_property
+    def _leaves(self) -> int:
+        if self.limit.reserve is None:
+            return 0
+        most: int = self.limit.reserve.most
+        return most if self.leaves is None else self.leaves
+
+    @cached_property
+    def passes(self) -> bool:
+        """Whether it goes before others that wait for this limit: it may use what those have to leave."""
+        return self.limit.reserve is not None and self._leaves < self.limit.reserve.most
+
+    @cached_property
+    def said_of_reserve(self) -> dict[str, int]:
+        """What a parked message says, so that ``lua/unpark.lua`` asks for its slot as it would: as in :attr:`wire`."""
+        if self.leaves is None or self.limit.reserve is None:
+            return {}
+        return {"leaves": -int(self.limit.wire(self.cost, self.leaves)[5])}
+
+    def left(self, size: int) -> int:
+        """Permits that it leaves of so many that the limit holds, as ``lua/algorithms/token_bucket.lua`` reckons."""
+        return max(0, min(self._leaves * size // MILLION, size - self.cost))
+
+
+def with_priority(demands: tuple[Demand, ...], priority: int, *, lowest_first: bool) -> tuple[Demand, ...]:
+    """The demands of a call of that priority; which goes first is the broker's order."""
+    return _with_priority(demands, tuple([demand.share for demand in demands]), priority, lowest_first)
+
+
+@lru_cache(maxsize=4096)
+def _with_priority(
+    demands: tuple[Demand, ...], shares: tuple[str | None, ...], priority: int, lowest_first: bool
+) -> tuple[Demand, ...]:
+    """Demands are equal whose shares differ."""
+    return tuple(
+        [
+            demand
+            if demand.limit.reserve is None
+            else replace(demand, leaves=demand.limit.reserve.left_by(priority, lowest_first=lowest_first))
+            for demand in demands
+        ]
+    )
 
 
 def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:

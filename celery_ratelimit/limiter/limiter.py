@@ -51,6 +51,8 @@ class Limiter(Verbs, LiveVerbs):
         quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
             a :class:`Concurrency`, or a mapping of its arguments.
         prefix: what every key in the store begins with.
+        lowest_first: where a quota has a ``reserve``: whether the lowest priority goes first at the broker, as on
+            Redis. :meth:`from_app` knows.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
 
     Attributes:
@@ -65,10 +67,11 @@ class Limiter(Verbs, LiveVerbs):
         *,
         quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
+        lowest_first: bool | None = None,
         replace_includes: Mapping[str, str] | None = None,
     ) -> None:
         self.asker = Asker(client, prefix, replace_includes)
-        super().__init__(quotas, prefix, self.asker.core)
+        super().__init__(quotas, prefix, self.asker.core, lowest_first)
         self.client = client
         self._places = Leases(self.asker)
         self._owns_client = False
@@ -80,6 +83,7 @@ class Limiter(Verbs, LiveVerbs):
         *,
         quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
+        lowest_first: bool | None = None,
         **options: Any,
     ) -> Limiter:
         """A limiter on the store at ``url`` (``redis://``, ``rediss://``, ``unix://``, ``sentinel://``,
@@ -96,8 +100,8 @@ class Limiter(Verbs, LiveVerbs):
             StoreUnavailable: no node of a cluster answers: its client asks at once, the others when they are used.
         """
         if isinstance(url, str) and url.startswith("memory:"):
-            return cls(_memory_client(url), quotas=quotas, prefix=prefix)
-        limiter = cls(client_of(url, **options), quotas=quotas, prefix=prefix)
+            return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
+        limiter = cls(client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
         limiter._owns_client = True
         return limiter
 
@@ -155,6 +159,7 @@ class Limiter(Verbs, LiveVerbs):
         key: str | None = None,
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
+        priority: int | None = None,
         max_wait: float | None = None,
     ) -> AbstractContextManager[Decision]:
         """A ``with`` block that runs when it has its permits.
@@ -166,17 +171,23 @@ class Limiter(Verbs, LiveVerbs):
         renews them. Other permits are spent, whatever becomes of the block.
 
         Args:
-            limits: as in :meth:`acquire`; so are ``args``, ``key`` and ``cost``.
+            limits: as in :meth:`acquire`; so are ``args``, ``key``, ``cost`` and ``priority``.
             max_wait: seconds that the block may wait for its turn. Default: as long as it takes.
 
         Raises:
             Throttled: its turn is further away than ``max_wait``, or there is no room to wait (a leaky bucket's
                 ``capacity``): a ``with`` block cannot be skipped. :meth:`acquire` answers without raising.
         """
-        return self._permit(self.reader.demands(limits, key, cost, args), max_wait)
+        return self._permit(self.reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
-        self, limits: Limits, *, key: Key | None = None, cost: Cost | None = None, max_wait: float | None = None
+        self,
+        limits: Limits,
+        *,
+        key: Key | None = None,
+        cost: Cost | None = None,
+        priority: int | None = None,
+        max_wait: float | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator: every call of the function takes a permit first, as :meth:`permit` does.
 
@@ -207,7 +218,7 @@ class Limiter(Verbs, LiveVerbs):
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self._permit(demands(args, kwargs), max_wait):
+                with self._permit(self.reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return function(*args, **kwargs)
 
             return limited

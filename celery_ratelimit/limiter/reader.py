@@ -15,7 +15,7 @@ from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
 from ..names import listed, near
 from ..store.keys import short
-from .demand import Demand, Limits, each_bucket_once, own_key
+from .demand import Demand, Limits, each_bucket_once, own_key, with_priority
 
 __all__ = ["Reader"]
 
@@ -29,18 +29,58 @@ class Reader:
     Attributes:
         quotas: the same, as limits.
         others: what else may be named: the limits of an app's tasks and queues.
+        goes_by: whether the lowest priority goes first; ``None``: nobody has said.
     """
 
     def __init__(self, quotas: Mapping[str, Any] | None) -> None:
         self.quotas = quotas_of(quotas)
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
+        self.goes_by: Callable[[], bool | None] = lambda: None
         self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
 
     # -- What a call asks ------------------------------------------------------------------------------------------
 
     def demands(
-        self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None = None
+        self,
+        limits: Limits,
+        key: str | None,
+        cost: int | None,
+        args: Mapping[str, Any] | None = None,
+        priority: int | None = None,
     ) -> tuple[Demand, ...]:
+        demands = self.plain(limits, key, cost, args)
+        if priority is None and all(demand.limit.reserve is None for demand in demands):
+            return demands
+        return self.of_priority(demands, priority)
+
+    def of_priority(self, demands: tuple[Demand, ...], priority: int | None) -> tuple[Demand, ...]:
+        """The same for a call of that priority; ``None``: of a message that has none.
+
+        Raises:
+            ConfigurationError: it is none, or a limit sets something aside and nobody has said which of them go first.
+        """
+        if priority is not None and (
+            isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255
+        ):
+            raise ConfigurationError(
+                f"priority={shown(priority)} must be a number from 0 to 255, as messages are sent with"
+            )
+        reserved = [demand.limit for demand in demands if demand.limit.reserve is not None]
+        if not reserved:
+            return demands
+        lowest = self.goes_by()
+        if lowest is None:
+            raise ConfigurationError(
+                f"limit {reserved[0].name!r} has reserve={reserved[0].reserve!r}, and this limiter does not know which "
+                "priorities go first at your broker: make it with Limiter.from_app(app), or say it: "
+                "lowest_first=True where the broker is a Redis, lowest_first=False where it is RabbitMQ"
+            )
+        return with_priority(demands, priority or 0, lowest_first=lowest)
+
+    def plain(
+        self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None
+    ) -> tuple[Demand, ...]:
+        """The same where it does not matter how important the call is."""
         if args is not None:
             return self._read_arguments(self.several(limits), key, cost, args)
         if isinstance(key, str):
@@ -160,7 +200,7 @@ class Reader:
     ) -> tuple[Demand, ...]:
         """With ``force``, what is not known here stands for whatever limit of that name has such a bucket."""
         if not force:
-            return self.demands(limits, key, 1, args)
+            return self.plain(limits, key, 1, args)
         known: list[AnyLimit] = []
         unknown: list[Demand] = []
         for each in [limits] if isinstance(limits, (str, AnyLimit)) else limits:
@@ -169,7 +209,7 @@ class Reader:
                 unknown += [Demand(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
             else:
                 known.append(code if code.name is not None else replace(code, name=name))
-        return (*(self.demands(known, key, 1, args) if known else ()), *unknown)
+        return (*(self.plain(known, key, 1, args) if known else ()), *unknown)
 
 
 def _no_limit(value: Any) -> ConfigurationError:

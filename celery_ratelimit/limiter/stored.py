@@ -23,7 +23,7 @@ __all__ = ["LimitConfig", "change_of", "read_config", "who"]
 
 #: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
 #: is the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights"}
+_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ def change_of(
         if each.name not in _NOT_STORED and getattr(limit, each.name) != each.default
     }
     note = json.dumps({"limit": said, "by": by or who()})
+    extra = 0 if limit.reserve is not None else extra  # what is set aside is the code's
     arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
     return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 

@@ -43,6 +43,7 @@ class Asking:
         quotas: limits by name, so that calls can name them.
         prefix: what every key in the store begins with.
         core: what is asked.
+        lowest_first: whether the lowest priority goes first at the broker; ``None``: it is not known.
 
     Attributes:
         reader: reads what users ask.
@@ -51,9 +52,12 @@ class Asking:
     #: Makes the limiter of an app, of this kind: set by the package, since what an app is, is known further up.
     of_app: ClassVar[Callable[[type[Asking], Any], Any]]
 
-    def __init__(self, quotas: Mapping[str, Any] | None, prefix: str, core: Core) -> None:
+    def __init__(
+        self, quotas: Mapping[str, Any] | None, prefix: str, core: Core, lowest_first: bool | None = None
+    ) -> None:
         self.prefix = prefix
         self.reader = Reader(quotas)
+        self.reader.goes_by = lambda: lowest_first
         self._core = core
 
     @property
@@ -75,6 +79,7 @@ class Verbs(Asking):
         key: str | None = None,
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
+        priority: int | None = None,
         max_wait: float = 0.0,
     ) -> Decision:
         """Take the permits of one call from every limit in one atomic step, or none of them.
@@ -89,6 +94,8 @@ class Verbs(Asking):
                 of a task.
             key: the bucket as it is shown everywhere, for limits that are kept by key; the others are whole.
             cost: permits to take from each; default: what each limit says.
+            priority: how important the call is, in the broker's numbers, where a limit has a ``reserve``. Default: as a
+                message that is sent without one.
             max_wait: seconds that the call may sleep for its turn.
 
         Returns:
@@ -108,7 +115,7 @@ class Verbs(Asking):
 
         The permit is spent when this returns. What the caller does afterwards, and when, is not seen.
         """
-        return self._take(self.reader.demands(limits, key, cost, args), max_wait)
+        return self._take(self.reader.demands(limits, key, cost, args, priority), max_wait)
 
     @asked
     def peek(
@@ -118,9 +125,10 @@ class Verbs(Asking):
         key: str | None = None,
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
+        priority: int | None = None,
     ) -> Asks[Decision]:
         """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
-        return (yield from self._core.peek(self.reader.demands(limits, key, cost, args)))
+        return (yield from self._core.peek(self.reader.demands(limits, key, cost, args, priority)))
 
     @asked
     def reset(
@@ -145,6 +153,7 @@ class Verbs(Asking):
         key: str | None = None,
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
+        priority: int | None = None,
     ) -> Asks[Decision]:
         """Take the permits of one call ahead of time, and say how long to wait for them.
 
@@ -155,13 +164,13 @@ class Verbs(Asking):
             limits: as in :meth:`acquire`; without :class:`Concurrency`, since nobody can know when a place is free.
             id: names the reservation.
             horizon: seconds; how far ahead the permits may lie. Refused if they would lie further.
-            args, key, cost: as in :meth:`acquire`.
+            args, key, cost, priority: as in :meth:`acquire`.
 
         *Warning*: a permit taken ahead is spent even if nobody comes for it: see :meth:`cancel`. Under an id that more
         limits were reserved with, these alone are found, and nothing is said; under one with fewer limits it is an
         error (but on a cluster those that are on other nodes are reserved too).
         """
-        demands = self.reader.demands(limits, key, cost, args)
+        demands = self.reader.demands(limits, key, cost, args, priority)
         return (yield from self._core.reserve(demands, id=id, horizon=seconds_of("horizon", horizon, 0)))
 
     @asked
@@ -182,7 +191,7 @@ class Verbs(Asking):
         Returns:
             Whether there was such a reservation.
         """
-        return (yield from self._core.cancel(self.reader.demands(limits, key, cost, args), id=id))
+        return (yield from self._core.cancel(self.reader.plain(limits, key, cost, args), id=id))
 
     @asked
     def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> Asks[bool]:
@@ -220,7 +229,14 @@ class Verbs(Asking):
         return all((yield from self._core.renew([(demand, decision.id) for demand in leased(decision.demands)])))
 
     @asked
-    def available(self, limits: Limits, *, key: str | None = None, args: Mapping[str, Any] | None = None) -> Asks[int]:
+    def available(
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+    ) -> Asks[int]:
         """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
-        decision = yield from self._core.peek(self.reader.demands(limits, key, 1, args))
+        decision = yield from self._core.peek(self.reader.demands(limits, key, 1, args, priority))
         return min(state.remaining for state in decision.states) if decision.allowed else 0

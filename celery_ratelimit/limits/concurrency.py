@@ -53,6 +53,7 @@ class Concurrency(AnyLimit):
     method: ClassVar[str] = "concurrency"
     algorithm: ClassVar[str] = "concurrency"
     interval: ClassVar[float] = 0.0
+    reserve: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         who = f"Concurrency({shown(self.limit)}{f', name={shown(self.name)}' if self.name else ''})"
@@ -69,7 +70,7 @@ class Concurrency(AnyLimit):
 
     most = size
 
-    def wire(self, cost: int) -> tuple[str | int, ...]:
+    def wire(self, cost: int, leaves: int | None = None) -> tuple[str | int, ...]:
         """The arguments that ``lua/include/read_limits.lua`` reads."""
         return self.method, self.limit, math.ceil(self.lease * 1e6), self.limit, cost, 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import ConfigurationError, ImpossibleRequest, shown
 from .any_limit import AnyLimit, check_cost, check_name_and_keys, is_number
 from .rate import Rate, parse_rate, parse_window
+from .reserve import MILLION, Reserve, reserve_of
 from .weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
@@ -32,6 +33,7 @@ _OPTIONS = (
     ("refill", "token_bucket", "continuous"),
     ("debt", "token_bucket", 0),
     ("warmup", "token_bucket", 0.0),
+    ("reserve", "token_bucket", None),
     ("capacity", "leaky_bucket", None),
     ("align", "fixed_window", "clock"),
     ("precision", "sliding_window", 10),
@@ -71,6 +73,9 @@ class Limit(AnyLimit):
             pay. The law is ``burst + debt + rate*T``.
         warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
             rest. A call's price is paid by the next one, nothing is saved up, and ``burst`` is only the dearest call.
+        reserve: token bucket: shares of the burst that are set aside for the important, by the priority of messages:
+            with ``{0: 0.2}`` a fifth of it is for priority 0 and what goes before that on the broker. A call leaves
+            what is set aside for more important ones than itself; all of the rate is for whoever comes.
         capacity: leaky bucket: how many may wait. A call that finds no room is refused at once
             (``Decision.full``); a task is then given up as its ``overflow`` says. Default: any number.
         align: fixed window: ``"clock"`` (whole periods since 1970, so days are those of UTC), or ``"first"``: a window
@@ -106,6 +111,7 @@ class Limit(AnyLimit):
     refill: str = "continuous"
     debt: int = 0
     warmup: float = 0.0
+    reserve: Any = None
     capacity: int | None = None
     align: str = "clock"
     precision: int = 10
@@ -126,6 +132,7 @@ class Limit(AnyLimit):
         refill: str = "continuous",
         debt: int = 0,
         warmup: float = 0.0,
+        reserve: Mapping[int, float] | Reserve | None = None,
         capacity: int | None = None,
         align: str = "clock",
         precision: int = 10,
@@ -156,6 +163,9 @@ class Limit(AnyLimit):
         object.__setattr__(self, "parsed", parsed)
         self._check_exact(who, parsed)
         object.__setattr__(self, "weights", check_name_and_keys(who, name, key, fair, weights))
+        if reserve is not None:
+            dearest = cost if isinstance(cost, int) else 1
+            object.__setattr__(self, "reserve", reserve_of(who, reserve, burst, dearest))
         if isinstance(cost, str) or callable(cost):
             self._check_room_for_costs(who)
         else:
@@ -202,8 +212,8 @@ class Limit(AnyLimit):
             )
         if not is_number(self.warmup) or not 0 <= self.warmup < 1e9:
             raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 or more")
-        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0)) > 1:
-            raise ConfigurationError(f"{who}: refill='interval', debt and warmup exclude one another")
+        if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.reserve is not None)) > 1:
+            raise ConfigurationError(f"{who}: refill='interval', debt, warmup and reserve exclude one another")
 
     def _check_exact(self, who: str, parsed: Rate) -> None:
         if self.most * parsed.period_us // parsed.count >= _EXACT // 8:
@@ -276,9 +286,13 @@ class Limit(AnyLimit):
             return int(self.align == "first")
         return math.ceil(self.warmup * 1e6) or self.debt
 
-    def wire(self, cost: int) -> tuple[str | int, ...]:
-        """The arguments that ``lua/include/read_limits.lua`` reads."""
-        return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, self.extra
+    def wire(self, cost: int, leaves: int | None = None) -> tuple[str | int, ...]:
+        """The arguments that ``lua/include/read_limits.lua`` reads; ``leaves``: see :class:`Demand`."""
+        extra = self.extra
+        if isinstance(self.reserve, Reserve):
+            most = self.reserve.most
+            extra = -((most if leaves is None else leaves) * MILLION + most)
+        return self.method, self.parsed.count, self.parsed.period_us, self.size, cost, extra
 
     def __str__(self) -> str:
         burst = f", burst {self.burst}" if self.burst > 1 and self.algorithm == "token_bucket" else ""

@@ -111,11 +111,11 @@ class Attendant:
         parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
         order = self._worker.intake.order_of(request.message, held.queue)
         share = None if demand.share is None else escape(demand.share)
-        last = {"order": order} if order else {}
+        last = {**({} if share is None else {"share": share}), **({"order": order} if order else {})}
         return ToPark(
             held.id,
             demand.cost,
-            written({"id": request.id, **parcel, **({} if share is None else {"share": share}), **last}),
+            written({"id": request.id, **parcel, **demand.said_of_reserve, **last}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,

@@ -10,8 +10,12 @@
 -- Which requests wait, and when each of them may go, is in token_line.lua.
 --
 -- extra      permits   debt: a call goes through when one permit is there, and may overdraw the bucket by so many
+--                      below -1: the limit sets a part of its burst aside for important calls, and has no debt: less 10^6 times the
+--                      millionths of the burst that the call leaves, less the millionths that are set aside in all. A call goes
+--                      through when what it leaves is there besides what it costs; it takes what it costs.
 -- state key: string "<tat us> <remainder> <us from the last write to tat> <cursor us> <us by which the newest permit lay ahead
---            then> <emission interval us> <since> <the interval again>"; expires when the bucket is full and the line is empty.
+--            then> <emission interval us> <since> <lines> <the interval again>"; expires when the bucket is full and the line is
+--            empty. `lines` are those of important calls that wait, see token_line.lua; there may be none.
 --            `cursor` is the highest score in slots: while it is past, there is no line. For the newest permit and `since` see
 --            give_back. The interval is the one of the rate at the last write: when another is in force, the permits that are
 --            missing are kept, and not the time that they took to come back.
@@ -37,8 +41,8 @@ end
 local function write_state(limit, now)
     if limit.tat - now > FAR_US then limit.tat, limit.rem = now + FAR_US, 0 end
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    local state = format('%d %d %d %d %d %s %s %s',
-        limit.tat, limit.rem, limit.tat - now, limit.cursor, max(0, limit.newest - now), limit.interval, limit.lent, limit.interval)
+    local state = format('%d %d %d %d %d %s %s%s %s', limit.tat, limit.rem, limit.tat - now, limit.cursor,
+        max(0, limit.newest - now), limit.interval, limit.lent, limit.lines or '', limit.interval)
     call('SET', limit.state_key, state, 'PX', int(ceil((full - now + STEP_US) / 1000)))
 end
 
@@ -48,7 +52,7 @@ end
 -- once; nothing is taken.
 local function rescale(limit, now, at, tat, lent, interval)
     local factor = limit.period / limit.count / interval
-    local full, from = moved(limit, at, max(at, tat), factor, advance(limit, 0, 0, limit.burst + limit.extra))
+    local full, from = moved(limit, at, max(at, tat), factor, advance(limit, 0, 0, limit.burst + max(0, limit.extra)))
     if full >= now then
         local since, fastest = match(lent, '^(%d+):?%d*:?(%S*)')
         if fastest == '' or fastest - interval > 0 then fastest = interval end
@@ -75,9 +79,21 @@ function token_bucket.check(limit, now, id)
     local count, period = limit.count, limit.period
     limit.whole, limit.part = floor(period / count), period % count
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
-    limit.need = max(1, limit.cost - limit.extra) -- permits that have to be there
-    -- How much of its price is paid by the requests after it, in us.
+    limit.need = limit.extra > 0 and max(1, limit.cost - limit.extra) or limit.cost -- permits that have to be there
+    -- How much of its price is paid by the requests after it, in us. Below zero: how much later it comes for what it leaves.
     limit.lead = limit.cost > limit.need and advance(limit, 0, 0, limit.cost - limit.need) or 0
+    if limit.extra < -1 then -- it sets a part aside. (Only then are there more fields: a larger table costs time.)
+        local most, own = -limit.extra % 1000000, floor(-limit.extra / 1000000) -- millionths: in all, and what this call leaves
+        limit.own, limit.tail, limit.lines, limit.late = own, 0, '', nil
+        limit.passes = own < most -- it goes before calls that leave more
+        -- In permits. No call is impossible: when the bucket is full, all may be taken.
+        limit.leaves = max(0, min(floor(own * limit.burst / 1000000), limit.burst - limit.cost))
+        limit.need = limit.cost + limit.leaves
+        local us, rem = advance(limit, 0, 0, limit.leaves)
+        limit.lead = -us - min(1, rem)
+        -- No call has its turn by more than that later than one that leaves nothing.
+        limit.shares = advance(limit, 0, 0, floor(most * limit.burst / 1000000) + 1)
+    end
     limit.tat, limit.rem, limit.cursor, limit.newest, limit.lent, limit.gapped, limit.room = now, 0, 0, 0, false, false, false
     if limit.in_use then
         limit.newest = limit.in_use_at
@@ -107,14 +123,14 @@ function token_bucket.check(limit, now, id)
         elseif tat >= now then
             limit.tat, limit.rem, limit.lent = tat, rem + 0, lent
         end
-        if limit.cursor > now then read_line(limit, now, id) end
+        if limit.cursor > now then read_line(limit, now, id, same) end
     end
     limit.lent = limit.lent or int(now)
 
     local grant = admission(limit, advance(limit, limit.tat, limit.rem, limit.need))
     -- A newcomer may go ahead of a line if that makes nobody in it wait: it fills a gap.
     if limit.first and not limit.overdue then
-        limit.room = limit.first - limit.tolerance - advance(limit, 0, 0, limit.extra) -- at the earliest: it may use debt
+        limit.room = limit.first - limit.tolerance - advance(limit, 0, 0, max(0, limit.extra)) -- at the earliest: it may use debt
         if limit.gapped and limit.first > limit.tat and not limit.paused then
             local next = limit.tat + 1
             local gap = call('ZRANGEBYSCORE', limit.slots_key, int(next - GAP), int(limit.cursor - GAP), 'WITHSCORES', 'LIMIT', 0, 1)
@@ -125,8 +141,11 @@ function token_bucket.check(limit, now, id)
         if limit.behind then
             grant = find(limit, now)
             -- A permit may be there: the first request of the line, which is due, goes first, unless it does not come in time.
-            limit.patience = min(limit.cursor, limit.first - limit.tolerance + GRACE_US + 1)
+            limit.patience = min(limit.cursor, limit.first - limit.tolerance + (limit.shares or 0) + GRACE_US + 1)
         end
+    elseif limit.passes and not limit.owner then
+        grant = find(limit, now)
+        limit.behind = grant > now and limit.tail > limit.tat
     end
     if grant > now then limit.grant = grant end
 end
@@ -166,6 +185,7 @@ function token_bucket.state(limit, now)
     elseif left > 0 and admission(limit, advance(limit, tat, rem, left)) > now then
         left = left - 1
     end
+    if limit.leaves then left = max(0, left - limit.leaves) end
     return left, tat - now + (rem > 0 and 1 or 0)
 end
 

@@ -7,6 +7,10 @@
 -- A request that waits for another limit, too, has its turn later than the requests before it leave the bucket free. The time
 -- between is a gap: a request that fits into it makes no other wait.
 --
+-- Calls of a limit that sets something aside for the important ones (`limit.passes`, see token_bucket.lua): each kind that leaves
+-- less than others has a line of its own, ahead of theirs, kept in the state as " <millionths that it leaves>=<us: the highest score>"
+-- for each; its slots are among all slots. It passes those that leave more, which ask at their slots and are told to come later.
+--
 -- slots key: sorted set, id of a waiting request -> its score, us. NUL and the us at which a gap begins -> the us at which it ends,
 --            less 2^53: a score below zero. Expires a second after the last slot.
 --
@@ -21,10 +25,28 @@ local GAPS = 16 -- that a request looks into at a time
 --   first     the score of the first slot
 --   overdue   the id that has the first slot, if that is overdue: the request may take its place
 --   gapped    whether the line has gaps
-local function read_line(limit, now, id)
+-- Of a limit that sets something aside, also `tail`: behind which tat it stands, if it has no slot.
+-- `same`: the rate has not changed since the last write.
+local function read_line(limit, now, id, same)
     local last = call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')
     limit.cursor = max(0, tonumber(last[2]) or 0)
     if limit.cursor <= now then return end -- all requests have come, were forgotten, or have missed their slots
+    if limit.extra < -1 then
+        for own, us in string.gmatch(same and limit.raw or '', ' (%d+)=(%d+)') do
+            if us - now > 0 then
+                if own - limit.own <= 0 then limit.tail = max(limit.tail, us + 0) end
+                limit.lines = limit.lines .. ' ' .. own .. '=' .. us
+            end
+        end
+        if limit.passes then
+            local score = id ~= '' and tonumber(call('ZSCORE', limit.slots_key, id))
+            limit.owner = score and (limit.tail > 0 and min(score, limit.tail) or score) -- others' slots may have moved, and its own
+            return
+        end
+        -- Important calls have taken permits meanwhile: those who wait come later than they were told.
+        local us, rem = advance(limit, limit.tat, limit.rem, call('ZCOUNT', limit.slots_key, '(0', '+inf') * limit.cost)
+        limit.tail = max(limit.tail, limit.cursor, us + min(1, rem))
+    end
     if id ~= '' then limit.owner = tonumber(call('ZSCORE', limit.slots_key, id)) end
     if limit.owner then
         limit.gapped = true -- perhaps: a request that has a slot seldom needs to know
@@ -34,7 +56,7 @@ local function read_line(limit, now, id)
     limit.gapped = tonumber(first[2]) < 0
     if limit.gapped then first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1) end
     limit.first = tonumber(first[2])
-    if limit.first - limit.tolerance + GRACE_US < now then limit.overdue = first[1] end
+    if limit.first - limit.tolerance + (limit.shares or 0) + GRACE_US < now then limit.overdue = first[1] end
 end
 
 -- The first turn that comes no sooner than `at`: in a gap, or behind all. Returns
@@ -56,8 +78,8 @@ local function find(limit, at)
             if from <= limit.tat then from, from_rem = limit.tat, limit.rem end
         elseif limit.late then
             from = limit.late
-        elseif limit.cursor > limit.tat then
-            from = limit.cursor
+        elseif (limit.tail or limit.cursor) > limit.tat then
+            from = limit.tail or limit.cursor
         else
             from, from_rem = limit.tat, limit.rem
         end
@@ -90,6 +112,23 @@ end
 function token_bucket.reserve(limit, now, id, joint, latest)
     local mine = limit.owner and limit.owner - limit.tolerance - limit.lead
     if mine and mine > now then return max(mine, joint) end -- came early: its slot stands
+    if mine and limit.passes then
+        limit.late = limit.tat + min(1, limit.rem)
+    elseif mine and limit.tail then -- important calls have gone before it: it keeps its place, and is told when it has its turn now
+        local before = call('ZCOUNT', limit.slots_key, '(0', '(' .. int(limit.owner))
+        local us, rem = advance(limit, limit.tat, limit.rem, before * limit.cost)
+        limit.late = us + min(1, rem)
+        us, rem = advance(limit, limit.late, 0, limit.cost)
+        local by = us + min(1, rem) - limit.owner
+        if by > GRACE_US / 2 then -- all that wait come so much later: their slots move before they would seem to be overdue
+            local slots = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES')
+            for i = 1, #slots, 2 do call('ZADD', limit.slots_key, int(slots[i + 1] + by), slots[i]) end
+            limit.cursor = limit.cursor + by
+            call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
+            write_state(limit, now)
+        end
+        return (find(limit, joint))
+    end
     local slot, us, score, score_rem, from, gap, to = find(limit, joint)
     if id == '' or slot > latest then
         return slot == now and limit.behind and limit.patience or slot
@@ -102,7 +141,7 @@ function token_bucket.reserve(limit, now, id, joint, latest)
     elseif limit.gapped then -- no slot lies behind these gaps any more
         call('ZREMRANGEBYSCORE', limit.slots_key, '(' .. int(limit.cursor - GAP), '(0')
     end
-    if gap or limit.among and not limit.late then
+    if gap or limit.among and not limit.late and not limit.passes then
         local function note_gap(start, stop)
             if stop - start >= limit.whole + min(1, limit.part) then
                 call('ZADD', limit.slots_key, int(stop - GAP), '\0' .. int(start))
@@ -112,6 +151,13 @@ function token_bucket.reserve(limit, now, id, joint, latest)
         note_gap(from, us)
     end
     limit.cursor = max(limit.cursor, score)
+    if limit.passes then -- its line ends there
+        local own, others, last = int(limit.own), '', score
+        for each, us in string.gmatch(limit.lines, ' (%d+)=(%d+)') do
+            if each == own then last = max(last, us + 0) else others = others .. ' ' .. each .. '=' .. us end
+        end
+        limit.lines = others .. ' ' .. own .. '=' .. int(last)
+    end
     call('ZADD', limit.slots_key, int(score), id)
     call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
     write_state(limit, now)
@@ -140,7 +186,7 @@ if NUMBER > 1 then
         if mine and mine > now and mine >= at then return mine end
         limit.last = last
         if mine and mine <= now then
-            local before = call('ZCOUNT', limit.slots_key, '(0', '(' .. int(limit.owner))
+            local before = limit.passes and 0 or call('ZCOUNT', limit.slots_key, '(0', '(' .. int(limit.owner))
             local us, rem = advance(limit, limit.tat, limit.rem, before * limit.cost)
             limit.late = us + min(1, rem)
         end

@@ -8,7 +8,7 @@ local joint, binding, behind = now, 0, false
 for i = 1, #limits do
     local limit = limits[i]
     if limit.stored then -- the caller knows the code's numbers only
-        local most = limit.burst + (limit.algorithm.lends and limit.extra or 0)
+        local most = limit.burst + (limit.algorithm.lends and max(0, limit.extra) or 0)
         if limit.cost > most then return redis.error_reply(format('IMPOSSIBLE %d %d', i, most)) end
     end
     limit.algorithm.check(limit, now, id)

@@ -21,7 +21,7 @@ do
             version, expiry, paused, algorithm, n, each, size, more = match(config, CONFIG)
             if algorithm == '-' or expiry ~= '0' and expiry - now <= 0 then
                 version = nil
-            elseif algorithm == method then
+            elseif algorithm == method and extra + 1 >= 0 then -- else the call leaves something to others
                 count, period, burst, extra, stored = n, each, size, more, true
             else -- its file may not be in this script
                 method = ''

@@ -15,6 +15,9 @@ local function put_in_force(limit, now, text)
     limit.method, limit.algorithm = method, algorithms[method]
     limit.count, limit.burst = tonumber(count), tonumber(size)
     if method ~= 'concurrency' then limit.period = tonumber(period) end -- holders renew their leases by the code's length
-    limit.extra, limit.version, limit.stored = tonumber(extra), tonumber(version), true
+    -- What the code's limit sets aside stays so, in proportion, where the stored one is such a bucket.
+    limit.code = limit.code or limit.extra
+    limit.extra = limit.code < -1 and method == 'token_bucket' and extra == '0' and limit.code or tonumber(extra)
+    limit.version, limit.stored = tonumber(version), true
     return limit.algorithm ~= nil
 end

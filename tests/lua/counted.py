@@ -37,7 +37,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, demand: Demand) -> Numbers:
-        return cls(*demand.limit.wire(demand.cost))
+        return cls(*demand.limit.wire(demand.cost, demand.leaves))
 
     @property
     def interval(self) -> Fraction:

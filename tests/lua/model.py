@@ -81,6 +81,8 @@ class Bucket:
     the times in it that nobody waits for, begin -> end.
 
     ``taken``: for when, and permits, since it was full; ``rates``: from when on, and the emission interval.
+    ``lines``: of calls that may use more of what is set aside than others: millionths that they leave -> where their
+    line ends.
     """
 
     full_at: Fraction = Fraction(0)
@@ -93,6 +95,7 @@ class Bucket:
     gaps: dict[int, int] = field(default_factory=dict)
     rate: tuple[int, int] = (1, 1)
     newest: int = 0
+    lines: dict[int, int] = field(default_factory=dict)
 
     def expire(self, now: int) -> bool:
         """Whether nothing is left."""
@@ -106,7 +109,7 @@ class Bucket:
         self.newest = max(0, self.newest - back)
         self._step_back(back)
         full_at, start = moved(at, self.newest, whole, factor, most * rate[1] // rate[0])
-        self.gaps = {}
+        self.gaps, self.lines = {}, {}
         self.line = {} if back else {id: start + ceil((score - start) * factor) for id, score in self.line.items()}
         self.full_at = Fraction(max(now, full_at))
         self.end = max(self.line.values(), default=0)
@@ -135,7 +138,8 @@ class Bucket:
         if end <= now:  # every slot has passed, or everyone has left
             return Bucket(full_at, self.seen, taken, rates, rate=self.rate, newest=self.newest)
         line, gaps = dict(self.line), dict(self.gaps)
-        return Bucket(full_at, self.seen, taken, rates, end, self.expires, line, gaps, self.rate, self.newest)
+        lines = {own: us for own, us in self.lines.items() if us > now}
+        return Bucket(full_at, self.seen, taken, rates, end, self.expires, line, gaps, self.rate, self.newest, lines)
 
 
 class View:
@@ -153,8 +157,19 @@ class View:
     last = among = False
     beside: float | None = None
     room_at: int | None = None
+    leaves = shares = 0
+    passes = False
+    tail: int | None = None
 
-    def __init__(self, demand: Demand, kept: Bucket | None, now: int, id: str, is_paused: bool = False) -> None:
+    def __init__(
+        self,
+        demand: Demand,
+        kept: Bucket | None,
+        now: int,
+        id: str,
+        is_paused: bool = False,
+        reserve: tuple[int, int] | None = None,
+    ) -> None:
         numbers = self.numbers = Numbers.of(demand)
         self.rate = numbers.count, numbers.period
         self.demand, self.bucket, self.now, self.id = demand, (kept or Bucket()).at(now, self.rate), now, id
@@ -164,24 +179,42 @@ class View:
         self.queue = floor(numbers.extra * self.interval) if leaky and numbers.extra >= 0 else None
         self.price = numbers.cost * self.interval
         # One permit must be there, and the overdraft must stay within the debt.
-        debt = 0 if leaky else numbers.extra
+        debt = 0 if leaky else max(0, numbers.extra)
         self.needed = max(1, numbers.cost - debt) * self.interval
+        if reserve is not None:  # what it leaves has to be there, too
+            self.own, most = reserve
+            self.leaves = max(0, min(self.own * self.burst // 10**6, self.burst - numbers.cost))
+            self.needed = (numbers.cost + self.leaves) * self.interval
+            self.passes, self.tail = self.own < most, 0
+            self.shares = floor((most * self.burst // 10**6 + 1) * self.interval)
         self.depth = numbers.burst * self.interval
         slots = {member: score - floor(self.depth) for member, score in self.bucket.line.items()}
         self.slot = slots.get(id) if id else None
+        if reserve is not None and self.passes and self.slot is not None:
+            end = max([us for own, us in self.bucket.lines.items() if own <= self.own], default=0)
+            self.slot = min(self.slot, end - floor(self.depth)) if end else self.slot
         if self.slot is not None:  # those after it pay for what it overdraws
             self.slot -= floor(self.price - self.needed)
         self.first = min(slots.values(), default=0)
         self.overdue: str | None = None
         self.behind = False
-        if slots and self.slot is None:
-            if self.first + GRACE < now:
+        if slots and self.tail is not None:
+            self.tail = max([us for own, us in self.bucket.lines.items() if own <= self.own], default=0)
+            if not self.passes:  # those who wait come later by what the important ones have taken
+                waiting = ceil(self.bucket.full_at + len(slots) * self.price)
+                self.tail = max(self.tail, self.bucket.end, waiting)
+        if slots and self.slot is None and not self.passes:
+            if self.first + self.shares + GRACE < now:
                 self.overdue = min(slots, key=lambda member: slots[member])
             else:  # it may fill a gap before the first slot, and must not make the line wait
                 self.room = self._room(floor(debt * self.interval), is_paused)
                 self.behind = self.bucket.full_at + self.price > self.room
-                self.patience = min(self.bucket.end, self.first + GRACE + 1) if self.behind else None
+                self.patience = min(self.bucket.end, self.first + self.shares + GRACE + 1) if self.behind else None
         self.earliest = self._find(now)[0] if self.behind else self.admission(self.bucket.full_at)
+        if self.passes and self.slot is None:  # it stands behind those alone that leave no more than it does
+            assert self.tail is not None
+            self.earliest = self._find(now)[0]
+            self.behind = self.earliest > now and self.tail > self._tat
         # A queue with an end: nobody goes ahead beyond it either. Who has a slot is in the queue already.
         self.behind = self.behind or (self.slot is None and self._beyond(self.earliest))
 
@@ -210,12 +243,13 @@ class View:
         """The first turn from ``at`` on: its slot, where it begins, where what is before it ends, and its gap."""
         least = max(at, self._tat) + floor(self.price)
         wide = [gap for gap in self._gaps() if gap[0] >= least]
-        for end, begin in wide[:16] if self.late is None and not self.last else ():
+        for end, begin in wide[:16] if self.late is None and not self.last and not self.passes else ():
             start = self.bucket.full_at if begin <= self._tat else Fraction(begin)
             slot, base = self._turn(at, start)
             if base + self.price <= end:
                 return slot, base, ceil(start), begin
-        start = max(self.bucket.full_at, Fraction(self.bucket.end)) if self.late is None else Fraction(self.late)
+        end = self.bucket.end if self.tail is None else self.tail
+        start = max(self.bucket.full_at, Fraction(end)) if self.late is None else Fraction(self.late)
         return (*self._turn(at, start), ceil(start), None)
 
     def _turn(self, at: int, start: Fraction) -> tuple[int, Fraction]:
@@ -251,11 +285,14 @@ class View:
         if self.slot is not None and self.slot > self.now and self.slot >= at:
             return self.slot
         self.last = last
-        if self.slot is not None and self.slot <= self.now:
-            mine = self.bucket.line[self.id]
-            before = sum(score < mine for score in self.bucket.line.values())
-            self.late = ceil(self.bucket.full_at + before * self.price)
+        self._come_late()
         return self._find(at)[0]
+
+    def _come_late(self) -> None:
+        if self.slot is not None and self.slot <= self.now:
+            mine = self.slot + floor(self.depth) + floor(self.price - self.needed)
+            before = 0 if self.passes else sum(score < mine for score in self.bucket.line.values())
+            self.late = ceil(self.bucket.full_at + before * self.price)
 
     def claim(self, at: int) -> bool:
         """Keeps the slot. False: it stood there already."""
@@ -268,12 +305,14 @@ class View:
             self.note_gap(score, bucket.gaps.pop(gap))
         elif bucket.end <= self.now:
             bucket.line, bucket.gaps = {}, {}
-        else:
+        elif not self.passes:
             bucket.gaps = {begin: end for begin, end in bucket.gaps.items() if end <= bucket.end}
-        if gap is not None or (self.among and self.late is None):
+        if gap is not None or (self.among and self.late is None and not self.passes):
             self.note_gap(before, floor(base))
         bucket.end = max(bucket.end, score)
         bucket.line[self.id] = score
+        if self.passes:
+            bucket.lines[self.own] = max(bucket.lines.get(self.own, 0), score)
         return True
 
     def note_gap(self, begin: int, end: int) -> None:
@@ -289,13 +328,23 @@ class View:
         self.bucket.newest = max(self.bucket.newest, joint)
         bucket = self.bucket
         is_last = self.slot is not None and bucket.line[self.id] == bucket.end
-        bucket.gaps = {begin: end for begin, end in bucket.gaps.items() if end > self.now and not is_last}
+        if not self.passes:
+            bucket.gaps = {begin: end for begin, end in bucket.gaps.items() if end > self.now and not is_last}
         bucket.line.pop(self.id if self.slot is not None else self.overdue or "", None)
 
     def reserve(self, joint: int, latest: int) -> tuple[int, bool]:
         """The slot that is proposed, and whether it was kept."""
         if self.slot is not None and self.slot > self.now:
             return max(joint, self.slot), False  # it came early: its slot stands
+        if self.slot is not None and self.tail is not None:
+            self._come_late()
+            if not self.passes:  # it keeps its place; all that wait are moved once they are late for long
+                assert self.late is not None
+                by = ceil(self.late + self.price) - self.bucket.line[self.id]
+                if by > GRACE / 2:
+                    self.bucket.line = {member: score + by for member, score in self.bucket.line.items()}
+                    self.bucket.end += by
+                return self._find(joint)[0], by > GRACE / 2
         slot = self._find(joint)[0]
         if self._beyond(slot) and self.slot is None:
             self.full = True
@@ -323,7 +372,7 @@ class View:
         """Permits left, and microseconds until full."""
         full_at = self.bucket.full_at
         left = max(0, floor((self.now + self.depth - full_at) / self.interval))
-        return min(left, self.burst), ceil(full_at - self.now)
+        return max(0, min(left, self.burst) - self.leaves), ceil(full_at - self.now)
 
     def written(self) -> Bucket:
         """The bucket as it is kept from now on."""
@@ -570,18 +619,22 @@ class Model:
                 assert isinstance(kept, Bucket)
                 kept.line = {}
             if isinstance(kept, Bucket) and kept.expires > self.now and kept.rate != rate:
-                debt = numbers.extra if numbers.algorithm == "token_bucket" else 0
+                debt = max(0, numbers.extra) if numbers.algorithm == "token_bucket" else 0
                 at = changed_at(self.since.get(demand.name, 0), kept.seen, self.now)
                 kept.rescale(self.now, at, rate, numbers.burst + debt)
             of_another = isinstance(kept, Counted) and kept.counter is not None
             is_paused = self.paused.get(demand.name, 0) > self.now
-            view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id, is_paused)
+            reserve = None
+            if asked.limit.reserve is not None and numbers.algorithm == "token_bucket" and numbers.extra <= 0:
+                most = asked.limit.reserve.most
+                reserve = most if asked.leaves is None else asked.leaves, most
+            view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id, is_paused, reserve)
             if of_another:
                 assert kept is not None
                 used, at = in_use(kept, numbers.burst, self.now, self.since.get(demand.name, 0))
                 begun = Bucket(at + used * numbers.interval, self.now, ((at, Fraction(used)),), rate=rate, newest=at)
                 begun.expires, begun.rates = self.now + HOUR * 10**6, ((0, numbers.interval),)
-                view = View(demand, begun, self.now, id)
+                view = View(demand, begun, self.now, id, reserve=reserve)
                 view.stepped_back = True
             view.stepped_back = view.stepped_back or void
         view.paused = self.paused.get(demand.name, 0)

@@ -21,7 +21,9 @@ class World:
     def __init__(self, url: str, processes: int = 3) -> None:
         self.store = redis.Redis.from_url(url, decode_responses=True)
         self.clients = [redis.Redis.from_url(url) for _ in range(processes)]
-        self.limiters = [Limiter(client, replace_includes={"now": FROZEN_STORE}) for client in self.clients]
+        self.limiters = [
+            Limiter(client, lowest_first=True, replace_includes={"now": FROZEN_STORE}) for client in self.clients
+        ]
         self.begin()
 
     def begin(self) -> None:

@@ -1,0 +1,39 @@
+"""What is set aside for the important is there for them, though a batch keeps the limit busy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+
+#: Tasks of low importance that wait, and of high importance: as many as are set aside for them.
+LOW, HIGH = 150, 10
+
+
+@pytest.mark.parametrize("kind", ["redis", pytest.param("rabbitmq", marks=pytest.mark.slow)])
+def test_important_tasks_find_permits_while_others_wait(
+    server: EmbeddedServer, store: redis.Redis, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """They come by a queue of their own, and none of them is throttled. The others are sent again about once."""
+    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
+    low, high = (0, 9) if broker else (9, 0)
+    limit = {"rate": "20/s", "burst": 20, "reserve": {str(high or 0): HIGH / 20}}
+    with Fleet(
+        server, tmp_path, broker=broker, ratelimit_url=server.url, ratelimit_tasks={"tests.apps.fleet.plain": limit}
+    ) as fleet:
+        for index in range(LOW):
+            fleet.send("plain", index, priority=low)
+        fleet.start("-Q", "celery,now", number=2)
+        until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots()) >= LOW / 3, 20, "the backlog being parked")
+        important = [fleet.send("plain", LOW + index, priority=high, queue="now").id for index in range(HIGH)]
+        fleet.wait_for(LOW + HIGH, 60)
+        permits = fleet.permits()
+        assert_never_over(permits, 20, burst=20)
+        assert sorted(permit.index for permit in permits) == list(range(LOW + HIGH))
+        logs = "".join(map(fleet.log, range(2)))
+        assert [id for id in important if f"[{id}] throttled" in logs] == []
+        assert fleet.sent_back() <= 1.2 * LOW

@@ -1,0 +1,309 @@
+"""What a limit sets aside of its burst for the important: on a clock that stands still, and against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import ImpossibleRequest, Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand, with_priority
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START, Clock
+
+from .frozen import FROZEN_STORE, us
+from .mixed_world import Act, MixedWorld, Play
+
+SECOND = 1_000_000
+#: A burst of ten, of which two are for priority 0 alone and three more for priority 3 and before.
+LIMIT = Limit("10/s", burst=10, name="api", reserve={0: 0.2, 3: 0.3})
+#: What a call leaves: of priority 0, of 1 to 3, and of 4 to 9.
+LEAVES = {0: 0, 3: 2, 9: 5}
+
+LIMITS = [
+    LIMIT,
+    Limit("3/s", burst=4, name="api", reserve={0: 0.5}),
+    Limit("100/s", burst=7, name="api", reserve={1: 0.15, 5: 0.3}),
+    Limit("1000/s", burst=50, name="api", reserve={2: 0.9}),
+    Limit("7/10s", burst=3, name="api", reserve={0: 0.34}),
+]
+STORED = ["5/s", "20/s", "11/10s", "1000/s"]
+
+
+def of(priority: int, cost: int = 1, limit: Limit = LIMIT) -> tuple[Demand, ...]:
+    """What a call of that priority asks, at a broker where 0 is the highest."""
+    return with_priority((Demand(limit, limit.name or "", "", cost),), priority, lowest_first=True)
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
+    world = MixedWorld(server.url)
+    yield world
+    world.close()
+
+
+# -- Against the model -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[Act]:
+    limit = draw(st.sampled_from(LIMITS))
+    others = [Limit("20/s", burst=5, name="other"), Limit("5/s", name="other"), replace(limit, name="other")]
+    other = draw(st.sampled_from(others))
+    interval = int(1e6 * limit.interval)
+    pause = st.none() | st.sampled_from([0, 0, 0, 1, interval, interval + 1]) | st.integers(0, 3 * interval)
+    if back:
+        pause |= st.integers(-2 * SECOND, 0)
+
+    @st.composite
+    def act(draw: st.DrawFn) -> Act:
+        priority, cost = draw(st.sampled_from([0, 1, 2, 3, 5, 9])), draw(st.sampled_from([1, 1, 1, 2, limit.burst]))
+        demands: tuple[Demand, ...] = (Demand(limit, "api", "", cost),)
+        if several and draw(st.booleans()):
+            demands = (*demands, Demand(other, "other"))
+        horizons = st.sampled_from([0, 0, 0, interval, -(10**12)])
+        return Act(
+            verb=draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget", "reserve", "settle", "cancel"])),
+            after=draw(pause),
+            demands=with_priority(demands, priority, lowest_first=True),
+            id=draw(st.sampled_from(["", *"abcdef"])),
+            horizon=draw(horizons),
+            claim=draw(st.sampled_from([0, 10**15, 10**15, interval])),
+            which=draw(st.integers(0, 3)),
+            share=draw(st.integers(0, 6)),
+        )
+
+    return draw(st.lists(act(), min_size=1, max_size=40))
+
+
+def follow(world: MixedWorld, trace: list[Act], data: st.DataObject | None = None) -> None:
+    play = Play(world)
+    for number, act in enumerate(trace):
+        what = data.draw(st.sampled_from([""] * 6 + ["rate", "delete", "pause"])) if data is not None else ""
+        if what == "rate":
+            limit = act.demands[0].limit
+            assert isinstance(limit, Limit)
+            size = data.draw(st.sampled_from([limit.burst, limit.burst + 3, 60])) if data is not None else 1
+            rate = data.draw(st.sampled_from(STORED)) if data is not None else ""
+            world.store_limit(Limit(rate, burst=size, name="api"), "api")
+        elif what == "delete":
+            world.store_limit(None, "api")
+        elif what == "pause" and data is not None:
+            world.pause("api", data.draw(st.integers(0, SECOND)))
+        lua, model = play.do(act)
+        assert lua == model, f"step {number}: {act}: {lua} is not {model}"
+
+
+@given(trace=acts())
+@settings(max_examples=150)
+def test_the_lua_answers_what_the_model_does(world: MixedWorld, trace: list[Act]) -> None:
+    follow(world, trace)
+
+
+@given(trace=acts(several=True))
+@settings(max_examples=150)
+def test_beside_another_limit(world: MixedWorld, trace: list[Act]) -> None:
+    follow(world, trace)
+
+
+@given(trace=acts(back=True))
+@settings(max_examples=100)
+def test_on_a_clock_that_steps_back(world: MixedWorld, trace: list[Act]) -> None:
+    follow(world, trace)
+
+
+@given(trace=acts(several=True), data=st.data())
+@settings(max_examples=150)
+def test_while_rates_change(world: MixedWorld, trace: list[Act], data: st.DataObject) -> None:
+    follow(
+        world,
+        [replace(act, verb=act.verb if act.verb not in ("settle", "cancel") else "acquire") for act in trace],
+        data,
+    )
+
+
+# -- What it promises --------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Calls on a clock that stands still between them."""
+
+    def __init__(self, limiter: Limiter, clock: Clock, limit: Limit = LIMIT) -> None:
+        self.limiter, self.clock, self.limit = limiter, clock, limit
+        self.granted: list[tuple[int, int]] = []
+
+    def ask(self, priority: int, cost: int = 1, id: str = "", claim: float = 0.0) -> tuple[bool, int]:
+        decision = self.limiter.asker.ask(of(priority, cost, self.limit), id=id, claim=claim)
+        if decision.allowed:
+            self.granted.append((decision.granted_at, cost))
+        return decision.allowed, us(decision.retry_after)
+
+    def assert_law_1(self) -> None:
+        """No more than the burst and the rate in any interval."""
+        interval = self.limit.parsed.period_us / Fraction(self.limit.parsed.count)
+        full = Fraction(0)
+        for at, cost in sorted(self.granted):
+            full = max(full, Fraction(at)) + cost * interval
+            assert full - self.limit.burst * interval <= at
+
+
+@pytest.fixture
+def calls(server: EmbeddedServer, clock: Clock) -> Iterator[Calls]:
+    with redis.Redis.from_url(server.url) as client:
+        yield Calls(Limiter(client, lowest_first=True, replace_includes={"now": FROZEN_STORE}), clock)
+
+
+@pytest.mark.parametrize(("priority", "most"), [(0, 10), (1, 8), (3, 8), (4, 5), (9, 5)])
+def test_a_call_leaves_what_is_set_aside_for_more_important_ones(calls: Calls, priority: int, most: int) -> None:
+    assert [calls.ask(priority)[0] for _ in range(12)] == [True] * most + [False] * (12 - most)
+    assert [calls.ask(0)[0] for _ in range(12 - most)] == [True] * (10 - most) + [False] * 2
+    calls.assert_law_1()
+
+
+@pytest.mark.parametrize("priority", [0, 3, 9])
+def test_a_kind_that_is_alone_has_all_of_the_rate(calls: Calls, clock: Clock, priority: int) -> None:
+    """Over a long run, asking when it was told to."""
+    while clock.us < START + 200 * SECOND:
+        allowed, wait = calls.ask(priority, id="waits", claim=1e6)
+        if not allowed:
+            clock.set(clock.us + wait)
+    assert len(calls.granted) >= 10 * 200
+    calls.assert_law_1()
+
+
+def test_what_is_told_is_when_the_calls_own_part_is_there(calls: Calls, clock: Clock) -> None:
+    while calls.ask(9)[0]:
+        pass
+    assert calls.ask(9) == (False, SECOND // 10)
+    assert calls.ask(9, cost=3) == (False, 3 * SECOND // 10)
+    for _ in range(5):
+        assert calls.ask(0)[0]
+    assert calls.ask(0) == (False, SECOND // 10)
+    assert calls.ask(3) == (False, 3 * SECOND // 10), "two are left to priority 0"
+    assert calls.ask(9) == (False, 6 * SECOND // 10)
+    clock.set(clock.us + 6 * SECOND // 10 - 1)
+    assert calls.ask(9) == (False, 1)
+    clock.set(clock.us + 1)
+    assert calls.ask(9) == (True, 0)
+
+
+def test_remaining_is_what_such_a_call_could_take(calls: Calls) -> None:
+    peeked = [calls.limiter.peek(LIMIT, priority=priority).remaining for priority in LEAVES]
+    assert peeked == [10 - leaves for leaves in LEAVES.values()]
+    assert calls.limiter.available(LIMIT, priority=9) == 5
+
+
+def test_important_calls_pass_a_line_of_others(calls: Calls, clock: Clock) -> None:
+    while calls.ask(9)[0]:
+        pass
+    waits = [calls.ask(9, id=f"batch-{i}", claim=1e6)[1] for i in range(50)]
+    assert waits == [(i + 1) * SECOND // 10 for i in range(50)]
+    assert [calls.ask(0)[0] for _ in range(5)] == [True] * 5
+    assert [calls.ask(0, id=f"now-{i}", claim=1e6)[1] for i in range(3)] == [(i + 1) * SECOND // 10 for i in range(3)]
+    assert calls.ask(0)[1] == 4 * SECOND // 10, "behind its equals"
+    assert calls.ask(3, id="between", claim=1e6)[1] == 6 * SECOND // 10, "behind them, and two are left"
+
+
+def test_who_is_passed_is_told_to_come_later_and_keeps_its_place(calls: Calls, clock: Clock) -> None:
+    while calls.ask(9)[0]:
+        pass
+    for i in range(3):
+        calls.ask(9, id=f"batch-{i}", claim=1e6)
+    for _ in range(2):
+        assert calls.ask(0)[0]
+    clock.set(clock.us + SECOND // 10)
+    assert calls.ask(9, id="batch-0", claim=1e6) == (False, 2 * SECOND // 10)
+    assert calls.ask(9)[1] == 5 * SECOND // 10, "behind the three"
+    clock.set(clock.us + 2 * SECOND // 10)
+    assert [calls.ask(9, id=f"batch-{i}", claim=1e6) for i in range(3)] == [(True, 0), (False, 100000), (False, 200000)]
+    calls.assert_law_1()
+
+
+def test_slots_do_not_pile_up_behind_important_calls(calls: Calls, clock: Clock) -> None:
+    """As many are told to come within a second as go in it, what the important take included; each asks a few times."""
+    while calls.ask(9)[0]:
+        pass
+    waiting: dict[str, int] = {}
+    asked: dict[str, int] = {}
+    done: list[str] = []
+    for step in range(500):
+        if step % 10 == 0:
+            assert calls.ask(0)[0], "half of the rate"
+        for id in sorted([id for id, at in waiting.items() if at <= clock.us], key=lambda id: (waiting[id], int(id))):
+            asked[id] += 1
+            allowed, wait = calls.ask(9, id=id, claim=1e6)
+            waiting[id] = clock.us + wait
+            if allowed:
+                del waiting[id]
+                done.append(id)
+        while True:
+            id = str(len(asked))
+            allowed, wait = calls.ask(9, id=id, claim=1.0)
+            if allowed or wait > SECOND:
+                break
+            asked[id], waiting[id] = 0, clock.us + wait
+        assert len(waiting) <= 11
+        clock.set(clock.us + SECOND // 50)
+    assert len(done) >= 10 * 5 - 11
+    assert done == sorted(done, key=int), "first come, first served"
+    assert max(asked.values()) <= 8
+    calls.assert_law_1()
+
+
+def test_a_share_holds_for_a_stored_rate_as_well(calls: Calls, store: redis.Redis) -> None:
+    calls.limiter.set_rate("api", Limit("10/s", burst=20), force=True)
+    assert [calls.ask(9)[0] for _ in range(11)] == [True] * 10 + [False]
+    assert [calls.ask(0)[0] for _ in range(11)] == [True] * 10 + [False]
+    calls.limiter.set_rate("api", Limit("10/s", burst=1), force=True)
+    calls.limiter.reset(LIMIT, force=True)
+    assert calls.ask(9)[0], "none is impossible"
+    with pytest.raises(ImpossibleRequest):
+        calls.ask(9, cost=2)
+    calls.limiter.set_rate("api", Limit("10/s", algorithm="sliding_window"), force=True)
+    assert calls.ask(0)[0], "sets nothing aside"
+
+
+def test_another_reserve_in_the_code_forgets_nothing(calls: Calls) -> None:
+    while calls.ask(0)[0]:
+        pass
+    for limit in (replace(LIMIT, reserve=None), replace(LIMIT, reserve={0: 0.5})):
+        assert not calls.limiter.asker.ask(of(0, 1, limit)).allowed
+
+
+def test_what_was_settled_is_there_for_the_important(calls: Calls) -> None:
+    decision = calls.limiter.acquire(LIMIT, cost=5, priority=9)
+    assert not calls.ask(9)[0]
+    assert calls.limiter.settle(decision, 1)
+    assert [calls.ask(9)[0] for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_what_a_version_before_writes_is_read(calls: Calls, store: redis.Redis) -> None:
+    while calls.ask(0)[0]:
+        pass
+    for i in range(3):
+        calls.ask(0, id=f"now-{i}", claim=1e6)
+    state = store.get("ratelimit:v1:{api}::state")
+    assert " 0=" in state
+    plain = replace(LIMIT, reserve=None)
+    assert not calls.limiter.asker.ask(of(0, 1, plain), id="old", claim=1e6).allowed
+    assert " 0=" not in store.get("ratelimit:v1:{api}::state")
+    assert not calls.ask(0)[0]
+
+
+@given(trace=acts())
+@settings(max_examples=60)
+def test_law_1_and_what_is_set_aside_is_there(world: MixedWorld, trace: list[Act]) -> None:
+    """Whatever others ask, an important call that comes anew finds what they have to leave."""
+    limit = trace[0].demands[0].limit
+    assert isinstance(limit, Limit)
+    plain = [act for act in trace if act.verb not in ("settle", "cancel") and act.horizon <= 0]
+    follow(world, [replace(act, demands=of(9, act.demands[0].cost, limit)) for act in plain])
+    left = limit.reserve.most * limit.burst // 10**6
+    dear = max([act.demands[0].cost for act in trace])
+    for _ in range(min(left, limit.burst - dear)):
+        assert world.acquire(of(0, 1, limit))[0].allowed
