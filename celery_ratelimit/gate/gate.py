@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._celery import Worker, requests
@@ -24,6 +24,7 @@ from ..errors import RateLimitError
 from ..limiter.leases import Leases
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
+from ..observing import Observer
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
@@ -44,6 +45,7 @@ from .presence import Presence
 from .reach import Reach
 from .room import Room
 from .running import Running
+from .said import Hook
 from .slots import Slots
 from .within import Within
 
@@ -61,9 +63,18 @@ class Gate:
         leases: keeps the places of running tasks.
         settings: the app's settings.
         limits: that tasks of this worker may have, by name.
+        observers: are told what becomes of each request.
     """
 
-    def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: AppLimits) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        limiter: Limiter,
+        leases: Leases,
+        settings: Settings,
+        limits: AppLimits,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.worker, asker = worker, limiter.asker
         self._limits = limits
         self._numbers = itertools.count()
@@ -82,7 +93,9 @@ class Gate:
         self._entrance = entrance = Entrance(worker, room, lines, presence)
         slots = self._slots = Slots(asker, outage)
         self._holdings = holdings = Holdings(slots, room, presence, running)
-        self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings)
+        self._exits = exits = Exits(
+            *(worker, attendant, outage, settings, room, presence, running, holdings), Hook(observers)
+        )
         share = LocalShare(worker.live_workers, leases)
         ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))
         answers = self._answers = Answers(
