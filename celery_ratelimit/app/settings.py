@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_fleet": None,
     "ratelimit_orphans_after": 60,
     "ratelimit_observers": (),
+    "ratelimit_counts": True,
 }
 
 _HARMLESS = set(string.ascii_letters + string.digits + ".-_")
@@ -66,6 +67,7 @@ class Settings:
         fleet: names the broker, so that parked tasks come back to it; ``""``: after its URL.
         orphans_after: seconds after which what no worker attends to goes back to the queues that it was sent to.
         observers: who is told what becomes of each task, as written; see ``observers.py``.
+        counts: whether what is decided is counted in the store.
     """
 
     url: str = field(repr=False)
@@ -78,6 +80,7 @@ class Settings:
     fleet: str
     orphans_after: float = 60.0
     observers: tuple[Any, ...] = ()
+    counts: bool = True
 
     @property
     def in_memory(self) -> bool:
@@ -154,7 +157,11 @@ def _read(app: Celery) -> Settings:
         raise ConfigurationError(
             f"ratelimit_observers={observers!r} must be a list of names ('proj.metrics.observer'), or of functions"
         )
+    counts = value["ratelimit_counts"]
+    if not isinstance(counts, bool):
+        raise ConfigurationError(f"ratelimit_counts={counts!r} must be True or False")
     return Settings(
+        counts=counts,
         observers=tuple(observers),
         fleet=fleet or "",
         orphans_after=float(orphans_after),

@@ -21,6 +21,7 @@ from .._celery.parcel import marker_among
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..errors import RateLimitError
+from ..limiter.counting import Counting
 from ..limiter.leases import Leases
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
@@ -93,9 +94,10 @@ class Gate:
         self._entrance = entrance = Entrance(worker, room, lines, presence)
         slots = self._slots = Slots(asker, outage)
         self._holdings = holdings = Holdings(slots, room, presence, running)
-        self._exits = exits = Exits(
-            *(worker, attendant, outage, settings, room, presence, running, holdings), Hook(observers)
-        )
+        counting = Counting(asker, worker.timers.call_after, lambda: bool(outage))
+        self._counting = counting if settings.counts and not settings.in_memory else None
+        hook = Hook([*observers, counting.counter] if self._counting is not None else observers)
+        self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings, hook)
         share = LocalShare(worker.live_workers, leases)
         ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))
         answers = self._answers = Answers(
@@ -247,6 +249,8 @@ class Gate:
             self._presence.clear()
             for held in everybody:
                 self._holdings.give_back(held)
+            if self._counting is not None:
+                self._counting.send()
             self._outage.close()
             self._changes.close()
             self._ear.close()

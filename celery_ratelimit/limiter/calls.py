@@ -96,6 +96,7 @@ class Scripts:
         self.release, self.renew, self.hand_on = script("release"), script("renew"), script("hand_on")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
+        self.count, self.counts = script("count"), script("counts")
 
 
 class Calls:
