@@ -19,6 +19,7 @@ from .limits.decision import Decision
 from .limits.limit import Limit
 
 if TYPE_CHECKING:
+    from .app.observers import observe
     from .gate.step import install
     from .limiter.async_limiter import AsyncLimiter
     from .parking.lots import ParkingLots
@@ -41,6 +42,7 @@ __all__ = [
     "StoreUnavailable",
     "Throttled",
     "install",
+    "observe",
 ]
 
 
@@ -51,6 +53,7 @@ _LATER = {
     "RateLimitedMixin": "task",
     "RateLimitedTask": "task",
     "install": "gate.step",
+    "observe": "app.observers",
 }
 
 

@@ -89,7 +89,11 @@ class Throttled(RateLimitError):
 
     def __str__(self) -> str:
         key = f", key {self.key!r}" if self.key else ""
-        beyond = f", beyond max_wait={self.max_wait:g} s" if self.max_wait is not None else ""
+        beyond = ""
+        if self.max_wait is not None:
+            # It has waited for the rest of it already: this error does not know how long.
+            used_up = "" if self.retry_after > self.max_wait else " with what it has waited before"
+            beyond = f"{used_up}, beyond max_wait={self.max_wait:g} s"
         return f"throttled by limit {self.limit!r}{key}: a permit is free in {self.retry_after:.3f} s{beyond}"
 
 

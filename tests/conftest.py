@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,15 @@ def _tasks_of_its_own() -> Iterator[None]:
     before = set(_state._on_app_finalizers)
     yield
     _state._on_app_finalizers.intersection_update(before)
+
+
+@pytest.fixture(autouse=True)
+def _counts_of_its_own() -> Iterator[None]:
+    """What a test's limiters have counted, and not told yet, is not for the store of the next test."""
+    yield
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread.name == "celery_ratelimit-counts":
+            thread.cancel()
 
 
 @pytest.fixture(scope="session")
@@ -151,4 +161,4 @@ def clock(store: redis.Redis) -> Clock:
 def frozen(server: EmbeddedServer, clock: Clock) -> Limiter:
     """A limiter whose scripts read ``clock`` instead of the time."""
     client = redis.Redis.from_url(server.url)
-    return Limiter(client, replace_includes={"now": FROZEN_NOW})
+    return Limiter(client, replace_includes={"now": FROZEN_NOW}, counts=False)

@@ -29,6 +29,7 @@ from .departures import Departures
 from .intake import Intake
 from .outbox import Outbox
 from .pool import Pool
+from .receipts import Receipts
 from .requests import PERMIT, note_come
 from .return_names import ReturnNames
 from .timers import Timers
@@ -65,6 +66,7 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
+        self.receipts = Receipts()
         outbox, names = Outbox(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = Acknowledgements(broker, self.timers)
         self.together = Together(broker, self.acknowledgements)
@@ -95,6 +97,7 @@ class Worker:
                 on_error(request, error)
 
         def seen(message: Any) -> None:
+            self.receipts.note(message)
             self.intake.check_origin(message)
             on_message(message)
 

@@ -38,8 +38,9 @@ def _make(kind: Any, app: Celery) -> Any:
     settings: Settings = settings_of(app)
     if settings.in_memory and current_process().name != "MainProcess":
         raise forks_apart(settings.url)
+    options = store_options(app, settings.url)
     limiter = kind.from_url(
-        settings.url, quotas=settings.quotas, prefix=settings.prefix, **store_options(app, settings.url)
+        settings.url, quotas=settings.quotas, prefix=settings.prefix, counts=settings.counts, **options
     )
     limiter.reader.others = _others(app)
     limiter.reader.goes_by = lambda: goes_by(app)

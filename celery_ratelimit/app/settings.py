@@ -42,6 +42,8 @@ DEFAULTS: dict[str, Any] = {
     "ratelimit_return_queue": "{queue}.throttled",
     "ratelimit_fleet": None,
     "ratelimit_orphans_after": 60,
+    "ratelimit_observers": (),
+    "ratelimit_counts": True,
 }
 
 _HARMLESS = set(string.ascii_letters + string.digits + ".-_")
@@ -64,6 +66,8 @@ class Settings:
         return_queue: where tasks that are sent back wait, a template over ``queue``.
         fleet: names the broker, so that parked tasks come back to it; ``""``: after its URL.
         orphans_after: seconds after which what no worker attends to goes back to the queues that it was sent to.
+        observers: who is told what becomes of each task, as written; see ``observers.py``.
+        counts: whether what is decided is counted in the store.
     """
 
     url: str = field(repr=False)
@@ -75,6 +79,8 @@ class Settings:
     return_queue: str
     fleet: str
     orphans_after: float = 60.0
+    observers: tuple[Any, ...] = ()
+    counts: bool = True
 
     @property
     def in_memory(self) -> bool:
@@ -146,7 +152,17 @@ def _read(app: Celery) -> Settings:
     orphans_after = value["ratelimit_orphans_after"]
     if isinstance(orphans_after, bool) or not isinstance(orphans_after, (int, float)) or not 0 <= orphans_after < 1e9:
         raise ConfigurationError(f"ratelimit_orphans_after={orphans_after!r} must be a number of seconds, 0 or more")
+    observers = value["ratelimit_observers"]
+    if isinstance(observers, str) or not isinstance(observers, (list, tuple)):
+        raise ConfigurationError(
+            f"ratelimit_observers={observers!r} must be a list of names ('proj.metrics.observer'), or of functions"
+        )
+    counts = value["ratelimit_counts"]
+    if not isinstance(counts, bool):
+        raise ConfigurationError(f"ratelimit_counts={counts!r} must be True or False")
     return Settings(
+        counts=counts,
+        observers=tuple(observers),
         fleet=fleet or "",
         orphans_after=float(orphans_after),
         url=_url(app, value["ratelimit_url"]),

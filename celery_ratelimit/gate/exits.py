@@ -11,6 +11,7 @@ from dataclasses import replace
 from .._celery import Worker, requests
 from ..app.plan import Plan
 from ..app.settings import Settings
+from ..errors import STORE_TROUBLES
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
@@ -27,7 +28,7 @@ from .outcome import Outcome
 from .presence import Presence
 from .room import Room
 from .running import Running
-from .said import announce, outcome_of
+from .said import Hook, outcome_of
 from .verdict import AskAt, End, EndCopy, Fail, Hold, Park, SendBack, Start, Stay, Verdict
 
 __all__ = ["Exits"]
@@ -52,6 +53,7 @@ class Exits:
         presence: who is in the gate.
         running: who runs with a place.
         holdings: what requests have.
+        hook: is told what becomes of them.
 
     Attributes:
         batch: those that are parked in a moment.
@@ -68,7 +70,9 @@ class Exits:
         presence: Presence,
         running: Running,
         holdings: Holdings,
+        hook: Hook,
     ) -> None:
+        self._hook = hook
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._in_memory = settings.in_memory
@@ -98,7 +102,7 @@ class Exits:
                 line.wants = line.wants or at <= now
                 wait = at - now
                 if wait > held.plan.policy.inline_wait and held.plan.policy.throttle == "wait":
-                    announce(held, Outcome("waiting", wait, held.demands[0]))
+                    self._hook.announce(held, Outcome("waiting", wait, held.demands[0]))
             case AskAt(at, has_slot):
                 if at is None:
                     line.ask(held, has_slot=has_slot)
@@ -118,6 +122,7 @@ class Exits:
                 self._end_copy(held)
             case Fail(error):
                 self._holdings.leave(line, held)
+                self._hook.failed(held, error, without_store=isinstance(error, STORE_TROUBLES))
                 requests.fail(held.request, error)
         return True
 
@@ -129,7 +134,7 @@ class Exits:
             return
         line.next_ask = verdict.until
         if verdict.demand is not None:
-            announce(held, outcome_of(line, held, verdict.demand, verdict.wait, now))
+            self._hook.announce(held, outcome_of(line, held, verdict.demand, verdict.wait, now))
             if self._worker.intake.is_full:
                 self._presence.suspend(held, line, now)
             elif self._worker.intake.has_several_queues:
@@ -158,6 +163,7 @@ class Exits:
             return
         if held.plan.leased:
             self._running.begin(held)
+        self._hook.started(held, permit_at_us)
         requests.restore(held.request)
         self._worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": permit_at_us})
 
@@ -212,7 +218,7 @@ class Exits:
                 self._room.coming.expect(held.request.id, now + wait, now)
             elif verdict.only_behind and interval <= KEEP:
                 self._room.coming.expect_some(f"{demand.name}:{demand.key}", now)
-            announce(held, replace(why, what="parked"))
+            self._hook.announce(held, replace(why, what="parked"))
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:
         delay = min(verdict.wait, self.longest) - LEAD
@@ -227,7 +233,7 @@ class Exits:
         else:
             why = Outcome("", verdict.wait)
         self._holdings.leave(line, held)
-        announce(held, replace(why, what="returned"))
+        self._hook.announce(held, replace(why, what="returned"))
 
     # -- It ends ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +251,7 @@ class Exits:
                 self._hold_on(line, held, error, now)
                 return
         self._holdings.leave(line, held)
-        announce(held, why)
+        self._hook.announce(held, why)
         self._holdings.forget_slot(held)
         if how == "drop":
             requests.drop(held.request, why.reason)

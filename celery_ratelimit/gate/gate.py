@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._celery import Worker, requests
@@ -21,9 +21,11 @@ from .._celery.parcel import marker_among
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..errors import RateLimitError
+from ..limiter.counting import Counting
 from ..limiter.leases import Leases
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
+from ..observing import Observer
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
@@ -44,6 +46,7 @@ from .presence import Presence
 from .reach import Reach
 from .room import Room
 from .running import Running
+from .said import Hook
 from .slots import Slots
 from .within import Within
 
@@ -61,9 +64,18 @@ class Gate:
         leases: keeps the places of running tasks.
         settings: the app's settings.
         limits: that tasks of this worker may have, by name.
+        observers: are told what becomes of each request.
     """
 
-    def __init__(self, worker: Worker, limiter: Limiter, leases: Leases, settings: Settings, limits: AppLimits) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        limiter: Limiter,
+        leases: Leases,
+        settings: Settings,
+        limits: AppLimits,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.worker, asker = worker, limiter.asker
         self._limits = limits
         self._numbers = itertools.count()
@@ -82,7 +94,10 @@ class Gate:
         self._entrance = entrance = Entrance(worker, room, lines, presence)
         slots = self._slots = Slots(asker, outage)
         self._holdings = holdings = Holdings(slots, room, presence, running)
-        self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings)
+        counting = Counting(asker, worker.timers.call_after, lambda: bool(outage))
+        self._counting = counting if settings.counts and not settings.in_memory else None
+        hook = Hook([*observers, counting.counter] if self._counting is not None else observers)
+        self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings, hook)
         share = LocalShare(worker.live_workers, leases)
         ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))
         answers = self._answers = Answers(
@@ -235,6 +250,8 @@ class Gate:
             self._presence.clear()
             for held in everybody:
                 self._holdings.give_back(held)
+            if self._counting is not None:
+                self._counting.send()
             self._outage.close()
             self._changes.close()
             self._ear.close()

@@ -1,17 +1,25 @@
-"""Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery."""
+"""The one place that tells what has become of a request: to the log, to monitors, to signals, and to observers.
+
+Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from .._celery import requests
+from .._celery.parcel import marker_in
 from ..limiter.demand import Demand
+from ..observing import Asked, Observation, Observer
 from ..signals import task_throttled
+from .clock import monotonic
 from .held import HeldRequest
 from .line import Line
 from .outcome import Outcome
 
-__all__ = ["announce", "outcome_of"]
+__all__ = ["Hook", "outcome_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -22,16 +30,125 @@ def outcome_of(line: Line, held: HeldRequest, demand: Demand, wait: float, now: 
     return Outcome("waiting", wait, demand, interval, waited=now - held.since, full=full)
 
 
-def announce(held: HeldRequest, outcome: Outcome) -> None:
-    """Say what has become of a request.
+class Hook:
+    """Tells what has become of requests.
 
-    While the store does not answer, which is said when it begins and ends, the line is for whoever debugs.
+    Args:
+        observers: are told of each outcome, those included by which a task starts.
     """
-    if held.announced == outcome.what:
-        return
-    held.announced = outcome.what
-    request, fields = held.request, outcome.fields()
-    level = logging.INFO if outcome.limit is not None else logging.DEBUG
-    logger.log(level, "Task %s[%s] %s", request.name, request.id, outcome)
-    requests.announce(request, fields)
-    task_throttled.send(sender=request.task, request=request, **fields)
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self._observers = list(observers)
+        self._failed: set[int] = set()
+
+    def announce(self, held: HeldRequest, outcome: Outcome) -> None:
+        """A request does not start: it waits somewhere, or ends."""
+        if held.announced == outcome.what:
+            return
+        held.announced = outcome.what
+        seen = _throttled(held, outcome)
+        for tell in (_log, _show, _signal):
+            tell(held.request, seen, outcome)
+        if self._observers:
+            self._tell(seen)
+
+    def started(self, held: HeldRequest, permit_at_us: int) -> None:
+        """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store."""
+        if self._observers:
+            self._tell(_started(held, permit_at_us))
+
+    def failed(self, held: HeldRequest, error: Exception, *, without_store: bool) -> None:
+        """A request fails, as the store did not answer, or as no waiting would grant what it asks."""
+        if self._observers:
+            outcome = "store_error" if without_store else "failed"
+            limit = None if without_store else held.demands[0].name
+            self._tell(_observed(held, outcome, limit, reason=str(error)))
+
+    def _tell(self, seen: Observation) -> None:
+        for observer in self._observers:
+            try:
+                observer(seen)
+            except Exception as error:
+                if id(observer) not in self._failed:
+                    self._failed.add(id(observer))
+                    logger.error("The observer %r raised %r, which is said once", observer, error, exc_info=True)
+
+
+def _log(request: Any, seen: Observation, outcome: Outcome) -> None:
+    """While the store does not answer, which is said when it begins and ends, the line is for whoever debugs."""
+    level = logging.INFO if seen.limit is not None else logging.DEBUG
+    if logger.isEnabledFor(level):
+        fields = {**outcome.fields(), "task": seen.task, "id": seen.id, "queue": seen.queue, "cost": seen.cost}
+        fields["throttled_for"] = seen.throttled_for
+        logger.log(level, "Task %s[%s] %s", seen.task, seen.id, seen.said, extra={"data": fields})
+
+
+def _show(request: Any, seen: Observation, outcome: Outcome) -> None:
+    requests.announce(request, outcome.fields())
+
+
+def _signal(request: Any, seen: Observation, outcome: Outcome) -> None:
+    task_throttled.send(sender=request.task, request=request, **outcome.fields())
+
+
+def _throttled(held: HeldRequest, outcome: Outcome) -> Observation:
+    demand = outcome.demand
+    return _observed(
+        held,
+        outcome.what if demand is not None else "store_error",
+        outcome.limit,
+        outcome.key,
+        demand.cost if demand is not None else 1,
+        retry_after=outcome.retry_after,
+        rate=outcome.rate,
+        reason=outcome.reason,
+        said=str(outcome),
+    )
+
+
+def _started(held: HeldRequest, permit_at_us: int) -> Observation:
+    if not permit_at_us:
+        return _observed(held, "store_error", None, reason="it starts while the limiter's store does not answer")
+    first = held.demands[0]
+    outcome = "waited" if held.returned or held.announced else "acquired"
+    waited = _throttled_for(held, permit_at_us)
+    return _observed(held, outcome, first.name, first.key, first.cost, throttled_for=waited)
+
+
+def _observed(
+    held: HeldRequest,
+    outcome: str,
+    limit: str | None,
+    key: str = "",
+    cost: int = 1,
+    *,
+    throttled_for: float | None = None,
+    **fields: Any,
+) -> Observation:
+    waited = _throttled_for(held, 0) if throttled_for is None else throttled_for
+    request = held.request
+    return Observation(
+        outcome,
+        request.name,
+        request.id,
+        held.queue,
+        limit,
+        key,
+        cost,
+        throttled_for=waited,
+        asked=_asked(held),
+        **fields,
+    )
+
+
+def _asked(held: HeldRequest) -> tuple[Asked, ...]:
+    return tuple([(demand.name, demand.key, demand.cost) for demand in held.demands])
+
+
+def _throttled_for(held: HeldRequest, permit_at_us: int) -> float:
+    """Seconds: of a task that was parked by the store's clock, else since it has come here."""
+    if held.returned and permit_at_us:
+        since = marker_in(held.request.message).get("since", 0)
+        if since > 0:
+            return float(max(0, permit_at_us - since)) / 1e6
+    return max(0.0, monotonic() - held.since)

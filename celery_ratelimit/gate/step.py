@@ -10,6 +10,7 @@ import click
 from celery import Celery, bootsteps, signals
 
 from .._celery import Worker, add_to_banner, show_revoked
+from ..app.observers import observers_of
 from ..app.plan import AppLimits, node_of
 from ..app.settings import Settings, forks_apart, settings_of
 from ..app.state import check_store, leases_of, limiter_of
@@ -57,6 +58,7 @@ class GateStep(bootsteps.StartStopStep):
         self._lost: StoreUnavailable | None = None
         app = consumer.app
         try:
+            observers = observers_of(app)
             settings = settings_of(app)
             node_of(app, consumer.hostname)
             limited = AppLimits(app)
@@ -77,7 +79,7 @@ class GateStep(bootsteps.StartStopStep):
                 )
         except ConfigurationError as error:
             _refuse_to_start(error)
-        self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited)
+        self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited, observers)
         worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
         worker.intake.consume_return_queues(settings.return_queue_for)
 
@@ -89,6 +91,7 @@ class GateStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
             show_revoked(consumer)
+            self.gate.worker.receipts.open()
             if self._lost is not None:
                 self.gate.lose(self._lost, lambda: _check_again(consumer.app))
                 self._lost = None
@@ -96,6 +99,7 @@ class GateStep(bootsteps.StartStopStep):
 
     def stop(self, consumer: Any) -> None:
         if self.gate is not None:
+            self.gate.worker.receipts.close()
             self.gate.close()
 
     # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.

@@ -9,18 +9,21 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..errors import ConfigurationError
+from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import async_client_of, async_close_client
 from .arguments import Cost, Key, reader_of
 from .async_asker import AsyncAsker
+from .async_counting import AsyncCounting
 from .async_places import AsyncPlaces
+from .counting import note, note_lost
 from .demand import Demand, Limits, leased
 from .durations import seconds_of
 from .live_verbs import LiveVerbs
 from .questions import Asks
 from .replies import throttled
+from .stats_verbs import StatsVerbs
 from .turns import take
 from .verbs import Asking, Verbs
 
@@ -63,6 +66,7 @@ class AsyncLimiter(Asking):
         lowest_first: where a quota has a ``reserve``: whether the lowest priority goes first at the broker, as on
             Redis. :meth:`from_app` knows.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+        counts: whether what is decided is counted, for :meth:`stats`.
 
     Attributes:
         quotas: limits by name; more may be put in.
@@ -81,8 +85,10 @@ class AsyncLimiter(Asking):
         prefix: str = DEFAULT_PREFIX,
         lowest_first: bool | None = None,
         replace_includes: Mapping[str, str] | None = None,
+        counts: bool = True,
     ) -> None:
         self.asker = AsyncAsker(client, prefix, replace_includes)
+        self._counting = AsyncCounting(self.asker) if counts else None
         super().__init__(quotas, prefix, self.asker.core, lowest_first)
         self.client = client
         self._places = AsyncPlaces(self.asker)
@@ -96,12 +102,14 @@ class AsyncLimiter(Asking):
         quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
         lowest_first: bool | None = None,
+        counts: bool = True,
         **options: Any,
     ) -> AsyncLimiter:
         """A limiter on the store at ``url`` (``redis://``, ``rediss://``, ``unix://``; Valkey alike; ``memory://``).
 
         Args:
             url: where the store is; its query may set redis-py's connection options.
+            counts: whether what is decided is counted; in memory nothing is.
             options: further options of redis-py's client. Unless set, the socket timeouts are 0.5 s, and callers share
                 ``max_connections=10``, for one of which they wait for ``timeout=5.0`` seconds at most. A request holds
                 one for a round trip, not while it waits for its turn.
@@ -110,8 +118,10 @@ class AsyncLimiter(Asking):
             ConfigurationError: the URL is not one of a Redis-protocol store.
         """
         if isinstance(url, str) and url.startswith("memory:"):
-            return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
-        limiter = cls(async_client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
+            return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=False)
+        limiter = cls(
+            async_client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=counts
+        )
         limiter._owns_client = True
         if "timeout" in options:
             limiter.asker.wait_for_connection(options["timeout"])
@@ -128,6 +138,8 @@ class AsyncLimiter(Asking):
 
     async def aclose(self) -> None:
         """End what is under way and, if this limiter was made by :meth:`from_url`, close its connections."""
+        if self._counting is not None:
+            await self._counting.send()
         await self.asker.aclose()
         if self._owns_client:
             await async_close_client(self.client)
@@ -161,6 +173,8 @@ class AsyncLimiter(Asking):
     config = _awaited(LiveVerbs.config)
     pause = _awaited(LiveVerbs.pause)
     resume = _awaited(LiveVerbs.resume)
+    stats = _awaited(StatsVerbs.stats)
+    stats_of = _awaited(StatsVerbs.stats_of)
     _named = LiveVerbs._named
 
     # -- Blocks and functions --------------------------------------------------------------------------------------
@@ -238,6 +252,17 @@ class AsyncLimiter(Asking):
     def _drive(self, asks: Asks[R]) -> Coroutine[Any, Any, R]:
         return self.asker.drive(asks)
 
-    def _take(self, demands: Sequence[Demand], max_wait: float) -> Coroutine[Any, Any, Decision]:
+    async def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
         max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
-        return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
+        asked = take(self._core, demands, max_wait, self.asker.clock.monotonic)
+        if self._counting is None or self._core.pretended_wait is not None:
+            return await self.asker.drive(asked)
+        began = self.asker.clock.monotonic() if max_wait else 0.0
+        try:
+            decision = await self.asker.drive(asked)
+        except STORE_TROUBLES:
+            note_lost(self._counting.counter, demands)
+            raise
+        waited = self.asker.clock.monotonic() - began if max_wait else 0.0
+        note(self._counting.counter, demands, decision, waited)
+        return decision

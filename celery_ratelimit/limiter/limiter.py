@@ -18,12 +18,13 @@ from ..store.url_text import without_password
 from .arguments import Cost, Key, reader_of, runs_later
 from .asker import Asker
 from .checks import actual_costs
+from .counting import Counting, note, note_lost
 from .demand import Demand, Limits, each_bucket_once, leased
 from .durations import seconds_of
 from .leases import Leases
-from .live_verbs import LiveVerbs
 from .questions import Asks
 from .replies import throttled
+from .stats_verbs import StatsVerbs
 from .turns import TAKE_AHEAD, give_back, take
 from .verbs import Verbs
 
@@ -39,7 +40,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(Verbs, LiveVerbs):
+class Limiter(Verbs, StatsVerbs):
     """Asks for permits in the store, for any process that can reach it.
 
     A refusal is a :class:`Decision`, not an exception. The limiter may be shared by threads, and by a process and
@@ -54,6 +55,7 @@ class Limiter(Verbs, LiveVerbs):
         lowest_first: where a quota has a ``reserve``: whether the lowest priority goes first at the broker, as on
             Redis. :meth:`from_app` knows.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+        counts: whether what is decided is counted, for :meth:`stats`.
 
     Attributes:
         quotas: limits by name; more may be put in.
@@ -69,8 +71,10 @@ class Limiter(Verbs, LiveVerbs):
         prefix: str = DEFAULT_PREFIX,
         lowest_first: bool | None = None,
         replace_includes: Mapping[str, str] | None = None,
+        counts: bool = True,
     ) -> None:
         self.asker = Asker(client, prefix, replace_includes)
+        self._counting = Counting(self.asker) if counts else None
         super().__init__(quotas, prefix, self.asker.core, lowest_first)
         self.client = client
         self._places = Leases(self.asker)
@@ -84,6 +88,7 @@ class Limiter(Verbs, LiveVerbs):
         quotas: Mapping[str, Any] | None = None,
         prefix: str = DEFAULT_PREFIX,
         lowest_first: bool | None = None,
+        counts: bool = True,
         **options: Any,
     ) -> Limiter:
         """A limiter on the store at ``url`` (``redis://``, ``rediss://``, ``unix://``, ``sentinel://``,
@@ -92,6 +97,7 @@ class Limiter(Verbs, LiveVerbs):
         Args:
             url: where the store is, see :func:`~celery_ratelimit.store.url.client_of`; its query may set redis-py's
                 connection options.
+            counts: whether what is decided is counted; in memory nothing is.
             options: further options of the client. The socket timeouts are 0.5 s unless set. They say nothing to
                 ``memory://``.
 
@@ -100,8 +106,8 @@ class Limiter(Verbs, LiveVerbs):
             StoreUnavailable: no node of a cluster answers: its client asks at once, the others when they are used.
         """
         if isinstance(url, str) and url.startswith("memory:"):
-            return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
-        limiter = cls(client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first)
+            return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=False)
+        limiter = cls(client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=counts)
         limiter._owns_client = True
         return limiter
 
@@ -120,10 +126,14 @@ class Limiter(Verbs, LiveVerbs):
     def close(self) -> None:
         """End the thread that renews places, and close the connections that this limiter has made.
 
+        What was counted goes to the store before.
+
         Those of a client that it was given stay open. A block that still runs keeps its place until its lease ends. A
         limiter that is used again connects again.
         """
         self._places.close()
+        if self._counting is not None:
+            self._counting.send()
         self.asker.close()
         if self._owns_client:
             close_client(self.client)
@@ -243,6 +253,19 @@ class Limiter(Verbs, LiveVerbs):
         return self.asker.drive(asks)
 
     def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+        if self._counting is None or self.asker.pretended_wait is not None:
+            return self._decide(demands, max_wait)
+        began = self.asker.clock.monotonic() if max_wait else 0.0
+        try:
+            decision = self._decide(demands, max_wait)
+        except STORE_TROUBLES:
+            note_lost(self._counting.counter, demands)
+            raise
+        waited = self.asker.clock.monotonic() - began if max_wait else 0.0
+        note(self._counting.counter, demands, decision, waited)
+        return decision
+
+    def _decide(self, demands: Sequence[Demand], max_wait: float) -> Decision:
         max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
         if max_wait > 0:
             return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))

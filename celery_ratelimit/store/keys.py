@@ -21,6 +21,7 @@ __all__ = [
     "bucket_keys",
     "changes_key",
     "config_keys",
+    "count_keys",
     "escape",
     "hash_tag",
     "lot_keys",
@@ -80,6 +81,14 @@ def touched_key(prefix: str, name: str) -> str:
 def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
     """Where a rate or a pause is stored: for the whole limit, and for one key of it; the same where there is none."""
     return bucket_key(prefix, name, "", "config"), bucket_key(prefix, name, key, "config")
+
+
+def count_keys(prefix: str, name: str) -> tuple[str, str, str, str]:
+    """What is counted of a limit: totals; the last minutes by the second, the last day by the minute; who uses it."""
+    counted, seconds, minutes, users = [
+        bucket_key(prefix, name, "", kind) for kind in ("counted", "seconds", "minutes", "users")
+    ]
+    return counted, seconds, minutes, users
 
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.

@@ -144,3 +144,25 @@ def test_a_limit_that_does_not_fit_a_task_fails_it_with_one_line(
             result.get(timeout=20)
         assert fleet.log().count("cannot be rate limited") == 1
         assert "Traceback" not in fleet.log()
+
+
+def test_500_tasks_in_an_outage_are_received_once_each_and_the_outage_is_a_handful_of_lines(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with embedded_server() as limits, Fleet(server, tmp_path, ratelimit_url=limits.url, rate="1000/s") as fleet:
+        fleet.env["TEST_QUIET"] = "1"
+        fleet.start("-l", "INFO")
+        assert fleet.send("retry", 0).get(timeout=20) == 0
+        limits.kill()
+        for index in range(1, 501):
+            fleet.send("retry", index)
+        until(lambda: store.llen("celery") == 0 and fleet.log().count("] received") == 501, 40, "all tasks")
+        during = fleet.log().splitlines()
+        limits.start()
+        fleet.wait_for(501, 60)
+        until(lambda: len(re.findall(r"\] succeeded in", fleet.log())) == 501, 20, "the last line")
+        received = re.findall(r"Task \S+\[(\S+)\] received", fleet.log())
+        assert len(received) == len(set(received)) == 501
+        others = [line for line in during if not re.search(r"received$|succeeded in", line)]
+        start = next(i for i, line in enumerate(others) if line.endswith("ready."))
+        assert len(others) - start < 10, others[start:]

@@ -136,7 +136,9 @@ class Bench:
             live_workers=lambda: self.workers,
             can_gossip=True,
         )
-        settings: Any = SimpleNamespace(on_store_error=on_store_error, in_memory=False, orphans_after=60.0)
+        settings: Any = SimpleNamespace(
+            on_store_error=on_store_error, in_memory=False, orphans_after=60.0, counts=False
+        )
         leases: Any = SimpleNamespace(
             begin=self._begin,
             end=self._end_lease,

@@ -215,6 +215,7 @@ def test_apps_that_share_a_broker_by_prefixes_have_limits_of_their_own(options: 
         ({"ratelimit_return_queue": "{queue}.{x}"}, ["ratelimit_return_queue='{queue}.{x}'", "{queue}"]),
         ({"ratelimit_orphans_after": -1}, ["ratelimit_orphans_after=-1", "a number of seconds"]),
         ({"ratelimit_orphans_after": "60"}, ["ratelimit_orphans_after='60'", "a number of seconds"]),
+        ({"ratelimit_observers": "proj.observer"}, ["ratelimit_observers='proj.observer'", "must be a list"]),
     ],
 )
 def test_a_setting_that_cannot_be_is_named_with_its_mend(conf: dict[str, Any], parts: list[str]) -> None:

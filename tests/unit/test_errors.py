@@ -35,4 +35,8 @@ def test_the_texts_name_the_limit_and_the_mend() -> None:
         "limit 'api' can never grant 11 permits at once: it holds 10 at most. "
         "Raise its burst (or the count of its window) to at least 11, or lower the cost"
     )
+    used_up = str(Throttled("api", 0.5, 2.0))
+    assert used_up.endswith("free in 0.500 s with what it has waited before, beyond max_wait=2 s"), (
+        "0.5 s is not beyond 2"
+    )
     assert str(Throttled("api", 1.5)) == "throttled by limit 'api': a permit is free in 1.500 s"

@@ -1,0 +1,69 @@
+"""What counting costs: ``python -m benchmarks.counting``. Processor time, medians of ten rounds.
+
+In the worker, a start that nobody observes and one that is counted; a second's telling, there and in the store
+(for a limit of one key, and of a thousand). Beside them one ``acquire`` from Python: shares depend less on the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.gate.said import Hook
+from celery_ratelimit.limiter.counting import Counting
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.testing import embedded_server
+
+ROUNDS = 10
+
+
+def measured(call: Callable[[], Any], times: int) -> float:
+    """Microseconds of this process for one."""
+    rounds = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        for _ in range(times):
+            call()
+        rounds.append((time.process_time() - began) / times * 1e6)
+    return median(rounds)
+
+
+def held_by(key: str) -> Any:
+    demand = Demand(Limit("1000000/s", burst=1000, name="api"), "api", key)
+    request = SimpleNamespace(name="shop.charge", id="id", message=SimpleNamespace(headers={}))
+    return SimpleNamespace(
+        request=request, queue="celery", demands=(demand,), returned=False, announced="", since=time.monotonic()
+    )
+
+
+def main() -> None:
+    with embedded_server() as server, Limiter.from_url(server.url, counts=False) as limiter:
+        counting = Counting(limiter.asker, lambda seconds, call: None)
+        held = held_by("")
+        bare, counted = Hook(), Hook([counting.counter])
+        nobody = measured(lambda: bare.started(held, 1), 20_000)
+        each = measured(lambda: counted.started(held, 1), 20_000)
+        asked = measured(lambda: limiter.asker.ask(held.demands), 2_000)
+        print(f"a start that nobody observes {nobody:6.2f} us")
+        print(f"a start that is counted {each:6.2f} us, {(each - nobody) / asked:.1%} of one acquire ({asked:.0f} us)")
+        for keys in (1, 1000):
+            many = [held_by(str(i) if keys > 1 else "") for i in range(keys)]
+
+            def second(many: list[Any] = many) -> None:
+                for each in many:
+                    counted.started(each, 1)
+                counting.send()
+
+            second()
+            limiter.client.config_resetstat()
+            telling = measured(second, 20) - len(many) * each
+            calls = limiter.client.info("commandstats")["cmdstat_evalsha"]
+            print(f"telling, {keys} keys: {telling:.0f} us a second here, {calls['usec_per_call']:.0f} us in the store")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What was counted, as it is read from the store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from ..observing import OUTCOMES, STARTED
+from .tally import BOUNDS, name_of_bound
+
+__all__ = ["Moment", "Stats", "User", "read_stats"]
+
+_KINDS = {"t": "task", "q": "queue", "k": "key"}
+_ENTRY = re.compile(r" ([a-z])(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A second, or a minute.
+
+    Attributes:
+        at: when it begins: seconds since 1970, by the store's clock.
+        started: tasks and calls that got their permits.
+        permits: that they took.
+        throttled: tasks that were parked, or sent back.
+        ended: what was given up: dropped, failed, diverted, refused; and what met no store.
+    """
+
+    at: float
+    started: int = 0
+    permits: int = 0
+    throttled: int = 0
+    ended: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who uses a limit: a ``"task"``, a ``"queue"`` or a ``"key"``; about so many permits, those of ten minutes ago
+    counting half."""
+
+    kind: str
+    name: str
+    permits: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the whole fleet has decided about one limit, those included whose workers are gone.
+
+    Attributes:
+        name: the limit's.
+        at: when this was read: seconds since 1970, by the store's clock.
+        results: since it is counted, by outcome (:data:`celery_ratelimit.observing.OUTCOMES`).
+        permits: taken since then.
+        waits: how many have waited for so long until they started: the upper end in seconds (``inf`` is the last), and
+            the number of those between the one before and this.
+        waited: seconds that they waited, all together.
+        seconds: the last three minutes, by the second; where nothing was decided there is no entry.
+        minutes: the last day, by the minute.
+        users: who has used it most, the first of them first.
+    """
+
+    name: str
+    at: float
+    results: Mapping[str, int]
+    permits: int
+    waits: tuple[tuple[float, int], ...]
+    waited: float
+    seconds: tuple[Moment, ...] = ()
+    minutes: tuple[Moment, ...] = ()
+    users: tuple[User, ...] = ()
+
+    @property
+    def started(self) -> int:
+        """Tasks and calls that got their permits."""
+        return sum(self.results[outcome] for outcome in STARTED)
+
+    def used(self, seconds: int = 60) -> int:
+        """Permits that were taken in the last so many seconds, 180 at the most; this second not included."""
+        now = int(self.at)
+        return sum(each.permits for each in self.seconds if now - seconds <= each.at < now)
+
+    def waited_at_most(self, share: float) -> float:
+        """A quantile of the waiting times, in seconds: the upper end of the bucket that it is in."""
+        rest = share * sum(number for _, number in self.waits)
+        for bound, number in self.waits:
+            rest -= number
+            if number and rest <= 0:
+                return bound
+        return 0.0
+
+
+def read_stats(name: str, us: int, said: Sequence[Any]) -> Stats:
+    """What ``lua/counts.lua`` says of one limit."""
+    pairs = [pair.partition("=") for pair in _text(said[0]).split()]
+    totals = {each: int(number) for each, _, number in pairs}
+    seconds, minutes, users = said[1:] if len(said) > 1 else ((), (), ())
+    bounds: tuple[float | None, ...] = (*BOUNDS, None)
+    return Stats(
+        name,
+        us / 1e6,
+        {outcome: totals.get(outcome, 0) for outcome in OUTCOMES},
+        totals.get("permits", 0),
+        tuple([(float("inf") if b is None else b, totals.get(name_of_bound(b), 0)) for b in bounds]),
+        totals.get("waited_ms", 0) / 1e3,
+        _moments(seconds, 1),
+        _moments(minutes, 60),
+        tuple(reversed([_user(who, permits) for who, permits in zip(users[::2], users[1::2], strict=True)])),
+    )
+
+
+def _moments(entries: Sequence[Any], unit: int) -> tuple[Moment, ...]:
+    """The last entry says when it was, each one before how much earlier than the next: 1 if nothing."""
+    moments: list[Moment] = []
+    at = 0
+    for entry in reversed(entries):
+        text = _text(entry)
+        stamp = int(text.partition(" ")[0] or 1)
+        at = at - stamp if moments else stamp
+        numbers = {letter: int(number) for letter, number in _ENTRY.findall(text)}
+        moments.append(Moment(float(at * unit), *[numbers.get(letter, 0) for letter in "spte"]))
+    return tuple(reversed(moments))
+
+
+def _user(who: Any, permits: Any) -> User:
+    name = unquote(_text(who), errors="replace")
+    return User(_KINDS.get(name[:1], ""), name[1:], float(permits))
+
+
+def _text(said: Any) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)

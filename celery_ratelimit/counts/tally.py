@@ -1,0 +1,126 @@
+"""Adds up what one process decides, until it is sent to the store. No I/O, and never more than so much."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from ..observing import STARTED, Asked
+from ..store.keys import escape
+
+__all__ = ["BOUNDS", "MOST_USERS", "Part", "Tally", "name_of_bound"]
+
+#: Seconds: the buckets of waiting times, by their upper ends; one more is without end.
+BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+#: Who uses a limit most: so many tasks, queues and keys together, here and in the store.
+MOST_USERS = 100
+#: Of a process within a second: users of a limit, and limits. What is beyond is counted as nobody's, or not at all.
+_USERS, _LIMITS = 1000, 1000
+
+#: What of it stands in a second's and a minute's entry, by its letter: started, throttled, ended otherwise.
+_THROTTLED, _ENDED = ("parked", "returned"), ("dropped", "failed", "diverted", "refused", "store_error")
+
+
+def name_of_bound(bound: float | None) -> str:
+    """What a bucket is called in the store; ``None``: that without end."""
+    return "winf" if bound is None else f"w{round(bound * 1000)}"
+
+
+_BUCKETS = tuple(map(name_of_bound, (*BOUNDS, None)))
+
+
+class Part:
+    """What was decided about one limit."""
+
+    __slots__ = ("numbers", "users")
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.users: dict[str, int] = {}
+
+    def add(self, name: str, number: int = 1) -> None:
+        self.numbers[name] = self.numbers.get(name, 0) + number
+
+    def use(self, user: str, permits: int) -> None:
+        if user in self.users or len(self.users) < _USERS:
+            self.users[user] = self.users.get(user, 0) + permits
+
+    def totals(self) -> str:
+        """As ``lua/count.lua`` adds it to what it has."""
+        return " ".join(f"{name}={number}" for name, number in self.numbers.items())
+
+    def series(self) -> str:
+        """The same in short, for a second and a minute."""
+        numbers = {
+            "s": self._sum(STARTED),
+            "p": self.numbers.get("permits", 0),
+            "t": self._sum(_THROTTLED),
+            "e": self._sum(_ENDED),
+        }
+        return "".join(f" {letter}{number}" for letter, number in numbers.items() if number)
+
+    def most(self) -> list[tuple[str, int]]:
+        """Those who have used it most."""
+        return sorted(self.users.items(), key=lambda user: -user[1])[:MOST_USERS]
+
+    def _sum(self, outcomes: Iterable[str]) -> int:
+        return sum(self.numbers.get(outcome, 0) for outcome in outcomes)
+
+
+class Tally:
+    """What was decided since the tally was taken last, by limit. May be shared by threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: dict[str, Part] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def started(self, outcome: str, asked: Sequence[Asked], waited: float, users: Sequence[str] = ()) -> None:
+        """Something has got its permits, ``waited`` seconds after it was throttled; of the limits that were ``asked``.
+
+        ``users``: who it was: a letter for the kind (``t`` a task, ``q`` a queue), and the name.
+        """
+        bucket, milliseconds = _BUCKETS[bisect_left(BOUNDS, waited)], round(waited * 1000)
+        with self._lock:
+            for name, key, cost in asked:
+                part = self._part(name)
+                if part is None:
+                    continue
+                part.add(outcome)
+                part.add("permits", cost)
+                part.add(bucket)
+                if milliseconds:
+                    part.add("waited_ms", milliseconds)
+                for user in users:
+                    part.use(user, cost)
+                if key:
+                    part.use(f"k{key}", cost)
+
+    def happened(self, outcome: str, names: Iterable[str]) -> None:
+        """Something was decided otherwise, by the limits of these names."""
+        with self._lock:
+            for name in names:
+                part = self._part(name)
+                if part is not None:
+                    part.add(outcome)
+
+    def take(self) -> list[tuple[str, Part]]:
+        """What there is; from now on there is nothing."""
+        with self._lock:
+            parts, self._parts = self._parts, {}
+        return list(parts.items())
+
+    def _part(self, name: str) -> Part | None:
+        part = self._parts.get(name)
+        if part is None and len(self._parts) < _LIMITS:
+            part = self._parts[name] = Part()
+        return part
+
+
+def wire_of(part: Part) -> list[str | int]:
+    """The arguments of ``lua/count.lua`` for one limit."""
+    users = part.most()
+    return [part.totals(), part.series(), len(users), *[value for name, n in users for value in (escape(name), n)]]

@@ -1,0 +1,46 @@
+"""What is counted: sent to the store, and read from it, for many limits with one script (on a cluster one each)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from ..counts.figures import Stats, read_stats
+from ..counts.tally import MOST_USERS, Part, wire_of
+from ..store.keys import count_keys
+from ..store.resp import bulk
+from .core import Core
+from .questions import Asks, Question, each_of
+
+__all__ = ["ask_counts", "tell_counts"]
+
+_T = TypeVar("_T")
+
+#: Limits of which one script is told, or asks: it is to take no longer than a few milliseconds.
+_TOLD, _ASKED, _TOTALS = 20, 4, 100
+
+
+def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
+    """Add up what was decided."""
+    for some in _together(core, parts, _TOLD):
+        keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
+        values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
+        call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+        yield from each_of([Question(core.scripts.count, call)])
+
+
+def ask_counts(core: Core, names: Sequence[str], *, totals: bool = False) -> Asks[list[Stats]]:
+    """What was counted, in the order of the names; ``totals``: without the seconds, the minutes and the users."""
+    answer: list[Stats] = []
+    for some in _together(core, names, _TOTALS if totals else _ASKED):
+        keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
+        call = (), len(keys), len(keys) + 1, [bulk(*keys, int(not totals))]
+        (reply,) = yield from each_of([Question(core.scripts.counts, call)])
+        us, *said = reply
+        answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
+    return answer
+
+
+def _together(core: Core, each: Sequence[_T], most: int) -> list[Sequence[_T]]:
+    most = 1 if core.is_cluster else most
+    return [each[at : at + most] for at in range(0, len(each), most)]

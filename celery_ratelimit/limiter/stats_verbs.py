@@ -1,0 +1,41 @@
+"""What was decided about limits, by the whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..counts.figures import Stats
+from ..limits.any_limit import AnyLimit
+from .counted import ask_counts
+from .live_verbs import LiveVerbs
+from .questions import Asks
+from .verbs import asked
+
+__all__ = ["StatsVerbs"]
+
+
+class StatsVerbs(LiveVerbs):
+    """Read what workers and limiters have counted."""
+
+    @asked
+    def stats(self, name: str | AnyLimit, *, force: bool = False) -> Asks[Stats]:
+        """What was decided about a limit: results, permits, waiting times, the last minutes, who uses it most.
+
+        Every worker and every limiter counts, and tells the store about once a second; what those have counted that are
+        gone is there still. A killed one's last second is missing.
+
+        Args:
+            name: the limit's name, or the limit.
+            force: also for a name that nobody knows, see :meth:`set_rate`.
+        """
+        known, _ = yield from self._named(name, None, force)
+        (stats,) = yield from ask_counts(self._core, [known])
+        return stats
+
+    @asked
+    def stats_of(self, names: Iterable[str], *, totals: bool = False) -> Asks[list[Stats]]:
+        """The same for many limits at once, known or not, in the order of their names.
+
+        ``totals``: without the seconds, the minutes and the users, which are most of it.
+        """
+        return (yield from ask_counts(self._core, list(names), totals=totals))

@@ -1,0 +1,45 @@
+"""``celery -A proj ratelimit metrics``: serves figures for Prometheus. Put into the group of commands by ``cli``."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import click
+
+__all__ = ["metrics"]
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=9877, show_default=True)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--once", is_flag=True, help="Print the figures, and end.")
+@click.pass_context
+def metrics(context: Any, port: int, address: str, once: bool) -> None:
+    """Serve the figures of the whole fleet for Prometheus, at /metrics. Needs celery-ratelimit[prometheus]."""
+    from .errors import ConfigurationError
+
+    app = context.obj.app
+    app.loader.import_default_modules()
+    try:
+        from . import prometheus
+
+        if once:
+            from prometheus_client import CollectorRegistry, generate_latest
+
+            registry = CollectorRegistry()
+            registry.register(prometheus.collector(app))
+            click.echo(generate_latest(registry).decode(), nl=False)
+            return
+        stop = prometheus.serve(app, port, address)
+    except ConfigurationError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"cannot listen at {address}:{port}: {error}") from None
+    click.echo(f"http://{address}:{port}/metrics")
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        stop()

@@ -1,0 +1,74 @@
+"""The bodies that have started, the store's figures and the exporter's are the same, whoever was killed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+from prometheus_client import CollectorRegistry
+
+from celery_ratelimit import Limiter, RateLimitedTask
+from celery_ratelimit.counts.counter import PAUSE
+from celery_ratelimit.prometheus import collector
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+
+NAME = "tests.apps.fleet.retry"
+TASKS, RATE = 5000, 400
+#: Seconds that a busy worker may be late with what it tells once a second.
+LATE = 0.5
+
+
+@pytest.mark.slow
+def test_5000_tasks_and_a_killed_worker(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    options = {"visibility_timeout": 6, "unacked_restore_throttle": 1}
+    rate = f"{RATE}/s"
+    app = Celery("reads", broker=server.url, set_as_current=False)
+
+    @app.task(base=RateLimitedTask, limits=rate, name=NAME)
+    def retry(index: int) -> None: ...
+
+    with Fleet(server, tmp_path, rate=rate, broker_transport_options=options) as fleet:
+        for index in range(TASKS):
+            fleet.send("retry", index)
+        fleet.start(number=2)
+        fleet.wait_for(TASKS // 3, 60)
+        killed_at = time.time()
+        fleet.kill(1)
+
+        def others_are_done() -> bool:
+            waits = (
+                store.llen("celery") + store.hlen("unacked") + sum(lot.parked for lot in fleet.parking_lots().lots())
+            )
+            return waits == 0 and fleet.started() > TASKS * 0.9
+
+        until(others_are_done, 120, "the end of all tasks")
+        limiter = Limiter.from_app(app)
+        registry = CollectorRegistry()
+        registry.register(collector(app))
+
+        def counted() -> int:
+            return limiter.stats_of([NAME], totals=True)[0].started
+
+        before = -1
+        while counted() != before:  # whoever is alive has told all
+            before = counted()
+            time.sleep(2 * PAUSE)
+
+        starts = fleet.starts()
+        last_second = [each for each in starts if killed_at - PAUSE - LATE <= each.at <= killed_at + LATE]
+        exported = sum(
+            registry.get_sample_value("celery_ratelimit_requests_total", {"limit": NAME, "result": result}) or 0
+            for result in ("acquired", "waited")
+        )
+        (stats,) = limiter.stats_of([NAME])
+        assert exported == stats.started == sum(number for _, number in stats.waits) == stats.permits
+        assert sum(each.started for each in stats.minutes) == stats.started
+        print("bodies", len(starts), "counted", stats.started, "in the last second", len(last_second))
+        # Of what the killed worker has counted and not told, and of what it has counted and its processes not begun.
+        assert -len(last_second) <= stats.started - len(starts) <= 8, (stats.started, len(starts), len(last_second))
+        assert len(starts) > TASKS * 0.98
+        assert {user.name for user in stats.users} == {NAME, "celery"}

@@ -1,0 +1,143 @@
+"""What was decided is added up in the store: by the second, by the minute, in all; and it stays small."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import redis
+
+from celery_ratelimit import ConfigurationError, Limiter
+from celery_ratelimit.counts.figures import Moment, Stats
+from celery_ratelimit.counts.tally import MOST_USERS, Tally
+from celery_ratelimit.limiter.counted import tell_counts
+from celery_ratelimit.store.keys import count_keys
+from tests.conftest import Clock
+
+
+def tell(limiter: Limiter, tally: Tally) -> None:
+    limiter.asker.drive(tell_counts(limiter.asker.core, tally.take()))
+
+
+def stats(limiter: Limiter, name: str = "api") -> Stats:
+    return limiter.stats(name, force=True)
+
+
+def test_what_two_processes_tell_is_added_up(frozen: Limiter, clock: Clock) -> None:
+    ours, theirs = Tally(), Tally()
+    ours.started("acquired", [("api", "", 3)], 0.0, ("tpay", "qmoney"))
+    ours.started("waited", [("api", "", 1), ("tenant", "t:7", 2)], 0.7, ("tpay", "qmoney"))
+    theirs.started("waited", [("api", "", 5)], 4000.0, ("tmail", "qmoney"))
+    theirs.happened("parked", ["api"])
+    theirs.happened("dropped", ["api"])
+    for tally in (ours, theirs):
+        tell(frozen, tally)
+    said = stats(frozen)
+    assert {name: number for name, number in said.results.items() if number} == {
+        "acquired": 1,
+        "waited": 2,
+        "parked": 1,
+        "dropped": 1,
+    }
+    assert (said.permits, said.started, said.waited) == (9, 3, 4000.7)
+    assert [wait for wait in said.waits if wait[1]] == [(0.01, 1), (1.0, 1), (float("inf"), 1)]
+    assert said.waited_at_most(0.5) == 1.0
+    now = clock.us / 1e6
+    assert said.at == now
+    assert said.seconds == (Moment(now // 1, 3, 9, 1, 1),)
+    assert said.minutes == (Moment(now // 60 * 60, 3, 9, 1, 1),)
+    assert [(user.kind, user.name, user.permits) for user in said.users] == [
+        ("queue", "money", 9.0),
+        ("task", "mail", 5.0),
+        ("task", "pay", 4.0),
+    ]
+    (tenant,) = frozen.stats_of(["tenant"], totals=True)
+    assert (tenant.permits, tenant.seconds, tenant.users) == (2, (), ())
+
+
+def test_seconds_and_minutes_are_kept_for_so_long_and_a_step_back_goes_to_the_last(
+    frozen: Limiter, clock: Clock
+) -> None:
+    tally, began = Tally(), clock.us
+    for _ in range(200):
+        tally.started("acquired", [("api", "", 1)], 0.0)
+        tell(frozen, tally)
+        clock.advance(1)
+    said = stats(frozen)
+    assert len(said.seconds) == 180
+    assert [each.at for each in said.minutes] == [began / 1e6 + 60 * minute for minute in range(4)]
+    assert sum(each.started for each in said.minutes) == said.results["acquired"] == 200
+    assert (said.used(60), said.used(10)) == (60, 10)
+    clock.advance(-5)
+    tally.started("acquired", [("api", "", 7)], 0.0)
+    tell(frozen, tally)
+    assert stats(frozen).seconds[-1] == Moment(began / 1e6 + 199, 2, 8)
+
+
+def test_what_was_not_every_second_says_when_it_was(frozen: Limiter, clock: Clock) -> None:
+    tally, at = Tally(), []
+    for pause in (0, 1, 3, 0, 70, 1, 200):
+        clock.advance(pause)
+        at.append(clock.us / 1e6)
+        tally.started("acquired", [("api", "", 1)], 0.0)
+        tell(frozen, tally)
+    said = stats(frozen)
+    assert [each.at for each in said.seconds] == sorted(set(at))
+    assert [each.at for each in said.minutes] == sorted({each // 60 * 60 for each in at})
+
+
+def test_who_has_used_it_long_ago_counts_less_and_who_uses_it_most_stays(frozen: Limiter, clock: Clock) -> None:
+    tally = Tally()
+    tally.started("acquired", [("api", "old", 64)], 0.0)
+    tell(frozen, tally)
+    clock.advance(1200)
+    for index in range(3 * MOST_USERS):
+        tally.started("acquired", [("api", "big", 2), ("api", f"small {index}", 1)], 0.0)
+        tell(frozen, tally)
+    users = stats(frozen).users
+    assert len(users) == MOST_USERS
+    assert (users[0].name, users[0].permits) == ("big", 600.0)
+    assert ("old", 16.0) in [(user.name, user.permits) for user in users]
+
+
+def test_a_day_of_a_busy_limit_takes_less_than_64_kb(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:
+    """1,000 a second that cost 50 each, half of them parked before, of 100 keys with long names."""
+    keys = count_keys(frozen.prefix, "api")
+    stamp = clock.us // 60_000_000
+    store.rpush(keys[2], *[" s60000 p3000000 t30000 e12"] * 1439, f"{stamp - 1} s1 p1")
+    second = clock.us // 1_000_000
+    store.rpush(keys[1], *[" s1000 p50000 t500 e1"] * 179, f"{second - 1} s1 p1")
+    tally, numbers = Tally(), random.Random(7)
+    for index in range(1000):
+        key = f"tenant:{index % 200}:{'x' * 60}"
+        tally.started("waited", [("api", key, 50)], numbers.expovariate(0.01), ("tshop.tasks.charge", "qpayments"))
+        tally.happened("parked", ["api"])
+    tell(frozen, tally)
+    assert [each.at // 60 for each in stats(frozen).minutes] == [stamp - 1439 + i for i in range(1440)]
+    sizes = [store.memory_usage(key, samples=0) for key in keys]
+    assert sum(sizes) <= 64 * 1024, sizes
+
+
+def test_each_expires(limiter: Limiter, store: redis.Redis) -> None:
+    tally = Tally()
+    tally.started("acquired", [("api", "k", 1)], 0.0)
+    tell(limiter, tally)
+    left = [store.pttl(key) / 1000 for key in count_keys(limiter.prefix, "api")]
+    assert left == pytest.approx([30 * 86400, 240, 90000, 7200], abs=60)
+
+
+def test_a_limit_that_nobody_knows_is_an_error(limiter: Limiter) -> None:
+    with pytest.raises(ConfigurationError, match="apl"):
+        limiter.stats("apl")
+    assert limiter.stats("apl", force=True).permits == 0
+
+
+def test_a_process_keeps_no_more_than_so_much() -> None:
+    tally = Tally()
+    for index in range(3000):
+        tally.started("acquired", [("api", f"key {index}", 1), (f"limit {index}", "", 1)], 0.0)
+    parts = dict(tally.take())
+    assert len(parts) == 1000
+    assert len(parts["api"].users) == 1000
+    assert len(parts["api"].most()) == MOST_USERS
+    assert parts["api"].numbers["permits"] == 3000

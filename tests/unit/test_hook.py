@@ -1,0 +1,131 @@
+"""One hook: whoever observes is told of each outcome, once, and can harm nothing."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import ConfigurationError, StoreUnavailable, observe
+from celery_ratelimit._celery.receipts import Receipts
+from celery_ratelimit.app.observers import observers_of
+from celery_ratelimit.gate import gate, said
+from celery_ratelimit.observing import Observation
+from tests.unit.a_gate import Bench
+
+
+@pytest.fixture
+def seen() -> list[Observation]:
+    return []
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, seen: list[Observation]) -> Bench:
+    observers: list[Any] = [seen.append]
+
+    def hook(_: Any) -> said.Hook:
+        return said.Hook(observers)
+
+    monkeypatch.setattr(gate, "Hook", hook)
+    made = Bench(monkeypatch)
+    monkeypatch.setattr(said, "monotonic", lambda: made.now)
+    return made
+
+
+def outcomes(seen: list[Observation]) -> list[tuple[str, str | None]]:
+    return [(each.outcome, each.limit) for each in seen]
+
+
+def test_a_task_that_starts_at_once_and_one_that_waits(bench: Bench, seen: list[Observation]) -> None:
+    task = bench.task("wait", "r1")
+    bench.come(task)
+    assert outcomes(seen) == [("acquired", "r1")]
+    bench.come(task)
+    bench.run(1)
+    assert outcomes(seen)[1:] == [("waiting", "r1"), ("waited", "r1")]
+    waiting, waited = seen[1:]
+    assert (waited.task, waited.queue, waited.cost) == (task.name, "celery", 1)
+    assert waited.asked == (("r1", "", 1),)
+    assert waiting.retry_after == pytest.approx(0.1)
+    assert waited.throttled_for == pytest.approx(0.1, abs=0.03)
+    assert waiting.said.startswith("throttled by limit 'r1' (10/s): waits in this worker")
+
+
+@pytest.mark.parametrize(
+    ("task", "outcome"),
+    [(("drop", "r1"), "dropped"), (("fail", "r1"), "failed")],
+)
+def test_a_task_that_ends(bench: Bench, seen: list[Observation], task: tuple[str, str], outcome: str) -> None:
+    kind = bench.task(*task)
+    bench.come(kind)
+    bench.come(kind)
+    assert outcomes(seen) == [("acquired", "r1"), (outcome, "r1")]
+    assert "throttled by limit 'r1'" in seen[-1].reason
+
+
+def test_a_store_that_does_not_answer_is_an_outcome(bench: Bench, seen: list[Observation]) -> None:
+    bench.at["ask"] = [StoreUnavailable("gone")]
+    bench.come(bench.task("retry", "r1"))
+    assert outcomes(seen) == [("store_error", None)]
+
+
+def test_an_observer_that_raises_is_said_once_and_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    later: list[Observation] = []
+
+    def broken(_: Observation) -> None:
+        raise ZeroDivisionError("observer")
+
+    hook = said.Hook([broken, later.append])
+    monkeypatch.setattr(gate, "Hook", lambda _: hook)
+    bench = Bench(monkeypatch)
+    for _ in range(3):
+        bench.come(bench.task("drop", "r1"))
+    assert len(later) == 3
+    assert len(bench.running) == 1
+    assert caplog.text.count("which is said once") == 1
+
+
+class Observer:
+    def __call__(self, seen: Observation) -> None: ...
+
+
+def test_observers_are_named_in_the_settings_or_given() -> None:
+    app = Celery("a", broker="redis://localhost", set_as_current=False)
+    app.conf.ratelimit_observers = ["tests.unit.test_hook:Observer", "builtins.print"]
+    observe(app, print)
+    first, *rest = observers_of(app)
+    assert isinstance(first, Observer)
+    assert rest == [print, print]
+
+
+@pytest.mark.parametrize("named", ["no.such.module", "tests.unit.test_hook.nobody", "math.pi", "builtins.int.x"])
+def test_an_observer_that_is_not_there_is_named(named: str) -> None:
+    app = Celery("a", broker="redis://localhost", set_as_current=False)
+    app.conf.ratelimit_observers = [named]
+    with pytest.raises(ConfigurationError, match=f"ratelimit_observers: '{named}'"):
+        observers_of(app)
+
+
+def test_what_comes_back_is_received_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    marker = {"queue": "celery", "eta": None, "exchange": None, "routing_key": None}
+    logger = logging.getLogger("celery.worker.strategy")
+    receipts = Receipts()
+    with caplog.at_level(logging.DEBUG, logger.name):
+        receipts.open()
+        try:
+            receipts.note(SimpleNamespace(headers={"id": "a", "celery-ratelimit-return": marker}))
+            receipts.note(SimpleNamespace(headers={"id": "b"}))
+            for id in ("a", "b", "a"):
+                logger.info("Task %(id)s received", {"id": id}, extra={"data": {"id": id}})
+            logger.setLevel(logging.INFO)
+            receipts.note(SimpleNamespace(headers={"id": "c", "celery-ratelimit-return": marker}))
+            logger.info("Task %(id)s received", {"id": "c"}, extra={"data": {"id": "c"}})
+        finally:
+            receipts.close()
+    said = [(record.getMessage(), record.levelname) for record in caplog.records]
+    assert said == [("Task a received", "DEBUG"), ("Task b received", "INFO"), ("Task a received", "INFO")]
