@@ -155,6 +155,7 @@ class AsyncLimiter(Asking):
     expire = _awaited(LiveVerbs.expire)
     delete = _awaited(LiveVerbs.delete)
     config = _awaited(LiveVerbs.config)
+    history = _awaited(LiveVerbs.history)
     pause = _awaited(LiveVerbs.pause)
     resume = _awaited(LiveVerbs.resume)
     _named = LiveVerbs._named
