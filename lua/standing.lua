@@ -3,7 +3,8 @@
 -- KEYS   four per limit, see include/read_limits.lua
 -- ARGV   six per limit, see include/read_limits.lua
 -- Reply  for each limit: us of this clock; permits left; us until it is full; us until one more permit can be had; requests that have a
---        slot; the size, the count and the period in force; what is stored for it, see include/config_text.lua, '' if nothing is
+--        slot; the size, the count and the period in force; what is stored for the limit, and for the key,
+--        see include/config_text.lua, '' if nothing is
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 1
 local id = ''
@@ -21,6 +22,6 @@ for i = 1, NUMBER do
     local left, full = limit.algorithm.state(limit, now)
     local wait = max(limit.grant, limit.paused or 0) - now
     answer[i] = {int(now), left, full, int(max(0, wait)), call('ZCOUNT', limit.slots_key, 0, '+inf'), limit.burst, limit.count,
-        limit.period, got[3 * i - 1] or ''}
+        limit.period, got[3 * i - 1] or '', got[3 * i] or ''}
 end
 return answer

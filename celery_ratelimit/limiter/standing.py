@@ -39,8 +39,8 @@ class Standing:
 
 def read_standing(demand: Demand, code: Any, reply: Sequence[Any]) -> Standing:
     """One limit's part of the reply; ``code``: the limit as it is here, ``None`` if it is not."""
-    now, remaining, full, wait, waiting, size, count, period, stored = reply
-    config = read_config(demand.name, demand.key, code, [int(now), stored, stored])
+    now, remaining, full, wait, waiting, size, count, period, *stored = reply
+    config = read_config(demand.name, demand.key, code, [int(now), *stored])
     in_force = config.in_force
     interval = in_force.interval if in_force is not None else 0.0
     return Standing(

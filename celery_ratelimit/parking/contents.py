@@ -102,11 +102,6 @@ class Contents:
                 for first in range(0, len(keys), LOTS):
                     yield from self._lots(name, keys[first : first + LOTS], None)
 
-    def some_lots(self, name: str, most: int) -> list[Lot]:
-        """Up to so many lots of a limit, without their tasks."""
-        keys = next(self.keys(name), [])[: min(most, LOTS)]
-        return self._lots(name, keys, None) if keys else []
-
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         """Keys of the buckets of a limit that have lots, some at a time; ``aside``: in which somebody is aside."""
         lots, _, _, asides, *_ = self._scripts.shared_keys(name)

@@ -25,8 +25,9 @@ from .register import UNATTENDED
 
 __all__ = ["LimitStatus", "overview", "standings_of"]
 
-#: Lots that are looked into, of all limits together: of more, tasks are counted, and the oldest is not known.
-LOOKED = 5000
+#: Looks into lots, of all limits together, each as dear as so many lots: of more, tasks are counted, and the oldest is
+#: not known.
+LOOKS, LOTS_A_LOOK = 1100, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class _InLots(NamedTuple):
     lots: int
     oldest: float | None
     cost: int  # of all
-    dearest: int  # of the lot that takes longest
+    dearest: int | None  # of the lot that takes longest
 
 
 _NOBODY = _InLots(0, 0, None, 0, 0)
@@ -173,17 +174,17 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
 
 
 def _lots_of(parking: Parking, names: Sequence[str]) -> dict[str, _InLots]:
+    looks, found = float(LOOKS), {}
     counts = parking.contents.counts(names)
-    each, found = max(1, LOOKED // max(1, len(counts))), {}
-    for name, (number, parked) in counts.items():
-        lots = [lot for lot in parking.contents.some_lots(name, each) if lot.parked]
-        cost, dearest = sum(lot.cost for lot in lots), max([lot.cost for lot in lots], default=0)
-        if number > len(lots):  # a part of them
-            oldest, cost = None, max(cost, parked)
-        else:
-            parked = sum(lot.parked for lot in lots)
-            oldest = min([lot.oldest for lot in lots], default=None)
-        found[name] = _InLots(parked, number, oldest, cost, dearest)
+    for name, (number, parked) in sorted(counts.items(), key=lambda each: each[1]):
+        looks -= 1 + number / LOTS_A_LOOK
+        if looks < 0:
+            found[name] = _InLots(parked, number, None, parked, None)
+            continue
+        lots = [lot for lot in parking.contents.lots([name]) if lot.parked]
+        costs = [lot.cost for lot in lots]
+        oldest = min([lot.oldest for lot in lots], default=None)
+        found[name] = _InLots(sum(lot.parked for lot in lots), len(lots), oldest, sum(costs), max(costs, default=0))
     return found
 
 
@@ -191,8 +192,8 @@ def _drains_in(standing: Standing, code: AnyLimit | None, lots: _InLots, queued:
     """Each key's lot drains for itself; what the broker holds of a limit by key is nobody's yet."""
     cost = code.cost if code is not None and isinstance(code.cost, int) else 1
     ahead = lots.dearest if by_key else lots.cost + cost * queued
-    if not ahead and not standing.waiting:
+    if ahead == 0 and not standing.waiting:
         return 0.0
-    if not standing.interval:
+    if ahead is None or not standing.interval:
         return None
     return max(standing.retry_after, standing.config.paused) + ahead * standing.interval
