@@ -13,9 +13,10 @@ from .checking import check
 from .group import Commands
 from .lots import lot_commands
 from .status import status, top
+from .watch import watch
 
 __all__ = ["ratelimit"]
 
 ratelimit = Commands("ratelimit", help="Rate limits of the whole fleet: look at them, and change them while it runs.")
-for command in (status, top, *change_commands, *lot_commands, check):
+for command in (status, top, watch, *change_commands, *lot_commands, check):
     ratelimit.add_command(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,8 +46,6 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
 @click.pass_context
 def top(ctx: click.Context, every: float) -> None:
     """The same as status, live, until Ctrl-C. Wants rich (pip install celery-ratelimit[cli])."""
-    import time
-
     from ..parking.overview import overview
 
     try:
@@ -63,7 +62,7 @@ def top(ctx: click.Context, every: float) -> None:
     with Live(look(), auto_refresh=False) as live:
         try:
             while True:
-                time.sleep(every)
+                sleep(every)
                 live.update(look(), refresh=True)
         except KeyboardInterrupt:
             pass

@@ -12,9 +12,10 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
+from .._celery.found import task_here
 from ..errors import RateLimitError
 
-__all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimits"]
+__all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimit_task", "ratelimits"]
 
 #: Seconds within which the same change is the same command, heard by another worker.
 TOGETHER = 5.0
@@ -27,6 +28,12 @@ def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
 
     limits = {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits_of_app(state.app).items())}
     return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits}
+
+
+@inspect_command(args=[("id", str)], signature="ID")
+def ratelimit_task(state: Any, id: str, **kwargs: Any) -> dict[str, str] | None:
+    """What a worker has of a task: it runs it, holds it, or has it on a countdown."""
+    return task_here(state, id)
 
 
 @control_command(args=[("name", str), ("rate", str)], signature="NAME RATE")

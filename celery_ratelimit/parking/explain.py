@@ -31,8 +31,8 @@ class Explanation:
     Attributes:
         id: the task's id.
         where: ``"parked"``, ``"aside"`` (parked, and no worker consumes its queue), ``"leaving"`` (on its way back to
-            its queue), ``"held"`` (a worker has it, and it has not started), ``"running"``, ``"ended"`` or
-            ``"unknown"``.
+            its queue), ``"scheduled"`` (in a worker, until its countdown ends), ``"held"`` (in a worker, and it has
+            not started), ``"running"``, ``"ended"`` or ``"unknown"``.
         now: when this was so, in seconds since 1970.
         task: its name; ``""``: that is not known here.
         queue: where it was sent to; the same.
@@ -84,6 +84,8 @@ class Explanation:
                 return f"is on its way back to the queue {self.queue!r}, from the lot of {of}"
             case "held":
                 return f"is in worker {self.worker}, and has not started: it waits for its turn, or for a free process"
+            case "scheduled":
+                return f"is in worker {self.worker}, and waits for its countdown to end"
             case "running":
                 return f"runs in worker {self.worker}"
             case "ended":
@@ -168,15 +170,16 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
 
 def _in_workers(app: Celery, parking: Parking, id: str) -> Explanation | None:
     try:
-        replies = app.control.inspect(timeout=PATIENCE).query_task(id) or {}
+        # Of workers of a version before this one nothing is said: they answer with an error.
+        replies = app.control.broadcast("ratelimit_task", {"id": id}, reply=True, timeout=PATIENCE) or []
     except (OperationalError, NotImplementedError, OSError):
         return None
-    for worker, tasks in replies.items():
-        for state, info in (tasks or {}).values() if isinstance(tasks, dict) else ():
-            where = {"active": "running", "reserved": "held"}.get(state)
-            if where is not None:
-                task, queue = str(info.get("name", "")), str((info.get("delivery_info") or {}).get("routing_key", ""))
-                return Explanation(id, where, time.time(), task=task, queue=queue, worker=worker)
+    for reply in replies:
+        for worker, told in reply.items():
+            if isinstance(told, dict) and "where" in told:
+                return Explanation(
+                    id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=str(worker)
+                )
     return None
 
 

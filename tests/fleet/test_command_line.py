@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +54,26 @@ def test_where_tasks_are_while_a_fleet_works(server: EmbeddedServer, store: redi
         held = fleet.send("place", 100, 30.0)
         until(lambda: lots.explain(held.id).where == "running", 20, "a task that runs")
         assert lots.explain(held.id).worker == "w0@test"
-        fleet.sender.control.purge()
+        later = fleet.sender.send_task(NAME, args=[200], countdown=600)
+        until(lambda: lots.explain(later.id).where == "scheduled", 20, "a task on a countdown")
+        assert "waits for its countdown to end" in str(lots.explain(later.id))
+
+
+def test_watch_shows_what_is_throttled(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="1/m") as fleet:
+        fleet.start("-E")
+        with ThreadPoolExecutor(1) as threads:
+            watching = threads.submit(run, fleet.sender, "watch", NAME, "--most", "3", "--json")
+            results = {fleet.send("retry", index).id for index in range(2)}
+            while not watching.done():  # it sees what happens once it has subscribed
+                results.add(fleet.send("retry", 2).id)
+                time.sleep(0.1)
+            found = watching.result()
+        assert found.exit_code == 0, found.output
+        events = [json.loads(line) for line in found.output.splitlines()]
+        assert len(events) == 3
+        assert {each["limit"] for each in events} == {NAME}
+        assert {each["uuid"] for each in events} <= results
 
 
 def test_celery_s_remote_control_changes_limits(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:

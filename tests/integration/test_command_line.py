@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from celery import Celery
 from click.testing import CliRunner, Result
 from kombu import pools
 
+from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.cli import ratelimit
@@ -352,3 +354,77 @@ def test_check_of_a_fleet(run: Run, app: Celery) -> None:
 def test_a_limiter_of_its_own_tells_the_same(limiter: Limiter, run: Run) -> None:
     limiter.set_rate("stripe", "7/s", by="elsewhere", force=True)
     assert "7/s by elsewhere" in run("status", "stripe").output
+
+
+# -- Elsewhere ---------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_cluster(cluster_store: Cluster, server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_url = cluster_store.url
+    park(app, "stripe", 3)
+    assert run("set", "stripe", "20/s", "--by", "ann", of=app).exit_code == 0
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["stripe"]["stored"], each["stripe"]["by"], each["stripe"]["parked"]) == ("20/s, burst 5", "ann", 3)
+    assert run("explain", "stripe--2", of=app).output.startswith("shop.charge[stripe--2] is parked at place 3 of 3")
+    assert len(json.loads(run("history", "stripe", "--json", of=app).output)) == 1
+
+
+def test_in_memory(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_url = "memory://"
+    assert run("pause", "stripe", "--for", "1h", of=app).exit_code == 0
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["stripe"]["state"], each["gpu"]["state"]) == ("paused", "idle")
+    assert [one["verb"] for one in json.loads(run("history", "stripe", "--json", of=app).output)] == ["pause"]
+
+
+def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_queues = {f"q{n}": Limit("1/h", name=f"limit{n}") for n in range(100)}
+    limiter_of(app).acquire("limit70")
+    run("status", of=app)
+    store.config_resetstat()
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["limit70"]["remaining"], each["limit71"]["remaining"]) == (0, 1)
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 1 + 3, "who was seen, and forty limits in a step"
+
+
+def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(30):
+        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
+    monkeypatch.setattr("celery_ratelimit.parking.overview.LOOKS", 2)
+    (tenant,) = json.loads(run("status", "tenant", "--json").output)
+    assert (tenant["parked"], tenant["lots"], tenant["oldest"], tenant["drains_in"]) == (60, 30, None, None)
+
+
+def test_tables_are_richs_on_a_terminal(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.table import Table
+
+    from celery_ratelimit.cli import shown
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    table = shown.table_of(("LIMIT",), [("[bold]a[/bold]",)])
+    assert isinstance(table, Table)
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert shown.table_of(("LIMIT",), [("[bold]a[/bold]",)]) == "LIMIT\n[bold]a[/bold]"
+
+
+def test_top_wants_rich(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    found = run("top")
+    assert (found.exit_code, "pip install 'celery-ratelimit[cli]'" in found.output) == (1, True)
+
+
+def test_top_ends_with_ctrl_c(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["celery_ratelimit.cli.status"], "sleep", sleep)
+    found = run("top", "--every", "0.5")
+    assert (found.exit_code, looks) == (0, [0.5] * 3)
+    assert "stripe" in found.output
