@@ -63,9 +63,11 @@ def app_of(ctx: click.Context) -> Any:
 def _names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """For the shell's completion: the app's limits. Without one that can be loaded there are none."""
     try:
-        app = getattr(ctx.obj, "app", None) or ctx.find_root().params["app"]
+        from celery.app.utils import find_app
+
         from ..app.plan import limits_of_app
 
+        app = getattr(ctx.obj, "app", None) or find_app(ctx.find_root().params["app"])
         app.loader.import_default_modules()
         return sorted(name for name in limits_of_app(app) if name.startswith(incomplete))
     except Exception:

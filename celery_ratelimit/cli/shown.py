@@ -113,8 +113,9 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
             pass
         else:
             table = Table(box=None, pad_edge=False, header_style="bold")
-            for head in heads:
-                table.add_column(head, overflow="fold")
+            for head, *column in zip(heads, *rows, strict=True):
+                whole = min(40, max(map(len, column), default=0)) if head == heads[0] else None  # what the row is about
+                table.add_column(head, overflow="fold", min_width=whole)
             for row in rows:
                 table.add_row(*map(Text, row))
             return table

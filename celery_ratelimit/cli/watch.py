@@ -28,8 +28,8 @@ def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | 
 
     def show(event: dict[str, Any]) -> None:
         nonlocal seen
-        if names and event.get("limit") not in names:
-            return
+        if (names and event.get("limit") not in names) or receiver.should_stop:
+            return  # several may come at once
         click.echo(json.dumps(event, default=str) if as_json else _line(event))
         seen += 1
         if most is not None and seen >= most:

@@ -63,6 +63,8 @@ class LimitStatus:
     attended: bool
     tasks: tuple[str, ...]
 
+    # Here belongs what is used of it now, of the last minutes: once decisions are counted in the store.
+
     @property
     def paused_until(self) -> float | None:
         """Until when it is paused, in seconds since 1970; ``None``: it is not."""

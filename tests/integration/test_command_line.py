@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from celery_ratelimit.parking.lot import ToPark
 from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
+from tests.integration.test_stores import rights
 
 Run = Callable[..., Result]
 
@@ -376,7 +379,28 @@ def test_in_memory(server: EmbeddedServer, store: redis.Redis, run: Run) -> None
     assert run("pause", "stripe", "--for", "1h", of=app).exit_code == 0
     each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
     assert (each["stripe"]["state"], each["gpu"]["state"]) == ("paused", "idle")
+    assert each["stripe"]["retry_after"] > 3000, "until the pause is over"
     assert [one["verb"] for one in json.loads(run("history", "stripe", "--json", of=app).output)] == ["pause"]
+
+
+def test_a_user_with_the_least_rights_is_enough(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    store.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">secret", *rights())
+    try:
+        app = make_app(server.url)
+        app.conf.ratelimit_url = server.url.replace("redis://", "redis://operator:secret@") + PATIENT
+        park(app, "stripe", 3)
+        for command in (
+            ["status"],
+            ["set", "stripe", "5/s"],
+            ["history", "stripe"],
+            ["reset", "stripe"],
+            ["parked", "stripe"],
+        ):
+            found = run(*command, of=app)
+            assert found.exit_code == 0, found.output
+        assert run("explain", "stripe--2", of=app).exit_code == 0
+    finally:
+        store.execute_command("ACL", "DELUSER", "operator")
 
 
 def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
@@ -428,3 +452,12 @@ def test_top_ends_with_ctrl_c(run: Run, app: Celery, monkeypatch: pytest.MonkeyP
     found = run("top", "--every", "0.5")
     assert (found.exit_code, looks) == (0, [0.5] * 3)
     assert "stripe" in found.output
+
+
+def test_the_celery_command_completes_names() -> None:
+    """As a shell asks it: the app is not made yet, its name is."""
+    words = "celery -A example_project.app ratelimit pause st"
+    env = {**os.environ, "_CELERY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
+    script = "import sys; sys.argv = ['celery']; from celery.__main__ import main; main()"
+    found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert found.stdout == "plain,stripe\n", found.stderr
