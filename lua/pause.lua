@@ -1,24 +1,27 @@
 -- pause: let nothing through for some time, anywhere. A shorter pause never shortens one that is there.
 --
--- KEYS   1  config, see include/config_text.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/touch.lua
+-- KEYS   1  config, see include/config_text.lua; 2  changes, see include/change_config.lua; 3  what was touched, see include/touch.lua;
+--        4  history, see include/history.lua
 -- ARGV   1  lasts     us, >= 0; 0: go on (resume)
 --        2  key       text: of the bucket; '' for the whole limit
+--        3  note      text: who and why, for the history
 -- Reply  us that it is paused for, from now; for a resume: 1 if it was paused
--- Writes config; time to live: an hour longer than the pause, if nothing else is there
-local CONFIG_KEY, CHANGES, TOUCHED = KEYS[1], KEYS[2], KEYS[3]
-local lasts, BUCKET = tonumber(ARGV[1]), ARGV[2]
+-- Writes config, history; time to live: an hour longer than the pause, if nothing else is there
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local lasts, BUCKET, NOTE = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
 --!include change_config.lua
 
 local was_paused = config.paused > 0
 if lasts > 0 then
-    config.paused = max(config.paused, now + lasts)
-    keep_config() -- and no worker is told: a request that comes is refused, and one that waits need not come sooner
+    if now + lasts <= config.paused then return config.paused - now end
+    config.paused = now + lasts
+    keep_config('pause') -- and no worker is told: a request that comes is refused, and one that waits need not come sooner
     return config.paused - now
 end
 if not was_paused then return 0 end
 config.paused, config.resumed = 0, now
-keep_config()
+keep_config('resume')
 tell()
 return 1

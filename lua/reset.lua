@@ -1,15 +1,21 @@
 -- reset: forget what was taken.
 --
--- KEYS   of each limit: its state, its slots, what was touched
--- ARGV   key of each limit's bucket: text
+-- KEYS   of each limit: its state, its slots, what was touched, its history
+-- ARGV   1  note: who and why, for the history; then the key of each limit's bucket: text
 -- Reply  1
--- Writes states and slots: they are gone
+-- Writes states and slots: they are gone; history
+local NOTE, FIRST_BUCKET = ARGV[1], 2
 --!include prelude.lua
 --!include now.lua
 --!include touch.lua
+--!include history.lua
 
-for i = 1, #ARGV do
-    call('UNLINK', KEYS[3 * i - 2], KEYS[3 * i - 1])
-    touch(KEYS[3 * i], ARGV[i])
+local changed = {} -- one name may stand for a rate and for places
+for i = 1, #KEYS / 4 do
+    local bucket, history = ARGV[FIRST_BUCKET + i - 1], KEYS[4 * i]
+    call('UNLINK', KEYS[4 * i - 3], KEYS[4 * i - 2])
+    touch(KEYS[4 * i - 1], bucket)
+    if changed[history] ~= bucket then keep_change(history, 'reset', bucket, NOTE, '', '') end
+    changed[history] = bucket
 end
 return 1

@@ -1,14 +1,14 @@
 -- set_weight: put a weight in the place of the code's, for one of those who share a limit.
 --
 -- KEYS   1  config of the name, see include/config_text.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
---        include/touch.lua; 4  weights, see include/shares.lua
+--        include/touch.lua; 4  history, see include/history.lua; 5  weights, see include/shares.lua
 -- ARGV   1  share     text
 --        2  weight    number, >= 0; '': the code's again
 --        3  note      text: what only clients read
 -- Reply  1; for the code's: 1 if one was stored, else 0
--- Writes weights; no time to live: it is somebody's decision
-local CONFIG_KEY, CHANGES, TOUCHED, WEIGHTS, BUCKET = KEYS[1], KEYS[2], KEYS[3], KEYS[4], ''
-local share, weight, note = ARGV[1], ARGV[2], ARGV[3]
+-- Writes weights, history; weights have no time to live: they are somebody's decision
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, WEIGHTS, BUCKET = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ''
+local share, weight, NOTE = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
 --!include change_config.lua
@@ -18,13 +18,15 @@ local LAST, MOST_CHANGES = '\0', 50
 local changes = call('HGET', WEIGHTS, LAST) or ''
 local last = tonumber(match(changes, '(%d+) %S* $')) or 0
 local at = max(now, last + 1)
+local before = match(call('HGET', WEIGHTS, share) or '', '^%S+') or ''
 if weight == '' then
     if call('HDEL', WEIGHTS, share) == 0 then return 0 end
 else
-    call('HSET', WEIGHTS, share, format('%s %s %s', weight, int(now), note))
+    call('HSET', WEIGHTS, share, format('%s %s %s', weight, int(now), NOTE))
 end
 changes = changes .. int(at) .. ' ' .. share .. ' '
 if select(2, string.gsub(changes, ' ', '')) > 2 * MOST_CHANGES then changes = match(changes, '^%d+ %S* (.*)$') end
 call('HSET', WEIGHTS, LAST, changes)
+keep_change(HISTORY, 'weight', BUCKET, NOTE, before, weight)
 tell()
 return 1

@@ -10,6 +10,7 @@ from .identity import stored_id
 from .monitors import show_revoked
 from .outbox import publish_on
 from .pool import Pool
+from .queues import messages_of, queue_of
 from .requests import PERMIT
 from .returns import MOST_RETURNED
 from .worker import Worker
@@ -22,7 +23,9 @@ __all__ = [
     "add_to_banner",
     "fleet_of",
     "messages_in",
+    "messages_of",
     "publish_on",
+    "queue_of",
     "redelivery_of",
     "show_revoked",
     "stored_id",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
@@ -13,28 +13,38 @@ from .options import OVERFLOWS, has_options, misspelt_options
 from .plan import is_built_in, is_meant, make_plan
 from .settings import Settings, settings_of
 
-__all__ = ["forgotten", "limits_shown"]
+__all__ = ["Owned", "forgotten", "limits_shown", "owners_of"]
 
 #: Tasks that are named of a limit; of more, how many.
 _SHOWN = 8
 
 
-def limits_shown(app: Any) -> str:
-    """Each limit of an app with the tasks and queues that it is for, a line each; empty if there are none."""
-    settings, limits, owners = settings_of(app), dict[str, AnyLimit](), dict[str, list[str]]()
+class Owned(NamedTuple):
+    """A limit, and the tasks and queues that it is for."""
+
+    limit: AnyLimit
+    tasks: list[str]
+    queues: list[str]
+
+
+def owners_of(app: Any) -> dict[str, Owned]:
+    """The limits of an app's tasks and queues, by name."""
+    settings, owned = settings_of(app), dict[str, Owned]()
     for task in _tasks(app):
         plan = make_plan(task, "", settings)
         for limit in plan.limits if plan is not None else ():
-            limits[str(limit.name)] = limit
-            owners.setdefault(str(limit.name), []).append(task.name)
-    queues: dict[str, list[str]] = {}
+            owned.setdefault(str(limit.name), Owned(limit, [], [])).tasks.append(task.name)
     for queue, several in settings.queues.items():
         for limit in several:
-            limits[str(limit.name)] = limit
-            queues.setdefault(str(limit.name), []).append(queue)
+            owned.setdefault(str(limit.name), Owned(limit, [], [])).queues.append(queue)
+    return owned
+
+
+def limits_shown(app: Any) -> str:
+    """Each limit of an app with the tasks and queues that it is for, a line each; empty if there are none."""
     lines = []
-    for name, limit in sorted(limits.items()):
-        held_for = _named("task", owners.get(name, [])) + _named("queue", queues.get(name, []))
+    for _, (limit, tasks, queues) in sorted(owners_of(app).items()):
+        held_for = _named("task", tasks) + _named("queue", queues)
         by_key = f", by {limit.key!r}" if isinstance(limit.key, str) else ", by key" if limit.key is not None else ""
         lines.append(f"  . {limit}{by_key} ({'; '.join(held_for)})")
     return "\n".join(lines)

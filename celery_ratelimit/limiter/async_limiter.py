@@ -171,6 +171,7 @@ class AsyncLimiter(Asking):
     expire = _awaited(LiveVerbs.expire)
     delete = _awaited(LiveVerbs.delete)
     config = _awaited(LiveVerbs.config)
+    history = _awaited(LiveVerbs.history)
     pause = _awaited(LiveVerbs.pause)
     resume = _awaited(LiveVerbs.resume)
     stats = _awaited(StatsVerbs.stats)

@@ -7,7 +7,17 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ..limits.decision import GrantedAt
-from ..store.keys import bucket_key, bucket_keys, changes_key, config_keys, escape, short, touched_key, weights_key
+from ..store.keys import (
+    bucket_key,
+    bucket_keys,
+    changes_key,
+    config_keys,
+    escape,
+    history_key,
+    short,
+    touched_key,
+    weights_key,
+)
 from ..store.resp import bulk
 from ..store.script import Script
 from .demand import Demand
@@ -98,6 +108,7 @@ class Scripts:
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
         self.set_weight, self.weights = script("set_weight"), script("weights")
         self.count, self.counts = script("count"), script("counts")
+        self.history, self.standing = script("history"), script("standing")
 
 
 class Calls:
@@ -178,16 +189,17 @@ class Calls:
         """The scripts that note in which buckets something was given back."""
         return frozenset((self._scripts.cancel, self._scripts.settle, self._scripts.forget))
 
-    def of_reset(self, demands: Sequence[Demand]) -> Call:
+    def of_reset(self, demands: Sequence[Demand], note: str) -> Call:
         keys = [
             key
             for each in demands
             for key in (
                 *bucket_keys(self.prefix, each.name, each.key, each.method),
                 touched_key(self.prefix, each.name),
+                history_key(self.prefix, each.name),
             )
         ]
-        return (), len(keys), len(keys) + len(demands), [bulk(*keys), bulk(*[each.key for each in demands])]
+        return (), len(keys), len(keys) + 1 + len(demands), [bulk(*keys), bulk(note, *[each.key for each in demands])]
 
     def _leases(self, demand: Demand) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
@@ -224,15 +236,15 @@ class Calls:
         """Where the store has something of a limit that is stored or in use: keys of its name, so that nothing is
         searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
         """
-        traces = [*self.change_keys(name, key), *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
+        traces = [*self.change_keys(name, key)[:3], *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
         for bucket in ("", short(key or "")):
             traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
         return list(dict.fromkeys(traces))
 
-    def change_keys(self, name: str, key: str | None) -> tuple[str, str, str]:
-        """What is changed, and where that is told."""
+    def change_keys(self, name: str, key: str | None) -> tuple[str, str, str, str]:
+        """What is changed, where that is told, and where it is kept."""
         config = config_keys(self.prefix, name, short(key or ""))[1]
-        return config, changes_key(self.prefix, name), touched_key(self.prefix, name)
+        return config, changes_key(self.prefix, name), touched_key(self.prefix, name), history_key(self.prefix, name)
 
     def of_weight(self, name: str, share: str, weight: float | None, note: str) -> Call:
         keys = (*self.change_keys(name, None), weights_key(self.prefix, name))
@@ -245,5 +257,12 @@ class Calls:
     def of_config(self, name: str, key: str | None) -> Call:
         return (), 2, 2, [bulk(*config_keys(self.prefix, name, short(key or "")))]
 
-    def of_length(self, name: str, key: str | None, us: int) -> Call:
-        return (), 3, 5, [bulk(*self.change_keys(name, key), us, short(key or ""))]
+    def of_history(self, name: str) -> Call:
+        return (), 1, 1, [bulk(history_key(self.prefix, name))]
+
+    def of_length(self, name: str, key: str | None, us: int, note: str) -> Call:
+        return (), 4, 7, [bulk(*self.change_keys(name, key), us, short(key or ""), note)]
+
+    def of_standing(self, demands: Sequence[Demand]) -> Call:
+        number, methods, keys, arguments = self._pack(tuple(demands))
+        return methods, KEYS * number, (KEYS + ARGUMENTS) * number, [keys, arguments]

@@ -28,6 +28,10 @@ from .replies import decision_of, impossible, pretended, whole_numbers
 __all__ = ["Core"]
 
 
+#: Limits that one script tells of how they stand.
+AT_ONCE = 40
+
+
 class Core:
     """The verbs of a limiter.
 
@@ -99,11 +103,11 @@ class Core:
         settled = yield from self.decide(self.scripts.settle, demands, id, granted_at, kind="ids", last=actual)
         return settled == [1]
 
-    def reset(self, demands: Sequence[Demand]) -> Asks[None]:
-        """Forget what was taken."""
+    def reset(self, demands: Sequence[Demand], note: str) -> Asks[None]:
+        """Forget what was taken; ``note``: who and why."""
         if self.pretended_wait is None:
             parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
-            yield from each_of([Question(self.scripts.reset, self.calls.of_reset(part)) for part in parts])
+            yield from each_of([Question(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 
     # -- Places ----------------------------------------------------------------------------------------------------
 
@@ -140,14 +144,14 @@ class Core:
         (done,) = yield from each_of([Question(self.scripts.set_rate, call)])
         return bool(done == 1)
 
-    def expire(self, name: str, key: str | None, us: int) -> Asks[bool]:
+    def expire(self, name: str, key: str | None, us: int, note: str) -> Asks[bool]:
         """The stored rate ends in so many microseconds; 0: now. Was there one?"""
-        (done,) = yield from each_of([Question(self.scripts.expire_rate, self.calls.of_length(name, key, us))])
+        (done,) = yield from each_of([Question(self.scripts.expire_rate, self.calls.of_length(name, key, us, note))])
         return bool(done == 1)
 
-    def pause(self, name: str, key: str | None, us: int) -> Asks[int]:
+    def pause(self, name: str, key: str | None, us: int, note: str) -> Asks[int]:
         """Close a limit for so many microseconds; returns for how many it is. 0: end a pause; 1: there was one."""
-        (reply,) = yield from each_of([Question(self.scripts.pause, self.calls.of_length(name, key, us))])
+        (reply,) = yield from each_of([Question(self.scripts.pause, self.calls.of_length(name, key, us, note))])
         return int(reply)
 
     def config(self, name: str, key: str | None) -> Asks[Any]:
@@ -166,6 +170,26 @@ class Core:
         """What is stored for them, for :func:`~celery_ratelimit.limiter.stored_weights.read_weights`."""
         (reply,) = yield from each_of([Question(self.scripts.weights, self.calls.of_weights(name))])
         return reply
+
+    def history(self, name: str) -> Asks[Any]:
+        """What people have changed, for :func:`~celery_ratelimit.limiter.history.read_history`."""
+        (reply,) = yield from each_of([Question(self.scripts.history, self.calls.of_history(name))])
+        return reply
+
+    def standings(self, demands: Sequence[Demand]) -> Asks[list[Any]]:
+        """How limits stand, each for itself, for :func:`~celery_ratelimit.limiter.standing.read_standing`.
+
+        In steps, of so many limits that none keeps the store for long; an error that concerns one of them is in its
+        place.
+        """
+        steps = [list(part[i : i + AT_ONCE]) for part in self._by_slot(demands) for i in range(0, len(part), AT_ONCE)]
+        found: list[Any] = [None] * len(demands)
+        for step in steps:
+            call = self.calls.of_standing([demands[i] for i in step])
+            (reply,) = yield from each_of([Question(self.scripts.standing, call)])
+            for i, each in zip(step, reply, strict=True):
+                found[i] = each
+        return found
 
     # -- How it is decided -----------------------------------------------------------------------------------------
 

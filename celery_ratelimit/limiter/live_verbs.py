@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ..limits.any_limit import AnyLimit
 from .durations import length_of
+from .history import Change, read_history
 from .questions import Asks
-from .stored import LimitConfig, change_of, read_config
-from .stored_weights import WeightConfig, note_of, read_weights, weight_to_store
+from .stored import LimitConfig, change_of, note_of, read_config
+from .stored_weights import WeightConfig, note_of_weight, read_weights, weight_to_store
 from .verbs import Asking, asked
 
 __all__ = ["LiveVerbs"]
@@ -32,6 +33,7 @@ class LiveVerbs(Asking):
         version: int | None = None,
         for_: float | None = None,
         by: str | None = None,
+        reason: str = "",
         force: bool = False,
     ) -> Asks[bool]:
         """Put a rate in the place of the code's, for every process and from its next decision on.
@@ -49,7 +51,9 @@ class LiveVerbs(Asking):
                 before, so that an old process, or a deploy that is rolled back, cannot undo a newer change. Without
                 one (a change by hand) it is changed in any case, and the version stays.
             for_: seconds after which the code's rate holds again. Default: it stays until somebody changes it.
-            by: who it was; default: user and host.
+            by: who it was; default: user and host. It stands in :meth:`config` and :meth:`history`, as with all that
+                change something.
+            reason: why; the same.
             force: also for a name that nobody knows: no quota of this limiter, no limit of its app's tasks and queues,
                 and nothing in the store, where a limit is known as long as it is stored, paused or in use. (One that
                 is kept by key and known nowhere here is found there by what is stored for it, or by ``key``.) All that
@@ -65,7 +69,7 @@ class LiveVerbs(Asking):
         change of algorithm clears the line: who waits comes at the time that was told, and then joins it again.
         """
         known = yield from self._named(name, key, force)
-        call = change_of(self._core.calls, *known, rate, key=key, version=version, for_=for_, by=by)
+        call = change_of(self._core.calls, *known, rate, key=key, version=version, for_=for_, by=by, reason=reason)
         return (yield from self._core.set_rate(call))
 
     @asked
@@ -77,30 +81,46 @@ class LiveVerbs(Asking):
         key: str | None = None,
         for_: float | None = None,
         by: str | None = None,
+        reason: str = "",
         force: bool = False,
     ) -> Asks[bool]:
         """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
         known = yield from self._named(name, key, force)
-        call = change_of(self._core.calls, *known, rate, key=key, only_if_none=True, for_=for_, by=by)
+        call = change_of(self._core.calls, *known, rate, key=key, only_if_none=True, for_=for_, by=by, reason=reason)
         return (yield from self._core.set_rate(call))
 
     @asked
     def expire(
-        self, name: str | AnyLimit, seconds: float, *, key: str | None = None, force: bool = False
+        self,
+        name: str | AnyLimit,
+        seconds: float,
+        *,
+        key: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
     ) -> Asks[bool]:
         """The stored rate ends in so many seconds; then the code's holds again. False: none is stored."""
         us = length_of(seconds, "seconds")
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.expire(known, key, us))
+        return (yield from self._core.expire(known, key, us, note_of(by, reason)))
 
     @asked
-    def delete(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> Asks[bool]:
+    def delete(
+        self,
+        name: str | AnyLimit,
+        *,
+        key: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
+    ) -> Asks[bool]:
         """Take the stored rate away; the code's holds again from the next decision on. False: none is stored.
 
         What was used stays used: :meth:`reset` forgets that.
         """
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.expire(known, key, 0))
+        return (yield from self._core.expire(known, key, 0, note_of(by, reason)))
 
     @asked
     def config(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> Asks[LimitConfig]:
@@ -110,7 +130,14 @@ class LiveVerbs(Asking):
 
     @asked
     def set_weight(
-        self, name: str | AnyLimit, key: str, weight: float | None, *, by: str | None = None, force: bool = False
+        self,
+        name: str | AnyLimit,
+        key: str,
+        weight: float | None,
+        *,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
     ) -> Asks[bool]:
         """Change the weight of one of those who share a limit (``fair=``), also among what waits already.
 
@@ -119,7 +146,7 @@ class LiveVerbs(Asking):
             key: whose weight: what ``fair`` makes of a task's arguments, or will make.
             weight: of two keys that have tasks waiting, one of 4 has four times as many permits as one of 1. 0 holds
                 the tasks of a key back. ``None``: the weight in the code again, 1 if there is none.
-            by: who it was; default: user and host.
+            by, reason: who it was, and why, for :meth:`history`; default: user and host.
             force: see :meth:`set_rate`; also for a limit that is not fair in the code here.
 
         Returns:
@@ -130,7 +157,7 @@ class LiveVerbs(Asking):
         """
         known, code = yield from self._named(name, None, force)
         weight = weight_to_store(known, code, key, weight, force=force)
-        return (yield from self._core.set_weight(known, key, weight, note_of(key, by)))
+        return (yield from self._core.set_weight(known, key, weight, note_of_weight(key, by, reason)))
 
     @asked
     def weights(self, name: str | AnyLimit, *, force: bool = False) -> Asks[dict[str, WeightConfig]]:
@@ -139,8 +166,24 @@ class LiveVerbs(Asking):
         return read_weights(code, (yield from self._core.weights(known)))
 
     @asked
+    def history(self, name: str | AnyLimit, *, force: bool = False) -> Asks[list[Change]]:
+        """What was changed of a limit and its keys, by whom and why: the last hundred changes, in their order.
+
+        Each is noted in the step that makes it. What a version before this one changes is not noted.
+        """
+        known, code = yield from self._named(name, None, force)
+        return read_history(known, code, (yield from self._core.history(known)))
+
+    @asked
     def pause(
-        self, name: str | AnyLimit, seconds: float, *, key: str | None = None, force: bool = False
+        self,
+        name: str | AnyLimit,
+        seconds: float,
+        *,
+        key: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
     ) -> Asks[float]:
         """Let nothing through for so many seconds, in the whole fleet, from the next decision on.
 
@@ -159,10 +202,18 @@ class LiveVerbs(Asking):
         """
         us = length_of(seconds, "seconds")
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.pause(known, key, us)) / 1e6
+        return (yield from self._core.pause(known, key, us, note_of(by, reason))) / 1e6
 
     @asked
-    def resume(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> Asks[bool]:
+    def resume(
+        self,
+        name: str | AnyLimit,
+        *,
+        key: str | None = None,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
+    ) -> Asks[bool]:
         """End a pause. False: there was none."""
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.pause(known, key, 0)) == 1
+        return (yield from self._core.pause(known, key, 0, note_of(by, reason))) == 1

@@ -19,11 +19,13 @@ from ..store.resp import bulk
 from .calls import Call, Calls
 from .durations import length_of
 
-__all__ = ["LimitConfig", "change_of", "read_config", "who"]
+__all__ = ["LimitConfig", "change_of", "limit_stored", "note_of", "read_config", "read_stored"]
 
 #: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
 #: is the code's.
 _NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve"}
+#: Characters of a reason that are kept.
+LONGEST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class LimitConfig:
         since: when the stored limit was set, in seconds since 1970; 0.0 without one.
         until: when it ends, in seconds since 1970; ``None``: it has no end.
         by: who set it.
+        reason: why, if it was said.
         version: the highest version that was ever set; 0: none had one.
         paused: seconds that the limit is still paused for.
     """
@@ -53,16 +56,26 @@ class LimitConfig:
     by: str
     version: int
     paused: float
+    reason: str = ""
 
 
 @cache
-def who() -> str:
+def _who() -> str:
     """Who changes something, if that is not said."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # nobody by that number here
         user = "?"
     return f"{user}@{socket.gethostname()}"
+
+
+def note_of(by: str | None, reason: str, limit: Mapping[str, Any] | None = None) -> str:
+    """Who changes something, and why, as it is stored; with the limit, if one is."""
+    for what, said in (("by", by), ("reason", reason)):
+        if said is not None and not isinstance(said, str):
+            raise ConfigurationError(f"{what}={shown(said)} must be a text")
+    note: dict[str, Any] = {} if limit is None else {"limit": limit}
+    return json.dumps({**note, "by": by or _who(), **({"reason": reason[:LONGEST]} if reason else {})})
 
 
 def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> AnyLimit:
@@ -98,6 +111,7 @@ def change_of(
     version: int | None = None,
     for_: float | None = None,
     by: str | None = None,
+    reason: str = "",
 ) -> Call:
     """What ``lua/set_rate.lua`` is called with."""
     limit = limit_to_store(limit_name, rate, code)
@@ -111,7 +125,7 @@ def change_of(
         for each in fields(limit)
         if each.name not in _NOT_STORED and getattr(limit, each.name) != each.default
     }
-    note = json.dumps({"limit": said, "by": by or who()})
+    note = note_of(by, reason, said)
     extra = 0 if limit.reserve is not None else extra  # what is set aside is the code's
     arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
     return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
@@ -120,10 +134,10 @@ def change_of(
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
     """The reply of ``lua/config.lua``."""
     now, *texts = [each.decode() if isinstance(each, bytes) else each for each in reply]
-    found = [_read(text, int(now)) for text in texts]
+    found = [read_stored(text, int(now)) for text in texts]
     of_all, of_key = found[0], found[-1]
     which = of_key if of_key["stored"] is not None else of_all
-    stored = None if which["stored"] is None else _limit(name, which["stored"], code)
+    stored = None if which["stored"] is None else limit_stored(name, which["stored"], code)
     return LimitConfig(
         name=name,
         key=key,
@@ -133,13 +147,15 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         since=which["since"] / 1e6,
         until=which["until"] / 1e6 if which["until"] else None,
         by=which["by"],
+        reason=which["reason"],
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
     )
 
 
-def _read(text: str, now: int) -> dict[str, Any]:
-    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "version": 0, "paused": 0}
+def read_stored(text: str, now: int) -> dict[str, Any]:
+    """What a config key holds, see ``lua/include/config_text.lua``: in force at ``now``, in microseconds since 1970."""
+    nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
     if not text:
         return nothing
     numbers, _, note = text.partition("\n")
@@ -148,10 +164,17 @@ def _read(text: str, now: int) -> dict[str, Any]:
     if method == "-" or 0 < int(until) <= now:
         return said
     kept = json.loads(note)
-    return {**said, "stored": kept["limit"], "since": int(since), "until": int(until), "by": kept["by"]}
+    return {
+        **said,
+        "stored": kept["limit"],
+        "since": int(since),
+        "until": int(until),
+        "by": kept["by"],
+        "reason": kept.get("reason", ""),
+    }
 
 
-def _limit(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
+def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> AnyLimit:
     ours: dict[str, Any] = {}
     if code is not None:
         ours = {each: getattr(code, each) for each in ("key", "per_worker", "fair", "weights")}

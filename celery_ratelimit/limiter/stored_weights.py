@@ -10,9 +10,9 @@ from typing import Any
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
 from ..limits.weights import USUAL, check_weight
-from .stored import who
+from .stored import note_of
 
-__all__ = ["WeightConfig", "note_of", "read_weights", "weight_to_store"]
+__all__ = ["WeightConfig", "note_of_weight", "read_weights", "weight_to_store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ def weight_to_store(
     return None if weight is None else check_weight(f"limit {name!r}", key, weight)
 
 
-def note_of(key: str, by: str | None) -> str:
+def note_of_weight(key: str, by: str | None, reason: str) -> str:
     """What is stored beside a weight, for people."""
-    return json.dumps({"key": key, "by": by or who()})
+    return json.dumps({"key": key, **json.loads(note_of(by, reason))})
 
 
 def read_weights(code: AnyLimit | None, reply: Sequence[Any]) -> dict[str, WeightConfig]:

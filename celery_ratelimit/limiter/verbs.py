@@ -15,6 +15,7 @@ from .demand import Demand, Limits, leased
 from .durations import seconds_of
 from .questions import Asks
 from .reader import Reader
+from .stored import note_of
 
 __all__ = ["Asking", "Verbs", "asked"]
 
@@ -132,7 +133,14 @@ class Verbs(Asking):
 
     @asked
     def reset(
-        self, limits: Limits, *, key: str | None = None, args: Mapping[str, Any] | None = None, force: bool = False
+        self,
+        limits: Limits,
+        *,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
     ) -> Asks[None]:
         """Forget what was taken: the buckets are full again and the slots of those who wait are gone.
 
@@ -141,7 +149,7 @@ class Verbs(Asking):
 
         With ``force`` a name that is no quota here means whatever limit bears it; see :meth:`set_rate`.
         """
-        yield from self._core.reset(self.reader.to_reset(limits, key, args, force=force))
+        yield from self._core.reset(self.reader.to_reset(limits, key, args, force=force), note_of(by, reason))
 
     @asked
     def reserve(

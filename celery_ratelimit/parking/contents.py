@@ -19,6 +19,8 @@ BYTES = 512_000
 AGAIN = 10.0
 #: Lots that one script tells of.
 LOTS = 100
+#: Limits whose tasks are counted in one go.
+COUNTED = 500
 #: Tasks that are taken out or listed in one script, and look-ups in one.
 PAGE, FOUND = 75, 200
 
@@ -41,6 +43,21 @@ class Contents:
             keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
             reply = self._scripts.call("occupied", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
             found += [name for name, some in zip(part, reply, strict=True) if int(some)]
+        return found
+
+    def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Of each limit that has lots how many there are, and how many tasks are parked in them.
+
+        Those that a version before this one has parked are not counted.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for first in range(0, len(names), COUNTED):
+            part = names[first : first + COUNTED]
+            keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
+            replies = iter(self._scripts.several("zcard", keys))
+            for name, lots, parked in zip(part, replies, replies, strict=False):
+                if lots:
+                    found[name] = int(lots), int(parked)
         return found
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
@@ -72,6 +89,11 @@ class Contents:
                 return
             yield several(found)
             first += int(looked)
+
+    def place(self, bucket: Bucket, id: str) -> tuple[int, str, int, int, int, bytes | str]:
+        """Where in a lot a task is, by what the store knows it by: what ``lua/place.lua`` says."""
+        now, where, before, number, cost, kept = self._scripts.run("place", bucket, id, bucket[1])
+        return int(now), text(where), int(before), int(number), int(cost), kept
 
     def lots(self, names: Iterable[str]) -> Iterator[Lot]:
         """The lots of these limits that are not empty, without their tasks. One script for some of them."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from kombu.utils.json import dumps, loads
@@ -23,6 +23,9 @@ from .handing_back import HandingBack
 from .lot import Parking
 from .parked import Bucket, Lot, Parked, marker_of
 from .register import UNATTENDED
+
+if TYPE_CHECKING:
+    from .explain import Explanation
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]
 
@@ -44,6 +47,7 @@ class ParkingLot:
         drains_in: seconds until all have had their turn, at the rate that is in force; ``None``: that is not known, as
             under :class:`~celery_ratelimit.Concurrency`. The dearer tasks are, the longer it takes. What
             older versions have parked counts as one permit each.
+        cost: permits that they cost.
         attended: whether some worker has this limit. Else its tasks go back to the queues that they were sent to, as
             they were, ``ratelimit_orphans_after`` seconds after the last one had it.
     """
@@ -54,6 +58,7 @@ class ParkingLot:
     oldest: float
     drains_in: float | None
     attended: bool = True
+    cost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,16 @@ class ParkingLots:
 
     Args:
         app: the app; its broker is where tasks that are let out are published to.
+
+    Attributes:
+        limits: of the app's tasks and queues, by name.
     """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._limiter = limiter_of(app)
         self._parking = parking_of(app)
-        self._limits = limits_of_app(app)
+        self.limits = limits_of_app(app)
 
     def lots(self, *names: str, force: bool = False) -> list[ParkingLot]:
         """The lots in which tasks are parked.
@@ -106,7 +114,7 @@ class ParkingLots:
         """
         self._check(names, force)
         seen = self._parking.register.seen((), ()).limits
-        known = names or sorted({*self._limits, *seen})
+        known = names or sorted({*self.limits, *seen})
         return [self._lot(lot, seen.get(lot.name, inf)) for lot in self._parking.contents.lots(known) if lot.parked]
 
     def tasks(
@@ -164,6 +172,22 @@ class ParkingLots:
         self._check((name,), force)
         return sum(taken for taken, _ in self._take_out((name, key), ids, purge=True))
 
+    def explain(self, id: str) -> Explanation:
+        """Where a task is, which limit it waits for, and when it will start: a value, and a text for people (``str``).
+
+        The lots are looked through first, by an index; then the workers are asked, which have a second to answer; then
+        the result backend.
+
+        Args:
+            id: the task's.
+
+        *Warning*: a message that waits in a queue of the broker cannot be found, nor can one in a worker that does not
+        answer. The forecast is for one limit at a rate that stays what it is, and workers that keep up.
+        """
+        from .explain import explain
+
+        return explain(self._app, self._parking, id)
+
     def drain(self) -> int:
         """Hand back to the queues that they were sent to all tasks that are parked, or in a return queue.
 
@@ -180,7 +204,7 @@ class ParkingLots:
         returns = {*seen.returns, *[(to, queue) for queue in queues if (to := return_queue_for(queue)) != queue]}
         with HandingBack(self._app, self._parking) as handing_back:
             of_queues = [handing_back.return_queue(*pair) for pair in sorted(returns)]
-            names = sorted({*self._limits, *seen.limits})
+            names = sorted({*self.limits, *seen.limits})
             handed = of_queues + [handing_back.limit(name, overdue=2 * AGAIN) for name in names]
         missing = frozenset().union(*[each.missing for each in handed])
         if missing:
@@ -188,10 +212,10 @@ class ParkingLots:
         return sum(each.tasks for each in handed)
 
     def _check(self, names: Sequence[str], force: bool) -> None:
-        unknown = [name for name in names if name not in self._limits]
+        unknown = [name for name in names if name not in self.limits]
         if force or not unknown:
             return
-        known = {*self._limits, *self._parking.register.seen((), ()).limits, *self._parking.contents.occupied(unknown)}
+        known = {*self.limits, *self._parking.register.seen((), ()).limits, *self._parking.contents.occupied(unknown)}
         for name in unknown:
             if name not in known:
                 hint = near(name, known) or f"{listed(known)}."
@@ -235,10 +259,10 @@ class ParkingLots:
             yield taken, leaving
 
     def _lot(self, lot: Lot, unseen: float) -> ParkingLot:
-        config = self._limiter.config(self._limits.get(lot.name, lot.name), key=lot.key or None, force=True)
+        config = self._limiter.config(self.limits.get(lot.name, lot.name), key=lot.key or None, force=True)
         interval = config.in_force.interval if config.in_force is not None else 0.0
         drains_in = config.paused + lot.cost * interval if interval else None
-        return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in, unseen < UNATTENDED)
+        return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in, unseen < UNATTENDED, lot.cost)
 
 
 def parking_of(app: Celery) -> Parking:

@@ -19,7 +19,7 @@ LOT_KEYS = 15
 
 _NAMES = (
     *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),
-    *("parked", "find", "scan", "pick", "hand_back"),
+    *("parked", "find", "scan", "pick", "hand_back", "place"),
 )
 
 
@@ -74,6 +74,14 @@ class Scripts:
     def command(self, name: str, *arguments: Any) -> Any:
         """One command of the store's, where no script is needed."""
         return self.asker.store(getattr(self.asker.client, name), *arguments)
+
+    def several(self, name: str, keys: Sequence[str]) -> list[Any]:
+        """One command of the store's for each of these keys, in one go."""
+        pipeline = self.asker.client.pipeline(transaction=False)
+        for key in keys:
+            getattr(pipeline, name)(key)
+        replies: list[Any] = self.asker.store(pipeline.execute)
+        return replies
 
     def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
         """Limits whose keys one script may have: all of them, but on a cluster."""

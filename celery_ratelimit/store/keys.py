@@ -24,6 +24,7 @@ __all__ = [
     "count_keys",
     "escape",
     "hash_tag",
+    "history_key",
     "lot_keys",
     "lots_key",
     "seen_keys",
@@ -71,6 +72,11 @@ def bucket_keys(prefix: str, name: str, key: str, method: str = "token_bucket") 
 def changes_key(prefix: str, name: str) -> str:
     """Where it is told that something stored has changed, for the whole limit or one of its keys."""
     return bucket_key(prefix, name, "", "changes")
+
+
+def history_key(prefix: str, name: str) -> str:
+    """What people have changed of a limit and its keys; see ``lua/include/history.lua``."""
+    return bucket_key(prefix, name, "", "history")
 
 
 def touched_key(prefix: str, name: str) -> str:

@@ -2,8 +2,9 @@
 --
 -- A version stays when the rate that it came with has ended: an older program could undo the newer one's change otherwise.
 --
--- Uses CONFIG_KEY and CONFIG, see config_text.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (touch.lua).
--- Gives config, a table; keep_config(), which writes it; tell(), which tells those that wait.
+-- Uses CONFIG_KEY and CONFIG, see config_text.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (touch.lua);
+-- HISTORY and NOTE, which says who and why, for keep_change (history.lua).
+-- Gives config, a table; keep_config(verb), which writes it, and the change; tell(), which tells those that wait.
 --!include config_text.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
     resumed = 0, note = ''}
@@ -25,6 +26,7 @@ end
 local HOUR_US = 3600000000
 
 --!include touch.lua
+--!include history.lua
 -- Tasks that wait may have their turns at other times now. Workers look at CHANGES: us of this change, then each end of what is
 -- stored that is to come. It is kept for an hour after the last of them.
 local function tell()
@@ -37,10 +39,12 @@ local function tell()
     touch(TOUCHED, BUCKET)
 end
 
-local function keep_config()
+local function keep_config(verb)
     local c = config
-    call('SET', CONFIG_KEY, format('%d %d %d %s %d %d %d %d %d %d\n%s', c.version, c.expiry, c.paused, c.method, c.count,
-        c.period, c.size, c.extra, c.since, c.resumed, c.note))
+    local kept = format('%d %d %d %s %d %d %d %d %d %d\n', c.version, c.expiry, c.paused, c.method, c.count, c.period, c.size,
+        c.extra, c.since, c.resumed) .. c.note
+    call('SET', CONFIG_KEY, kept)
+    keep_change(HISTORY, verb, BUCKET, NOTE, text or '', kept)
     local stays = c.version > 0 or (c.method ~= '-' and c.expiry == 0)
     if not stays then call('PEXPIRE', CONFIG_KEY, int(ceil((max(c.expiry, c.paused, now) - now + HOUR_US) / 1000))) end
 end

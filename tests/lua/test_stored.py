@@ -35,6 +35,7 @@ PLACES = Concurrency(2, name="places", lease=60)
 QUOTAS = {"api": API, "tenants": TENANTS, "places": PLACES, "other": Limit("10/s", burst=9)}
 CONFIG = "ratelimit:v1:{api}::config"
 CHANGES = "ratelimit:v1:{api}::changes"
+HISTORY = "ratelimit:v1:{api}::history"
 HOUR = 3600
 
 #: Ten at most, of every algorithm but those whose size is their own affair.
@@ -695,7 +696,8 @@ def test_a_look_and_a_refused_change_write_nothing(limiter: Same, store: redis.R
     limiter.expire("other", 5)
     limiter.delete("other")
     assert store.mget(CONFIG, CHANGES) == before
-    assert set(store.scan_iter("ratelimit:*")) == {CONFIG, CHANGES, "ratelimit:v1:{api}::touched"}
+    assert store.llen(HISTORY) == 1
+    assert set(store.scan_iter("ratelimit:*")) == {CONFIG, CHANGES, HISTORY, "ratelimit:v1:{api}::touched"}
 
 
 # -- Scripts -----------------------------------------------------------------------------------------------------------

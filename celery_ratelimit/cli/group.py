@@ -1,0 +1,84 @@
+"""What all commands have in common: the app, names of limits, and errors as one line and an exit code.
+
+0: done; 1: it failed, or something is not well; 2: the command was wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
+
+__all__ = ["NAME", "NAMES", "Commands", "app_of", "as_json"]
+
+
+class Wrong(click.ClickException):
+    """The command names what cannot be."""
+
+    exit_code = 2
+
+
+class Commands(click.Group):
+    """A group whose commands may raise what this package and kombu raise."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from kombu.exceptions import OperationalError
+
+        try:
+            return super().invoke(ctx)
+        except StoreUnavailable as error:
+            raise click.ClickException(f"{_store(ctx)} does not answer: {error.__cause__ or error}") from None
+        except StoreMisconfigured as error:
+            raise click.ClickException(str(error)) from None
+        except ConfigurationError as error:
+            raise Wrong(str(error).replace("force=True", "--force")) from None
+        except RateLimitError as error:
+            raise click.ClickException(str(error)) from None
+        except OperationalError as error:
+            raise click.ClickException(f"the broker does not answer: {error}") from None
+
+
+def _store(ctx: click.Context) -> str:
+    from ..app.settings import settings_of
+    from ..store.url_text import without_password
+
+    return f"the store at {without_password(settings_of(ctx.obj.app).url)}"
+
+
+def app_of(ctx: click.Context) -> Any:
+    """The app, with its tasks imported and its limits read; one line and 1 if these cannot be."""
+    from ..app.plan import limits_of_app
+
+    app = ctx.obj.app
+    app.loader.import_default_modules()
+    try:
+        limits_of_app(app)
+    except ConfigurationError as error:
+        raise click.ClickException(str(error)) from None
+    return app
+
+
+def _names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the app's limits. Without one that can be loaded there are none."""
+    try:
+        from celery.app.utils import find_app
+
+        from ..app.plan import limits_of_app
+
+        app = getattr(ctx.obj, "app", None) or find_app(ctx.find_root().params["app"])
+        app.loader.import_default_modules()
+        return sorted(name for name in limits_of_app(app) if name.startswith(incomplete))
+    except Exception:
+        return []
+
+
+#: The argument that most commands have.
+NAME = click.argument("name", shell_complete=_names)
+
+#: Any number of them.
+NAMES = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_names)
+
+#: The option of each command that prints.
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -1,0 +1,53 @@
+"""``watch``: what becomes of throttled tasks, as it happens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from .group import app_of, as_json
+from .shown import clock, plain
+
+__all__ = ["watch"]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--enable", is_flag=True, help="Tell the workers to send events first, as with -E.")
+@click.option("--most", type=click.IntRange(min=1), help="End after so many.")
+@as_json
+@click.pass_context
+def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | None, as_json: bool) -> None:
+    """Show each task that is throttled, by which limit, and what becomes of it, until Ctrl-C.
+
+    By Celery's events: of workers that send them (-E), or that run when --enable tells them to.
+    """
+    app, seen = app_of(ctx), 0
+
+    def show(event: dict[str, Any]) -> None:
+        nonlocal seen
+        if (names and event.get("limit") not in names) or receiver.should_stop:
+            return  # several may come at once
+        click.echo(json.dumps(event, default=str) if as_json else _line(event))
+        seen += 1
+        if most is not None and seen >= most:
+            receiver.should_stop = True
+
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"task-throttled": show})
+        if enable:
+            app.control.enable_events()
+        try:
+            receiver.capture(limit=None, timeout=None, wakeup=False)
+        except KeyboardInterrupt:
+            pass
+
+
+def _line(event: dict[str, Any]) -> str:
+    key = f", key {event['key']!r}" if event.get("key") else ""
+    wait = event.get("retry_after")
+    turn = f", in {wait:.2f} s" if isinstance(wait, (int, float)) else ""
+    said = f"{event.get('limit') or 'the store'} ({event.get('rate', '?')}{key}): {event.get('outcome', '?')}{turn}"
+    return plain(f"{clock(event.get('timestamp'))} {event.get('hostname', '?')} {event.get('uuid', '?')} {said}")

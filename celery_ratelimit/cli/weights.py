@@ -1,0 +1,66 @@
+"""``weight``: who of those who share a limit has how much of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .group import NAME, app_of, as_json
+from .shown import clock, plain, show_json, table_of, tell
+
+__all__ = ["weight"]
+
+
+@click.command()
+@NAME
+@click.argument("share", required=False)
+@click.argument("weight", required=False)
+@click.option("--reason", default="", help="Why: stands in history.")
+@click.option("--by", help="Who: default is user@host.")
+@click.option("--force", is_flag=True, help="Also for a name that nobody knows.")
+@as_json
+@click.pass_context
+def weight(
+    ctx: click.Context,
+    name: str,
+    share: str | None,
+    weight: str | None,
+    reason: str,
+    by: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Show the weights of those who share a limit; or give SHARE a WEIGHT: a number, 0 to hold it back, "code" for the
+    one in the code.
+    """
+    from ..app.state import limiter_of
+
+    limiter = limiter_of(app_of(ctx))
+    if share is not None:
+        limiter.set_weight(name, share, _number(weight), by=by, reason=reason, force=force)
+    found = limiter.weights(name, force=force)
+    if as_json:
+        show_json(found)
+    elif not found:
+        click.echo("Everybody has 1.")
+    else:
+        heads = ("SHARE", "WEIGHT", "CODE", "SINCE", "BY")
+        tell(table_of(heads, [_row(each, config) for each, config in found.items()]))
+
+
+def _number(weight: str | None) -> float | None:
+    if weight is None:
+        raise click.UsageError('which weight? A number, or "code" for the one in the code')
+    if weight == "code":
+        return None
+    try:
+        return float(weight)
+    except ValueError:
+        raise click.UsageError(f"weight {weight!r} is neither a number nor 'code'") from None
+
+
+def _row(share: str, config: Any) -> tuple[str, ...]:
+    since = clock(config.since) if config.stored is not None else ""
+    shown = (share, f"{config.weight:g}", f"{config.code:g}", since, config.by)
+    return tuple(plain(part) or "-" for part in shown)

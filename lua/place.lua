@@ -1,0 +1,26 @@
+-- place: where in a lot is this task? Writes nothing.
+--
+-- KEYS   see include/lot.lua
+-- ARGV   1  id        what the store knows the task by
+--        2  key       text: of the bucket
+-- Reply  us of this clock; 'parked', 'aside' (no worker consumes its queue), 'leaving' (let out, and not known to be at the broker) or
+--        ''; how many tasks are parked before it, -1 where it is not parked; how many are parked in the lot; permits that all of these
+--        cost; then what is stored of it: "<cost> <copy> <since us> <message>", or ''
+local id, key = ARGV[1], ARGV[2]
+--!include prelude.lua
+--!include now.lua
+--!include lot.lua
+--!include order.lua
+
+use_lot(0, key)
+local message = call('HGET', MESSAGES, id) or ''
+local rank, where = call('ZRANK', PARKED, id), 'parked'
+local number = call('ZCARD', PARKED)
+if not rank then
+    rank, where = -1, call('ZSCORE', LEAVING, id) and 'leaving' or ''
+    local queue = message ~= '' and where == '' and queues_of(id)[1]
+    local entry = queue and call('ZRANK', ASIDE, aside(queue, place_in(message), id))
+    if entry then rank, where = number + entry, 'aside' end
+end
+number = number + call('ZCARD', ASIDE)
+return {int(now), where, rank, number, int(number + (call('HGET', COSTS, bucket) or 0)), message}

@@ -1,0 +1,463 @@
+"""``celery -A proj ratelimit …``: what is printed, as text and as JSON, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import CliRunner, Result
+from kombu import pools
+
+from benchmarks.servers import Cluster
+from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
+from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.cli import ratelimit
+from celery_ratelimit.parking.lot import ToPark
+from celery_ratelimit.parking.lots import parking_of
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import PATIENT
+from tests.integration.test_stores import rights
+
+Run = Callable[..., Result]
+
+
+def make_app(url: str, **conf: Any) -> Celery:
+    app = Celery("shop", broker=url, backend="cache+memory://", set_as_current=False)
+    app.conf.update(
+        ratelimit_url=url + PATIENT,
+        ratelimit_quotas={"stripe": {"rate": "100/s", "burst": 5}, "gpu": {"limit": 4}},
+        ratelimit_queues={"e\nmails": "14/s"},
+        **conf,
+    )
+
+    @app.task(name="shop.charge", base=RateLimitedTask, limits="stripe", shared=False)
+    def charge() -> None: ...
+
+    @app.task(
+        name="shop.sync", base=RateLimitedTask, limits=Limit("5/s", name="tenant", key="tenant:{tenant}"), shared=False
+    )
+    def sync(tenant: str) -> None: ...
+
+    @app.task(name="shop.train", base=RateLimitedTask, limits="gpu", shared=False)
+    def train() -> None: ...
+
+    return app
+
+
+@pytest.fixture
+def app(server: EmbeddedServer, store: redis.Redis) -> Celery:
+    pools.reset()
+    return make_app(server.url)
+
+
+@pytest.fixture
+def run(app: Celery) -> Run:
+    def run(*arguments: str, of: Celery = app, **how: Any) -> Result:
+        return CliRunner().invoke(ratelimit, list(arguments), obj=SimpleNamespace(app=of), prog_name="ratelimit", **how)
+
+    return run
+
+
+def park(app: Celery, name: str, number: int, *, key: str = "", task: str = "shop.charge", cost: int = 1) -> list[str]:
+    """Messages as a worker parks them."""
+    parking, ids = parking_of(app), [f"{name}-{key}-{n}" for n in range(number)]
+    messages = []
+    for n, id in enumerate(ids):
+        marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
+        headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{}", "celery-ratelimit-return": marker}
+        parcel = {
+            "id": id,
+            "to": "celery.throttled",
+            "body": "W1tdLCB7fSwge31d",
+            "content_type": "application/json",
+            "content_encoding": "utf-8",
+            "compression": None,
+            "headers": headers,
+            "priority": None,
+            "delivery_mode": 2,
+            "expires": None,
+            "properties": {},
+        }
+        messages.append(ToPark(f"{id}~0@celery", cost, json.dumps(parcel), 1))
+    parking.park({(name, key): messages})
+    return ids
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+def test_status_shows_every_limit(run: Run, app: Celery) -> None:
+    limiter = limiter_of(app)
+    limiter.set_rate("stripe", "20/s", for_=600, by="ann@host", reason="the upstream is slow")
+    limiter.pause("tenant", 60)
+    for _ in range(5):
+        limiter.acquire("stripe")
+    park(app, "stripe", 40, cost=2)
+    found = run("status")
+    assert found.exit_code == 0, found.output
+    heads, *rows = found.output.splitlines()
+    assert heads.split()[:4] == ["LIMIT", "CODE", "STORED", "LEFT"]
+    assert [row.split()[0] for row in rows] == ["e\\nmails", "gpu", "stripe", "tenant"], "nothing that breaks a line"
+    assert "20/s, burst 5 by ann@host" in rows[2]
+    assert "'the upstream is slow'" in rows[2]
+    assert rows[2].endswith("backlogged")
+    assert "by key" in rows[3]
+    assert "paused" in rows[3]
+
+
+def test_status_as_json(run: Run, app: Celery) -> None:
+    limiter = limiter_of(app)
+    limiter.set_rate("stripe", "20/s", by="ann@host", reason="why")
+    limiter.acquire("stripe", cost=5)
+    park(app, "stripe", 40, cost=2)
+    each = {one["name"]: one for one in json.loads(run("status", "--json").output)}
+    stripe = each["stripe"]
+    assert (stripe["code"], stripe["stored"]) == ("100/s, burst 5", "20/s, burst 5")
+    assert (stripe["by"], stripe["reason"], stripe["until"]) == ("ann@host", "why", None)
+    assert (stripe["parked"], stripe["lots"], stripe["state"]) == (40, 1, "backlogged")
+    assert (stripe["queues"], stripe["queued"], stripe["tasks"]) == (["celery"], 0, ["shop.charge"])
+    assert 80 / 20 <= stripe["drains_in"] <= 80 / 20 + 0.06, "by cost, at the rate in force"
+    assert (each["tenant"]["by_key"], each["tenant"]["remaining"]) == (True, None)
+    assert (each["gpu"]["code"], each["gpu"]["state"]) == ("4 at once", "idle")
+
+
+def test_what_the_broker_still_holds_counts(run: Run, app: Celery) -> None:
+    for _ in range(30):
+        app.tasks["shop.charge"].apply_async()
+    (stripe,) = json.loads(run("status", "stripe", "--json").output)
+    assert stripe["queued"] == 30
+    assert stripe["drains_in"] == pytest.approx(0.3)
+
+
+def test_a_broker_that_does_not_answer_is_a_question_mark(run: Run, app: Celery) -> None:
+    app.conf.broker_url = "redis://127.0.0.1:1/0"
+    found = run("status", "stripe", "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.output)[0]["queued"] is None
+    assert "  in queues       ? (celery)" in run("status", "stripe").output
+
+
+def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> None:
+    for tenant, number in (("tenant:7", 10), ("tenant:8", 25)):
+        park(app, "tenant", number, key=tenant, task="shop.sync")
+    (tenant,) = json.loads(run("status", "tenant", "--json").output)
+    assert (tenant["parked"], tenant["lots"]) == (35, 2)
+    assert tenant["drains_in"] == pytest.approx(5.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["status", "strpe"], 2, "nobody knows a limit 'strpe': did you mean 'stripe'?"),
+        (["pause", "strpe"], 2, "did you mean 'stripe'?"),
+        (["history", "strpe"], 2, "pass --force"),
+        (["parked", "strpe"], 2, "did you mean 'stripe'?"),
+        (["set", "stripe", "20"], 2, "places cannot become a rate"),
+        (["set", "stripe", "20/x"], 2, "cannot read the rate '20/x'"),
+        (["set", "stripe"], 2, "Missing argument 'RATE'"),
+        (["set", "stripe", "20/s", "--for", "soon"], 2, "'soon' is no length of time"),
+        (["set", "stripe", "20/s", "--key", "tenant:7"], 2, "is not kept by key"),
+        (["reset", "tenant"], 2, "is kept by key"),
+        (["explain", "nobody"], 1, "is not known"),
+        (["release", "stripe", "nobody"], 1, "1 of 1 are not parked there"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_a_code(run: Run, arguments: list[str], code: int, says: str) -> None:
+    found = run(*arguments)
+    assert (found.exit_code, says in found.output) == (code, True), found.output
+    assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status"], ["set", "stripe", "1/s"], ["history", "stripe"], ["parked", "stripe"], ["explain", "x"], ["drain"]],
+)
+def test_a_store_that_is_down_is_one_line(run: Run, store: redis.Redis, arguments: list[str]) -> None:
+    app = make_app("redis://127.0.0.1:1/0")
+    app.conf.ratelimit_url = "redis://:secret@127.0.0.1:1/0"
+    found = run(*arguments, of=app)
+    assert found.exit_code == 1
+    assert found.output.startswith("Error: the store at redis://**@127.0.0.1:1/0 does not answer: "), found.output
+    assert len(found.output.splitlines()) == 1
+    assert "secret" not in found.output
+
+
+def test_a_setting_that_cannot_be_is_one_line(run: Run, server: EmbeddedServer, store: redis.Redis) -> None:
+    found = run("status", of=make_app(server.url, ratelimit_quees={}))
+    assert (found.exit_code, found.output.startswith("Error: there is no setting 'ratelimit_quees'")) == (1, True)
+
+
+# -- Changes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_says_what_was_there_before(run: Run, app: Celery) -> None:
+    found = run("set", "stripe", "20/s", "--for", "10m", "--reason", "slow", "--by", "ann")
+    assert found.exit_code == 0, found.output
+    was, now = found.output.splitlines()
+    assert was == "stripe: was 100/s, burst 5 (code)"
+    assert now.startswith("stripe: now 20/s, burst 5 by ann ")
+    assert now.endswith(", 'slow'")
+    config = limiter_of(app).config("stripe")
+    assert config.until is not None
+    assert (config.by, config.reason, round(config.until - config.since)) == ("ann", "slow", 600)
+    assert "paused until it is resumed" in run("pause", "stripe").output
+    assert "paused" not in run("resume", "stripe").output.splitlines()[1]
+    assert run("unset", "stripe").output.splitlines()[1] == "stripe: now 100/s, burst 5 (code)"
+    assert run("unset", "stripe").output == "stripe: nothing to change: 100/s, burst 5 (code)\n"
+    verbs = [each["verb"] for each in json.loads(run("history", "stripe", "--json").output)]
+    assert verbs == ["set", "pause", "resume", "unset"]
+
+
+def test_a_change_as_json(run: Run) -> None:
+    said = json.loads(run("set", "tenant", "50/s", "--key", "tenant:7", "--burst", "3", "--json").output)
+    assert (said["before"]["stored"], said["after"]["stored"], said["done"]) == (None, "50/s, burst 3", True)
+
+
+def test_places_are_set_by_their_number(run: Run, app: Celery) -> None:
+    assert run("set", "gpu", "2").exit_code == 0
+    assert limiter_of(app).config("gpu").in_force == Concurrency(2, name="gpu")
+
+
+def test_a_reset(run: Run, app: Celery) -> None:
+    limiter_of(app).acquire("stripe", cost=5)
+    limiter_of(app).pause("stripe", 60)
+    found = run("reset", "stripe")
+    assert found.exit_code == 0, found.output
+    assert found.output.splitlines()[1] == "stripe: now 5 of 5 left, 0 with a slot"
+
+
+def test_a_history_that_is_shown_breaks_no_line(run: Run, app: Celery) -> None:
+    limiter_of(app).pause("tenant", 5, key="a\nb", by="\x1b[31mred", reason="\0")
+    lines = run("history", "tenant").output.splitlines()
+    assert len(lines) == 2
+    assert "a\\nb" in lines[1]
+    assert "\\x1b[31mred" in lines[1]
+
+
+def test_an_unknown_name_is_changed_by_force(run: Run, app: Celery) -> None:
+    assert run("set", "other", "5/s", "--force").exit_code == 0
+    assert "5/s" in run("status", "other").output
+
+
+# -- Lots --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_parked_comes_in_pages(run: Run, app: Celery) -> None:
+    park(app, "tenant", 3, key="tenant:7", task="shop.sync")
+    park(app, "tenant", 4, key="tenant:8", task="shop.sync")
+    pages = [
+        json.loads(run("parked", "tenant", "--number", "2", "--page", str(page), "--json").output)
+        for page in range(1, 5)
+    ]
+    places = [(each["key"], each["place"], each["task"]["id"]) for page in pages for each in page["tasks"]]
+    keys = dict.fromkeys([key for key, _, _ in places])
+    assert sorted(keys) == ["tenant:7", "tenant:8"]
+    assert places == [(key, n + 1, f"tenant-{key}-{n}") for key in keys for n in range(3 if key == "tenant:7" else 4)]
+    assert {page["parked"] for page in pages} == {7}
+    waits = [each["turn"] - each["now"] for page in pages for each in page["tasks"] if each["key"] == "tenant:8"]
+    assert waits == pytest.approx([0.0, 0.2, 0.4, 0.6], abs=0.001), "5/s"
+    assert run("parked", "tenant", "--number", "2", "--page", "4").output.endswith("7 parked, page 4 of 4\n")
+    assert json.loads(run("parked", "tenant", "--key", "tenant:7", "--json").output)["parked"] == 3
+
+
+def test_a_task_is_released_by_its_id(run: Run, app: Celery, store: redis.Redis) -> None:
+    ids = park(app, "stripe", 3)
+    assert run("release", ids[1]).output == "1 task sent to the broker\n"
+    assert store.llen("celery.throttled") == 1
+    assert run("release", "stripe").output == "2 tasks sent to the broker\n"
+
+
+def test_purge_asks_first(run: Run, app: Celery) -> None:
+    park(app, "stripe", 3)
+    for answer in ("n\n", ""):  # an empty one is Ctrl-C's, or Ctrl-D's
+        found = run("purge", "stripe", input=answer)
+        assert found.exit_code == 1
+        assert "Throw away all tasks that are parked for stripe?" in found.output
+    assert json.loads(run("parked", "stripe", "--json").output)["parked"] == 3
+    assert (
+        run("purge", "stripe", "--yes", "--json").output == json.dumps({"name": "stripe", "tasks": 3}, indent=2) + "\n"
+    )
+    assert run("purge", "stripe", input="y\n").output.endswith("0 tasks thrown away\n")
+
+
+def test_drain(run: Run, app: Celery, store: redis.Redis) -> None:
+    park(app, "stripe", 3)
+    assert json.loads(run("drain", "--json").output) == {"tasks": 3}
+    assert store.llen("celery") == 3
+
+
+def test_explain_a_parked_task(run: Run, app: Celery) -> None:
+    limiter_of(app).set_rate("stripe", "2/s", by="ann@host")
+    limiter_of(app).acquire("stripe", cost=5)
+    ids = park(app, "stripe", 11, cost=2)
+    said = json.loads(run("explain", ids[10], "--json").output)
+    assert (said["where"], said["limit"], said["place"], said["parked"]) == ("parked", "stripe", 10, 11)
+    assert (said["task"], said["queue"], said["config"]["by"]) == ("shop.charge", "celery", "ann@host")
+    assert said["starts_at"] - said["now"] == pytest.approx(10.5, abs=0.3), (
+        "ten of two permits each, at 2/s, and its own"
+    )
+    text = run("explain", ids[10]).output
+    assert text.startswith(f"shop.charge[{ids[10]}] is parked at place 11 of 11 of limit 'stripe'.\n")
+    assert "set by ann@host" in text
+    limiter_of(app).pause("stripe", 100)
+    assert json.loads(run("explain", ids[10], "--json").output)["starts_at"] - said["now"] > 100
+
+
+@pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
+def test_explain_an_id_that_nobody_has(run: Run, app: Celery, id: str) -> None:
+    park(app, "stripe", 3)
+    found = run("explain", "--json", "--", id)
+    assert found.exit_code == 1
+    assert json.loads(found.output)["where"] == "unknown"
+
+
+def test_names_are_completed(app: Celery) -> None:
+    from click.shell_completion import ShellComplete
+
+    complete = ShellComplete(ratelimit, {"obj": SimpleNamespace(app=app)}, "ratelimit", "_X")
+    assert [each.value for each in complete.get_completions(["pause"], "st")] == ["stripe"]
+    assert [each.value for each in complete.get_completions(["status"], "t")] == ["tenant"]
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def test_check_as_json(run: Run, app: Celery) -> None:
+    app.conf.ratelimit_tasks = {"shp.*": ["stripe"]}
+    said = json.loads(run("check", "--json").output)
+    assert "  . stripe: 100/s, burst 5 (task shop.charge)" in said["limits"]
+    assert any("matches none" in warning for warning in said["warnings"])
+
+
+def test_check_of_a_fleet(run: Run, app: Celery) -> None:
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "unused": "1/s"}
+    app.tasks["shop.charge"].acks_late, app.tasks["shop.charge"].time_limit = True, 7200
+    app.conf.ratelimit_tasks = {"shop.charge": [Limit("1/s", burst=50, name="dear", cost=20)]}
+    limiter = limiter_of(app)
+    limiter.set_rate("dear", Limit("1/s", burst=10))
+    found = run("check", "--fleet")
+    assert found.exit_code == 1
+    for part in (
+        "no task and no queue has the quota 'unused'",
+        "task 'shop.charge' has acks_late and may run for 7200 s",
+        "each of its calls costs 20: none can ever be granted",
+        "no worker has answered",
+    ):
+        assert part in found.output, found.output
+
+
+def test_a_limiter_of_its_own_tells_the_same(limiter: Limiter, run: Run) -> None:
+    limiter.set_rate("stripe", "7/s", by="elsewhere", force=True)
+    assert "7/s by elsewhere" in run("status", "stripe").output
+
+
+# -- Elsewhere ---------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_cluster(cluster_store: Cluster, server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_url = cluster_store.url
+    park(app, "stripe", 3)
+    assert run("set", "stripe", "20/s", "--by", "ann", of=app).exit_code == 0
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["stripe"]["stored"], each["stripe"]["by"], each["stripe"]["parked"]) == ("20/s, burst 5", "ann", 3)
+    assert run("explain", "stripe--2", of=app).output.startswith("shop.charge[stripe--2] is parked at place 3 of 3")
+    assert len(json.loads(run("history", "stripe", "--json", of=app).output)) == 1
+
+
+def test_in_memory(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_url = "memory://"
+    assert run("pause", "stripe", "--for", "1h", of=app).exit_code == 0
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["stripe"]["state"], each["gpu"]["state"]) == ("paused", "idle")
+    assert each["stripe"]["retry_after"] > 3000, "until the pause is over"
+    assert [one["verb"] for one in json.loads(run("history", "stripe", "--json", of=app).output)] == ["pause"]
+
+
+def test_a_user_with_the_least_rights_is_enough(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    store.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">secret", *rights())
+    try:
+        app = make_app(server.url)
+        app.conf.ratelimit_url = server.url.replace("redis://", "redis://operator:secret@") + PATIENT
+        park(app, "stripe", 3)
+        for command in (
+            ["status"],
+            ["set", "stripe", "5/s"],
+            ["history", "stripe"],
+            ["reset", "stripe"],
+            ["parked", "stripe"],
+        ):
+            found = run(*command, of=app)
+            assert found.exit_code == 0, found.output
+        assert run("explain", "stripe--2", of=app).exit_code == 0
+    finally:
+        store.execute_command("ACL", "DELUSER", "operator")
+
+
+def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_queues = {f"q{n}": Limit("1/h", name=f"limit{n}") for n in range(100)}
+    limiter_of(app).acquire("limit70")
+    run("status", of=app)
+    store.config_resetstat()
+    each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
+    assert (each["limit70"]["remaining"], each["limit71"]["remaining"]) == (0, 1)
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 1 + 3, "who was seen, and forty limits in a step"
+
+
+def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(30):
+        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
+    monkeypatch.setattr("celery_ratelimit.parking.overview.LOOKS", 2)
+    (tenant,) = json.loads(run("status", "tenant", "--json").output)
+    assert (tenant["parked"], tenant["lots"], tenant["oldest"], tenant["drains_in"]) == (60, 30, None, None)
+
+
+def test_tables_are_richs_on_a_terminal(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.table import Table
+
+    from celery_ratelimit.cli import shown
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    table = shown.table_of(("LIMIT",), [("[bold]a[/bold]",)])
+    assert isinstance(table, Table)
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert shown.table_of(("LIMIT",), [("[bold]a[/bold]",)]) == "LIMIT\n[bold]a[/bold]"
+
+
+def test_top_wants_rich(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    found = run("top")
+    assert (found.exit_code, "pip install 'celery-ratelimit[cli]'" in found.output) == (1, True)
+
+
+def test_top_ends_with_ctrl_c(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["celery_ratelimit.cli.status"], "sleep", sleep)
+    found = run("top", "--every", "0.5")
+    assert (found.exit_code, looks) == (0, [0.5] * 3)
+    assert "stripe" in found.output
+
+
+def test_the_celery_command_completes_names() -> None:
+    """As a shell asks it: the app is not made yet, its name is."""
+    words = "celery -A example_project.app ratelimit pause st"
+    env = {**os.environ, "_CELERY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
+    script = "import sys; sys.argv = ['celery']; from celery.__main__ import main; main()"
+    found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert found.stdout == "plain,stripe\n", found.stderr
