@@ -177,7 +177,22 @@ def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
         click.echo("Nobody has changed it. (Versions before this one kept no history.)")
     else:
         heads = ("WHEN", "WHO", "WHAT", "KEY", "BEFORE", "AFTER", "REASON")
-        tell(table_of(heads, [_row(each) for each in found]))
+        tell(table_of(heads, _rows(found)))
+
+
+def _rows(found: list[Any]) -> list[tuple[str, ...]]:
+    """A row a change; and one for what was changed between two of them by a version that notes nothing."""
+    rows, last = [], dict[str, Any]()
+    for each in found:
+        if each.verb != "reset":
+            before = last.get(each.key)
+            has_ended = before is not None and before.until is not None and before.until <= each.at
+            if before is not None and not has_ended and before.shown != each.before.shown:
+                shown = ("?", "?", "?", each.key, before.shown or "code", each.before.shown or "code")
+                rows.append((*[plain(part) or "-" for part in shown], "an older version made this change"))
+            last[each.key] = each.after
+        rows.append(_row(each))
+    return rows
 
 
 def _row(each: Any) -> tuple[str, ...]:

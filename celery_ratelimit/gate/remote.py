@@ -12,7 +12,6 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from .._celery.found import task_here
 from ..errors import RateLimitError
 
 __all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimit_task", "ratelimits"]
@@ -21,7 +20,7 @@ __all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimit_ta
 TOGETHER = 5.0
 
 
-@inspect_command(alias="ratelimit_limits")
+@inspect_command()
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """Limits that a worker has in its code, its version of this package, and its clock."""
     from ..app.plan import limits_of_app
@@ -33,6 +32,8 @@ def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
 @inspect_command(args=[("id", str)], signature="ID")
 def ratelimit_task(state: Any, id: str, **kwargs: Any) -> dict[str, str] | None:
     """What a worker has of a task: it runs it, holds it, or has it on a countdown."""
+    from .._celery.found import task_here  # not for each `celery` command that only asks workers
+
     return task_here(state, id)
 
 

@@ -171,8 +171,11 @@ class LiveVerbs(Asking):
 
         Each is noted in the step that makes it. What a version before this one changes is not noted.
         """
-        known, code = yield from self._named(name, None, force)
-        return read_history(known, code, (yield from self._core.history(known)))
+        known, code = self.reader.code(name, None, force=force)
+        found = read_history(known, code, (yield from self._core.history(known)))
+        if not found:  # else somebody knows it
+            yield from self._named(name, None, force)
+        return found
 
     @asked
     def pause(

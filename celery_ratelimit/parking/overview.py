@@ -13,12 +13,10 @@ from .._celery import messages_of, queue_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
-from ..errors import ConfigurationError
 from ..limiter.demand import Demand, own_key
 from ..limiter.standing import Standing, read_standing
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
-from ..names import listed, near
 from .lot import Parking
 from .lots import parking_of
 from .register import UNATTENDED
@@ -123,9 +121,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     known.update({name: each.limit for name, each in owned.items()})
     for name in names:
         if name not in known:
-            if not force and not limiter.history(name, force=True) and not limiter.config(name, force=True).stored:
-                hint = near(name, known) or f"{listed(known)}."
-                raise ConfigurationError(f"nobody knows a limit {name!r}: {hint} (force=True asks all the same)")
+            limiter.config(name, force=force)  # raises if nobody knows it
             known[name] = None
     chosen = {name: known[name] for name in names or sorted(known)}
     of_lots = _lots_of(parking, list(chosen)) if parking.can_park else {}

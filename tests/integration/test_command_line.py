@@ -156,7 +156,7 @@ def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["status", "strpe"], 2, "nobody knows a limit 'strpe': did you mean 'stripe'?"),
+        (["status", "strpe"], 2, "nobody knows a limit 'strpe' (did you mean 'stripe'?)"),
         (["pause", "strpe"], 2, "did you mean 'stripe'?"),
         (["history", "strpe"], 2, "pass --force"),
         (["parked", "strpe"], 2, "did you mean 'stripe'?"),
@@ -240,6 +240,20 @@ def test_a_history_that_is_shown_breaks_no_line(run: Run, app: Celery) -> None:
     assert len(lines) == 2
     assert "a\\nb" in lines[1]
     assert "\\x1b[31mred" in lines[1]
+
+
+def test_what_an_older_version_has_changed_is_said(run: Run, app: Celery, store: redis.Redis) -> None:
+    limiter = limiter_of(app)
+    limiter.set_rate("stripe", "20/s", for_=600)
+    limiter.pause("stripe", 60)
+    limiter.reset("stripe")
+    assert "older version" not in run("history", "stripe").output
+    limiter.set_rate("stripe", "30/s")
+    store.lpop("ratelimit:v1:{stripe}::history")
+    limiter.set_rate("stripe", "40/s")
+    *_, unnoted, last = run("history", "stripe").output.splitlines()
+    assert " ".join(unnoted.split()) == "? ? ? - 20/s, burst 5 30/s, burst 5 an older version made this change"
+    assert "40/s" in last
 
 
 def test_an_unknown_name_is_changed_by_force(run: Run, app: Celery) -> None:

@@ -95,6 +95,12 @@ def test_the_last_hundred_are_kept_and_they_expire(changing: Limiter, store: red
     assert 0 < store.pttl("ratelimit:v1:{stripe}::history") <= 365 * 86_400_000
 
 
+def test_the_history_of_a_limit_that_is_gone_is_there(changing: Limiter, store: redis.Redis) -> None:
+    changing.set_rate("gone", "5/s", force=True)
+    store.delete("ratelimit:v1:{gone}::config", "ratelimit:v1:{gone}::changes")
+    assert [each.verb for each in changing.history("gone")] == ["set"]
+
+
 def test_nothing_is_kept_of_a_limit_that_nobody_knows(changing: Limiter) -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'stripe'"):
         changing.history("strpe")

@@ -25,7 +25,8 @@ limiter.quotas["mail"] = Limit("14/s", name="mail")
 
 peeked: Decision = limiter.peek(["stripe"], args={"tenant_id": 7})
 changed: bool = limiter.set_rate("stripe", "50/s", for_=60.0)
-paused: float = limiter.pause("stripe", 5.0)
+paused: float = limiter.pause("stripe", 5.0, reason="it has said so")
+reasons: list[str] = [change.reason for change in limiter.history("stripe")]
 
 
 async def awaited(limiter: AsyncLimiter) -> tuple[Decision, bool, float, int]:
