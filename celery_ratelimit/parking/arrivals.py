@@ -170,7 +170,8 @@ class Arrivals:
                 except BaseException:
                     self._put_back(copies_of)
                     raise
-                self._barred.update((id, copies_of[bucket][id]) for bucket, id in barred)
+                every = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
+                self._bar(copies_of, [each not in barred for each in every])
 
     def _put_back(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> None:
         """No answer has come."""
@@ -193,6 +194,7 @@ class Arrivals:
 
     def _bar(self, copies_of: Mapping[Bucket, Mapping[str, int]], may: Sequence[bool]) -> None:
         every = [pair for copies in copies_of.values() for pair in copies.items()]
+        self._barred.difference_update(every)  # of a task that was sent again there is a copy of each number once more
         self._barred.update(pair for pair, runs in zip(every, may, strict=True) if not runs)
 
     def close(self) -> None:

@@ -196,6 +196,32 @@ def test_a_copy_that_comes_while_another_one_is_told_of_in_vain_asks_for_itself(
     assert [arrivals.may_run(each) for each in (second, first)] == [False, True]
 
 
+def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_number(
+    arrivals: Arrivals, parking: Parking, clock: Clock
+) -> None:
+    """On RabbitMQ a task that is sent again, with the same id and arguments, is known by the same id."""
+
+    def parks(copy: int) -> None:
+        parking.park({BUCKET: [ToPark("a", 1, "{}", copy)]})
+        parking.acknowledged(BUCKET, "a")
+        parking.flush(at_once=True)
+
+    (first,) = come(arrivals, ("a", 1))
+    first.request.delivery_info["redelivered"] = True
+    assert arrivals.may_run(first)
+    parks(2)
+    (other,) = come(arrivals, ("b", 1))
+    assert arrivals.may_run(other), "that the first has come is told with it, and it is parked"
+    assert [each.copy for each in let_out(parking)] == [2]
+    (second,) = come(arrivals, ("a", 2))
+    assert arrivals.may_run(second)
+    parks(1)
+    clock.advance(1)
+    assert [each.copy for each in let_out(parking)] == [1]
+    (again,) = come(arrivals, ("a", 1))
+    assert arrivals.may_run(again)
+
+
 def test_if_no_answer_comes_they_are_told_once_more(arrivals: Arrivals) -> None:
     (only,) = come(arrivals, ("a", 1))
     with pytest.raises(StoreUnavailable), arrivals.told_along([only]):
