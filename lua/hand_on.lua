@@ -32,14 +32,14 @@ local SLOT_ONLY_US = -2^40
 -- What is given back here is for a request whose turn is so much later than that of others, too: elsewhere it would be empty until it
 -- is heard of.
 local SO_NEAR_US = 100000
-local free = {} -- by the key of the leases: what is to be touched, if a place is free in the end
+local free = {} -- by the key of the leases: what is to be touched, if a place is free in the end; and how many were given back
 local asked = {} -- the same: how many places there are, 0 under a pause; and for how many lines it was rung
 local refused -- the limit that has refused a request last
 
 for i = 1, PLACES do
     local key, at = KEYS[4 * NUMBER + i], FIRST_PLACE + 3 * (i - 1)
     if give_place_back(key, ARGV[at], tonumber(ARGV[at + 1])) then
-        free[key] = {KEYS[4 * NUMBER + PLACES + i], ARGV[at + 2]}
+        free[key] = {KEYS[4 * NUMBER + PLACES + i], ARGV[at + 2], 1 + (free[key] and free[key][3] or 0)}
     end
 end
 
@@ -106,7 +106,7 @@ for key, place in next, asked do
     if free[key] and left(key) <= 0 then free[key] = nil end
 end
 for key, touched in next, free do
-    if not asked[key] then let_in(key, 1) end
+    if not asked[key] then let_in(key, touched[3]) end
     touch(touched[1], touched[2])
 end
 return said

@@ -69,6 +69,7 @@ class Arrivals:
         self._arriving: dict[Bucket, dict[str, int]] = {}
         self._since: dict[Bucket, float] = {}  # when the first of them came
         self._barred: set[tuple[str, int]] = set()
+        self._beside: set[tuple[str, int]] = set()  # copies that came while another one of their tasks was untold
         self._telling = threading.Lock()
         self._at_once = False
         self._cancel_telling: Callable[[], None] | None = None
@@ -78,7 +79,7 @@ class Arrivals:
         marker = marker_in(message)
         if "lot" in marker:
             name, key = marker["lot"]
-            self._arriving.setdefault((name, key), {})[str(marker["id"])] = int(marker["copy"])
+            self._note((name, key), {str(marker["id"]): int(marker["copy"])})
             self._since.setdefault((name, key), time.monotonic())
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.timers.call_after(TELL, self._tell)
@@ -135,6 +136,11 @@ class Arrivals:
         if (held.id, copy) in self._barred:
             self._barred.discard((held.id, copy))
             return False
+        if (held.id, copy) in self._beside:
+            name, key = marker["lot"]
+            may = not self._parking.copies.arrive((name, key), {held.id: copy})
+            self._beside.discard((held.id, copy))
+            return may
         return True
 
     def tell_soon(self) -> None:
@@ -164,13 +170,22 @@ class Arrivals:
                 except BaseException:
                     self._put_back(copies_of)
                     raise
-                self._barred.update((id, copies_of[bucket][id]) for bucket, id in barred)
+                every = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
+                self._bar(copies_of, [each not in barred for each in every])
 
     def _put_back(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> None:
         """No answer has come."""
         for bucket, copies in copies_of.items():
-            self._arriving[bucket] = {**copies, **self._arriving.get(bucket, {})}
+            came, self._arriving[bucket] = self._arriving.get(bucket, {}), dict(copies)
+            self._note(bucket, came)
             self._since.setdefault(bucket, time.monotonic())
+
+    def _note(self, bucket: Bucket, copies: Mapping[str, int]) -> None:
+        """They have come. Of two copies of a task the one that came first is told of; the other one asks for itself."""
+        arriving = self._arriving.setdefault(bucket, {})
+        for id, copy in copies.items():
+            if arriving.setdefault(id, copy) != copy:
+                self._beside.add((id, copy))
 
     def _take(self, bucket: Bucket) -> dict[str, int]:
         """Those of one lot, to be told now."""
@@ -179,6 +194,7 @@ class Arrivals:
 
     def _bar(self, copies_of: Mapping[Bucket, Mapping[str, int]], may: Sequence[bool]) -> None:
         every = [pair for copies in copies_of.values() for pair in copies.items()]
+        self._barred.difference_update(every)  # of a task that was sent again there is a copy of each number once more
         self._barred.update(pair for pair, runs in zip(every, may, strict=True) if not runs)
 
     def close(self) -> None:
@@ -186,4 +202,5 @@ class Arrivals:
             self._cancel_telling()
             self._cancel_telling = None
         self._arriving.clear()
+        self._beside.clear()
         self._since.clear()

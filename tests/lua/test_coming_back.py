@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from tests.conftest import Clock
 
 from .frozen import FROZEN_STORE, demand
 from .test_parked_at_once import NOW, contents, messages
-from .test_parking import API, BUCKET, parking
+from .test_parking import API, BUCKET, let_out, parking
 
 __all__ = ["parking"]  # a fixture
 
@@ -153,6 +154,72 @@ def test_all_of_a_lot_are_told_with_the_first_that_asks(
     assert decisions[0].allowed
     assert not any(map(arrivals.asks_along, (first, second, third))), "all of them were told"
     assert [arrivals.may_run(each) for each in (first, second, third)] == [True, False, True]
+
+
+@pytest.mark.parametrize("asks_first", [0, 1])
+@pytest.mark.parametrize("along", [False, True])
+def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
+    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock, asks_first: int, along: bool
+) -> None:
+    """Who had published the first was killed before it said so, and others let the task out once more."""
+    parking.park({BUCKET: [ToPark("a", 1, "{}", 1)]})
+    assert [each.copy for each in let_out(parking)] == [1]
+    clock.advance(60)
+    assert [each.copy for each in let_out(parking)] == [2]
+    both = come(arrivals, ("a", 1), ("a", 2))
+    first, second = both[asks_first], both[1 - asks_first]
+    if along and arrivals.asks_along(first):
+        with arrivals.told_along([first]) as told:
+            assert told is not None
+            _, told.may = frozen.asker.ask_along((API,), ["a"], told.along, horizon=0.0, claim=0.0)
+            told.answered = 1
+        may = [told.may[0]]
+    else:
+        may = [arrivals.may_run(first)]
+    assert not arrivals.asks_along(second)
+    assert sorted([*may, arrivals.may_run(second)]) == [False, True]
+
+
+def test_a_copy_that_comes_while_another_one_is_told_of_in_vain_asks_for_itself(
+    arrivals: Arrivals, parking: Parking, clock: Clock
+) -> None:
+    parking.park({BUCKET: [ToPark("a", 1, "{}", 1)]})
+    let_out(parking)
+    clock.advance(60)
+    let_out(parking)
+    (first,) = come(arrivals, ("a", 1))
+    with contextlib.suppress(StoreUnavailable), arrivals.told_along([first]):
+        (second,) = come(arrivals, ("a", 2))
+        raise StoreUnavailable("no answer")
+    assert arrivals.asks_along(first)
+    assert not arrivals.asks_along(second)
+    assert [arrivals.may_run(each) for each in (second, first)] == [False, True]
+
+
+def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_number(
+    arrivals: Arrivals, parking: Parking, clock: Clock
+) -> None:
+    """On RabbitMQ a task that is sent again, with the same id and arguments, is known by the same id."""
+
+    def parks(copy: int) -> None:
+        parking.park({BUCKET: [ToPark("a", 1, "{}", copy)]})
+        parking.acknowledged(BUCKET, "a")
+        parking.flush(at_once=True)
+
+    (first,) = come(arrivals, ("a", 1))
+    first.request.delivery_info["redelivered"] = True
+    assert arrivals.may_run(first)
+    parks(2)
+    (other,) = come(arrivals, ("b", 1))
+    assert arrivals.may_run(other), "that the first has come is told with it, and it is parked"
+    assert [each.copy for each in let_out(parking)] == [2]
+    (second,) = come(arrivals, ("a", 2))
+    assert arrivals.may_run(second)
+    parks(1)
+    clock.advance(1)
+    assert [each.copy for each in let_out(parking)] == [1]
+    (again,) = come(arrivals, ("a", 1))
+    assert arrivals.may_run(again)
 
 
 def test_if_no_answer_comes_they_are_told_once_more(arrivals: Arrivals) -> None:

@@ -298,6 +298,19 @@ def test_all_that_wait_keep_their_slots(frozen: Limiter, clock: Clock, store: re
     assert store.zscore(LEASES, f"\1{ANN} c") == -before["c"], "the turn of the first is that of the line, for good"
 
 
+def test_each_place_of_a_limit_that_the_next_one_does_not_ask_is_somebodys(
+    frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
+) -> None:
+    """Two tasks have ended that held a place of another limit as well: two lines wait for these."""
+    other = Demand(Concurrency(4, name="{places}.other"), "{places}.other")
+    assert ask(frozen, "a", "b", most=2, ear=ANN, demands=(PLACE, other)) == [True, True]
+    assert ask(frozen, "y", ear="sbe1.7") == [False]
+    clock.advance(0.05)
+    assert ask(frozen, "z", ear="sbe1.8") == [False]
+    assert ask(frozen, "x", ear=ANN, demands=(other,), ended=["a", "b"]) == [True]
+    assert ears.heard(store) == ["sbe1.7", "sbe1.8"]
+
+
 def test_what_is_given_back_in_vain_is_seen_by_whoever_looks_after_lots(
     frozen: Limiter, clock: Clock, store: redis.Redis
 ) -> None:
