@@ -151,7 +151,7 @@ def _in_force(limiter: Limiter, limits: Mapping[str, AnyLimit]) -> Iterator[Metr
 
 
 def _rate_of(limit: AnyLimit) -> float:
-    return float(limit.size) if isinstance(limit, Concurrency) else 1 / limit.interval
+    return float(limit.size) if isinstance(limit, Concurrency) else round(1 / limit.interval, 9)
 
 
 def _parked(lots: ParkingLots, names: Iterable[str]) -> Iterator[Metric]:

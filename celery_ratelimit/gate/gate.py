@@ -250,7 +250,7 @@ class Gate:
             self._presence.clear()
             for held in everybody:
                 self._holdings.give_back(held)
-            if self._counting is not None:
+            if self._counting is not None and not self._outage:
                 self._counting.send()
             self._outage.close()
             self._changes.close()

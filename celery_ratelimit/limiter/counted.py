@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from ..counts.figures import Stats, read_stats
@@ -16,13 +16,14 @@ __all__ = ["ask_counts", "tell_counts"]
 
 _T = TypeVar("_T")
 
-#: Limits of which one script is told, or asks: it is to take no longer than a few milliseconds.
+#: Limits of which one script is told, or asks, and users: it is to take no longer than a few milliseconds.
 _TOLD, _ASKED, _TOTALS = 20, 4, 100
+_USERS = 400
 
 
 def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
     """Add up what was decided."""
-    for some in _together(core, parts, _TOLD):
+    for some in _told(core, parts):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
         call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
@@ -39,6 +40,19 @@ def ask_counts(core: Core, names: Sequence[str], *, totals: bool = False) -> Ask
         us, *said = reply
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
     return answer
+
+
+def _told(core: Core, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:
+    """Those of which one script is told: not too many limits, nor users of them."""
+    for some in _together(core, parts, _TOLD):
+        first, users = 0, 0
+        for at, (_, part) in enumerate(some):
+            number = min(len(part.users), MOST_USERS)
+            if users and users + number > _USERS:
+                yield some[first:at]
+                first, users = at, 0
+            users += number
+        yield some[first:]
 
 
 def _together(core: Core, each: Sequence[_T], most: int) -> list[Sequence[_T]]:

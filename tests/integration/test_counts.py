@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from benchmarks.servers import Cluster
 from celery_ratelimit import AsyncLimiter, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.store.keys import count_keys
 from celery_ratelimit.testing import EmbeddedServer
@@ -38,6 +39,20 @@ def test_a_limiter_counts_and_tells_within_a_second(server: EmbeddedServer, stor
         assert 0.1 < tenant.waited < 1
         assert [(user.kind, user.name) for user in tenant.users] == [("key", "t:7")]
         assert slow.results["acquired"] == 1
+
+
+def test_on_a_cluster(cluster_store: Cluster) -> None:
+    """Law 9 is looked to by the fixture."""
+    names = [f"limit {number}" for number in range(9)]
+    quotas = dict.fromkeys(names, "10/s")
+    with Limiter.from_url(cluster_store.url, quotas=quotas) as limiter:
+        for name in names:
+            limiter.acquire(name)
+        limiter.acquire(names[0])
+    with Limiter.from_url(cluster_store.url, quotas=quotas) as limiter:
+        told = limiter.stats_of(names, totals=True)
+        assert [each.results["acquired"] for each in told] == [1] * 9
+        assert [each.results["refused"] for each in told] == [1] + [0] * 8
 
 
 def test_what_is_left_is_told_at_the_end(server: EmbeddedServer, store: redis.Redis) -> None:

@@ -141,3 +141,16 @@ def test_a_process_keeps_no_more_than_so_much() -> None:
     assert len(parts["api"].users) == 1000
     assert len(parts["api"].most()) == MOST_USERS
     assert parts["api"].numbers["permits"] == 3000
+
+
+def test_what_is_much_is_told_by_several_scripts(limiter: Limiter, store: redis.Redis) -> None:
+    tally = Tally()
+    for name in [f"limit {number}" for number in range(10)]:
+        for key in range(150):
+            tally.started("acquired", [(name, f"key {key}", 1)], 0.0)
+    store.config_resetstat()
+    tell(limiter, tally)
+    calls = store.info("commandstats")
+    assert sum(calls.get(f"cmdstat_{verb}", {}).get("calls", 0) for verb in ("evalsha", "eval")) >= 3
+    told = limiter.stats_of([f"limit {number}" for number in range(10)])
+    assert [(each.permits, len(each.users)) for each in told] == [(150, MOST_USERS)] * 10

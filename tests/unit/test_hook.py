@@ -72,6 +72,14 @@ def test_a_store_that_does_not_answer_is_an_outcome(bench: Bench, seen: list[Obs
     assert outcomes(seen) == [("store_error", None)]
 
 
+def test_what_is_left_to_another_worker_met_its_store(bench: Bench, seen: list[Observation]) -> None:
+    bench.takes = lambda name: 5.0  # type: ignore[method-assign]
+    for _ in range(bench.processes):
+        bench.come(bench.task("plain"))
+    bench.come(bench.task("retry", "r1"), beside=True)
+    assert outcomes(seen) == [("returned", "r1")]
+
+
 def test_an_observer_that_raises_is_said_once_and_harms_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
