@@ -13,7 +13,8 @@
 --   index(id, place), a task is parked again
 --   keep()          at the end
 local MOST_HELD = 2147483648 -- 2^31
-local AT_FIRST, SOME, STEP = 3, 20, 0.2 -- shares that are read at first, and then; what a step takes, in tasks that are let out
+local AT_FIRST, SOME = 3, 20 -- shares that are read at first, and then
+local STEP, CHOICE = 0.2, 0.5 -- what a step takes, in tasks that are let out; and what it takes besides to let out one of a share
 turns = {}
 local in_code, held, clock, marks
 local least, bound -- shares by their tags, the least of all; no other one has less than that
@@ -148,6 +149,7 @@ end
 function turns.charge(cost)
     local share, tag = unpack(table.remove(least, 1))
     clock = max(clock, tag)
+    did(CHOICE)
     local new = min(clock + cost / turns.weight, HELD - 1)
     tags[share], after[share] = new, turns.entry
     dropped[#dropped + 1] = turns.entry
