@@ -2,7 +2,7 @@
 --
 -- A message that is published so says nothing of its lot, and its task may be parked again before the caller says that it was
 -- published. So a task that is let out here has another id until then: ^ and its id.
--- KEYS   see include/lot.lua
+-- KEYS   see include/lot.lua, with those of who shares the limit
 -- ARGV   1  again, 2 memory: us, see unpark.lua
 --        3  key       text: of the bucket
 --        4  bytes     >= 1: no more are let out when their messages are that long

@@ -1,6 +1,6 @@
 -- park: put messages of throttled tasks into the parking lot of the limit that said no, in their order. Idempotent by id.
 --
--- KEYS   for each lot those of include/lot.lua
+-- KEYS   for each lot those of include/lot.lua; where one of the limits is fair, with those of who shares it
 -- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
 --        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
@@ -27,37 +27,21 @@ local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
 --!include now.lua
 --!include lot.lua
 --!include order.lua
---!include shares.lua
+--!fair shares.lua
+--!fair join_share.lua
 --!include bell.lua
 
 local twice -- there are several messages of some tasks of the lot in use
 local is_due -- has a worker to look at it at once?
 
--- Of a task that is before its equals in its share: what is ahead of it, of what is ahead of all.
-local function ahead_of_share(share, weight, entry, ahead, number)
-    local own = number > 0 and call('ZLEXCOUNT', SHARES, '[' .. share .. '\0', '(' .. entry) * ahead / number or 0
-    if weight == 0 then return own > 0 and ahead or 0 end
-    local others = max(0, call('ZCARD', TURNS) - MARKS - (call('ZSCORE', TURNS, share) and 1 or 0))
-    return min(ahead, ceil(own * (weight + others) / weight))
-end
-
--- The share has paid for this task when it was let out, and pays once.
-local function refund(share, cost, weight)
-    local tag, clock = tonumber(call('ZSCORE', TURNS, share)), -(call('ZSCORE', TURNS, CLOCK) or -1)
-    if tag and tag < HELD and weight > 0 then call('ZADD', TURNS, precise(max(clock, tag - cost / weight)), share) end
-end
-
 local function park(order, since, expires, id, cost, copy, doubts, sent)
-    local share, weight
-    local again = copy > 1
-    if string.find(order, ' ', 1, true) then
-        order, weight, share = match(order, '^(%S+) (%S+) (.*)$')
-        weight = weight_of(share, weight)
-    end
+    local of_share, again = nil, copy > 1
+    if shares then order, of_share = shares.read(order) end
     if since < 0 then since = now + since end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
-    local ahead = parked + call('ZCARD', ASIDE)
+    local number = parked + call('ZCARD', ASIDE)
+    local ahead = number
     if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = ahead + (call('HGET', COSTS, bucket) or 0) end
     local kept = call('HGET', MESSAGES, id)
     if kept then
@@ -71,15 +55,14 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
     if not has_since then
         local equal = last
         if last - before > now + STEP_US then -- it is less important
-            local number = call('ZCOUNT', PARKED, '-inf', int(now + STEP_US + before))
-            equal = number > 0 and call('ZRANGE', PARKED, number - 1, number - 1, 'WITHSCORES')[2] or 0
+            local rank = call('ZCOUNT', PARKED, '-inf', int(now + STEP_US + before))
+            equal = rank > 0 and call('ZRANGE', PARKED, rank - 1, rank - 1, 'WITHSCORES')[2] or 0
         end
         since = max(now, equal - before + 1)
     end
     local place = since + before
-    local entry = share and entry_of(share, place, id)
-    if share then
-        ahead = ahead_of_share(share, weight, entry, ahead, parked + call('ZCARD', ASIDE))
+    if of_share then
+        ahead = shares.ahead(of_share, place, id, ahead, number)
     elseif place < last then
         ahead = ceil(ahead * call('ZCOUNT', PARKED, '-inf', int(place)) / parked)
     end
@@ -98,11 +81,7 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
     call('ZADD', PARKED, int(place), id)
     count_cost(cost, 1)
     call('SADD', UNACKED, id)
-    if share then
-        if again then refund(share, cost, weight) end
-        call('ZADD', SHARES, 0, entry)
-        if add_share(share) then is_due = true end -- those that are there may all be held back
-    end
+    if of_share and shares.join(of_share, again and cost) then is_due = true end -- the others may all be held back
     if expires ~= '0' then
         call('ZADD', EXPIRING, expires, id)
         call('ZADD', LOTS, 'XX', 'LT', expires, bucket)

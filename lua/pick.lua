@@ -1,7 +1,7 @@
 -- pick: take tasks out of the lot before their turn, to be published at once or never. As far as one script may go: the
 -- reply says from where to go on.
 --
--- KEYS   see include/lot.lua
+-- KEYS   see include/lot.lua, with those of who shares the limit
 -- ARGV   1  purge     1: they are thrown away; 0: the caller publishes them
 --        2  again, 3 memory: us, see unpark.lua
 --        4  key       text: of the bucket

@@ -1,7 +1,8 @@
 -- unpark: give parked tasks their slots, in order, and let each out shortly before its slot: the caller publishes them.
 --
 -- Of several lots, as far as one script may go: a lot that is not finished is due at once.
--- KEYS   four for each lot's limit, see include/read_limits.lua; then for each lot those of include/lot.lua
+-- KEYS   four for each lot's limit, see include/read_limits.lua; then for each lot those of include/lot.lua; where
+--        one of the limits is fair, with those of who shares it
 -- ARGV   1  number    of lots
 --        2  due       1: only lots that are due now; 0: all
 --        3  horizon   us, >= 0: a task is let out when its slot is no further ahead than that
@@ -15,7 +16,7 @@
 --        11 attended  how many queues follow that a worker consumes; 0 if none is absent
 --        12+          these; for each lot: key of its bucket, text; then its limit, see include/read_limits.lua, where the cost says
 --                     nothing: each message has its own; then, of each limit that has weights in the code, the first of its lots,
---                     counted from 1, and the weights, see include/turns.lua
+--                     counted from 1, and the weights, see include/turns.lua (put in where a limit is fair)
 -- Reply  for each lot that was looked after: us until it is due again (-1: it is empty; 0: at once, not all tasks that may were let
 --        out); 1 if the worker that looked after a lot of this limit last had another limit in its code, else 0; then for each
 --        task that is let out: its id, us until its turn, its message
@@ -39,7 +40,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include read_limits.lua
 --!include lot.lua
 --!include order.lua
---!include shares.lua
+--!fair shares.lua
 --!include let_out.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
@@ -62,11 +63,12 @@ local function did(some)
     work = work + some
 end
 
---!include turns.lua
+local turns
+--!fair turns.lua
 
-local function let_one_out(id, wait)
+local function let_one_out(id, wait, known)
     work = work + 1
-    let_out(id, wait)
+    let_out(id, wait, known)
 end
 
 -- This script asks the same limit several times: what is in the store by now.
@@ -123,6 +125,8 @@ local function let_out_expired()
     return #ids < most
 end
 
+local is_shared -- the lot in use
+
 local function first_of(key)
     return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
 end
@@ -154,7 +158,7 @@ local function bring_back(back, before)
             if call('ZREM', ASIDE, first.entry) == 1 then
                 no_more_aside(first.id, first.place)
                 call('ZADD', PARKED, int(first.place), first.id)
-                if fair then index(first.id, first.place) else before = first.place end
+                if is_shared then turns.index(first.id, first.place) else before = first.place end
             end
             first = first_aside(first.queue)
         end
@@ -183,9 +187,9 @@ end
 
 -- The first task whose queue a worker consumes; nothing: there is none; false: the script has done enough.
 local function next_one(back)
-    if fair then
+    if is_shared then
         bring_back(back, math.huge)
-        return next_by_share(may_come)
+        return turns.next(may_come)
     end
     while true do
         local id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
@@ -225,8 +229,8 @@ local function let_out_next(limit, back)
             end
             return later
         end
-        if fair then charge(limit.cost) end
-        let_one_out(id, max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0)))
+        if is_shared then turns.charge(limit.cost) end
+        let_one_out(id, max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0)), is_shared)
     end
     return now -- as many have slots as may: when one of them will have come is not known
 end
@@ -239,15 +243,15 @@ local function look_after(limit)
         if due > now then return due - now end -- another worker has done it meanwhile
     end
     local back = call('EXISTS', ASIDE) == 1 and those_to_bring_back() or {}
-    use_turns(weights[WEIGHTS] or '')
+    is_shared = turns and turns.use(weights[WEIGHTS] or '')
     local look = let_out_once_more() and let_out_expired() and let_out_next(limit, back)
-    if fair then keep_turns() end
+    if is_shared then turns.keep() end
     if not look then
         call('ZADD', LOTS, int(now), bucket)
         return 0
     end
     local leaving = first_of(LEAVING)
-    if look == math.huge and (call('EXISTS', ASIDE) == 1 or fair and call('EXISTS', PARKED) == 1) then
+    if look == math.huge and (call('EXISTS', ASIDE) == 1 or is_shared and call('EXISTS', PARKED) == 1) then
         look = now + MONTH_US -- until a queue is consumed again (recall.lua), or another weight holds
     end
     if #back > 0 and call('EXISTS', ASIDE) == 0 then call('ZREM', ASIDES, bucket) end
@@ -269,7 +273,7 @@ for i, limit in ipairs(limits) do
     if not asked[CODE] then
         local at = FIRST_LIMIT + 6 * (i - 1)
         asked[CODE] = true
-        local number = match(weights[WEIGHTS] or '', '^%d+') -- of its weights
+        local number = weights[WEIGHTS] and match(weights[WEIGHTS], '^%d+') -- of its weights
         another = same_code(table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5], number}, ' ')) and 0 or 1
     end
     answer[i] = {again, another, unpack(out)}

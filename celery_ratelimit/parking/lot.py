@@ -17,12 +17,12 @@ from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk
-from ..store.script import Script
+from ..store.script import FAIR, Script
 from .contents import AGAIN, BYTES, LOTS, Contents
 from .copies import Copies
 from .parked import Bucket, Looked, Parked, ToPark, several, text
 from .register import WOKEN, Attendance, Register
-from .scripts import LOT_KEYS, Scripts
+from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
 from .untold import Untold
 from .weights import weights_text
 
@@ -123,7 +123,8 @@ class Parking:
                 arguments += [each.copy, each.doubts, each.message]
             arguments += acknowledged
             told[bucket] = len(acknowledged)
-        reply = iter(self._scripts.of_lots("park", list(messages_of), *arguments))
+        fair = any(each.share is not None for messages in messages_of.values() for each in messages)
+        reply = iter(self._scripts.of_lots("park", list(messages_of), *arguments, fair=fair))
         self._untold.was_told(told, {})
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         self.first_waits = {bucket: int(next(reply)) / 1e6 for bucket in messages_of}
@@ -201,6 +202,9 @@ class Parking:
             return []
         demands = self._of_one_script(demands)
         methods = {demand.method for demand in demands}
+        keys_of, lot_keys = self._scripts.keys_of, LOT_KEYS
+        if any(demand.limit.fair is not None for demand in demands):
+            methods, keys_of, lot_keys = {*methods, FAIR}, self._scripts.fair_keys_of, FAIR_KEYS
         buckets = [(demand.name, demand.key) for demand in demands]
         of_limits = [self._scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
@@ -214,11 +218,11 @@ class Parking:
         for number, demand in enumerate(demands, 1):
             if demand.limit.weights:
                 weights.setdefault(demand.name, (number, weights_text(demand.limit)))
-        pieces = [*keys, *map(self._scripts.keys_of, buckets), bulk(*first), *[demand.wire for demand in demands]]
+        pieces = [*keys, *map(keys_of, buckets), bulk(*first), *[demand.wire for demand in demands]]
         last = [value for pair in weights.values() for value in pair]
         if last:
             pieces.append(bulk(*last))
-        number = (KEYS + LOT_KEYS) * len(demands)
+        number = (KEYS + lot_keys) * len(demands)
         reply = self._scripts.call(
             "unpark",
             methods.pop() if len(methods) == 1 else frozenset(methods),

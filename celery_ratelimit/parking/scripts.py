@@ -9,13 +9,16 @@ from typing import Any
 from ..limiter.asker import Asker
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, lot_keys
 from ..store.resp import bulk
-from ..store.script import Script
+from ..store.script import FAIR, Script
 from .parked import Bucket
 
-__all__ = ["LOT_KEYS", "Scripts"]
+__all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts"]
 
 #: How many keys a lot has.
-LOT_KEYS = 15
+LOT_KEYS = 12
+#: The same for scripts that have to do with those who share a limit: where it is fair, and some in any case.
+FAIR_KEYS = 15
+_FAIR_IN_ANY_CASE = ("published", "pick", "hand_back")
 
 _NAMES = (
     *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),
@@ -40,6 +43,7 @@ class Scripts:
         self.prefix = asker.prefix
         self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
         self.keys_of = lru_cache(maxsize=1024)(self._keys_of)
+        self.fair_keys_of = lru_cache(maxsize=1024)(self._fair_keys_of)
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
 
     def lot_keys(self, bucket: Bucket) -> Sequence[str]:
@@ -51,6 +55,9 @@ class Scripts:
         return all_lots_keys(self.prefix, name, self.fleet)
 
     def _keys_of(self, bucket: Bucket) -> bytes:
+        return bulk(*self.lot_keys(bucket)[:LOT_KEYS])
+
+    def _fair_keys_of(self, bucket: Bucket) -> bytes:
         return bulk(*self.lot_keys(bucket))
 
     def _limit_keys(self, name: str, key: str, method: str) -> tuple[bytes, bytes]:
@@ -66,10 +73,14 @@ class Scripts:
         """A script of one lot."""
         return self.of_lots(name, [bucket], *arguments)
 
-    def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int) -> Any:
-        """A script of several lots."""
-        number = LOT_KEYS * len(buckets)
-        return self.call(name, (), number, number + len(arguments), [*map(self.keys_of, buckets), bulk(*arguments)])
+    def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int, fair: bool = False) -> Any:
+        """A script of several lots; ``fair``: of limits that somebody shares."""
+        keys_of, each = self.keys_of, LOT_KEYS
+        if fair or name in _FAIR_IN_ANY_CASE:
+            keys_of, each = self.fair_keys_of, FAIR_KEYS
+        keys = each * len(buckets)
+        methods = FAIR if fair else ()
+        return self.call(name, methods, keys, keys + len(arguments), [*map(keys_of, buckets), bulk(*arguments)])
 
     def command(self, name: str, *arguments: Any) -> Any:
         """One command of the store's, where no script is needed."""

@@ -98,15 +98,17 @@ def count_keys(prefix: str, name: str) -> tuple[str, str, str, str]:
 
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
-_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside", "shares", "turns")
+_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside")
 _ALL_LOTS = ("lots", "code", "where", "asides", "costs")
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
-    """The keys of one bucket's parking lot; those of :data:`_ALL_LOTS` are shared by all lots of the limit."""
+    """The keys of one bucket's parking lot; those of :data:`_ALL_LOTS` are shared by all lots of the limit. The last
+    three are about those who share the limit.
+    """
     own, of_all = [f"{prefix}:{SCHEMA}:{_name(name)}:{escaped}:" for escaped in (escape(key), "")]
-    of_lot = [f"{own}{kind}@{fleet}" for kind in _LOT]
-    return *of_lot, *[f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS], f"{of_all}weights"
+    plain = [f"{own}{kind}@{fleet}" for kind in _LOT] + [f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
+    return *plain, *[f"{own}{kind}@{fleet}" for kind in ("shares", "turns")], f"{of_all}weights"
 
 
 def all_lots_keys(prefix: str, name: str, fleet: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The Lua scripts: read from ``lua/``, put together, and run with one round trip.
 
 A line ``--!include name.lua`` in a script stands for that file in ``lua/include/`` or ``lua/algorithms/``, once;
-``--!algorithms`` for the algorithms that the request names.
+``--!algorithms`` for the algorithms that the request names, and ``--!fair name.lua`` for that file
+where it names ``fair``.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from ..errors import ConfigurationError
 from .link import Link
 from .resp import bulk, unbulk
 
-__all__ = ["Script", "load_source"]
+__all__ = ["FAIR", "Script", "load_source"]
 
 _INCLUDE = re.compile(r"^--!include (\w+)\.lua\n", re.MULTILINE)
 _ALGORITHMS = "--!algorithms\n"
+_FAIR = re.compile(r"^--!fair (\w+\.lua\n)", re.MULTILINE)
+#: What a request names beside algorithms, where those who share a limit have their turns.
+FAIR = "fair"
 _METHOD = re.compile("[a-z_]+")
 
 
@@ -84,7 +88,8 @@ def load_source(name: str, methods: Iterable[str], replace: Mapping[str, str] | 
             return _read(f"include/{file}.lua")
 
     def expand(text: str) -> str:
-        named = "".join(f"--!include {method}.lua\n" for method in sorted(methods))
+        named = "".join(f"--!include {method}.lua\n" for method in sorted(methods) if method != FAIR)
+        text = _FAIR.sub(r"--!include \1" if FAIR in methods else "", text)
         return _INCLUDE.sub(include, text.replace(_ALGORITHMS, named))
 
     return expand(_read(f"{name}.lua"))

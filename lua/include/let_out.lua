@@ -3,8 +3,8 @@
 --
 -- Uses AGAIN_US, after which a task is let out once more; MEMORY_US, for which it is remembered that there may be two messages of
 -- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, SHARES, WHERE, copies, note_copies,
--- no_more_aside, count_cost, place_of; place_in of order.lua; share_in, entry_of of shares.lua.
--- Gives let_out(id, wait), `wait` us until its turn; out, of each task that was let out its id, us until its turn, its message;
+-- no_more_aside, count_cost, place_of, shares; place_in of order.lua.
+-- Gives let_out(id, wait, known), `wait` us until its turn, `known`: it is taken out of `shares` elsewhere; out, of each task that was let out its id, us until its turn, its message;
 -- bytes, of all these messages; note_for_a_while(id, chosen, newest, several), which is note_copies for MEMORY_US.
 local out, bytes = {}, 0
 
@@ -13,15 +13,15 @@ local function note_for_a_while(id, chosen, newest, several)
     call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
 end
 
-local function let_out(id, wait)
+local function let_out(id, wait, known)
     local message = call('HGET', MESSAGES, id)
     local was_here = call('ZREM', PARKED, id) == 1
     call('ZREM', EXPIRING, id)
     if not message then return end
     if not was_here then was_here = no_more_aside(id, place_in(message)) end
     if was_here then count_cost(match(message, '^%d+'), -1) end
-    local share = share_in(message)
-    if share then call('ZREM', SHARES, entry_of(share, place_in(message), id)) end
+    local share = shares and not known and shares.of(message)
+    if share then call('ZREM', SHARES, shares.entry(share, place_in(message), id)) end
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)

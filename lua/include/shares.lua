@@ -9,42 +9,52 @@
 --   NUL        the virtual time that is reached, >= 1
 --   NUL since  us: up to which change of the weights this lot has come
 --   NUL from   a place of `parked`, plus one: what is before that is in the index
--- and from HELD on those whose weight is 0, with the number of the code's weights by which they were held back.
--- `parked` has all tasks, and is what counts: versions before this one know no index. An entry of a task that is not parked at its
--- place any more is dropped when it is met; a task without an entry gets one, with what it has for a share, or else ''.
+--   NUL held   only if some are held back
+-- and from HELD on those whose weight is 0, with the number of the weights by which they were held back, see turns.lua.
+-- `parked` has all tasks, and is what counts: versions before this one know no index, nor do scripts that are called for limits
+-- which are not fair. An entry of a task that is not parked at its place any more is dropped when it is met; a task without an
+-- entry gets one, with what it has for a share, or else ''.
 -- `weights`, field NUL: "<us> <share> <us> <share> ... ", the last changes, each later than the one before.
 --
--- Uses now; TURNS and WEIGHTS of lot.lua.
--- Gives share_in(message), by what is kept in `messages`; nothing where it has none; entry_of(share, place, id), of `shares`;
--- add_share(share), which returns whether it was not there; weight_of(share, code), `code` being its weight in the code; precise(number), a text;
--- HELD, CLOCK, SINCE, FROM_PLACE, and MARKS, how many members are below all shares.
-local HELD, CLOCK, SINCE, FROM_PLACE, MARKS = 4503599627370496, '\0', '\0since', '\0from', 3 -- 2^52
-
-local function share_in(message)
-    if string.byte(message, -2) == 125 then return nil end -- }}
-    local last = string.sub(message, -130)
-    return match(last, '"share": "([^"]*)"}$') or match(last, '"share": "([^"]*)", "order": %-?%d+}$')
-end
-
-local function entry_of(share, place, id)
-    return format('%s\0%016d\0', share, place) .. id
-end
+-- Uses now; SHARES, TURNS, WEIGHTS, MESSAGES, LOT_KEYS, shares of lot.lua.
+-- Gives shares, which is nil in scripts without this text: of(message), by what is kept in `messages`, nothing where it has none;
+-- entry(share, place, id), of `shares`; add(share), unless it is there; weight(share, code), `code` being its weight
+-- in the code; changes(), of the weights, false if there was none; known, what this script has read; LOT_KEYS; precise(number), a text; HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD, and MARKS, how many members there are at
+-- the most that are no share.
+local HELD, MARKS = 4503599627370496, 4 -- 2^52
+local CLOCK, SINCE, FROM_PLACE, SOME_HELD = '\0', '\0since', '\0from', '\0held'
+LOT_KEYS = 15
+shares = {}
+local known = {} -- what this script has read, by its key
 
 local function precise(number)
     return format('%.17g', number)
 end
 
-local function add_share(share)
-    if call('ZSCORE', TURNS, share) then return false end
+function shares.of(message)
+    if string.byte(message, -2) == 125 then return nil end -- }}
+    local last = string.sub(message, -130)
+    return match(last, '"share": "([^"]*)"}$') or match(last, '"share": "([^"]*)", "order": %-?%d+}$')
+end
+
+function shares.entry(share, place, id)
+    return format('%s\0%016d\0', share, place) .. id
+end
+
+function shares.add(share)
     local clock = call('ZSCORE', TURNS, CLOCK)
     if not clock then
         clock = -1
         call('ZADD', TURNS, clock, CLOCK, int(-now), SINCE, clock, FROM_PLACE)
     end
-    call('ZADD', TURNS, precise(-clock), share)
-    return true
+    call('ZADD', TURNS, 'NX', precise(-clock), share)
 end
 
-local function weight_of(share, code)
-    return tonumber(match(call('HGET', WEIGHTS, share) or '', '^%S+') or code)
+function shares.changes()
+    if known[WEIGHTS] == nil then known[WEIGHTS] = call('HGET', WEIGHTS, CLOCK) or false end
+    return known[WEIGHTS]
+end
+
+function shares.weight(share, code)
+    return tonumber(shares.changes() and match(call('HGET', WEIGHTS, share) or '', '^%S+') or code)
 end

@@ -161,3 +161,35 @@ def test_the_other_version_goes_on_alone(
         assert len(fleet.starts()) - 120 <= 4, "what was running, and had just done"
         assert_never_over(fleet.permits(), 20)
         assert not fleet.parking_lots().lots()
+
+
+@pytest.mark.slow
+def test_a_limit_becomes_fair_while_an_earlier_version_parks_and_lets_out_too(
+    server: EmbeddedServer, store: redis.Redis, broker_url: str, earlier: Path, tmp_path: Path
+) -> None:
+    """The earlier one knows nothing of shares: nothing is stranded, and nothing runs twice."""
+    shutil.copy(processes.ROOT / "tests" / "apps" / "shares.py", earlier / "tests" / "apps")
+    with Fleet(
+        server, tmp_path, rate="20/s", broker=broker_url, ratelimit_url=server.url, app="tests.apps.shares"
+    ) as fleet:
+        fleet.root = earlier
+        fleet.launch()
+
+        def parked() -> int:
+            return sum(store.zcard(key) for key in store.scan_iter("ratelimit:v1:{both}::parked@*"))
+
+        def send(index: int, tenant: str) -> None:
+            fleet.sender.send_task("tests.apps.shares.both", args=[index, tenant])
+
+        for index in range(100):
+            send(index, "big")
+        until(lambda: parked() >= 40, 20, "an earlier version's backlog")
+        fleet.root = processes.ROOT
+        fleet.start()
+        for index in range(100, 160):
+            send(index, ("big", "small")[index % 2])
+        fleet.wait_for(160, 60)
+        assert sorted(start.index for start in fleet.starts()) == list(range(160))
+        assert_never_over(fleet.permits(), 20)
+        until(lambda: not parked(), 20, "the end of the lot")
+        assert "Traceback" not in fleet.log(0) + fleet.log(1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import redis
 
-from celery_ratelimit import Limit, Limiter
+from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.parking.lot import FULL, Parking, ToPark
 from celery_ratelimit.parking.parked import Parked
@@ -215,3 +215,27 @@ def test_another_weight_in_the_code_is_told_as_another_limit(parking: Parking) -
     assert not looked.another
     (looked,) = parking.unpark([limit("1/s", weights={"a": 2})])
     assert looked.another
+
+
+def test_places_are_shared_too(parking: Parking) -> None:
+    places = Demand(Concurrency(6, name="api", fair="{tenant}", weights={"b": 2}), "api")
+    park(
+        parking,
+        *[to_park("a", f"a{number}") for number in range(9)],
+        *[to_park("b", f"b{number}") for number in range(9)],
+    )
+    left = ids(leave(parking, places))
+    assert sum(id[0] == "b" for id in left[:9]) == 6
+
+
+def test_what_has_no_share_does_not_wait_until_the_others_are_through(parking: Parking, clock: Clock) -> None:
+    park(parking, *[to_park("big", f"b{number}") for number in range(200)])
+    park(parking, *[to_park(None, f"old{number}") for number in range(5)])
+    left: list[str] = []
+    for _ in range(18):
+        leaving = leave(parking, limit("10/s"))
+        parking.published({BUCKET: leaving})
+        left += ids(leaving)
+        clock.advance(1)
+    assert {f"old{number}" for number in range(5)} < set(left), "once the cursor has come to them"
+    assert len(left) < 200

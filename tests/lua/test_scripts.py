@@ -14,7 +14,7 @@ from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.parking.lot import Parking
-from celery_ratelimit.store.script import Script, load_source
+from celery_ratelimit.store.script import FAIR, Script, load_source
 
 from .bytecode import globals_of
 from .frozen import FROZEN_STORE, demand
@@ -48,7 +48,7 @@ def test_every_file_is_reachable(limiter: Limiter) -> None:
     assert loaded == set(VERBS), "each verb is a script of the limiter, or of the parking lots"
     for include in INCLUDES:
         mark = f"-- mark {include}"
-        marked = (load_source(verb, METHODS, {include: mark}) for verb in VERBS)
+        marked = (load_source(verb, [*METHODS, FAIR], {include: mark}) for verb in VERBS)
         assert any(mark in source for source in marked), f"nobody includes {include}.lua"
 
 
@@ -63,6 +63,7 @@ def test_a_script_holds_the_algorithms_that_it_is_asked_for_and_none_besides() -
 def test_every_include_is_put_in_place_and_only_once(verb: str) -> None:
     source = load_source(verb, METHODS)
     assert "--!" not in source
+    assert "--!" not in load_source(verb, [*METHODS, FAIR])
     names = re.findall(r"^--!include (\w+)\.lua$", (LUA / f"{verb}.lua").read_text(), re.MULTILINE)
     assert names
     for name in {*names, *(METHODS if "algorithms" in names else ())}:
