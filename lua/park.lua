@@ -4,7 +4,7 @@
 -- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
 --        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
---                     for each message eight:
+--                     for each message nine:
 --                     order    steps that it stands behind tasks without a priority, see include/order.lua
 --                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals; below 0: it is
 --                              as if it had been parked so long ago
@@ -13,14 +13,20 @@
 --                     cost     permits
 --                     copy     the number that the copy has, at least, when the task is let out
 --                     doubts   how often a message of it was sent anew, for it was not known whether it was parked
+--                     alone    what is the same of tasks of which one is to wait: n (the newest stays) or o (the oldest) and hex digits;
+--                              '': all may. The message says so, too
 --                     message  text
 --                     and ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  for each message: permits that the tasks cost which are before it (where less important ones are parked, too: at what
---        a task costs on average); -1: none is parked; -3: this call comes late, and a message that was sent anew meanwhile may
+--        a task costs on average); -1: none is parked; -2: another one waits in its place; -3: this call comes late, and a message that was sent anew meanwhile may
 --        run; -4 and less: -4 less what those before it cost, which is `most` or more.
---        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place
+--        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place.
+--        Then for each -2 the task's id of the one that waits
+--
+-- Of tasks that are the same, one stays, at the place of the one that was throttled first. If that is the newcomer, the other one says
+-- from then on in whose favour it has ended ("by"), and is let out as one that has expired is: the worker that gets it ends it.
 -- Writes the lots; no time to live: it is work
-local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
+local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 9
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
@@ -29,8 +35,32 @@ local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
 
 local twice -- there are several messages of some tasks of the lot in use
 local is_due -- has a worker to look at it at once?
+local survivors = {}
 
-local function park(order, since, expires, id, cost, copy, doubts, sent)
+-- Another task, `other`, waits that is the same. Returns since when the one that stays is throttled; nothing: that is the other one.
+local function stays(other, id, since, alone, sent)
+    local message = call('HGET', MESSAGES, other)
+    local head, kept_since, rest = match(message, '^(%d+ %d+) (%d+) (.*)$')
+    kept_since = tonumber(kept_since)
+    local is_newest = since >= kept_since
+    if is_newest == (string.sub(alone, 1, 1) == 'n') then
+        local by = match(sent, '^{"id": ("[^"\\]*")') or '"' .. (match(id, '^[%w%-]+') or '') .. '"'
+        local before, last = match(rest, '^(.*, )("alone": .-)$')
+        if not before then return since end -- a version before has parked it anew
+        call('HSET', MESSAGES, other, head .. ' ' .. int(kept_since) .. ' ' .. before .. '"by": ' .. by .. ', ' .. last)
+        call('ZADD', EXPIRING, int(now), other)
+        is_due = true
+        return min(since, kept_since)
+    end
+    if since < kept_since and call('ZSCORE', PARKED, other) then -- the newest stays, and the one that comes back was throttled before
+        call('HSET', MESSAGES, other, head .. ' ' .. int(since) .. ' ' .. rest)
+        is_due = true
+        call('ZADD', PARKED, int(place_in(head .. ' ' .. int(since) .. ' ' .. rest)), other)
+    end
+    survivors[#survivors + 1] = match(rest, '^{"id": "([^"\\]*)"') or other
+end
+
+local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
     if since < 0 then since = now + since end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
@@ -53,6 +83,13 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
         end
         since = max(now, equal - before + 1)
     end
+    local same = alone ~= '' and string.sub(alone, 2)
+    local other = same and call('HGET', ALONE, same)
+    if other and other ~= id and is_parked(other) then
+        since = stays(other, id, since, alone, sent)
+        if not since then return -2 end
+    end
+    if same then call('HSET', ALONE, same, id) end
     local place = since + before
     if place < last then ahead = ceil(ahead * call('ZCOUNT', PARKED, '-inf', int(place)) / parked) end
     if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
@@ -89,8 +126,8 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     acknowledged(last, last + ARGV[at + 2] - 1)
     twice, is_due = call('EXISTS', TWICE) == 1, false
     for i = first, last - 1, FIELDS do
-        local order, since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
-        said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
+        local order, since, expires, id, cost, copy, doubts, alone, sent = unpack(ARGV, i, i + FIELDS - 1)
+        said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), alone, sent)
     end
     if is_due then
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does
@@ -102,4 +139,5 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     at = last + ARGV[at + 2]
 end
 for _, us in ipairs(waited) do said[#said + 1] = us end
+for _, id in ipairs(survivors) do said[#said + 1] = id end
 return said

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FROZEN_NOW = "local now = tonumber(redis.call('GET', 'test:clock'))\n"
 
 #: Keys of what people put there: stored limits and pauses, parked tasks.
-STAYS = re.compile(r".*:(config|(parked|messages|leaving|unacked|expiring|aside|lots|where|asides|costs)@\w+)")
+STAYS = re.compile(r".*:(config|(parked|messages|leaving|unacked|expiring|aside|lots|where|asides|costs|alone)@\w+)")
 
 #: Added to a store's URL where its time-outs are not the matter: they are half a second, which a busy machine may take.
 PATIENT = "?socket_timeout=10&socket_connect_timeout=10"

@@ -70,15 +70,15 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_name_and_key(who: str, name: Any, key: Any) -> None:
+def check_name_and_key(who: str, name: Any, key: Any, what: str = "key") -> None:
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigurationError(f"{who}: name={shown(name)} must be a text that is not empty")
     if key is not None and not isinstance(key, str) and not callable(key):
         raise ConfigurationError(
-            f"{who}: key={shown(key)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
+            f"{who}: {what}={shown(key)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
         )
     if isinstance(key, str):
-        _check_template(who, key)
+        _check_template(who, key, what)
 
 
 def template_fields(template: str) -> list[str]:
@@ -87,14 +87,14 @@ def template_fields(template: str) -> list[str]:
     return [re.split(r"[.\[]", field, maxsplit=1)[0] for field in parts]
 
 
-def _check_template(who: str, template: str) -> None:
+def _check_template(who: str, template: str, what: str) -> None:
     try:
         fields = template_fields(template)
     except ValueError as error:
-        raise ConfigurationError(f"{who}: key={shown(template)} is not a template: {error}") from None
+        raise ConfigurationError(f"{who}: {what}={shown(template)} is not a template: {error}") from None
     for name in fields:
         if not name.isidentifier():
             raise ConfigurationError(
-                f"{who}: key={shown(template)} must name the task's arguments, as in 'tenant:{{tenant_id}}', not "
+                f"{who}: {what}={shown(template)} must name the task's arguments, as in 'tenant:{{tenant_id}}', not "
                 f"{{{name[:40]}}}"
             )

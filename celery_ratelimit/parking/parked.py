@@ -64,6 +64,8 @@ class ToPark(NamedTuple):
         doubts: how often it was sent anew, for it was not known whether it was parked.
         order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,
             too.
+        alone: what is the same of tasks of which one is to wait, see ``lua/park.lua``; the message says so, too. Empty:
+            all may.
     """
 
     id: str
@@ -74,6 +76,7 @@ class ToPark(NamedTuple):
     expires: float = 0.0
     doubts: int = 0
     order: int = 0
+    alone: str = ""
 
 
 def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .parked import Bucket
 __all__ = ["LOT_KEYS", "Scripts"]
 
 #: How many keys a lot has.
-LOT_KEYS = 12
+LOT_KEYS = 13
 
 _NAMES = (
     *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),

@@ -84,12 +84,14 @@ def config_keys(prefix: str, name: str, key: str) -> tuple[str, str]:
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
 _LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside")
 _ALL_LOTS = ("lots", "code", "where", "asides", "costs")
+_ALONE = "alone"
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
     """The keys of one bucket's parking lot; those of :data:`_ALL_LOTS` are shared by all lots of the limit."""
     own, of_all = [f"{prefix}:{SCHEMA}:{_name(name)}:{escaped}:" for escaped in (escape(key), "")]
-    return *[f"{own}{kind}@{fleet}" for kind in _LOT], *[f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
+    shared = [f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
+    return *[f"{own}{kind}@{fleet}" for kind in _LOT], *shared, f"{own}{_ALONE}@{fleet}"
 
 
 def all_lots_keys(prefix: str, name: str, fleet: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 -- says so (published.lua), or when the message arrives; until then it is `leaving`.
 --
 -- Uses AGAIN_US, after which a task is let out once more; MEMORY_US, for which it is remembered that there may be two messages of
--- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, WHERE, copies, note_copies, no_more_aside,
+-- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, WHERE, ALONE, copies, note_copies, no_more_aside,
 -- count_cost, place_of; place_in of order.lua.
 -- Gives let_out(id, wait), `wait` us until its turn; out, of each task that was let out its id, us until its turn, its message;
 -- bytes, of all these messages; note_for_a_while(id, chosen, newest, several), which is note_copies for MEMORY_US.
@@ -20,6 +20,8 @@ local function let_out(id, wait)
     if not message then return end
     if not was_here then was_here = no_more_aside(id, place_in(message)) end
     if was_here then count_cost(match(message, '^%d+'), -1) end
+    local alone = match(string.sub(message, -120), '"alone": "%w(%x+)"')
+    if alone and call('HGET', ALONE, alone) == id then call('HDEL', ALONE, alone) end
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)

@@ -21,19 +21,20 @@
 --   10 where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
 --   11 asides     sorted set, key of a bucket -> 0: in its lot tasks are aside; one for each limit
 --   12 costs      hash, key of a bucket -> permits that its parked tasks cost, less one for each; one for each limit
+--   13 alone      hash, what is the same of tasks of which one is to wait -> id of the one that does, see park.lua
 -- A message begins with {"id": "<task's id>", unless an older version has parked it: that one is not in `where`.
 -- Copies of a message are numbered: 0 is the user's own, each that is let out has one more than the one before.
 --
--- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS. Gives also, of the lot
+-- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE. Gives also, of the lot
 -- in use and by a task's id: copies, note_copies, is_overtaken, at_broker, acknowledged, place_of, is_parked, queues_of, aside,
 -- no_more_aside, count_cost; and of the whole lot nobody_is_left(), end_lot().
-local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS
-local LOT_KEYS = 12
+local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE
+local LOT_KEYS = 13
 local bucket
 
 local function use_lot(lot, key)
     bucket = key
-    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS =
+    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE =
         unpack(KEYS, lot + 1, lot + LOT_KEYS)
 end
 
@@ -101,6 +102,7 @@ local function end_lot()
     call('ZREM', LOTS, bucket)
     call('ZREM', ASIDES, bucket)
     call('HDEL', COSTS, bucket)
+    call('UNLINK', ALONE)
     if call('EXISTS', LOTS) == 0 then call('UNLINK', WHERE) end
 end
 
