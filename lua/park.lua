@@ -37,29 +37,6 @@ local twice -- there are several messages of some tasks of the lot in use
 local is_due -- has a worker to look at it at once?
 local survivors = {}
 
--- Another task, `other`, waits that is the same. Returns since when the one that stays is throttled; nothing: that is the other one.
-local function stays(other, id, since, alone, sent)
-    local message = call('HGET', MESSAGES, other)
-    local head, kept_since, rest = match(message, '^(%d+ %d+) (%d+) (.*)$')
-    kept_since = tonumber(kept_since)
-    local is_newest = since >= kept_since
-    if is_newest == (string.sub(alone, 1, 1) == 'n') then
-        local by = match(sent, '^{"id": ("[^"\\]*")') or '"' .. (match(id, '^[%w%-]+') or '') .. '"'
-        local before, last = match(rest, '^(.*, )("alone": .-)$')
-        if not before then return since end -- a version before has parked it anew
-        call('HSET', MESSAGES, other, head .. ' ' .. int(kept_since) .. ' ' .. before .. '"by": ' .. by .. ', ' .. last)
-        call('ZADD', EXPIRING, int(now), other)
-        is_due = true
-        return min(since, kept_since)
-    end
-    if since < kept_since and call('ZSCORE', PARKED, other) then -- the newest stays, and the one that comes back was throttled before
-        call('HSET', MESSAGES, other, head .. ' ' .. int(since) .. ' ' .. rest)
-        is_due = true
-        call('ZADD', PARKED, int(place_in(head .. ' ' .. int(since) .. ' ' .. rest)), other)
-    end
-    survivors[#survivors + 1] = match(rest, '^{"id": "([^"\\]*)"') or other
-end
-
 local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
     if since < 0 then since = now + since end
     local has_since, before = since ~= 0, order * ORDER_US
@@ -83,15 +60,29 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
         end
         since = max(now, equal - before + 1)
     end
-    local same = alone ~= '' and string.sub(alone, 2)
-    local other = same and call('HGET', ALONE, same)
-    if other and other ~= id and is_parked(other) then
-        since = stays(other, id, since, alone, sent)
-        if not since then return -2 end
+    -- The task that waits and is the same, and what is kept of it. (A version before may have parked it anew: it does not say so then.)
+    local other = alone ~= '' and call('HGET', ALONE, string.sub(alone, 2))
+    local its = other and other ~= id and is_parked(other) and call('HGET', MESSAGES, other)
+    if not its or not match(its, ', "alone": "[^"]*"[^{}]*}$') then other = false end
+    if other then
+        local head, its_since, rest = match(its, '^(%d+ %d+ )(%d+)( .*)$')
+        its_since = tonumber(its_since)
+        if (since >= its_since) ~= (string.sub(alone, 1, 1) == 'n') then -- it stays, at the place of the earlier one
+            if since < its_since and call('ZSCORE', PARKED, other) then
+                call('HSET', MESSAGES, other, head .. int(since) .. rest)
+                call('ZADD', PARKED, int(place_in(head .. int(since) .. rest)), other)
+                is_due = true
+            end
+            survivors[#survivors + 1] = match(rest, '^ {"id": "([^"\\]*)"') or other
+            return -2
+        end
+        since, ahead = min(since, its_since), ahead - match(head, '^%d+')
     end
-    if same then call('HSET', ALONE, same, id) end
     local place = since + before
-    if place < last then ahead = ceil(ahead * call('ZCOUNT', PARKED, '-inf', int(place)) / parked) end
+    if place < last then
+        local one = other and 1 or 0
+        ahead = ceil(ahead * max(0, call('ZCOUNT', PARKED, '-inf', int(place)) - one) / max(1, parked - one))
+    end
     if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
 
     local chosen, newest, several
@@ -102,6 +93,14 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
     end
     local message = format('%s %d %d ', cost, copy, since) .. sent
     local where = place_of(id, message)
+    if other then -- it ends in favour of this one: the worker that gets it ends it
+        local before_last, last_of_it = match(its, '^(.*, )("alone": .-)$')
+        local by = match(sent, '^{"id": ("[^"\\]*")') or '"' .. (match(id, '^[%w%-]+') or '') .. '"'
+        call('HSET', MESSAGES, other, before_last .. '"by": ' .. by .. ', ' .. last_of_it)
+        call('ZADD', EXPIRING, int(now), other)
+        is_due = true
+    end
+    if alone ~= '' then call('HSET', ALONE, string.sub(alone, 2), id) end
     call('HSET', MESSAGES, id, message)
     if where then call('ZADD', WHERE, 0, where) end
     call('ZADD', PARKED, int(place), id)

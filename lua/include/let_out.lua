@@ -7,6 +7,7 @@
 -- Gives let_out(id, wait), `wait` us until its turn; out, of each task that was let out its id, us until its turn, its message;
 -- bytes, of all these messages; note_for_a_while(id, chosen, newest, several), which is note_copies for MEMORY_US.
 local out, bytes = {}, 0
+local has_alone = {} -- by key: whether of some tasks of the lot one is to wait
 
 local function note_for_a_while(id, chosen, newest, several)
     note_copies(id, chosen, newest, several)
@@ -20,7 +21,8 @@ local function let_out(id, wait)
     if not message then return end
     if not was_here then was_here = no_more_aside(id, place_in(message)) end
     if was_here then count_cost(match(message, '^%d+'), -1) end
-    local alone = match(string.sub(message, -120), '"alone": "%w(%x+)"')
+    if has_alone[ALONE] == nil then has_alone[ALONE] = call('EXISTS', ALONE) == 1 end
+    local alone = has_alone[ALONE] and match(string.sub(message, -120), '"alone": "%w(%x+)"')
     if alone and call('HGET', ALONE, alone) == id then call('HDEL', ALONE, alone) end
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end

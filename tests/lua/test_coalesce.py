@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.parking.lot import REPLACED, Parking, ToPark
+from celery_ratelimit.parking.lot import FULL, REPLACED, Parking, ToPark
 from celery_ratelimit.parking.parked import Parked, read_parcel
 from celery_ratelimit.parking.register import Attendance
 from celery_ratelimit.testing import EmbeddedServer
@@ -77,7 +77,7 @@ def test_the_newest_takes_the_place_of_the_one_before(parking: Parking, clock: C
     clock.advance(1)
     park(parking, to_park("b", "n2"), to_park("c", ""))
     clock.advance(1)
-    assert park(parking, to_park("d", "n1")) == [1], "the one that ends has not left yet"
+    assert park(parking, to_park("d", "n1")) == [0], "the first of all"
     left = leave(parking)
     assert ended(left) == {"a": "d"}
     assert waiting(parking) == ["d", "b", "c"]
@@ -125,6 +125,18 @@ def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Parking, c
         assert said == [0]
         assert ended(leave(parking)) == {"b": "a"}
         assert waiting(parking) == ["a"]
+
+
+def test_who_finds_too_many_ahead_ends_nobody(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    park(parking, to_park("x", ""), to_park("a", "n1"), to_park("y", ""))
+    assert parking.park({BUCKET: [to_park("b", "n1")]}, most=1)[BUCKET] == [FULL - 1]
+    assert leave(parking) == []
+    assert waiting(parking) == ["x", "a", "y"]
+    assert parking.park({BUCKET: [to_park("b", "n1")]}, most=2)[BUCKET] == [1], "it stands where the other did"
+    assert ended(leave(parking)) == {"a": "b"}
+    assert parking.park({BUCKET: [to_park("c", "n2")]}, most=3)[BUCKET] == [FULL - 3]
+    assert parking.park({BUCKET: [to_park("d", "n2")]})[BUCKET] == [3], "the one before was not noted"
 
 
 def test_it_has_its_own_importance(parking: Parking, clock: Clock) -> None:
