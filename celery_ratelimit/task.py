@@ -38,6 +38,8 @@ class RateLimitedMixin:
     inline_wait: ClassVar[float | None] = None
     max_wait: ClassVar[float | None] = None
     overflow: ClassVar[str] = "fail"
+    coalesce: ClassVar[str | None] = None
+    coalesce_key: ClassVar[Any] = None
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -88,6 +90,12 @@ class RateLimitedTask(RateLimitedMixin, Task):
         max_wait: seconds; a task whose slot is further away is given up. Default: never.
         overflow: what then becomes of it, and of one that finds a leaky bucket full: ``"fail"`` (the default),
             ``"drop"``, or the name of a queue that it is sent to as it is; there it waits, however long.
+        coalesce: of the tasks of this name that wait in the store and are the same, one stays: ``"newest"`` (at the
+            place of the one that it replaces) or ``"oldest"``; the others end as REVOKED, and the reason names the one
+            that stays. For work that is done once for all who asked: a refresh, a sync. Tasks of a chord, chain or
+            group, and those with links, are left alone. ``throttle="retry"`` only.
+        coalesce_key: what is the same of them: a template over the arguments (``"{account_id}"``), or a callable that
+            gets them. Default: all arguments.
 
     Where the app has a task class of its own (``task_cls``, as Django gives it one), its tasks are of that class, too.
 

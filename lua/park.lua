@@ -4,7 +4,7 @@
 -- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
 --        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
---                     for each message eight:
+--                     for each message nine:
 --                     order    steps that it stands behind tasks without a priority, see include/order.lua; where the limit is
 --                              fair, then " <its weight in the code> <its share>", see include/shares.lua
 --                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals; below 0: it is
@@ -14,15 +14,22 @@
 --                     cost     permits
 --                     copy     the number that the copy has, at least, when the task is let out
 --                     doubts   how often a message of it was sent anew, for it was not known whether it was parked
+--                     alone    what is the same of tasks of which one is to wait: n (the newest stays) or o (the oldest) and hex digits;
+--                              '': all may. The message says so, too
 --                     message  text
 --                     and ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  for each message: permits that the tasks cost which are before it (where less important ones are parked, too: at what
 --        a task costs on average; where the limit is fair: those of its share that are before it, times the weights of all shares
---        by its own, each of the others taken for 1; at the most all); -1: none is parked; -3: this call comes late, and a message that was sent anew meanwhile may
+--        by its own, each of the others taken for 1; at the most all); -1: none is parked; -2: another one waits in its place;
+--        -3: this call comes late, and a message that was sent anew meanwhile may
 --        run; -4 and less: -4 less what those before it cost, which is `most` or more.
---        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place
+--        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place.
+--        Then for each -2 the task's id of the one that waits
+--
+-- Of tasks that are the same, one stays, at the place of the one that was throttled first. If that is the newcomer, the other one says
+-- from then on in whose favour it has ended ("by"), and is let out as one that has expired is: the worker that gets it ends it.
 -- Writes the lots; no time to live: it is work
-local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
+local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 9
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
@@ -33,8 +40,9 @@ local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
 
 local twice -- there are several messages of some tasks of the lot in use
 local is_due -- has a worker to look at it at once?
+local survivors = {}
 
-local function park(order, since, expires, id, cost, copy, doubts, sent)
+local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
     local of_share, again = nil, copy > 1
     if shares then order, of_share = shares.read(order) end
     if since < 0 then since = now + since end
@@ -60,11 +68,32 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
         end
         since = max(now, equal - before + 1)
     end
+    -- The task that waits and is the same, and what is kept of it. (A version before may have parked it anew: it does not say so then.)
+    local other = alone ~= '' and call('HGET', ALONE, string.sub(alone, 2))
+    local its = other and other ~= id and is_parked(other) and call('HGET', MESSAGES, other)
+    if not its or not match(its, ', "alone": "[^"]*"[^{}]*}$') then other = false end
+    if other then
+        local head, its_since, rest = match(its, '^(%d+ %d+ )(%d+)( .*)$')
+        its_since = tonumber(its_since)
+        if (since >= its_since) ~= (string.sub(alone, 1, 1) == 'n') then -- it stays, at the place of the earlier one
+            if since < its_since and call('ZSCORE', PARKED, other) then
+                local kept = head .. int(since) .. rest
+                call('HSET', MESSAGES, other, kept)
+                call('ZADD', PARKED, int(place_in(kept)), other)
+                if shares then shares.move(other, its, kept) end
+                is_due = true
+            end
+            survivors[#survivors + 1] = match(rest, '^ {"id": "([^"\\]*)"') or other
+            return -2
+        end
+        since, ahead = min(since, its_since), ahead - match(head, '^%d+')
+    end
     local place = since + before
     if of_share then
         ahead = shares.ahead(of_share, place, id, ahead, number)
     elseif place < last then
-        ahead = ceil(ahead * call('ZCOUNT', PARKED, '-inf', int(place)) / parked)
+        local one = other and 1 or 0
+        ahead = ceil(ahead * max(0, call('ZCOUNT', PARKED, '-inf', int(place)) - one) / max(1, parked - one))
     end
     if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
 
@@ -76,6 +105,14 @@ local function park(order, since, expires, id, cost, copy, doubts, sent)
     end
     local message = format('%s %d %d ', cost, copy, since) .. sent
     local where = place_of(id, message)
+    if other then -- it ends in favour of this one: the worker that gets it ends it
+        local before_last, last_of_it = match(its, '^(.*, )("alone": .-)$')
+        local by = match(sent, '^{"id": ("[^"\\]*")') or '"' .. (match(id, '^[%w%-]+') or '') .. '"'
+        call('HSET', MESSAGES, other, before_last .. '"by": ' .. by .. ', ' .. last_of_it)
+        call('ZADD', EXPIRING, int(now), other)
+        is_due = true
+    end
+    if alone ~= '' then call('HSET', ALONE, string.sub(alone, 2), id) end
     call('HSET', MESSAGES, id, message)
     if where then call('ZADD', WHERE, 0, where) end
     call('ZADD', PARKED, int(place), id)
@@ -101,8 +138,8 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     acknowledged(last, last + ARGV[at + 2] - 1)
     twice, is_due = call('EXISTS', TWICE) == 1, false
     for i = first, last - 1, FIELDS do
-        local order, since, expires, id, cost, copy, doubts, sent = unpack(ARGV, i, i + FIELDS - 1)
-        said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), sent)
+        local order, since, expires, id, cost, copy, doubts, alone, sent = unpack(ARGV, i, i + FIELDS - 1)
+        said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), alone, sent)
     end
     if is_due then
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does
@@ -114,4 +151,5 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     at = last + ARGV[at + 2]
 end
 for _, us in ipairs(waited) do said[#said + 1] = us end
+for _, id in ipairs(survivors) do said[#said + 1] = id end
 return said

@@ -21,11 +21,16 @@ __all__ = [
     "parcel_in",
     "parcel_of",
     "publish_all",
+    "survivor_in",
+    "with_survivor",
     "without_marker",
 ]
 
 #: The header that a message carries while it is sent back: what to restore when its task starts.
 RETURN_HEADER = "celery-ratelimit-return"
+
+#: The header of a message in whose place another one waits: the task's id of that. Who does not know it runs the task.
+SURVIVOR_HEADER = "celery-ratelimit-survivor"
 
 #: Its name in 0.1, whose workers may be in the same fleet: it is written as well, unless the user has one of that name,
 #: and it is what both keep up to date.
@@ -70,6 +75,19 @@ def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
 def marker_in(message: Any) -> dict[str, Any]:
     """What a message that has come back says of itself; nothing if it comes from its sender."""
     return marker_among(message.headers)
+
+
+def with_survivor(parcel: Parcel) -> Parcel:
+    """A parcel that was parked, as it is published: it says in whose favour it ends, if it does."""
+    if isinstance(parcel.get("by"), str):
+        parcel["headers"] = {**parcel["headers"], SURVIVOR_HEADER: parcel["by"]}
+    return parcel
+
+
+def survivor_in(message: Any) -> str:
+    """The task in whose favour a message ends that has come back; nothing if it does not."""
+    survivor = message.headers.get(SURVIVOR_HEADER) if marker_in(message) else None
+    return survivor if isinstance(survivor, str) else ""
 
 
 def doubts_in(message: Any) -> int:

@@ -4,6 +4,7 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 * ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
 * ``Request.name`` may be a list, by a message's shadow, which Celery cannot count (celery/worker/state.py 211).
+* ``chord``, ``chain``, ``group``, ``callbacks`` and ``errbacks`` of ``Request._context``.
 * ``request.request_dict`` and ``request.delivery_info``, which is in it (request.py 177): what the task is told when it
   starts.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "drop",
     "fail",
     "has_come",
+    "is_of_a_canvas",
     "note_come",
     "priority_of",
     "queue_of",
@@ -92,6 +94,12 @@ def age(request: Any) -> float:
     """Seconds since the broker has handed its message out: its countdown was spent here."""
     since = noted(request.message, "ratelimit_since")
     return time.monotonic() - since if since else 0.0
+
+
+def is_of_a_canvas(request: Any) -> bool:
+    """Whether somebody goes on when the task ends: it is of a chord, chain or group, or has links."""
+    context = request._context
+    return any(getattr(context, each, None) for each in ("chord", "chain", "group", "callbacks", "errbacks"))
 
 
 # -- What becomes of it ------------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Task
 
 from ..errors import ConfigurationError
-from ..limits.any_limit import AnyLimit
+from ..limiter.arguments import check_names, signature_of
+from ..limits.any_limit import AnyLimit, check_template, template_fields
 
 __all__ = [
     "OPTIONS",
@@ -24,9 +26,10 @@ __all__ = [
 ]
 
 #: The options of tasks.
-OPTIONS = ("limits", "throttle", "inline_wait", "max_wait", "overflow")
+OPTIONS = ("limits", "throttle", "inline_wait", "max_wait", "overflow", "coalesce", "coalesce_key")
 THROTTLES = ("retry", "wait", "drop", "fail")
 OVERFLOWS = ("fail", "drop")
+COALESCES = ("newest", "oldest")
 
 #: What a task has of Celery's. (To ask for some of it is deprecated, and said.)
 _CELERYS = frozenset(dir(Task))
@@ -41,12 +44,16 @@ class Policy:
         inline_wait: seconds that any task may be held in the worker.
         max_wait: seconds; a task whose turn is further away is given up; ``None``: never.
         overflow: what becomes of one that is given up: ``"fail"``, ``"drop"``, or the queue that it goes to.
+        coalesce: of several tasks that wait and are the same, which stays: ``"newest"``, ``"oldest"``; ``None``: all.
+        coalesce_key: what is the same of them, a template or a callable; ``None``: all their arguments.
     """
 
     throttle: str
     inline_wait: float
     max_wait: float | None
     overflow: str
+    coalesce: str | None = None
+    coalesce_key: str | Callable[..., Any] | None = None
 
     @property
     def waits(self) -> bool:
@@ -96,7 +103,31 @@ def policy_of(task: Any, limits: Iterable[AnyLimit], where: str) -> Policy:
             isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9
         ):
             raise ConfigurationError(f"{where}: {name}={seconds!r} must be a number of seconds, 0 or more")
-    return Policy(throttle, float(inline_wait), None if max_wait is None else float(max_wait), overflow)
+    coalesce, key = _coalescing(task, throttle, where)
+    return Policy(throttle, float(inline_wait), None if max_wait is None else float(max_wait), overflow, coalesce, key)
+
+
+def _coalescing(task: Any, throttle: str, where: str) -> tuple[str | None, Any]:
+    """Which of those that are the same stays, and what is the same of them."""
+    coalesce, key = getattr(task, "coalesce", None), getattr(task, "coalesce_key", None)
+    if inspect.ismethod(key) and key.__self__ is task:
+        key = key.__func__  # a function that is an option becomes an attribute of the task's class
+    if coalesce is None:
+        if key is not None:
+            raise ConfigurationError(f"{where}: coalesce_key={key!r} needs coalesce= beside it")
+        return None, None
+    if coalesce not in COALESCES:
+        raise ConfigurationError(f"{where}: coalesce={coalesce!r} is not one of {', '.join(map(repr, COALESCES))}")
+    if throttle != "retry":
+        why = "leaves the backlog in the broker" if throttle == "wait" else "lets no task wait"
+        raise ConfigurationError(
+            f"{where}: coalesce={coalesce!r} is about tasks that wait in the store, and throttle={throttle!r} {why}: "
+            "take throttle='retry', or leave coalesce= out"
+        )
+    check_template(where, "coalesce_key", key)
+    if isinstance(key, str):
+        check_names(template_fields(key), signature_of(task.run), where, f"coalesce_key={key!r}")
+    return coalesce, key
 
 
 def has_options(task: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._celery.importance import lowest_first
 from ..errors import ConfigurationError, shown
-from ..limiter.arguments import check_arguments, check_key, demands_of, signature_of
+from ..limiter.arguments import alike_of, check_arguments, check_key, demands_of, signature_of
 from ..limiter.demand import Demand, with_priority
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
@@ -70,6 +70,15 @@ class Plan:
         return self.policy.throttle == "retry" and not any(
             limit.method == "leaky_bucket" and getattr(limit, "capacity", None) is not None for limit in self.limits
         )
+
+    def alone(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """What a call of the task has in common with those of which one is to wait; empty: all may.
+
+        Whatever a user's callable raises is raised here.
+        """
+        if self.policy.coalesce is None or not self.parks:
+            return ""
+        return self.policy.coalesce[0] + alike_of(name, self.policy.coalesce_key, self.signature, args, kwargs)
 
     @property
     def longest_pause(self) -> float:
@@ -155,6 +164,11 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
             )
     if queue == policy.overflow:
         policy = replace(policy, max_wait=None)  # where it goes when its turn is far away, it waits
+    if policy.coalesce and not Plan(tuple(limits), policy, signature, None, "").parks:
+        raise ConfigurationError(
+            f"{where}: coalesce={policy.coalesce!r} is about tasks that wait in the store, and a leaky bucket with a "
+            "capacity is a queue by itself: leave one of the two out"
+        )
     fixed = None
     node = node_of(task.app)
     if all(limit.key is limit.fair is None and isinstance(limit.cost, int) for limit in limits):

@@ -15,8 +15,9 @@ from ..errors import STORE_TROUBLES
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
-from ..parking.lot import FULL, NOBODY, OVERTAKEN
+from ..parking.lot import FULL, NOBODY, OVERTAKEN, REPLACED
 from ..parking.publisher import LEAD
+from . import coalesced
 from .answers import LOOK
 from .batch import Batch, Leaving
 from .clock import monotonic
@@ -203,6 +204,11 @@ class Exits:
             self._send_back(line, held, SendBack(self._outage.pause() + LEAD), now)
         elif ahead == NOBODY:
             pass  # it asks by itself
+        elif ahead == REPLACED:
+            survivor = self._attendant.parking.survivors[held.id]
+            self._holdings.leave(line, held)
+            self._holdings.forget_slot(held)
+            coalesced.end(held, survivor)
         elif ahead == OVERTAKEN:
             self._holdings.leave(line, held)
             self._end_copy(held)

@@ -29,6 +29,7 @@ from ..observing import Observer
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
+from . import coalesced
 from .answers import Answers
 from .changes import Changes
 from .clock import monotonic
@@ -123,6 +124,7 @@ class Gate:
             plan = self._limits.plan_of(request.task, queue)
             priority = requests.priority_of(request)
             demands = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
+            alone = coalesced.alone(plan, request) if plan is not None else ""
         except Exception as error:
             # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
             traceback = not isinstance(error, RateLimitError)  # ours say what to do
@@ -143,6 +145,9 @@ class Gate:
         number = next(self._numbers)
         asks_from = self._answers.asks_from(now, slot_at) if returned else now
         held = HeldRequest(request, queue, plan, demands, number, now, until, returned, returned, asks_from, slot_at)
+        held.alone = alone
+        if returned and coalesced.ends(held, self._exits.ends_as_a_copy):
+            return
         if returned:
             # Until it asks, if it waits: then others have come, too, and the store is asked once.
             waits = asks_from > now or self.worker.together.is_at_it

@@ -39,6 +39,7 @@ class HeldRequest:
     ``slot_at``: when it has its turn, if it came back for one; 0.0: it is not known.
     ``asks_from``: it asks no sooner, so that those that come until then ask with it.
     ``announced``: what was said last to have become of it.
+    ``alone``: what it has in common with tasks of which one is to wait; empty: all may.
     ``id``: what the store knows it by.
     ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
     """
@@ -60,6 +61,7 @@ class HeldRequest:
     at: float = 0.0
     permit_at_us: int = 0
     announced: str = ""
+    alone: str = ""
     id: str = field(init=False)
     doubts: int = field(init=False)
     doubtful: bool = field(init=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +19,10 @@ __all__ = [
     "Cost",
     "Demands",
     "Key",
+    "alike_of",
     "check_arguments",
     "check_key",
+    "check_names",
     "demands_of",
     "reader_of",
     "runs_later",
@@ -125,6 +128,49 @@ def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where:
                 f"{where}: {setting} of limit {limit.name!r} names the argument {name!r}, "
                 f"which the {where.split()[0]} does not take (arguments: {takes})"
             )
+
+
+def check_names(names: Sequence[str], signature: inspect.Signature | None, where: str, setting: str) -> None:
+    """Every argument that an option of a task names must be one that the task takes."""
+    if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        return
+    for name in names:
+        if name not in signature.parameters:
+            takes = ", ".join(signature.parameters) or "none"
+            raise ConfigurationError(
+                f"{where}: {setting} names the argument {name!r}, which the task does not take (arguments: {takes})"
+            )
+
+
+def alike_of(
+    name: str,
+    key: Key | None,
+    signature: inspect.Signature | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> str:
+    """What is the same of calls of a task that are taken for one another, in 32 hex digits.
+
+    Args:
+        name: of the task.
+        key: a template over its arguments, or a callable that gets them; ``None``: all of them are the same.
+        signature: of the task.
+        args, kwargs: of the call.
+    """
+    if callable(key):
+        alike: Any = key(*args, **kwargs)
+    else:
+        arguments = _arguments(signature, args, kwargs)
+        if signature is None and key is None:
+            arguments = {"*": list(args), **arguments}
+        try:
+            alike = sorted(arguments.items()) if key is None else key.format_map(arguments)
+        except Exception as error:  # a missing argument, or one that cannot be written so
+            raise ConfigurationError(
+                f"task {name!r}: coalesce_key={shown(key)} cannot be filled from the arguments "
+                f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
+            ) from error
+    return hashlib.sha256(f"{name}\0{alike!r}".encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def check_key(limit: AnyLimit, where: str) -> None:

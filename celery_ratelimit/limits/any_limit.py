@@ -79,19 +79,24 @@ def check_name_and_keys(who: str, name: Any, key: Any, fair: Any, weights: Any) 
     """Returns the weights, read."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigurationError(f"{who}: name={shown(name)} must be a text that is not empty")
-    for option, value in (("key", key), ("fair", fair)):
-        if value is not None and not isinstance(value, str) and not callable(value):
-            raise ConfigurationError(
-                f"{who}: {option}={shown(value)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
-            )
-        if isinstance(value, str):
-            _check_template(who, option, value)
+    check_template(who, "key", key)
+    check_template(who, "fair", fair)
     if fair is None and weights:
         raise ConfigurationError(
             f"{who}: weights={shown(dict(weights) if isinstance(weights, Mapping) else weights)} are for those who "
             "share the limit: say with fair= who that is, as in fair='{tenant_id}'"
         )
     return weights if isinstance(weights, Weights) else Weights(who, {} if weights is None else weights)
+
+
+def check_template(who: str, option: str, value: Any) -> None:
+    """What makes a key of a call's arguments."""
+    if value is not None and not isinstance(value, str) and not callable(value):
+        raise ConfigurationError(
+            f"{who}: {option}={shown(value)} must be a template such as 'tenant:{{tenant_id}}', or a callable"
+        )
+    if isinstance(value, str):
+        _check_template(who, option, value)
 
 
 def template_fields(template: str) -> list[str]:

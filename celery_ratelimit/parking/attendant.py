@@ -40,8 +40,9 @@ OTHERS_TELL = 1.5
 
 
 class TurnedAway(Protocol):
-    """A request that the gate turns away: the queue that it came from, what the store knows it by, what it asks, and
-    how often it was sent anew since it was not known whether it was parked.
+    """A request that the gate turns away: the queue that it came from, what the store knows it by, what it asks, how
+    often it was sent anew since it was not known whether it was parked, and what it has in common with tasks of which
+    one is to wait.
     """
 
     request: Any
@@ -49,6 +50,7 @@ class TurnedAway(Protocol):
     id: str
     demands: tuple[Demand, ...]
     doubts: int
+    alone: str
 
 
 class Attendant:
@@ -111,16 +113,22 @@ class Attendant:
         parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
         order = self._worker.intake.order_of(request.message, held.queue)
         share = None if demand.share is None else escape(demand.share)
-        last = {**({} if share is None else {"share": share}), **({"order": order} if order else {})}
+        last = {
+            **({"alone": held.alone} if held.alone else {}),
+            **demand.said_of_reserve,
+            **({} if share is None else {"share": share}),
+            **({"order": order} if order else {}),
+        }
         return ToPark(
             held.id,
             demand.cost,
-            written({"id": request.id, **parcel, **demand.said_of_reserve, **last}),
+            written({"id": request.id, **parcel, **last}),
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
             doubts=held.doubts,
             order=order,
+            alone=held.alone,
             share=share,
             weight=demand.limit.weights.get(demand.share or "", USUAL),
         )

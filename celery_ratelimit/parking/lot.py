@@ -26,12 +26,12 @@ from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
 from .untold import Untold
 from .weights import weights_text
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "Looked", "Parking", "ToPark"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Looked", "Parking", "ToPark"]
 
 #: Seconds by which a broker may be late with what it hands out again: kombu looks for it on Redis every 100 seconds.
 LATE = 300.0
 #: What :meth:`Parking.park` answers when it did not park: ``FULL`` less the permits that the tasks ahead cost.
-NOBODY, OVERTAKEN, FULL = -1, -3, -4
+NOBODY, REPLACED, OVERTAKEN, FULL = -1, -2, -3, -4
 
 #: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
 HORIZON = 1.0
@@ -58,6 +58,8 @@ class Parking:
         register: who attends to what.
         contents: which tasks are where.
         copies: which copies of messages may run.
+        survivors: of the messages that were to be parked last, those in whose place another one waits: by id the task's
+            id of that.
         first_waits: of the lots in which this worker has parked last, seconds for which the first task has been parked.
     """
 
@@ -67,6 +69,7 @@ class Parking:
         self._scripts = scripts = Scripts(limiter.asker, fleet)
         self._untold = Untold()
         self.first_waits: dict[Bucket, float] = {}
+        self.survivors: dict[str, str] = {}
         self.register = Register(scripts)
         self.contents = Contents(scripts, self._memory)
         self.copies = Copies(limiter.asker, scripts, self._memory)
@@ -109,8 +112,9 @@ class Parking:
 
         Returns:
             For each message the permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there;
-            :data:`FULL` and less: ``FULL`` less those permits, which are as many as there may be; :data:`OVERTAKEN`: a
-            message that was sent anew meanwhile may run in its place.
+            :data:`REPLACED`: another one waits in its place (``survivors``);
+            :data:`FULL` and less: ``FULL`` less those permits, which are as many as there may be;
+            :data:`OVERTAKEN`: a message that was sent anew meanwhile may run in its place.
         """
         arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
         told: dict[Bucket, int] = {}
@@ -120,7 +124,7 @@ class Parking:
             for each in messages:
                 order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
                 arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]
-                arguments += [each.copy, each.doubts, each.message]
+                arguments += [each.copy, each.doubts, each.alone, each.message]
             arguments += acknowledged
             told[bucket] = len(acknowledged)
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
@@ -128,6 +132,13 @@ class Parking:
         self._untold.was_told(told, {})
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         self.first_waits = {bucket: int(next(reply)) / 1e6 for bucket in messages_of}
+        replaced = [
+            each.id
+            for bucket, messages in messages_of.items()
+            for each, ahead in zip(messages, said[bucket], strict=True)
+            if ahead == REPLACED
+        ]
+        self.survivors = {id: text(survivor) for id, survivor in zip(replaced, reply, strict=True)}
         return said
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:

@@ -65,6 +65,8 @@ class ToPark(NamedTuple):
         doubts: how often it was sent anew, for it was not known whether it was parked.
         order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,
             too.
+        alone: what is the same of tasks of which one is to wait, see ``lua/park.lua``; the message says so, too. Empty:
+            all may.
         share: whose it is, of those who share the limit, see ``lua/include/shares.lua``: the message says so, too;
             ``None``: nobody shares it.
         weight: of its share, in the code.
@@ -78,6 +80,7 @@ class ToPark(NamedTuple):
     expires: float = 0.0
     doubts: int = 0
     order: int = 0
+    alone: str = ""
     share: str | None = None
     weight: float = USUAL
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from .._celery import Worker
-from .._celery.parcel import marker_among
+from .._celery.parcel import marker_among, with_survivor
 from .lot import Parking
 from .orphans import Orphans
 from .parked import Bucket, Parked, marker_of, read_parcel
@@ -35,7 +35,7 @@ class Publisher:
     def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """Publish tasks that have left their lots. The store hears some time later that they are at the broker."""
         each_of = [(bucket, each) for bucket, several in leaving.items() for each in several]
-        parcels = {each.id: read_parcel(each) for _, each in each_of}
+        parcels = {each.id: with_survivor(read_parcel(each)) for _, each in each_of}
         self._apart.update(id for id, parcel in parcels.items() if not parcel)
         together = [pair for pair in each_of if pair[1].id not in self._apart]
         for some in [together, *[[pair] for pair in each_of if pair[1].id in self._apart]]:

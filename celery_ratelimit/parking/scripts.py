@@ -15,9 +15,9 @@ from .parked import Bucket
 __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts"]
 
 #: How many keys a lot has.
-LOT_KEYS = 12
+LOT_KEYS = 13
 #: The same for scripts that have to do with those who share a limit: where it is fair, and some in any case.
-FAIR_KEYS = 15
+FAIR_KEYS = 16
 _FAIR_IN_ANY_CASE = ("published", "pick", "hand_back")
 
 _NAMES = (

@@ -100,6 +100,7 @@ def count_keys(prefix: str, name: str) -> tuple[str, str, str, str]:
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
 _LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside")
 _ALL_LOTS = ("lots", "code", "where", "asides", "costs")
+_ALONE = "alone"
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
@@ -107,8 +108,10 @@ def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
     three are about those who share the limit.
     """
     own, of_all = [f"{prefix}:{SCHEMA}:{_name(name)}:{escaped}:" for escaped in (escape(key), "")]
-    plain = [f"{own}{kind}@{fleet}" for kind in _LOT] + [f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
-    return *plain, *[f"{own}{kind}@{fleet}" for kind in ("shares", "turns")], f"{of_all}weights"
+    of_lot = [f"{own}{kind}@{fleet}" for kind in _LOT]
+    shared = [f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
+    of_shares = [f"{own}{kind}@{fleet}" for kind in ("shares", "turns")]
+    return *of_lot, *shared, f"{own}{_ALONE}@{fleet}", *of_shares, f"{of_all}weights"
 
 
 def all_lots_keys(prefix: str, name: str, fleet: str) -> tuple[str, ...]:

@@ -2,12 +2,20 @@
 --
 -- Uses SHARES, TURNS of lot.lua; shares, known, HELD, CLOCK, MARKS, precise of shares.lua.
 -- Gives in shares read(text), of "<steps> <weight> <share>": the steps, and the rest as a table; nothing besides the steps where that is
--- all; ahead(of_share, place, id, ahead, number), what the tasks cost that are before it, where all `number` cost `ahead`; join(of_share, refund), which
+-- all; ahead(of_share, place, id, ahead, number), what the tasks cost that are before it, where all `number` cost `ahead`;
+-- move(id, before, now_kept), for a task that gets another place, by what is and was kept of it in `messages`; join(of_share, refund), which
 -- notes it, and gives back what was paid for it when it was let out; returns whether its share was not there.
 function shares.read(text)
     local steps, weight, share = match(text, '^(%S+) (%S+) (.*)$')
     if not share then return text end
     return steps, {share = share, weight = weight}
+end
+
+function shares.move(id, before, now_kept)
+    local share = shares.of(before) or ''
+    if call('ZREM', SHARES, shares.entry(share, place_in(before), id)) == 1 then
+        call('ZADD', SHARES, 0, shares.entry(share, place_in(now_kept), id))
+    end
 end
 
 function shares.ahead(of_share, place, id, ahead, number)

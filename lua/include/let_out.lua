@@ -2,11 +2,12 @@
 -- says so (published.lua), or when the message arrives; until then it is `leaving`.
 --
 -- Uses AGAIN_US, after which a task is let out once more; MEMORY_US, for which it is remembered that there may be two messages of
--- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, SHARES, WHERE, copies, note_copies,
+-- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, WHERE, ALONE, SHARES, copies, note_copies,
 -- no_more_aside, count_cost, place_of, shares; place_in of order.lua.
 -- Gives let_out(id, wait, known), `wait` us until its turn, `known`: it is taken out of `shares` elsewhere; out, of each task that was let out its id, us until its turn, its message;
 -- bytes, of all these messages; note_for_a_while(id, chosen, newest, several), which is note_copies for MEMORY_US.
 local out, bytes = {}, 0
+local has_alone = {} -- by key: whether of some tasks of the lot one is to wait
 
 local function note_for_a_while(id, chosen, newest, several)
     note_copies(id, chosen, newest, several)
@@ -22,6 +23,9 @@ local function let_out(id, wait, known)
     if was_here then count_cost(match(message, '^%d+'), -1) end
     local share = shares and not known and shares.of(message)
     if share then call('ZREM', SHARES, shares.entry(share, place_in(message), id)) end
+    if has_alone[ALONE] == nil then has_alone[ALONE] = call('EXISTS', ALONE) == 1 end
+    local alone = has_alone[ALONE] and match(string.sub(message, -260), '"alone": "%w(%x+)"[^{}]*}$')
+    if alone and call('HGET', ALONE, alone) == id then call('HDEL', ALONE, alone) end
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)

@@ -21,24 +21,26 @@
 --   10 where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
 --   11 asides     sorted set, key of a bucket -> 0: in its lot tasks are aside; one for each limit
 --   12 costs      hash, key of a bucket -> permits that its parked tasks cost, less one for each; one for each limit
+--   13 alone      hash, what is the same of tasks of which one is to wait -> id of the one that does, see park.lua
 -- and in scripts that have to do with those who share a limit
---   13 shares     sorted set, "<share> NUL <its place, 16 digits> NUL <id>" -> 0: whose the parked tasks are; and
---   14 turns      sorted set, share -> its tag in virtual time: see shares.lua. These two are an index of `parked`
---   15 weights    hash, share -> "<weight> <us since> <note>": what people have stored; see shares.lua; one for each limit of a
+--   14 shares     sorted set, "<share> NUL <its place, 16 digits> NUL <id>" -> 0: whose the parked tasks are; and
+--   15 turns      sorted set, share -> its tag in virtual time: see shares.lua. These two are an index of `parked`
+--   16 weights    hash, share -> "<weight> <us since> <note>": what people have stored; see shares.lua; one for each limit of a
 --                 store, whatever the fleet
 -- A message begins with {"id": "<task's id>", unless an older version has parked it: that one is not in `where`.
 -- Copies of a message are numbered: 0 is the user's own, each that is let out has one more than the one before.
 --
--- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, SHARES, TURNS, WEIGHTS.
--- Gives also shares, which is nil but for the last scripts; of the lot in use and by a task's id: copies, note_copies, is_overtaken, at_broker, acknowledged, place_of, is_parked, queues_of, aside,
--- no_more_aside, count_cost; and of the whole lot nobody_is_left(), end_lot().
-local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, SHARES, TURNS, WEIGHTS
-local LOT_KEYS, shares = 12, nil
+-- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS,
+-- WEIGHTS. Gives also shares, which is nil but for the last scripts; of the lot in use and by a task's id: copies, note_copies,
+-- is_overtaken, at_broker, acknowledged, place_of, is_parked, queues_of, aside, no_more_aside, count_cost; and of the whole lot
+-- nobody_is_left(), end_lot().
+local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS, WEIGHTS
+local LOT_KEYS, shares = 13, nil
 local bucket
 
 local function use_lot(lot, key)
     bucket = key
-    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, SHARES, TURNS, WEIGHTS =
+    PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS, WEIGHTS =
         unpack(KEYS, lot + 1, lot + LOT_KEYS)
 end
 
@@ -106,6 +108,7 @@ local function end_lot()
     call('ZREM', LOTS, bucket)
     call('ZREM', ASIDES, bucket)
     call('HDEL', COSTS, bucket)
+    call('UNLINK', ALONE)
     if shares then call('UNLINK', SHARES, TURNS) end
     if call('EXISTS', LOTS) == 0 then call('UNLINK', WHERE) end
 end

@@ -23,7 +23,7 @@
 -- the most that are no share.
 local HELD, MARKS = 4503599627370496, 4 -- 2^52
 local CLOCK, SINCE, FROM_PLACE, SOME_HELD = '\0', '\0since', '\0from', '\0held'
-LOT_KEYS = 15
+LOT_KEYS = 16
 shares = {}
 local known = {} -- what this script has read, by its key
 

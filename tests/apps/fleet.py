@@ -96,6 +96,18 @@ def shared(index: int, tenant: str) -> int:
     return index
 
 
+@app.task(base=RateLimitedTask, limits=RATE, coalesce="newest", coalesce_key="{account}", acks_late=True)
+def newest(index: int, account: int) -> int:
+    note(index)
+    return index
+
+
+@app.task(base=RateLimitedTask, limits=RATE, coalesce="oldest", coalesce_key="{account}", acks_late=True)
+def oldest(index: int, account: int) -> int:
+    note(index)
+    return index
+
+
 @app.task(base=RateLimitedTask, limits=Limit(RATE, key="tenant:{tenant}"))
 def tenant(index: int, tenant: str) -> int:
     note(index)
@@ -249,3 +261,8 @@ def write_signal(
 ) -> None:
     with open(os.path.join(os.environ["TEST_RECORDS"], "signals"), "a") as file:
         file.write(f"{sender.name} {request.id} {retry_after:.3f} {limit} {outcome} {key}\n")
+
+
+@app.task
+def summed(numbers: list[int]) -> int:
+    return sum(numbers)

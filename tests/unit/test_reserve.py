@@ -71,7 +71,7 @@ def app_with(broker: str, **reserve: Any) -> Any:
     app.conf.ratelimit_url = REDIS
     app.conf.ratelimit_quotas = {"api": {"rate": "10/s", "burst": 10, **reserve}}
 
-    @app.task(base=RateLimitedTask, limits="api", name="task")
+    @app.task(base=RateLimitedTask, limits="api", name="task", shared=False)
     def task() -> None: ...
 
     return app
@@ -128,7 +128,7 @@ def test_a_stored_rate_says_nothing_of_it() -> None:
 def test_two_limits_of_a_name_have_one_reserve() -> None:
     app = app_with(REDIS, reserve={3: 0.2})
 
-    @app.task(base=RateLimitedTask, limits=Limit("10/s", burst=10, name="api"), name="other")
+    @app.task(base=RateLimitedTask, limits=Limit("10/s", burst=10, name="api"), name="other", shared=False)
     def other() -> None: ...
 
     with pytest.raises(ConfigurationError, match="two different limits are called 'api'"):

@@ -1,0 +1,123 @@
+"""Of tasks that wait and are the same one runs, and the others end, whatever happens to workers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+from celery import chord, group
+from celery.result import AsyncResult
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+from tests.rabbitmq import Broker
+
+ACCOUNTS, ROUNDS = 3, 8
+#: While the first of all starts, the others wait.
+RATE = 1
+
+
+def ends(results: list[AsyncResult]) -> dict[str, str]:
+    """In whose favour those have ended that have."""
+    until(lambda: all(result.ready() for result in results), 60, "every task having ended")
+    found = {}
+    for result in results:
+        if result.state == "REVOKED":
+            (survivor,) = re.fullmatch(r"coalesced: task (\S+) waits in its place", str(result.result)).groups()  # type: ignore[union-attr]
+            found[result.id] = survivor
+        else:
+            assert result.state == "SUCCESS"
+    return found
+
+
+def last(id: str, ended: dict[str, str]) -> str:
+    """The one that runs for it."""
+    while id in ended:
+        id = ended[id]
+    return id
+
+
+@pytest.mark.parametrize(
+    ("which", "kind", "workers"),
+    [("newest", "redis", 1), ("oldest", "redis", 2), pytest.param("newest", "rabbitmq", 2, marks=pytest.mark.slow)],
+)
+def test_one_of_each_account_runs(
+    server: EmbeddedServer,
+    store: redis.Redis,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    which: str,
+    kind: str,
+    workers: int,
+) -> None:
+    broker = request.getfixturevalue("broker").url if kind == "rabbitmq" else None
+    with Fleet(server, tmp_path, rate=f"{RATE}/s", broker=broker, ratelimit_url=server.url) as fleet:
+        fleet.start(number=workers)
+        fleet.send(which, -1, "other").get(timeout=20)
+        results = [fleet.send(which, index, index % ACCOUNTS) for index in range(ACCOUNTS * ROUNDS)]
+        ended = ends(results)
+        for account in range(ACCOUNTS):
+            own = results[account::ACCOUNTS]
+            assert all(ended.get(result.id) in {None, *[each.id for each in own]} for result in own), "the same account"
+            if workers == 1:  # of two, the one may hand on earlier what the other has taken in before
+                assert own[-1].id not in ended, "what was sent last has run"
+            ran = {result.id for result in own} - ended.keys()
+            assert 1 <= len(ran) < ROUNDS
+            assert {last(result.id, ended) for result in own} == ran, "in favour of one that has run"
+        started = [start.index for start in fleet.starts()]
+        assert sorted(started) == [-1, *[i for i, result in enumerate(results) if result.id not in ended]]
+        logs = "".join(map(fleet.log, range(workers)))
+        assert Counter(re.findall(r"\[([0-9a-f-]{36})\] coalesced", logs)) == Counter(list(ended)), "each ends once"
+        assert_never_over(fleet.permits(), RATE)
+        until(lambda: not fleet.parking_lots().lots(f"tests.apps.fleet.{which}"), 20, "the lot being empty")
+
+
+def test_tasks_of_a_canvas_are_left_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="4/s") as fleet:
+        fleet.start()
+        app = fleet.sender
+        same = app.signature("tests.apps.fleet.newest", args=(0, 7))
+        total = chord(group([same.clone() for _ in range(4)]), app.signature("tests.apps.fleet.summed"))()
+        linked = same.clone().apply_async(link=app.signature("tests.apps.fleet.summed", args=([1, 2],), immutable=True))
+        others = [fleet.send("newest", 1, 7) for _ in range(4)]
+        assert total.get(timeout=40) == 0, "all four have run"
+        assert linked.get(timeout=20) == 0
+        assert len(ends(others)) >= 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "parked, not acknowledged",
+        *[
+            pytest.param(step, marks=pytest.mark.slow)
+            for step in (
+                "before it parks",
+                "let out, not published",
+                "the first of several published",
+                "published, not reported",
+            )
+        ],
+    ],
+)
+def test_a_worker_that_is_killed_loses_none_and_ends_none_twice(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, step: str
+) -> None:
+    with Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.crashing", broker=broker.url) as fleet:
+        fleet.env["TEST_DIES"] = step
+        results = [fleet.send("newest", index, 0) for index in range(ROUNDS)]
+        doomed = fleet.launch()
+        until(lambda: doomed.poll() is not None, 40, f"its death {step}")
+        before = {start.index for start in fleet.starts()}
+        fleet.launch()
+        ended = ends(results)
+        assert results[-1].id not in ended
+        ran = Counter(start.index for start in fleet.starts())
+        assert {index for index, times in ran.items() if times > 1} <= before
+        assert {results[index].id for index in ran}.isdisjoint(ended), "it has run, or it has ended"
+        logs = "".join(map(fleet.log, range(2)))
+        assert set(Counter(re.findall(r"\[([0-9a-f-]{36})\] coalesced", logs)).values()) <= {1}
+        assert {*ended, *[results[index].id for index in ran]} == {result.id for result in results}

@@ -1,0 +1,277 @@
+"""Of tasks that are the same one waits: which it is, where it stands, and what becomes of the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.parking.lot import FULL, REPLACED, Parking, ToPark
+from celery_ratelimit.parking.parked import Parked, read_parcel
+from celery_ratelimit.parking.register import Attendance
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START, Clock
+
+from .frozen import FROZEN_STORE, demand
+
+BUCKET = ("api", "")
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def parking(frozen: Limiter, clock: Clock) -> Parking:
+    return Parking(frozen, "fleet", redelivery=3600)
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
+        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
+
+
+def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 0, leaves: int = 0) -> ToPark:
+    said = {"id": id.partition("@")[0], "headers": {"id": id}, "to": "celery"}
+    said |= {"alone": alone} if alone else {}
+    said |= {"leaves": leaves} if leaves else {}
+    said |= {"order": order} if order else {}
+    return ToPark(id, 1, json.dumps(said), copy, since, order=order, alone=alone)
+
+
+def park(parking: Parking, *messages: ToPark) -> list[int]:
+    return parking.park({BUCKET: messages})[BUCKET]
+
+
+def close(parking: Parking) -> None:
+    """Nobody has a slot for long."""
+    parking._limiter.asker.ask([demand("1/d", name="api")])
+
+
+def leave(parking: Parking, attendance: Attendance | None = None) -> list[Parked]:
+    left: list[Parked] = []
+    again: float | None = 0.0
+    while again == 0.0:
+        (looked,) = parking.unpark([demand("1/d", name="api")], attendance=attendance)
+        left, again = [*left, *looked.leaving], looked.again
+    return left
+
+
+def ended(left: list[Parked]) -> dict[str, str]:
+    """Those that end, and in whose favour."""
+    parcels = {each.id: read_parcel(each) for each in left}
+    return {id: parcel["by"] for id, parcel in parcels.items() if "by" in parcel}
+
+
+def waiting(parking: Parking) -> list[str]:
+    return [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks]
+
+
+def test_the_newest_takes_the_place_of_the_one_before(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    assert park(parking, to_park("a", "n1")) == [0]
+    since = parking.contents.lot(BUCKET, 0, -1).tasks[0].since
+    clock.advance(1)
+    park(parking, to_park("b", "n2"), to_park("c", ""))
+    clock.advance(1)
+    assert park(parking, to_park("d", "n1")) == [0], "the first of all"
+    left = leave(parking)
+    assert ended(left) == {"a": "d"}
+    assert waiting(parking) == ["d", "b", "c"]
+    assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == since
+
+
+def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    park(parking, to_park("first", "n1"), to_park("other", "n2"))
+    for number in range(50):
+        park(parking, to_park(f"{number}", "n1"))
+        clock.advance(0.01)
+    assert ended(leave(parking)) == {"first": "0"} | {str(number): str(number + 1) for number in range(49)}
+    assert waiting(parking) == ["49", "other"]
+
+
+def test_of_the_oldest_the_newcomer_ends(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    assert park(parking, to_park("a@celery", "o1"), to_park("b@celery", "o1"), to_park("c@celery", "o2")) == [
+        0,
+        REPLACED,
+        1,
+    ]
+    assert parking.survivors == {"b@celery": "a"}
+    assert waiting(parking) == ["a@celery", "c@celery"]
+    assert leave(parking) == []
+
+
+@pytest.mark.parametrize("which", ["n", "o"])
+def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Parking, clock: Clock, which: str) -> None:
+    close(parking)
+    park(parking, to_park("a", f"{which}1"))
+    clock.advance(1)
+    (again,) = parking.contents.pick(BUCKET, ["a"], purge=False)[1]
+    parking.published({BUCKET: [again]})
+    park(parking, to_park("b", f"{which}1"))
+    clock.advance(1)
+    said = park(parking, to_park("a", f"{which}1", copy=again.copy + 1, since=again.since))
+    if which == "n":
+        assert said == [REPLACED]
+        assert parking.survivors == {"a": "b"}
+        assert waiting(parking) == ["b"]
+        assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == again.since, "it has the place of both"
+    else:
+        assert said == [0]
+        assert ended(leave(parking)) == {"b": "a"}
+        assert waiting(parking) == ["a"]
+
+
+def test_who_finds_too_many_ahead_ends_nobody(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    park(parking, to_park("x", ""), to_park("a", "n1"), to_park("y", ""))
+    assert parking.park({BUCKET: [to_park("b", "n1")]}, most=1)[BUCKET] == [FULL - 1]
+    assert leave(parking) == []
+    assert waiting(parking) == ["x", "a", "y"]
+    assert parking.park({BUCKET: [to_park("b", "n1")]}, most=2)[BUCKET] == [1], "it stands where the other did"
+    assert ended(leave(parking)) == {"a": "b"}
+    assert parking.park({BUCKET: [to_park("c", "n2")]}, most=3)[BUCKET] == [FULL - 3]
+    assert parking.park({BUCKET: [to_park("d", "n2")]})[BUCKET] == [3], "the one before was not noted"
+
+
+def test_it_has_its_own_importance(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    park(parking, to_park("a", "n1", 9), to_park("b", "", 3))
+    clock.advance(1)
+    park(parking, to_park("c", "n1"), to_park("d", "n1", 9, leaves=200_000))
+    assert ended(leave(parking)) == {"a": "c", "c": "d"}
+    assert waiting(parking) == ["b", "d"]
+    clock.advance(1)
+    park(parking, to_park("e", "n1", -255))
+    leave(parking)
+    assert waiting(parking) == ["e", "b"]
+
+
+def test_others_with_that_id_wait_on_and_once_is_enough(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+    """A worker was killed when it had parked, and before it had acknowledged: the message comes once more."""
+    close(parking)
+    for ahead in range(2):
+        assert park(parking, to_park("a", "n1")) == [ahead], "it is there"
+    park(parking, to_park("b", "n1"))
+    park(parking, to_park("a", "n1"))
+    assert waiting(parking) == ["a", "b"], "one that ends, and one that stays"
+    assert ended(leave(parking)) == {"a": "b"}
+    park(parking, to_park("b", "n1"))
+    assert waiting(parking) == ["b"]
+
+
+def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Parking, clock: Clock) -> None:
+    """The worker that was to publish it was killed."""
+    close(parking)
+    park(parking, to_park("a", "n1"))
+    park(parking, to_park("b", "n1"))
+    (first,) = leave(parking)
+    clock.advance(60)
+    (again,) = leave(parking)
+    assert (again.id, again.copy) == ("a", first.copy + 1)
+    assert ended([again]) == {"a": "b"}
+    assert parking.copies.arrive(BUCKET, {"a": again.copy}) == set(), "one of the two ends the task"
+    assert parking.copies.arrive(BUCKET, {"a": first.copy}) == {"a"}
+    clock.advance(60)
+    assert leave(parking) == []
+
+
+def test_a_queue_that_nobody_consumes(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    parking._limiter.reset(demand("1/d", name="api").limit, force=True)
+    absent = Attendance(frozenset(), frozenset({"celery"}))
+    park(parking, to_park("a@celery", "n1"))
+    assert leave(parking, absent) == []
+    park(parking, to_park("b@celery", "n1"))
+    assert ended(leave(parking, absent)) == {"a@celery": "b"}
+    assert waiting(parking) == ["b@celery"]
+
+
+def test_what_a_version_before_has_parked_and_let_out(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+    """It notes nobody, and takes nobody out of the index."""
+    close(parking)
+    park(parking, to_park("old", ""))
+    park(parking, to_park("a", "n1"))
+    store.hset("ratelimit:v1:{api}::alone@fleet", "1", "gone")
+    park(parking, to_park("b", "n1"))
+    assert leave(parking) == []
+    assert waiting(parking) == ["old", "a", "b"]
+    store.hset("ratelimit:v1:{api}::alone@fleet", "1", "old")
+    park(parking, to_park("c", "n1"))
+    assert leave(parking) == [], "what does not say that it is the same waits"
+
+
+def test_an_id_of_any_text(parking: Parking, clock: Clock) -> None:
+    close(parking)
+    for id in ("a-1@celery", 'x"y\\z@celery', "é@celery"):
+        park(parking, to_park(id, "n1"))
+    left = leave(parking)
+    assert set(ended(left)) == {"a-1@celery", 'x"y\\z@celery'}
+    assert all(read_parcel(each) for each in left), "it can be read"
+
+
+def test_nothing_is_left_of_it(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+    park(parking, to_park("a", "n1"), to_park("b", "n1"), to_park("c", "n2"))
+    assert store.hgetall("ratelimit:v1:{api}::alone@fleet") == {"1": "b", "2": "c"}
+    for _ in range(3):
+        parking._limiter.reset(demand("1/d", name="api").limit, force=True)
+        parking.published({BUCKET: leave(parking)})
+    assert waiting(parking) == []
+    assert not store.exists("ratelimit:v1:{api}::alone@fleet")
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[tuple[str, str, int]]:
+    which = draw(st.sampled_from("no"))
+    acts = st.tuples(
+        st.sampled_from(["park"] * 5 + ["leave", "pass"]),
+        st.sampled_from([f"{which}1", f"{which}1", f"{which}2", ""]),
+        st.sampled_from([0, 0, 3, -9]),
+    )
+    return draw(st.lists(acts, min_size=1, max_size=40))
+
+
+@given(trace=traces())
+@settings(max_examples=150)
+def test_one_of_each_waits_and_nobody_is_lost(
+    world: tuple[redis.Redis, Limiter], trace: list[tuple[str, str, int]]
+) -> None:
+    store, limiter = world
+    store.flushall()
+    store.set("test:clock", START)
+    parking = Parking(limiter, "fleet", 3600)
+    now, alone_of, ends, gone = START, {}, {}, set()
+    for number, (verb, alone, order) in enumerate(trace):
+        now += SECOND // 10
+        store.set("test:clock", now)
+        if verb == "park":
+            id = f"t{number}"
+            alone_of[id] = alone
+            before = [each for each in waiting(parking) if alone and alone_of[each] == alone and each not in ends]
+            (said,) = park(parking, to_park(id, alone, order))
+            if before and alone[0] == "o":
+                assert (said, parking.survivors) == (REPLACED, {id: before[0]})
+                ends[id] = before[0]
+                gone.add(id)
+            elif before:
+                ends[before[0]] = id
+        elif verb == "pass":
+            limiter.reset(demand("1/d", name="api").limit, force=True)
+        left = leave(parking) if verb != "park" else []
+        for id, by in ended(left).items():
+            assert ends[id] == by
+        assert all(each.id in ended(left) or each.id not in ends for each in left)
+        assert not gone & {each.id for each in left}, "once"
+        gone |= {each.id for each in left}
+        parking.published({BUCKET: left})
+        here = [each for each in waiting(parking) if each not in ends]
+        assert {*here, *gone, *ends} == set(alone_of)
+        same = [alone_of[each] for each in here if alone_of[each]]
+        assert len(same) == len(set(same))
+        index = store.hgetall("ratelimit:v1:{api}::alone@fleet")
+        assert {f"{alone_of[id][0]}{key}" for key, id in index.items()} == set(same)

@@ -1,0 +1,75 @@
+"""What `coalesce=` and `coalesce_key=` may say, and what is the same of two calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_ratelimit import ConfigurationError, Limit, RateLimitedTask
+from celery_ratelimit.app.plan import Plan, limits_of_app, plan_of
+
+
+def plan_with(**options: Any) -> Plan:
+    app = Celery("coalescing", broker="redis://localhost:1/0", set_as_current=False)
+
+    @app.task(base=RateLimitedTask, name="sync", shared=False, **{"limits": "10/s", **options})
+    def sync(account_id: int, reason: str = "", *, force: bool = False) -> None: ...
+
+    limits_of_app(app)
+    plan = plan_of(app.tasks["sync"], "celery")
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"coalesce": "latest"}, "task 'sync': coalesce='latest' is not one of 'newest', 'oldest'"),
+        ({"coalesce": True}, "coalesce=True is not one of"),
+        ({"coalesce_key": "{account_id}"}, "coalesce_key='{account_id}' .*coalesce"),
+        ({"coalesce": "newest", "throttle": "wait"}, "throttle='wait' leaves the backlog in the broker"),
+        ({"coalesce": "newest", "throttle": "drop"}, "throttle='drop' lets no task wait"),
+        ({"coalesce": "newest", "throttle": "fail"}, "throttle='fail' lets no task wait"),
+        ({"coalesce": "newest", "coalesce_key": "{acount_id}"}, "names the argument 'acount_id', .*account_id, reason"),
+        ({"coalesce": "newest", "coalesce_key": "{"}, "coalesce_key='{' is not a template"),
+        ({"coalesce": "newest", "coalesce_key": "{0}"}, "must name the task's arguments"),
+        ({"coalesce": "newest", "coalesce_key": 7}, "coalesce_key=7 must be a template"),
+        (
+            {"coalesce": "newest", "limits": Limit("1/s", algorithm="leaky_bucket", capacity=3)},
+            "a leaky bucket with a capacity is a queue by itself",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        plan_with(**options)
+
+
+def test_an_option_that_is_nearly_called_so_is_no_limit_that_was_forgotten() -> None:
+    assert plan_with(limits="1/s", coalesce="oldest").policy.coalesce == "oldest"
+    assert plan_with().alone("sync", (1,), {}) == ""
+
+
+def test_without_a_key_all_arguments_are_the_same() -> None:
+    plan = plan_with(coalesce="newest")
+    alone = plan.alone("sync", (1,), {})
+    assert alone[0] == "n"
+    assert len(alone) == 33
+    assert plan.alone("sync", (), {"account_id": 1, "reason": ""}) == alone
+    others = [((2,), {}), ((1, "new"), {}), ((1,), {"force": True}), (("1",), {})]
+    assert len({plan.alone("sync", args, kwargs) for args, kwargs in others} | {alone}) == 5
+    assert plan.alone("another", (1,), {}) != alone, "of a name"
+
+
+@pytest.mark.parametrize("key", ["{account_id}", lambda account_id, reason="", force=False: account_id])
+def test_a_key_says_what_is(key: Any) -> None:
+    plan = plan_with(coalesce="oldest", coalesce_key=key)
+    assert plan.alone("sync", (1, "a"), {}) == plan.alone("sync", (1,), {"force": True}) != plan.alone("sync", (2,), {})
+
+
+def test_what_a_key_raises_is_the_tasks() -> None:
+    plan = plan_with(coalesce="oldest", coalesce_key="{account_id.id}")
+    with pytest.raises(ConfigurationError, match=r"task 'sync': coalesce_key=.* cannot be filled"):
+        plan.alone("sync", (1,), {})
