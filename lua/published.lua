@@ -7,7 +7,7 @@
 -- Writes the lots
 --!include prelude.lua
 --!include lot.lua
-LOT_KEYS, shares = 15, {} -- what is known of those who share a limit ends with the lot, see shares.lua
+LOT_KEYS, shares = 16, {} -- what is known of those who share a limit ends with the lot, see shares.lua
 
 local at = 1
 for lot = 0, #KEYS - 1, LOT_KEYS do

@@ -1,6 +1,6 @@
 -- A task is parked, and is one of those of a share, see shares.lua.
 --
--- Uses SHARES, TURNS of lot.lua; shares, known, HELD, CLOCK, MARKS, precise of shares.lua.
+-- Uses SHARES, TURNS of lot.lua; place_in of order.lua; shares, known, HELD, CLOCK, MARKS, precise of shares.lua.
 -- Gives in shares read(text), of "<steps> <weight> <share>": the steps, and the rest as a table; nothing besides the steps where that is
 -- all; ahead(of_share, place, id, ahead, number), what the tasks cost that are before it, where all `number` cost `ahead`;
 -- move(id, before, now_kept), for a task that gets another place, by what is and was kept of it in `messages`; join(of_share, refund), which
@@ -21,7 +21,10 @@ end
 function shares.ahead(of_share, place, id, ahead, number)
     local share = of_share.share
     of_share.entry = shares.entry(share, place, id)
-    local own = ahead > 0 and call('ZLEXCOUNT', SHARES, '[' .. share .. '\0', '(' .. of_share.entry) or 0
+    local own = ahead > 0 and redis.pcall('ZLEXCOUNT', SHARES, '[' .. share .. '\0', '(' .. of_share.entry) or 0
+    if type(own) ~= 'number' then -- a right that the store's user may lack: then all are taken for its own, if any is
+        own = call('ZRANGEBYLEX', SHARES, '[' .. share .. '\0', '(' .. of_share.entry, 'LIMIT', 0, 1)[1] and number or 0
+    end
     if own == 0 then return 0 end
     of_share.is_there = true
     local weight = shares.weight(share, of_share.weight)

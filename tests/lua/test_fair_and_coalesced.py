@@ -1,0 +1,64 @@
+"""Options that meet: tasks of which one waits, in a limit that is shared, and that sets something aside."""
+
+from __future__ import annotations
+
+import json
+
+import redis
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand, with_priority
+from celery_ratelimit.parking.lot import REPLACED, Parking, ToPark
+from celery_ratelimit.store.keys import escape
+from tests.conftest import START, Clock
+
+from .test_fair_shares import BUCKET, SHARES, leave, park, parking
+
+__all__ = ["parking"]  # a fixture
+
+
+def to_park(share: str, id: str, *, alone: str = "", leaves: int = 0, copy: int = 1, since: int = 0) -> ToPark:
+    """As a worker has it: what it says of itself stands at the end, in this order."""
+    parcel = {"id": id, "headers": {"id": id}, **({"alone": alone} if alone else {})}
+    parcel |= {"leaves": leaves} if leaves else {}
+    message = json.dumps(parcel | {"share": escape(share)})
+    return ToPark(id, 1, message, copy, since, alone=alone, share=escape(share))
+
+
+def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+    clock.advance(10)
+    assert park(parking, to_park("a", "second", since=START + 5), to_park("a", "stays", alone="n1")) == [0, 1]
+    assert park(parking, to_park("a", "returns", alone="n1", copy=2, since=START + 1)) == [REPLACED]
+    assert parking.survivors == {"returns": "stays"}
+    assert len(store.zrange(SHARES, 0, -1)) == 2
+    assert [each.id for each in leave(parking)] == ["stays", "second"]
+
+
+def test_who_is_replaced_takes_nothing_from_its_share(parking: Parking) -> None:
+    park(parking, to_park("a", "old", alone="n1"), to_park("a", "other"), to_park("b", "another"))
+    park(parking, to_park("b", "new", alone="n1"))
+    left = [each.id for each in leave(parking)]
+    assert left[0] == "old", "it has ended"
+    assert sorted(left[1:]) == ["another", "new", "other"]
+    assert left[1:].index("new") < left[1:].index("another"), "it has the place of the one that it replaces"
+
+
+def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Parking) -> None:
+    """The slot is the one that the message's own priority gives."""
+    limit = Limit("10/s", burst=10, name="api", fair="{tenant}", reserve={0: 0.5})
+    low, high = [
+        with_priority((Demand(limit, "api", share="a"),), priority, lowest_first=True)[0] for priority in (5, 0)
+    ]
+    for _ in range(5):
+        assert frozen.asker.ask((low,)).allowed
+    assert not frozen.asker.ask((low,)).allowed
+    parking.park({BUCKET: [to_park("a", "low", leaves=low.said_of_reserve["leaves"])]})
+    (looked,) = parking.unpark([low])
+    assert [(each.id, each.wait) for each in looked.leaving] == [("low", 0.1)]
+    assert frozen.asker.ask((high,)).allowed
+
+
+def test_demands_that_differ_in_their_share_alone_keep_it() -> None:
+    limit = Limit("10/s", burst=10, name="api", fair="{tenant}", reserve={0: 0.5})
+    one, other = [Demand(limit, "api", share=share) for share in ("a", "b")]
+    assert [with_priority((each,), 5, lowest_first=True)[0].share for each in (one, other)] == ["a", "b"]
