@@ -1,4 +1,5 @@
-"""``python -m example_project.demo``: the same calls by the usual recipe and by celery_ratelimit.
+"""``python -m example_project.demo``: the same calls by the usual recipe and by celery_ratelimit; then a small tenant
+behind a big one, in the order in which they came and fairly.
 
 Exits with 0 if every call of ours was made once and none was refused, with 1 if not or if something could
 not be started, and with 128 + the signal's number if it was interrupted.
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,11 +25,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .fleet import START_TIMEOUT, Fleet
 from .processes import ChildError, Interrupted, Interrupts
-from .results import Run, table
+from .results import BIG, SMALL, Run, table, table_of_tenants
 from .upstream import BURST, RATE
 
 STALL_TIMEOUT = 8.0  # seconds without a call, after which the missing ones count as lost
 POLL = 0.1  # seconds
+SMALL_SHARE = 25  # one of so many calls is the small tenant's
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,19 @@ class Plan:
     note: str
     app: str
     task: str
+
+    def arguments(self, count: int) -> list[list[Any]]:
+        """Of each call."""
+        return [[number] for number in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants(Plan):
+    """The same, of two tenants: the small one has sent a few behind all of the big one's."""
+
+    def arguments(self, count: int) -> list[list[Any]]:
+        small = count // SMALL_SHARE
+        return [[BIG, number] for number in range(count - small)] + [[SMALL, number] for number in range(small)]
 
 
 PLANS = (
@@ -55,6 +71,21 @@ PLANS = (
     ),
 )
 
+TENANTS = (
+    Tenants(
+        title="as they came",
+        note='limits="100/s"',
+        app="example_project.app",
+        task="example_project.tasks.export_as_it_comes",
+    ),
+    Tenants(
+        title="fair",
+        note='limits=Limit("100/s", fair="{tenant_id}")',
+        app="example_project.app",
+        task="example_project.tasks.export_fairly",
+    ),
+)
+
 
 def main() -> int:
     options = _options()
@@ -64,7 +95,9 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as stack:
             try:
-                runs = _run_both(options.calls, Fleet(interrupts, stack, logs), console)
+                fleet = Fleet(interrupts, stack, logs)
+                runs = _run_both(options.calls, fleet, console)
+                shared = _run_tenants(max(SMALL_SHARE, options.calls // 2), fleet, console)
             except Interrupted:
                 console.print("[yellow]Stopping the workers and the servers…")
                 raise
@@ -78,13 +111,13 @@ def main() -> int:
         console.print(escape(error.log), soft_wrap=True)
         console.print(f"[bold red]FAILED[/]: {error}. Above is the end of the log; all logs: {logs}", soft_wrap=True)
         return 1
-    return _report(runs, options.output / "demo.png", logs, console)
+    return _report(runs, shared, options.output, logs, console)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description="See the README.")
     parser.add_argument("--calls", type=int, default=1500, help="calls in each run (default: 1500)")
-    parser.add_argument("--output", type=Path, default=Path("demo-output"), metavar="DIR", help="for the plot")
+    parser.add_argument("--output", type=Path, default=Path("demo-output"), metavar="DIR", help="for the plots")
     options = parser.parse_args()
     if options.calls < 1:
         parser.error("--calls must be at least 1")
@@ -96,11 +129,17 @@ def _run_both(count: int, fleet: Fleet, console: Console) -> list[Run]:
     return [_run(plan, count, fleet, console) for plan in PLANS]
 
 
+def _run_tenants(count: int, fleet: Fleet, console: Console) -> list[Run]:
+    few = count // SMALL_SHARE
+    console.print(f"A big tenant's {count - few:,} calls, and behind them a small one's {few:,}; twice.")
+    return [_run(plan, count, fleet, console) for plan in TENANTS]
+
+
 def _run(plan: Plan, count: int, fleet: Fleet, console: Console) -> Run:
     fleet.reset()
     with _progress(console) as progress:
         bar = progress.add_task(plan.title, total=count, state="sending…")
-        fleet.send(plan.task, count)
+        fleet.send(plan.task, plan.arguments(count))
         progress.update(bar, state="workers start…")
         fleet.start_workers(plan.app)
         for done, per_second, refused in _watch(fleet, count):
@@ -138,20 +177,27 @@ def _watch(fleet: Fleet, count: int) -> Iterator[tuple[int, int, int]]:
     time.sleep(0.5)  # a call made twice would come about now
 
 
-def _report(runs: list[Run], plot: Path, logs: Path, console: Console) -> int:
-    from .plot import draw  # here, as matplotlib takes a second to load
+def _report(runs: list[Run], shared: list[Run], directory: Path, logs: Path, console: Console) -> int:
+    from .plot import draw, draw_tenants  # here, as matplotlib takes a second to load
 
-    draw(runs, plot)
+    plots = directory / "demo.png", directory / "fair.png"
+    draw(runs, plots[0])
+    draw_tenants(shared, plots[1])
     console.print(table(runs))
-    console.print(f"Plot: {plot.resolve()}", soft_wrap=True)
-    ours = runs[-1]
-    if ours.clean:
+    console.print(table_of_tenants(shared))
+    for plot in plots:
+        console.print(f"Plot: {plot.resolve()}", soft_wrap=True)
+    ours = [runs[-1], *shared]
+    sent = sum(run.sent for run in ours)
+    if all(run.clean for run in ours):
         shutil.rmtree(logs, ignore_errors=True)
-        console.print(f"[bold green]OK[/]: {ours.sent:,} calls of ours, none refused, none lost, none made twice.")
+        console.print(f"[bold green]OK[/]: {sent:,} calls of ours, none refused, none lost, none made twice.")
         return 0
     console.print(f"Logs of the workers: {logs}", soft_wrap=True)
-    faults = f"{ours.refused} refused, {ours.lost} lost, {ours.repeated} made twice"
-    console.print(f"[bold red]FAILED[/]: of {ours.sent:,} calls of ours, {faults}.")
+    refused, lost, repeated = [sum(getattr(run, each) for run in ours) for each in ("refused", "lost", "repeated")]
+    console.print(
+        f"[bold red]FAILED[/]: of {sent:,} calls of ours, {refused} refused, {lost} lost, {repeated} made twice."
+    )
     return 1
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,14 @@ class Fleet:
             client.flushall()
         self._ask("POST", "/reset")
 
-    def send(self, task: str, count: int) -> None:
-        """Send the task ``count`` times, with 0, 1, 2… as its argument."""
+    def send(self, task: str, calls: Iterable[Sequence[Any]]) -> None:
+        """Send the task with each of these arguments."""
         app = Celery(set_as_current=False)
         # The URL is given here and not to Celery(), where the user's own CELERY_BROKER_URL would win.
         with app.connection_for_write(self._broker_url) as connection:
             producer = app.amqp.Producer(connection)
-            for number in range(count):
-                app.send_task(task, args=[number], producer=producer, ignore_result=True)
+            for args in calls:
+                app.send_task(task, args=args, producer=producer, ignore_result=True)
 
     def start_workers(self, app: str) -> None:
         """Two ordinary workers of two processes each."""

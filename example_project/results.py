@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+#: Two tenants of one upstream.
+BIG, SMALL = "big", "small"
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -32,6 +35,10 @@ class Run:
     def calls_at(self, *, accepted: bool | None = None) -> list[float]:
         """The times of all calls, or of those accepted, or of those refused."""
         return [call.at for call in self.calls if accepted is None or call.accepted is accepted]
+
+    def waited(self, tenant: str) -> list[float]:
+        """Seconds from the first call of all to each of a tenant's."""
+        return [call.at - self.calls[0].at for call in self.calls if call.path.partition("/")[2].startswith(tenant)]
 
     @property
     def refused(self) -> int:
@@ -94,6 +101,18 @@ def table(runs: list[Run]) -> Table:
     }
     for name, cells in rows.items():
         result.add_row(name, *cells)
+    return result
+
+
+def table_of_tenants(runs: list[Run]) -> Table:
+    """The same for two tenants."""
+    result = Table(title="Seconds until a tenant's last call")
+    result.add_column("")
+    for run in runs:
+        result.add_column(run.title, justify="right")
+    for tenant in (SMALL, BIG):
+        lasts = [run.waited(tenant)[-1] for run in runs]
+        result.add_row(f"the {tenant} one", *[Text(f"{last:.1f} s") for last in lasts])
     return result
 
 

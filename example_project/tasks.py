@@ -1,4 +1,4 @@
-"""Four ways to limit a task. None of the bodies knows of its limit."""
+"""Ways to limit a task. None of the bodies knows of its limit."""
 
 from __future__ import annotations
 
@@ -36,3 +36,15 @@ def payout(merchant_id: int) -> None:
 def sync_page(tenant_id: str, page: int) -> None:
     """Every tenant has 5 a second to itself, however busy the others are."""
     call(f"/tenant-{tenant_id}/{page}")
+
+
+@app.task(base=RateLimitedTask, limits="100/s")
+def export_as_it_comes(tenant_id: str, number: int) -> None:
+    """All tenants wait in one line: whoever sends much keeps the others waiting."""
+    call(f"/exports/{tenant_id}-{number}")
+
+
+@app.task(base=RateLimitedTask, limits=Limit("100/s", fair="{tenant_id}"))
+def export_fairly(tenant_id: str, number: int) -> None:
+    """Tenants that wait have turns alike, whoever came first."""
+    call(f"/exports/{tenant_id}-{number}")
