@@ -90,7 +90,7 @@ def overflowing(index: int) -> int:
     return index
 
 
-@app.task(base=RateLimitedTask, limits=Limit(RATE, fair="{tenant}", weights={"gold": 3}))
+@app.task(base=RateLimitedTask, limits=Limit(RATE, name="tenants", fair="{tenant}", weights={"gold": 3}))
 def shared(index: int, tenant: str) -> int:
     note(index)
     return index

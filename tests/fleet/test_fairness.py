@@ -33,7 +33,7 @@ def test_a_small_tenant_is_not_behind_the_backlog_of_a_big_one(
         order = [permit.index for permit in permits if permit.index not in before]
         passed_by = max(order.index(BIG + index) for index in range(SMALL)) - SMALL
         assert passed_by < BIG / 2, "in the order of arrival, or behind it, all of them"
-        Limiter.from_url(server.url).set_rate("shared", "1000/s", force=True)
+        Limiter.from_url(server.url).set_rate("tenants", "1000/s", force=True)
         fleet.wait_for(BIG + SMALL, 60)
         assert sorted(start.index for start in fleet.starts()) == list(range(BIG + SMALL))
         assert_never_over(permits, 20)
@@ -46,7 +46,7 @@ def test_a_weight_that_is_changed_holds_for_those_that_wait(
     """One tenant is held back, and goes on when it has a weight again."""
     with Fleet(server, tmp_path, rate="50/s") as fleet:
         limiter = Limiter.from_url(server.url)
-        limiter.set_weight("shared", "held", 0, force=True)
+        limiter.set_weight("tenants", "held", 0, force=True)
         for index in range(100):
             fleet.send("shared", index, ("free", "held")[index % 2])
         fleet.start(number=2)
@@ -54,7 +54,7 @@ def test_a_weight_that_is_changed_holds_for_those_that_wait(
         until(lambda: parked(fleet) > 0, 10)
         held = parked(fleet)
         assert held >= 30, "but for those that came before anybody was parked"
-        limiter.set_weight("shared", "held", None, force=True)
+        limiter.set_weight("tenants", "held", None, force=True)
         fleet.wait_for(100, 60)
         assert_never_over(fleet.permits(), 50)
 
