@@ -221,6 +221,41 @@ def test_a_change_as_json(run: Run) -> None:
     assert (said["before"]["stored"], said["after"]["stored"], said["done"]) == (None, "50/s, burst 3", True)
 
 
+def test_weights(run: Run, app: Celery) -> None:
+    app.conf.ratelimit_quotas["crm"] = {"rate": "10/s", "fair": "{tenant}", "weights": {"gold": 4}}
+    assert "gold   4       4     -      -" in run("weight", "crm").output
+    assert run("weight", "crm", "acme", "2", "--reason", "a deal", "--by", "ann").exit_code == 0
+    shown = json.loads(run("weight", "crm", "--json").output)
+    assert [shown[each]["weight"] for each in ("acme", "gold")] == [2, 4]
+    assert shown["acme"]["by"] == "ann"
+    assert run("weight", "crm", "acme", "code").exit_code == 0
+    changes = json.loads(run("history", "crm", "--json").output)
+    assert [(each["verb"], each["key"], each["reason"]) for each in changes] == [
+        ("weight", "acme", "a deal"),
+        ("weight", "acme", ""),
+    ]
+    assert [(each["before"]["shown"], each["after"]["shown"]) for each in changes] == [
+        ("", "weight 2"),
+        ("weight 2", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("crm", "acme"), "which weight"),
+        (("crm", "acme", "much"), "'much' is neither a number nor 'code'"),
+        (("crm", "acme", "-1"), "-1"),
+        (("stripe", "acme", "1"), "not fair"),
+    ],
+)
+def test_a_weight_that_cannot_be(run: Run, app: Celery, arguments: tuple[str, ...], says: str) -> None:
+    app.conf.ratelimit_quotas["crm"] = {"rate": "10/s", "fair": "{tenant}"}
+    result = run("weight", "--", *arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
 def test_places_are_set_by_their_number(run: Run, app: Celery) -> None:
     assert run("set", "gpu", "2").exit_code == 0
     assert limiter_of(app).config("gpu").in_force == Concurrency(2, name="gpu")
