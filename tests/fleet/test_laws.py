@@ -39,7 +39,7 @@ def test_a_backlog_leaves_at_the_rate(
         scripts = store.info("commandstats")["cmdstat_evalsha"]["calls"] / TASKS
         if throttle == "retry":
             assert fleet.sent_back() <= TASKS * AGAIN
-            # A worker that is started later than the other parks what it has taken behind what has left the lot by then.
+            # A worker that is started later than the other parks what it has taken behind what has left the lot.
             assert median <= RATE
             # One that a busy machine makes late loses its slot after two seconds, and was let out one ahead of it.
             assert last_percent <= 3 * RATE
