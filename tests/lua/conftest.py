@@ -10,6 +10,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from celery_ratelimit import Limiter
+from celery_ratelimit.parking.lot import Parking
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
 from tests.examples import the_same_every_time
@@ -32,3 +33,9 @@ def frozen(server: EmbeddedServer, clock: Clock) -> Iterator[Limiter]:
     """A limiter whose scripts read ``clock`` instead of the time, and whose keys expire by it."""
     with redis.Redis.from_url(server.url) as client:
         yield Limiter(client, replace_includes={"now": FROZEN_STORE}, counts=False)
+
+
+@pytest.fixture
+def parking(frozen: Limiter, clock: Clock) -> Parking:
+    """The lots of a fleet."""
+    return Parking(frozen, "fleet", redelivery=3600)

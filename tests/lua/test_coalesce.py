@@ -23,11 +23,6 @@ BUCKET = ("api", "")
 SECOND = 1_000_000
 
 
-@pytest.fixture
-def parking(frozen: Limiter, clock: Clock) -> Parking:
-    return Parking(frozen, "fleet", redelivery=3600)
-
-
 @pytest.fixture(scope="module")
 def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
     with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:

@@ -22,9 +22,7 @@ from tests.conftest import Clock
 
 from .frozen import FROZEN_STORE, demand
 from .test_parked_at_once import NOW, contents, messages
-from .test_parking import API, BUCKET, let_out, parking
-
-__all__ = ["parking"]  # a fixture
+from .test_parking import API, BUCKET, let_out
 
 API_OF = demand("10/s", name="api")
 IDS = ["a", "b", "c", "d", "e"]

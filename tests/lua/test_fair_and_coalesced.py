@@ -12,9 +12,7 @@ from celery_ratelimit.parking.lot import REPLACED, Parking, ToPark
 from celery_ratelimit.store.keys import escape
 from tests.conftest import START, Clock
 
-from .test_fair_shares import BUCKET, SHARES, leave, park, parking
-
-__all__ = ["parking"]  # a fixture
+from .test_fair_shares import BUCKET, SHARES, leave, park
 
 
 def to_park(share: str, id: str, *, alone: str = "", leaves: int = 0, copy: int = 1, since: int = 0) -> ToPark:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import redis
 
-from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit import Concurrency, Limit
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.parking.lot import FULL, Parking, ToPark
 from celery_ratelimit.parking.parked import Parked
@@ -25,11 +25,6 @@ def limit(rate: str = "1000/s", burst: int = 1, weights: Mapping[str, float] | N
 
 
 FAIR = limit()
-
-
-@pytest.fixture
-def parking(frozen: Limiter, clock: Clock) -> Parking:
-    return Parking(frozen, "fleet", redelivery=3600)
 
 
 def to_park(

@@ -24,11 +24,6 @@ API = demand("1000/s")
 ORDERS = [0, 3, 6, 9, -1, -9, -255]
 
 
-@pytest.fixture
-def parking(frozen: Limiter, clock: Clock) -> Parking:
-    return Parking(frozen, "fleet", redelivery=3600)
-
-
 @pytest.fixture(scope="module")
 def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
     with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:

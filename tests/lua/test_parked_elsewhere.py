@@ -7,9 +7,7 @@ import pytest
 from celery_ratelimit.parking.lot import Parking
 from tests.conftest import START, Clock
 
-from .test_parking import BUCKET, let_out, park, parking, publish
-
-__all__ = ["parking"]  # a fixture
+from .test_parking import BUCKET, let_out, park, publish
 
 
 @pytest.mark.parametrize("told", ["before", "after", "never"])

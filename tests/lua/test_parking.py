@@ -22,11 +22,6 @@ BUCKET = ("api", "")
 API = demand("10/s")
 
 
-@pytest.fixture
-def parking(frozen: Limiter, clock: Clock) -> Parking:
-    return Parking(frozen, "fleet", redelivery=3600)
-
-
 def message_of(id: str) -> str:
     """As a worker has it: a task's own id is what stands before the queue."""
     return json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,11 +19,6 @@ from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
 NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
-
-
-@pytest.fixture
-def parking(frozen: Limiter, clock: Clock) -> Parking:
-    return Parking(frozen, "fleet", redelivery=3600)
 
 
 def park(parking: Parking, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:

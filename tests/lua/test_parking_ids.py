@@ -10,9 +10,7 @@ import redis
 from celery_ratelimit.parking.lot import Parking
 from tests.parks import park_one
 
-from .test_parking import API, BUCKET, let_out, parking
-
-__all__ = ["parking"]  # a fixture
+from .test_parking import API, BUCKET, let_out
 
 
 @pytest.mark.parametrize(

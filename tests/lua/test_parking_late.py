@@ -8,9 +8,7 @@ from celery_ratelimit.parking.lot import LATE, OVERTAKEN, Parking
 from tests.conftest import Clock
 from tests.parks import park_one
 
-from .test_parking import API, BUCKET, let_out, message_of, park, parking, publish
-
-__all__ = ["parking"]  # a fixture
+from .test_parking import API, BUCKET, let_out, message_of, park, publish
 
 
 def park_in_doubt(parking: Parking, id: str, *, copy: int = 1, doubts: int = 0, only_behind: bool = False) -> int:

@@ -12,11 +12,6 @@ from tests.conftest import START, Clock
 from .test_fair_shares import BUCKET, FAIR, TURNS, ids, leave, limit, park, to_park
 
 
-@pytest.fixture
-def parking(frozen: Limiter, clock: Clock) -> Parking:
-    return Parking(frozen, "fleet", redelivery=3600)
-
-
 def set_weight(limiter: Limiter, key: str, weight: float | None) -> bool:
     return limiter.set_weight(FAIR.limit, key, weight, by="me")
 
