@@ -1,4 +1,4 @@
--- occupied: which of these limits have parking lots with tasks in them? Asked when a worker starts.
+-- occupied: which of these limits have parking lots with tasks in them? Asked when a worker starts, and by whoever looks at all limits.
 --
 -- KEYS   of each limit its lots, see include/lot.lua
 -- Reply  for each 1 or 0

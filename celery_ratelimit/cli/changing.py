@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from .group import NAME, app_of, as_json
-from .shown import NO_END, Duration, clock, plain, show_json, table_of, tell, unnamed
-from .status import rate_set_by
+from .shown import Duration, plain, show_json, table_of, tell
 
 __all__ = ["change_commands"]
 
@@ -31,6 +30,7 @@ def _change(
 ) -> None:
     """Do it, and print what was there before and what is there now."""
     from ..app.state import limiter_of
+    from ..parking.in_words import in_force_now
 
     limiter = limiter_of(app_of(ctx))
     before = limiter.config(name, key=key, force=force)
@@ -41,19 +41,9 @@ def _change(
         return
     of = plain(name) + (f", key {key!r}" if key else "")
     if done is False:
-        click.echo(f"{of}: nothing to change: {_now(after)}")
+        click.echo(f"{of}: nothing to change: {in_force_now(after)}")
     else:
-        click.echo(f"{of}: was {_now(before)}\n{of}: now {_now(after)}")
-
-
-def _now(config: Any) -> str:
-    rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
-    if not config.paused:
-        return rate
-    import time
-
-    end = "until it is resumed" if config.paused > NO_END else f"until {clock(time.time() + config.paused)}"
-    return f"{rate}, paused {end}"
+        click.echo(f"{of}: was {in_force_now(before)}\n{of}: now {in_force_now(after)}")
 
 
 @click.command("set")
@@ -74,6 +64,8 @@ def set_(
     as_json: bool,
 ) -> None:
     """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once."""
+    from ..parking.by_hand import limit_meant
+
     said: dict[str, Any] = {"key": key, "for_": for_, "by": by, "reason": reason, "force": force}
     _change(
         ctx,
@@ -81,23 +73,8 @@ def set_(
         key,
         force,
         as_json,
-        lambda limiter: limiter.set_rate(name, _limit(limiter, name, rate, burst), **said),
+        lambda limiter: limiter.set_rate(name, limit_meant(limiter, name, rate, burst), **said),
     )
-
-
-def _limit(limiter: Any, name: str, rate: str, burst: int | None) -> Any:
-    """What is meant: places for a number, a rate with the options of the code's limit else."""
-    from dataclasses import replace
-
-    from ..limits.concurrency import Concurrency
-    from ..limits.limit import Limit
-
-    if rate.isdecimal():
-        return Concurrency(int(rate))
-    if burst is None:
-        return rate
-    code = limiter.config(name, force=True).code
-    return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
 
 
 @click.command()
@@ -169,6 +146,7 @@ def reset(
 def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
     """Show who has changed a limit, when and why: the last hundred changes of it and its keys."""
     from ..app.state import limiter_of
+    from ..parking.in_words import HISTORY_HEADS, history_rows
 
     found = limiter_of(app_of(ctx)).history(name, force=force)
     if as_json:
@@ -176,38 +154,7 @@ def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
     elif not found:
         click.echo("Nobody has changed it. (Versions before this one kept no history.)")
     else:
-        heads = ("WHEN", "WHO", "WHAT", "KEY", "BEFORE", "AFTER", "REASON")
-        tell(table_of(heads, _rows(found)))
-
-
-def _rows(found: list[Any]) -> list[tuple[str, ...]]:
-    """A row a change; and one for what was changed between two of them by a version that notes nothing."""
-    rows, last = [], dict[str, Any]()
-    for each in found:
-        if each.verb != "reset":
-            before = last.get(each.key)
-            has_ended = before is not None and before.until is not None and before.until <= each.at
-            if before is not None and not has_ended and before.shown != each.before.shown:
-                shown = ("?", "?", "?", each.key, before.shown or "code", each.before.shown or "code")
-                rows.append((*[plain(part) or "-" for part in shown], "an older version made this change"))
-            last[each.key] = each.after
-        rows.append(_row(each))
-    return rows
-
-
-def _row(each: Any) -> tuple[str, ...]:
-    before, after = ("", "") if each.verb == "reset" else (_stored(each.before, each.at), _stored(each.after, each.at))
-    shown = (clock(each.at), each.by, each.verb, each.key, before, after, each.reason)
-    return tuple(plain(part) or "-" for part in shown)
-
-
-def _stored(stored: Any, now: float) -> str:
-    rate = stored.shown or "code"
-    until = f" until {clock(stored.until)}" if stored.until else ""
-    if not stored.paused_until:
-        return rate + until
-    no_end = stored.paused_until - now > NO_END
-    return f"{rate}{until}, paused {'until it is resumed' if no_end else 'until ' + clock(stored.paused_until)}"
+        tell(table_of(HISTORY_HEADS, history_rows(found)))
 
 
 change_commands = (set_, unset, pause, resume, reset, history)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .group import NAME, app_of, as_json
-from .shown import clock, length, number_of, plain, show_json, table_of, tell
+from .shown import number_of, plain, show_json, table_of, tell
 
 __all__ = ["lot_commands"]
 
@@ -26,49 +26,18 @@ _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.pass_context
 def parked(ctx: click.Context, name: str, key: str | None, page: int, number: int, force: bool, as_json: bool) -> None:
     """Show the tasks that are parked for a limit, in the order of their turns, and when each is about to start."""
-    from ..parking.overview import standings_of
+    from ..parking.by_hand import parked_page
+    from ..parking.in_words import PARKED_HEADS, parked_row
 
     app = app_of(ctx)
-    lots = _lots(app)
-    rows: list[dict[str, Any]] = []
-    skip, total = (page - 1) * number, 0
-    for lot in lots.lots(name, force=force):
-        if key is not None and lot.key != key:
-            continue
-        total += lot.parked
-        if skip >= lot.parked or len(rows) == number:
-            skip = max(0, skip - lot.parked)
-            continue
-        (standing,) = standings_of(app, {name: lots.limits.get(name)}, lot.key)
-        each = lot.cost / lot.parked * standing.interval if standing.interval else None
-        soonest = standing.now + max(standing.retry_after, standing.config.paused)
-        for place, task in enumerate(
-            lots.tasks(name, lot.key, first=skip, number=number - len(rows), force=True), skip
-        ):
-            turn = soonest + place * each if each is not None else None
-            rows.append({"place": place + 1, "key": lot.key, "turn": turn, "task": task, "now": standing.now})
-        skip = 0
+    total, rows = parked_page(app, _lots(app), name, key, (page - 1) * number, number, force=force)
     if as_json:
         show_json({"name": name, "parked": total, "page": page, "tasks": rows})
         return
     if rows:
-        tell(table_of(("PLACE", "KEY", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN"), [_row(row) for row in rows]))
+        tell(table_of(PARKED_HEADS, [parked_row(row) for row in rows]))
     pages = max(1, -(-total // number))
     click.echo(f"{total} parked" + (f", page {page} of {pages}" if pages > 1 else ""))
-
-
-def _row(row: dict[str, Any]) -> tuple[str, ...]:
-    task, turn = row["task"], row["turn"]
-    wait = length(max(0.0, turn - row["now"])) if turn is not None else "?"
-    return (
-        str(row["place"]),
-        plain(row["key"]) or "-",
-        plain(task.id),
-        plain(task.task),
-        plain(task.queue),
-        clock(task.since),
-        wait,
-    )
 
 
 @click.command()
@@ -122,14 +91,14 @@ def purge(
 def _take_out(
     ctx: click.Context, verb: str, name: str, ids: tuple[str, ...], key: str | None, force: bool, as_json: bool
 ) -> None:
+    from ..parking.by_hand import taken_out
+
     lots = _lots(app_of(ctx))
     if not ids and verb == "release" and name not in lots.limits:
         found = lots.explain(name) if not force else None
         if found is not None and found.where in ("parked", "aside"):
             name, key, ids = found.limit, found.key, (name,)
-    do = getattr(lots, verb)
-    keys = [key] if key is not None else [lot.key for lot in lots.lots(name, force=force)]
-    taken = sum(do(name, each, list(ids) or None, force=True) for each in keys)
+    taken = taken_out(lots, verb, name, ids, key, force=force)
     if as_json:
         show_json({"name": name, "tasks": taken})
     else:

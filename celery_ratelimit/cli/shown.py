@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from ..words import clock, length, number_of, plain, seconds_of, unnamed
+
 __all__ = ["Duration", "clock", "length", "number_of", "plain", "show_json", "table_of", "tell", "unnamed"]
-
-#: Seconds until an end that nobody means: a pause that lasts until somebody ends it.
-NO_END = 20 * 365 * 86_400.0
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -27,59 +21,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value)
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            seconds = float(text)
-        elif re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
-            seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
-        else:
-            self.fail(f"{text!r} is no length of time: write 90, 10m or 1h30m", param, ctx)
-        if not 0 < seconds < math.inf:
-            self.fail(f"{text!r} must be more than no time", param, ctx)
-        return seconds
-
-
-def plain(text: Any) -> str:
-    """A text on one line that changes nothing on a terminal, whatever is in it."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in str(text)
-    )
-
-
-def unnamed(limit: Any) -> str:
-    """A limit without its name."""
-    return plain(str(limit).removeprefix(f"{limit.name}: ")) if limit is not None else "?"
-
-
-def length(seconds: float | None) -> str:
-    """A length of time; ``?``: it is not known."""
-    if seconds is None:
-        return "?"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    days, rest = divmod(round(seconds), 86_400)
-    hours, rest = divmod(rest, 3600)
-    minutes, rest = divmod(rest, 60)
-    parts = [
-        f"{number} {unit}" for number, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")) if number
-    ]
-    return " ".join(parts[:2])
-
-
-def number_of(tasks: int) -> str:
-    """So many tasks."""
-    return f"{tasks} task{'' if tasks == 1 else 's'}"
-
-
-def clock(at: float | None, now: float | None = None) -> str:
-    """A time of day; with its date if that is not today."""
-    if at is None:
-        return ""
-    now = time.time() if now is None else now
-    if at - now > NO_END:
-        return "until it is resumed"
-    form = "%H:%M:%S" if time.localtime(at)[:3] == time.localtime(now)[:3] else "%Y-%m-%d %H:%M:%S"
-    return time.strftime(form, time.localtime(at))
+        try:
+            return seconds_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def show_json(value: Any) -> None:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .group import NAMES, app_of, as_json
-from .shown import clock, length, plain, show_json, table_of, tell, unnamed
+from .shown import clock, length, plain, show_json, table_of, tell
 
 if TYPE_CHECKING:
     from ..parking.overview import LimitStatus
 
-__all__ = ["rate_set_by", "status", "top"]
-
-_HEADS = ("LIMIT", "CODE", "STORED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
+__all__ = ["status", "top"]
 
 
 @click.command()
@@ -46,6 +44,7 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
 @click.pass_context
 def top(ctx: click.Context, every: float) -> None:
     """The same as status, live, until Ctrl-C. Wants rich (pip install celery-ratelimit[cli])."""
+    from ..parking.in_words import busiest
     from ..parking.overview import overview
 
     try:
@@ -53,11 +52,9 @@ def top(ctx: click.Context, every: float) -> None:
     except ImportError:
         raise click.ClickException("top needs rich: pip install 'celery-ratelimit[cli]'") from None
     app = app_of(ctx)
-    busiest = ("paused", "backlogged", "at its limit", "active", "idle")
 
     def look() -> Any:
-        found = sorted(overview(app), key=lambda each: (busiest.index(each.state), -each.parked, each.name))
-        return _table(found)
+        return _table(sorted(overview(app), key=busiest))
 
     with Live(look(), auto_refresh=False) as live:
         try:
@@ -68,41 +65,18 @@ def top(ctx: click.Context, every: float) -> None:
             pass
 
 
-def rate_set_by(config: Any) -> str:
-    """The stored limit, and who set it, until when and why; ``""``: none is stored."""
-    if config.stored is None:
-        return ""
-    until = f", until {clock(config.until)}" if config.until else ""
-    reason = f", {config.reason!r}" if config.reason else ""
-    return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}")
-
-
 def _table(found: Sequence[LimitStatus]) -> Any:
-    return table_of(_HEADS, [_row(each) for each in found])
+    from ..parking.in_words import HEADS, row_of
 
-
-def _row(each: LimitStatus) -> tuple[str, ...]:
-    standing, config = each.standing, each.standing.config
-    left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
-    state = f"paused, {clock(each.paused_until)}" if each.state == "paused" else each.state
-    return (
-        plain(each.name),
-        unnamed(config.code) if config.code is not None else "-",
-        rate_set_by(config) or "-",
-        left,
-        "-" if each.by_key else str(standing.waiting),
-        str(each.parked) + ("" if each.attended else " (nobody attends)"),
-        length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
-        "?" if each.queued is None else str(each.queued),
-        length(each.drains_in) if each.drains_in != 0 else "-",
-        state,
-    )
+    return table_of(HEADS, [row_of(each) for each in found])
 
 
 def _lines(each: LimitStatus) -> list[str]:
     """One limit, whole."""
+    from ..parking.in_words import HEADS, row_of
+
     standing, config = each.standing, each.standing.config
-    row = dict(zip(_HEADS, _row(each), strict=True))
+    row = dict(zip(HEADS, row_of(each), strict=True))
     by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
     lots = f" in {each.lots} lots" if each.lots > 1 else ""
     lines = [

@@ -18,6 +18,8 @@ _T = TypeVar("_T")
 
 #: Limits of which one script is told, or asks, and users: it is to take no longer than a few milliseconds.
 _TOLD, _ASKED, _TOTALS = 20, 4, 100
+#: Of many limits at once: no more than so many minutes each.
+MOST_MINUTES = 60
 _USERS = 400
 
 
@@ -30,12 +32,17 @@ def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
         yield from each_of([Question(core.scripts.count, call)])
 
 
-def ask_counts(core: Core, names: Sequence[str], *, totals: bool = False) -> Asks[list[Stats]]:
-    """What was counted, in the order of the names; ``totals``: without the seconds, the minutes and the users."""
+def ask_counts(
+    core: Core, names: Sequence[str], *, totals: bool = False, minutes: int | None = None
+) -> Asks[list[Stats]]:
+    """What was counted, in the order of the names; ``totals``: without the seconds, the minutes and the users;
+    ``minutes``: with so many of the minutes in which something was decided, and without the rest.
+    """
+    which = min(minutes, MOST_MINUTES) if minutes is not None else 0 if totals else -1
     answer: list[Stats] = []
-    for some in _together(core, names, _TOTALS if totals else _ASKED):
+    for some in _together(core, names, _ASKED if which < 0 else _TOTALS):
         keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
-        call = (), len(keys), len(keys) + 1, [bulk(*keys, int(not totals))]
+        call = (), len(keys), len(keys) + 1, [bulk(*keys, which)]
         (reply,) = yield from each_of([Question(core.scripts.counts, call)])
         us, *said = reply
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]

@@ -33,9 +33,10 @@ class StatsVerbs(LiveVerbs):
         return stats
 
     @asked
-    def stats_of(self, names: Iterable[str], *, totals: bool = False) -> Asks[list[Stats]]:
+    def stats_of(self, names: Iterable[str], *, totals: bool = False, minutes: int | None = None) -> Asks[list[Stats]]:
         """The same for many limits at once, known or not, in the order of their names.
 
-        ``totals``: without the seconds, the minutes and the users, which are most of it.
+        ``totals``: without the seconds, the minutes and the users, which are most of it. ``minutes``: with the last so
+        many in which something was decided, 60 at the most, and without the rest.
         """
-        return (yield from ask_counts(self._core, list(names), totals=totals))
+        return (yield from ask_counts(self._core, list(names), totals=totals, minutes=minutes))

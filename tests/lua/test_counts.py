@@ -68,6 +68,9 @@ def test_seconds_and_minutes_are_kept_for_so_long_and_a_step_back_goes_to_the_la
     assert [each.at for each in said.minutes] == [began / 1e6 + 60 * minute for minute in range(4)]
     assert sum(each.started for each in said.minutes) == said.results["acquired"] == 200
     assert (said.used(60), said.used(10)) == (60, 10)
+    (few,) = frozen.stats_of(["api"], minutes=2)
+    assert (few.minutes, few.seconds, few.users) == (said.minutes[-2:], (), ())
+    assert few.results == said.results
     clock.advance(-5)
     tally.started("acquired", [("api", "", 7)], 0.0)
     tell(frozen, tally)

@@ -1,0 +1,123 @@
+"""How limits stand and what was changed of them, in words: the same on the command line and on the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..limiter.history import Change, Stored
+from ..limiter.stored import LimitConfig
+from ..words import NO_END, clock, length, plain, unnamed
+from .overview import LimitStatus
+
+__all__ = [
+    "HEADS",
+    "HISTORY_HEADS",
+    "PARKED_HEADS",
+    "busiest",
+    "history_rows",
+    "in_force_now",
+    "parked_row",
+    "rate_set_by",
+    "row_of",
+]
+
+#: What is shown of each limit.
+HEADS = ("LIMIT", "CODE", "STORED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
+#: What is shown of each change.
+HISTORY_HEADS = ("WHEN", "WHO", "WHAT", "KEY", "BEFORE", "AFTER", "REASON")
+
+#: What is shown of each parked task.
+PARKED_HEADS = ("PLACE", "KEY", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN")
+
+_STATES = ("paused", "backlogged", "at its limit", "active", "idle")
+
+
+def busiest(each: LimitStatus) -> tuple[int, int, str]:
+    """What to sort by, so that those come first that somebody should look at."""
+    return _STATES.index(each.state), -each.parked, each.name
+
+
+def rate_set_by(config: LimitConfig) -> str:
+    """The stored limit, and who set it, until when and why; ``""``: none is stored."""
+    if config.stored is None:
+        return ""
+    until = f", until {clock(config.until)}" if config.until else ""
+    reason = f", {config.reason!r}" if config.reason else ""
+    return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}")
+
+
+def row_of(each: LimitStatus) -> tuple[str, ...]:
+    """As :data:`HEADS` says."""
+    standing, config = each.standing, each.standing.config
+    left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
+    state = f"paused, {clock(each.paused_until)}" if each.state == "paused" else each.state
+    return (
+        plain(each.name),
+        unnamed(config.code) if config.code is not None else "-",
+        rate_set_by(config) or "-",
+        left,
+        "-" if each.by_key else str(standing.waiting),
+        str(each.parked) + ("" if each.attended else " (nobody attends)"),
+        length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
+        "?" if each.queued is None else str(each.queued),
+        length(each.drains_in) if each.drains_in != 0 else "-",
+        state,
+    )
+
+
+def in_force_now(config: LimitConfig) -> str:
+    """What is in force for a limit, and who has said so."""
+    rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
+    if not config.paused:
+        return rate
+    end = "until it is resumed" if config.paused > NO_END else f"until {clock(time.time() + config.paused)}"
+    return f"{rate}, paused {end}"
+
+
+def history_rows(found: Sequence[Change]) -> list[tuple[str, ...]]:
+    """A row a change; and one for what was changed between two of them by a version that notes nothing."""
+    rows, last = [], dict[str, Any]()
+    for each in found:
+        if each.verb != "reset":
+            before = last.get(each.key)
+            has_ended = before is not None and before.until is not None and before.until <= each.at
+            if before is not None and not has_ended and before.shown != each.before.shown:
+                shown = ("?", "?", "?", each.key, before.shown or "code", each.before.shown or "code")
+                rows.append((*[plain(part) or "-" for part in shown], "an older version made this change"))
+            last[each.key] = each.after
+        rows.append(_changed(each))
+    return rows
+
+
+def _changed(each: Change) -> tuple[str, ...]:
+    before, after = (
+        ("", "") if each.verb == "reset" else (_in_store(each.before, each.at), _in_store(each.after, each.at))
+    )
+    shown = (clock(each.at), each.by, each.verb, each.key, before, after, each.reason)
+    return tuple(plain(part) or "-" for part in shown)
+
+
+def _in_store(stored: Stored, now: float) -> str:
+    rate = stored.shown or "code"
+    until = f" until {clock(stored.until)}" if stored.until else ""
+    if not stored.paused_until:
+        return rate + until
+    no_end = stored.paused_until - now > NO_END
+    return f"{rate}{until}, paused {'until it is resumed' if no_end else 'until ' + clock(stored.paused_until)}"
+
+
+def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
+    """A parked task, as :func:`~celery_ratelimit.parking.by_hand.parked_page` tells of it."""
+    task, turn = row["task"], row["turn"]
+    wait = length(max(0.0, turn - row["now"])) if turn is not None else "?"
+    return (
+        str(row["place"]),
+        plain(row["key"]) or "-",
+        plain(task.id),
+        plain(task.task),
+        plain(task.queue),
+        clock(task.since),
+        wait,
+    )

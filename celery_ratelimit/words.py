@@ -1,0 +1,75 @@
+"""How values are said to people: names that may hold anything, lengths of time, times of day."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import Any
+
+__all__ = ["NO_END", "clock", "length", "number_of", "plain", "seconds_of", "unnamed"]
+
+#: Seconds until an end that nobody means: a pause that lasts until somebody ends it.
+NO_END = 20 * 365 * 86_400.0
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def seconds_of(text: str) -> float:
+    """A length of time that somebody has written: ``90``, ``10m``, ``1h30m``; in seconds.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        seconds = float(text)
+    elif re.fullmatch(r"([0-9]+(\.[0-9]+)?[smhd])+", text):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
+    else:
+        raise ValueError(f"{text!r} is no length of time: write 90, 10m or 1h30m")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{text!r} must be more than no time")
+    return seconds
+
+
+def plain(text: Any) -> str:
+    """A text on one line that changes nothing on a terminal, whatever is in it."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in str(text)
+    )
+
+
+def unnamed(limit: Any) -> str:
+    """A limit without its name."""
+    return plain(str(limit).removeprefix(f"{limit.name}: ")) if limit is not None else "?"
+
+
+def length(seconds: float | None) -> str:
+    """A length of time; ``?``: it is not known."""
+    if seconds is None:
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    days, rest = divmod(round(seconds), 86_400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = [
+        f"{number} {unit}" for number, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")) if number
+    ]
+    return " ".join(parts[:2])
+
+
+def number_of(tasks: int) -> str:
+    """So many tasks."""
+    return f"{tasks} task{'' if tasks == 1 else 's'}"
+
+
+def clock(at: float | None, now: float | None = None) -> str:
+    """A time of day; with its date if that is not today."""
+    if at is None:
+        return ""
+    now = time.time() if now is None else now
+    if at - now > NO_END:
+        return "until it is resumed"
+    form = "%H:%M:%S" if time.localtime(at)[:3] == time.localtime(now)[:3] else "%Y-%m-%d %H:%M:%S"
+    return time.strftime(form, time.localtime(at))
