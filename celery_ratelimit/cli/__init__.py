@@ -15,10 +15,11 @@ from .group import Commands
 from .lots import lot_commands
 from .status import status, top
 from .watch import watch
+from .web import web
 from .weights import weight
 
 __all__ = ["ratelimit"]
 
 ratelimit = Commands("ratelimit", help="Rate limits of the whole fleet: look at them, and change them while it runs.")
-for command in (status, top, watch, *change_commands, weight, *lot_commands, check, metrics):
+for command in (status, top, watch, *change_commands, weight, *lot_commands, check, metrics, web):
     ratelimit.add_command(command)

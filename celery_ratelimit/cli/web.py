@@ -1,0 +1,48 @@
+"""``web``: the page."""
+
+from __future__ import annotations
+
+import click
+
+from .group import app_of
+
+__all__ = ["web"]
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; elsewhere only with a token.")
+@click.option("--port", type=click.IntRange(0, 65535), default=5556, show_default=True)
+@click.option(
+    "--token",
+    envvar="CELERY_RATELIMIT_WEB_TOKEN",
+    show_envvar=True,
+    default="",
+    help="What people have to say to see anything. (Others on this machine see what a command is given.)",
+)
+@click.option("--allow-changes", is_flag=True, help="Limits can be changed on the page.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, help="A name under which it is reached, as by a proxy.")
+@click.pass_context
+def web(
+    ctx: click.Context, host: str, port: int, token: str, allow_changes: bool, allowed_hosts: tuple[str, ...]
+) -> None:
+    """Serve a page that shows how the limits stand, live. Needs celery-ratelimit[web]."""
+    from ..app.settings import settings_of
+    from ..store.url_text import without_password
+
+    app = app_of(ctx)
+    try:
+        from ..web.options import Options
+        from ..web.server import listening, serve
+    except ImportError as error:
+        raise click.ClickException(
+            f"what the page needs is missing ({error}): pip install 'celery-ratelimit[web]'"
+        ) from None
+    store = f"the store at {without_password(settings_of(app).url)}"
+    options = Options(host, token, allow_changes, frozenset(allowed_hosts), store)
+    try:
+        at = listening(host, port)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen at {host}:{port}: {error}") from None
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"http://{shown}:{at.getsockname()[1]}/" + ("" if allow_changes else " (nothing can be changed there)"))
+    serve(app, options, at)

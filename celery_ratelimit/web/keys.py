@@ -1,0 +1,68 @@
+"""Who has shown the token: sessions, and the tokens of forms. Nothing is kept: each is signed by this process alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from http.cookies import CookieError, SimpleCookie
+
+__all__ = ["COOKIE", "LASTS", "Keys"]
+
+#: The cookie that holds a session, and the seconds for which it is good.
+COOKIE, LASTS = "celery_ratelimit_session", 12 * 3600
+
+
+class Keys:
+    """Tells who may look, and which forms are our own.
+
+    A session is the time at which it ends, signed: the token itself is never in a cookie, which other servers of the
+    same machine may see. When this process ends, so do all sessions.
+
+    Args:
+        token: what people have to say; ``""``: nothing.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+        self._secret = secrets.token_bytes(32)
+
+    def is_token(self, said: str) -> bool:
+        """Whether it is the token; takes as long for whatever is said."""
+        return bool(self._token) and hmac.compare_digest(said.encode(errors="replace"), self._token)
+
+    def open_session(self) -> str:
+        """The value of a cookie for who has said the token."""
+        ends = str(int(time.time()) + LASTS)
+        return f"{ends}.{self._sign('session', ends)}"
+
+    def who(self, authorization: str, cookie: str) -> str | None:
+        """Under what a request comes: a session, ``"bearer"``, ``"anybody"`` where there is no token; ``None``: no."""
+        if not self._token:
+            return "anybody"
+        scheme, _, said = authorization.partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(said.strip()):
+            return "bearer"
+        session = _session_in(cookie)
+        ends, _, signature = session.partition(".")
+        is_ours = hmac.compare_digest(signature.encode(), self._sign("session", ends).encode())
+        return session if is_ours and ends.isdecimal() and int(ends) > time.time() else None
+
+    def form_token(self, who: str) -> str:
+        """What a form of ours has in it, for who has been given the page."""
+        return self._sign("form", who)
+
+    def is_form_token(self, said: str, who: str) -> bool:
+        return hmac.compare_digest(said.encode(errors="replace"), self.form_token(who).encode())
+
+    def _sign(self, what: str, text: str) -> str:
+        return hmac.new(self._secret, f"{what}:{text}".encode(errors="replace"), hashlib.sha256).hexdigest()
+
+
+def _session_in(cookie: str) -> str:
+    try:
+        found = SimpleCookie(cookie).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""

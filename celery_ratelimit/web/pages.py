@@ -1,0 +1,188 @@
+"""The pages, and what they ask for. Whoever comes here has passed the door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from ..errors import ConfigurationError, RateLimitError, StoreUnavailable
+from .guard import MOST_BYTES
+from .keys import COOKIE, LASTS, Keys
+from .looks import Looks
+from .names import fields_of, queries_of
+from .options import Options
+from .poller import MOST_VIEWERS, Poller
+from .stream import Stream
+from .table import MINUTES
+
+__all__ = ["Pages"]
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+class Pages:
+    """What the addresses lead to.
+
+    Args:
+        looks: what there is to be seen.
+        poller: looks for all browsers.
+        options: how it is served.
+        keys: tells who may look.
+    """
+
+    def __init__(self, looks: Looks, poller: Poller, options: Options, keys: Keys) -> None:
+        self._looks, self._poller, self._options, self._keys = looks, poller, options, keys
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("celery_ratelimit.web"), autoescape=True, undefined=jinja2.StrictUndefined
+        )
+        # In memory: no path that anybody asks for ever becomes that of a file.
+        folder = resources.files("celery_ratelimit.web").joinpath("static")
+        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/", self.table, methods=["GET"]),
+            Route("/limit", self.limit, methods=["GET"]),
+            Route("/events", self.events, methods=["GET"]),
+            Route("/static/{name}", self.static, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+        ]
+        if self._options.token:
+            routes += [
+                Route("/login", self.login, methods=["GET"]),
+                Route("/login", self.log_in, methods=["POST"]),
+                Route("/logout", self.log_out, methods=["POST"]),
+            ]
+        errors: Mapping[Any, Any] = {
+            HTTPException: _http_error,
+            RateLimitError: self._trouble,
+            Exception: _unforeseen,
+        }
+        return Starlette(routes=routes, exception_handlers=errors)
+
+    # -- Pages -----------------------------------------------------------------------------------------------------
+
+    async def table(self, request: Request) -> Response:
+        return self._page(request, "table.html", minutes=MINUTES)
+
+    async def limit(self, request: Request) -> Response:
+        name = await self._known(request, "name")
+        return self._page(request, "limit.html", name=name)
+
+    async def login(self, request: Request) -> Response:
+        if request.scope["who"] is not None:
+            return RedirectResponse("/", 303)
+        return self._page(request, "login.html", next=_own(_asked(request).get("next", "")))
+
+    async def log_in(self, request: Request) -> Response:
+        said = await self._form(request)
+        if not self._keys.is_token(said.get("token", "")):
+            return JSONResponse({"error": "That is not the token that this server was started with."}, 403)
+        answer = JSONResponse({"next": _own(said.get("next", ""))})
+        is_tls = request.headers.get("origin", "").startswith("https:")
+        answer.set_cookie(
+            COOKIE, self._keys.open_session(), LASTS, path="/", secure=is_tls, httponly=True, samesite="strict"
+        )
+        return answer
+
+    async def log_out(self, request: Request) -> Response:
+        await self._form(request)
+        answer = JSONResponse({"next": "/login"})
+        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        return answer
+
+    # -- What they ask for -----------------------------------------------------------------------------------------
+
+    async def events(self, request: Request) -> Any:
+        asked = _asked(request)
+        name = await self._known(request, "limit") if "limit" in asked else ""
+        if self._poller.viewers >= MOST_VIEWERS:
+            raise HTTPException(503, f"{MOST_VIEWERS} pages are open already")
+        return Stream(self._poller.events(name))
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._files:
+            raise HTTPException(404, "there is no such file")
+        return Response(self._files[name], media_type=_TYPES[name.rpartition(".")[2]])
+
+    async def metrics(self, request: Request) -> Response:
+        try:
+            text = await run_in_threadpool(self._looks.metrics)
+        except ConfigurationError as error:  # what it needs is not installed
+            raise HTTPException(404, str(error)) from None
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # -- How -------------------------------------------------------------------------------------------------------
+
+    def _page(self, request: Request, template: str, **values: Any) -> Response:
+        said = {
+            "form_token": self._keys.form_token(request.scope["who"] or ""),
+            "allow_changes": self._options.allow_changes,
+            "has_session": bool(self._options.token) and request.scope["who"] not in (None, "bearer"),
+            "store": self._options.store,
+            **values,
+        }
+        return HTMLResponse(self._templates.get_template(template).render(said))
+
+    async def _known(self, request: Request, query: str) -> str:
+        """The limit that is asked for."""
+        name = _asked(request).get(query, "")
+        if not await run_in_threadpool(self._looks.knows, name):
+            raise HTTPException(404, "nobody knows a limit of that name")
+        return name
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """What was sent by a form of ours."""
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+            raise HTTPException(415, "a form is sent as application/x-www-form-urlencoded")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise HTTPException(413, f"more than {MOST_BYTES} bytes")
+        said = _read(lambda: fields_of(body))
+        if not self._keys.is_form_token(said.pop("form_token", ""), request.scope["who"] or ""):
+            raise HTTPException(403, "the page is older than this server: load it again")
+        return said
+
+    async def _trouble(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, StoreUnavailable):
+            said = f"{self._options.store} does not answer: {error.__cause__ or error}"
+            return JSONResponse({"error": said}, 503)
+        return JSONResponse({"error": str(error)}, 400)
+
+
+def _asked(request: Request) -> dict[str, str]:
+    return _read(lambda: queries_of(request.scope))
+
+
+def _read(read: Callable[[], dict[str, str]]) -> dict[str, str]:
+    try:
+        return read()
+    except ValueError:
+        raise HTTPException(400, "that is no text") from None
+
+
+def _own(path: str) -> str:
+    """A path of this server's, whatever somebody has put into a link."""
+    is_ours = path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable() and path.isascii()
+    return path if is_ours else "/"
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("this went wrong: see the log of this server\n", 500)

@@ -1,0 +1,70 @@
+"""The page's server: one process, which keeps nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from types import FrameType
+
+import uvicorn
+from celery import Celery
+from starlette.types import ASGIApp
+
+from .guard import Guard
+from .keys import Keys
+from .looks import Looks
+from .options import Options
+from .pages import Pages
+from .poller import Poller
+
+__all__ = ["listening", "made", "serve"]
+
+
+def made(app: Celery, options: Options) -> tuple[ASGIApp, Poller]:
+    """What serves the limits of ``app``, and what looks at them."""
+    looks, keys = Looks(app), Keys(options.token)
+    poller = Poller(looks.at, options.store)
+    return Guard(Pages(looks, poller, options, keys).app(), options, keys), poller
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at that address. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)
+
+
+def serve(app: Celery, options: Options, at: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    asgi, poller = made(app, options)
+    config = uvicorn.Config(
+        asgi,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,  # a name that a proxy is told is no proof of anything here
+        timeout_graceful_shutdown=3,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        _Server(config, poller).run(sockets=[at])
+
+
+class _Server(uvicorn.Server):
+    """Sends those away who listen for events when it ends: it would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, poller: Poller) -> None:
+        super().__init__(config)
+        self._poller = poller
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._poller.close)

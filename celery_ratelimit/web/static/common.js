@@ -1,0 +1,81 @@
+// What all pages have in common. Whatever comes from the server becomes text, never markup.
+
+export const SVG = "http://www.w3.org/2000/svg";
+
+/** An element with attributes and children; a text is a text. */
+export function make(tag, attributes = {}, ...children) {
+  const element = tag.startsWith("svg:") ? document.createElementNS(SVG, tag.slice(4)) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Write a text, if it is another one: what somebody has selected stays selected. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+const trouble = document.getElementById("trouble");
+
+export function complain(text) {
+  trouble.hidden = !text;
+  say(trouble, text || "");
+}
+
+/** Listen for what is to be shown. `show` gets all parts, and the names of those that have changed. */
+export function listen(address, show) {
+  const source = new EventSource(address);
+  let parts = new Map();
+  let at = "";
+  source.onmessage = (event) => {
+    const said = JSON.parse(event.data);
+    if (said.trouble) {
+      complain(`${said.trouble}.${at ? ` What is shown is of ${at}.` : ""}`);
+      return;
+    }
+    complain("");
+    if (said.whole) parts = new Map();
+    for (const name of said.gone) parts.delete(name);
+    for (const [name, part] of Object.entries(said.parts)) parts.set(name, part);
+    at = said.at;
+    say(document.getElementById("at"), at);
+    show(parts, Object.keys(said.parts), said.whole || said.gone.length > 0);
+  };
+  source.onerror = () => {
+    complain(`The server of this page does not answer.${at ? ` What is shown is of ${at}.` : ""}`);
+    if (source.readyState === EventSource.CLOSED) whether();
+  };
+  // A server that has come back may want the token again.
+  async function whether() {
+    const answer = await fetch(location.href, { method: "HEAD", redirect: "manual" }).catch(() => null);
+    if (answer === null || answer.status >= 500) setTimeout(whether, 2000);
+    else location.reload();
+  }
+}
+
+/** Send a form of ours, with the token that proves it. Returns what the server says. */
+export async function post(address, fields) {
+  const body = new URLSearchParams(fields);
+  body.set("form_token", document.body.dataset.formToken);
+  let answer;
+  try {
+    answer = await fetch(address, { method: "POST", body, redirect: "error" });
+  } catch {
+    return { error: "The server of this page does not answer." };
+  }
+  const text = await answer.text();
+  try {
+    return JSON.parse(text);
+  } catch {
+    return { error: text };
+  }
+}
+
+document.getElementById("logout")?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const said = await post("/logout", {});
+  if (said.error) complain(said.error);
+  else location.assign(said.next);
+});

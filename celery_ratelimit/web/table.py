@@ -1,0 +1,94 @@
+"""What the first page shows: a row for each limit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+
+from ..app.state import limiter_of
+from ..counts.figures import Moment, Stats
+from ..limits.concurrency import Concurrency
+from ..parking.in_words import HEADS, busiest, row_of
+from ..parking.overview import LimitStatus, overview
+from ..words import number_of
+from .names import address_of
+
+__all__ = ["MINUTES", "row_for", "table", "used_of"]
+
+#: Minutes that a sparkline shows.
+MINUTES = 30
+#: What a row says that its sparkline and its state do not.
+_COLUMNS = tuple(head.lower() for head in HEADS)
+
+
+def table(app: Celery) -> Mapping[str, Any]:
+    """The parts of the page: each limit by its name, and all of them in a sentence."""
+    found = sorted(overview(app), key=busiest)
+    stats = limiter_of(app).stats_of([each.name for each in found], minutes=MINUTES)
+    rows = {f"limit {each.name}": row_for(each, told) for each, told in zip(found, stats, strict=True)}
+    return {"sentence": _sentence(found), **rows}
+
+
+def row_for(each: LimitStatus, stats: Stats) -> dict[str, Any]:
+    """One limit, as the command line says it; and how much of it is used."""
+    used, share = used_of(each, stats)
+    return {
+        **dict(zip(_COLUMNS, row_of(each), strict=True)),
+        "address": address_of(each.name),
+        "word": each.state,
+        "rank": busiest(each)[0],
+        "used": used,
+        "share": share,
+        "spark": _spark(each, stats),
+        "attended": each.attended,
+    }
+
+
+def used_of(each: LimitStatus, stats: Stats) -> tuple[str, int | None]:
+    """How much was used within the last minute, in words, and in per cent; ``None``: that is not known."""
+    in_force = each.standing.config.in_force
+    if isinstance(in_force, Concurrency):
+        if each.remaining is None:
+            return "?", None
+        held = max(0, each.standing.size - each.remaining)
+        return f"{held} of {each.standing.size}", round(100 * held / max(1, each.standing.size))
+    permits = _last_minute(stats.minutes, stats.at)
+    most = _a_minute(each)
+    if most is None:
+        return f"{permits:.0f} a minute", None
+    share = round(100 * permits / most)
+    return f"{share} %", share
+
+
+def _spark(each: LimitStatus, stats: Stats) -> list[int]:
+    """Permits of the last minutes, in per cent of the limit, or of the most; the last: of the last 60 seconds."""
+    now = int(stats.at // 60 * 60)
+    by_minute = {moment.at: moment.permits for moment in stats.minutes}
+    values: list[float] = [by_minute.get(float(now - 60 * ago), 0) for ago in range(MINUTES - 1, 0, -1)]
+    values.append(_last_minute(stats.minutes, stats.at))
+    most = _a_minute(each) or max(values)
+    return [min(100, round(100 * value / most)) if most else 0 for value in values]
+
+
+def _last_minute(minutes: Sequence[Moment], at: float) -> float:
+    """Permits of the last sixty seconds, about: this minute's, and the part of the one before that they reach into."""
+    now = at // 60 * 60
+    by_minute = {moment.at: moment.permits for moment in minutes[-2:]}
+    return by_minute.get(now, 0) + by_minute.get(now - 60, 0) * (1 - (at - now) / 60)
+
+
+def _a_minute(each: LimitStatus) -> float | None:
+    """Permits that the limit has in a minute; ``None``: it has as many for each key, or it is one of places."""
+    interval = each.standing.interval
+    return None if each.by_key or not interval else 60 / interval
+
+
+def _sentence(found: Sequence[LimitStatus]) -> str:
+    states = Counter(each.state for each in found)
+    said = [f"{number} {state}" for state, number in states.items() if state != "idle"]
+    parked = sum(each.parked for each in found)
+    limits = f"{len(found)} limit{'' if len(found) == 1 else 's'}"
+    return ", ".join([limits, *said, *([f"{number_of(parked)} parked"] if parked else [])])

@@ -1,0 +1,188 @@
+"""What the page shows: one look for all who look, what has changed, and what the store has to do for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from celery_ratelimit.web.looks import Looks
+from tests.conftest import PATIENT
+from tests.fleet_of import until
+from tests.integration.test_command_line import make_app, park
+from tests.web.server import TOKEN, Server, page_of
+
+
+def app_on(server: EmbeddedServer) -> Celery:
+    return make_app(server.url)
+
+
+def counted(limiter: Limiter) -> None:
+    assert limiter._counting is not None
+    limiter._counting.send()
+
+
+def test_a_row_says_what_status_says(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = app_on(server)
+    limiter = Limiter.from_app(app)
+    limiter.set_rate("stripe", "60/m", by="ann", reason="slow upstream")
+    for _ in range(5):
+        limiter.acquire("stripe")
+    limiter.pause("tenant", 60)
+    place = limiter.acquire("gpu")
+    counted(limiter)
+    park(app, "stripe", 40, cost=2)
+    parts = Looks(app).at("")
+    stripe, gpu, tenant = parts["limit stripe"], parts["limit gpu"], parts["limit tenant"]
+    assert parts["sentence"] == "4 limits, 1 paused, 1 backlogged, 1 active, 40 tasks parked"
+    assert (stripe["limit"], stripe["code"], stripe["parked"], stripe["word"]) == (
+        "stripe",
+        "100/s, burst 5",
+        "40 (nobody attends)",
+        "backlogged",
+    )
+    assert stripe["stored"].startswith("60/m, burst 5 by ann ")
+    assert stripe["stored"].endswith("'slow upstream'")
+    assert 1 <= stripe["share"] <= 8, "five of sixty, within a minute"
+    assert (stripe["used"], stripe["spark"][-1]) == (f"{stripe['share']} %", stripe["share"])
+    assert (gpu["used"], gpu["share"]) == ("1 of 4", 25)
+    assert (tenant["left"], tenant["used"], tenant["word"]) == ("by key", "0 a minute", "paused")
+    ranks = [parts[f"limit {name}"]["rank"] for name in ("tenant", "stripe", "gpu", "e\nmails")]
+    assert ranks == sorted(ranks)
+    limiter.release(place)
+
+
+def test_a_change_is_heard_of_and_nothing_else_is_sent(read_only: Server, limiter: Limiter) -> None:
+    with read_only.listening("/events") as events:
+        first = next(events)
+        assert first["whole"]
+        assert first["parts"]["limit stripe"]["word"] == "idle"
+        limiter.pause("stripe", 600, force=True)
+        while not (said := next(events))["parts"]:
+            assert not said["whole"]
+        assert set(said["parts"]) == {"sentence", "limit stripe"}
+        assert said["parts"]["limit stripe"]["word"] == "paused"
+
+
+def commands(store: redis.Redis) -> int:
+    return int(store.info("stats")["total_commands_processed"])
+
+
+def test_one_look_for_all_browsers_and_none_for_nobody(read_only: Server, store: redis.Redis) -> None:
+    """By looks, not by time: what each browser is told comes from the same ones."""
+    with contextlib.ExitStack() as stack:
+        several = [stack.enter_context(read_only.listening("/events")) for _ in range(8)]
+        assert all(next(events)["whole"] for events in several)
+        store.config_resetstat()
+        for _ in range(3):
+            for events in several:
+                next(events)
+        asked = store.info("commandstats")["cmdstat_evalsha"]["calls"]
+        assert 4 <= asked <= 4 * 6, "some scripts a look, three looks or four"
+    until(lambda: is_silent(store), 20, "a server that asks nothing")
+
+
+def is_silent(store: redis.Redis) -> bool:
+    """Whether nobody asks for as long as two looks are apart."""
+    store.config_resetstat()
+    with contextlib.suppress(redis.TimeoutError):
+        store.execute_command("BLPOP", "nothing", 4.5)
+    return "cmdstat_evalsha" not in store.info("commandstats")
+
+
+def test_a_store_that_is_lost_is_said_and_seen_when_it_is_back(server: EmbeddedServer) -> None:
+    with (
+        embedded_server(persist=True) as limits,
+        page_of(server.url, TEST_STORE=limits.url) as page,
+        page.listening("/events") as events,
+    ):
+        assert next(events)["whole"]
+        limits.kill()
+        said: dict[str, Any] = {}
+        while "trouble" not in said:
+            said = next(events)
+        assert said["trouble"].startswith(f"the store at redis://127.0.0.1:{limits.port}/0 does not answer: ")
+        assert page.get("/").status == 200
+        assert page.get("/limit?name=stripe").status == 200
+        assert "celery_ratelimit_up 0.0" in page.get("/metrics").text
+        limits.start()
+        while "trouble" in said:
+            said = next(events)
+        assert said["whole"]
+        assert said["parts"]["limit stripe"]["word"] == "idle"
+        assert len(page.said) == 1, "no stack traces"
+
+
+def test_metrics_are_those_of_the_command(read_only: Server) -> None:
+    answer = read_only.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'celery_ratelimit_rate{limit="stripe",source="code"} 100.0' in answer.text
+
+
+def test_without_prometheus_there_are_no_metrics(server: EmbeddedServer, tmp_path: Any) -> None:
+    (tmp_path / "prometheus_client.py").write_text("raise ImportError('not here')\n")
+    with page_of(server.url, PYTHONPATH=f"{tmp_path}:.") as page:
+        answer = page.get("/metrics")
+        assert (answer.status, answer.headers["content-type"]) == (404, "text/plain; charset=utf-8")
+        assert "pip install 'celery-ratelimit[prometheus]'" in answer.text
+        assert page.get("/").status == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0"], "give a token"),
+        (["--host", "0.0.0.0", "--token", "short"], "at least 16 characters"),
+        (["--host", "203.0.113.9", "--token", TOKEN], "cannot listen at 203.0.113.9:0"),
+        (["--allowed-host", "http://x"], "no name of a host"),
+    ],
+)
+def test_what_it_does_not_start_with(server: EmbeddedServer, options: list[str], said: str) -> None:
+    with pytest.raises(AssertionError, match=said), page_of(server.url, *options):
+        pass
+
+
+def test_elsewhere_it_starts_with_a_token(server: EmbeddedServer) -> None:
+    with page_of(server.url, "--host", "0.0.0.0", "--token", TOKEN) as page:
+        assert page.get("/", Host="any.example").status == 303
+        assert page.get("/", Host="any.example", Authorization=f"Bearer {TOKEN}").status == 200
+
+
+def test_nobody_waits_at_the_end(server: EmbeddedServer) -> None:
+    """Who listens is sent away: the process ends by itself, which ``page_of`` waits for."""
+    with page_of(server.url) as page:
+        with page.listening("/events") as events:
+            next(events)
+            page.process.terminate()
+            assert list(events) is not None
+        page.process.wait(60)
+
+
+def test_many_limits_are_read_by_few_commands(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = app_on(server)
+    app.conf.ratelimit_queues = {f"q{n}": Limit("1/h", name=f"limit{n}") for n in range(100)}
+    looks = Looks(app)
+    looks.at("")
+    store.config_resetstat()
+    parts = looks.at("")
+    assert len(parts) == 1 + 103
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + 3 + 2, "seen, parked; forty, a hundred a step"
+    assert len(json.dumps(parts)) < 104 * 700
+
+
+def test_a_user_of_the_store_with_the_least_rights_is_enough(server: EmbeddedServer, store: redis.Redis) -> None:
+    from tests.integration.test_stores import rights
+
+    store.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">secret", *rights())
+    try:
+        app = app_on(server)
+        app.conf.ratelimit_url = server.url.replace("redis://", "redis://operator:secret@") + PATIENT
+        assert "limit stripe" in Looks(app).at("")
+    finally:
+        store.execute_command("ACL", "DELUSER", "operator")
