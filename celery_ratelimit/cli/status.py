@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .group import NAMES, app_of, as_json
-from .shown import clock, length, plain, show_json, table_of, tell
+from .shown import plain, show_json, table_of, tell
 
 if TYPE_CHECKING:
     from ..parking.overview import LimitStatus
@@ -73,27 +73,9 @@ def _table(found: Sequence[LimitStatus]) -> Any:
 
 def _lines(each: LimitStatus) -> list[str]:
     """One limit, whole."""
-    from ..parking.in_words import HEADS, row_of
+    from ..parking.in_words import facts_of
 
-    standing, config = each.standing, each.standing.config
-    row = dict(zip(HEADS, row_of(each), strict=True))
-    by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
-    lots = f" in {each.lots} lots" if each.lots > 1 else ""
-    lines = [
-        f"{row['LIMIT']}: {each.state}",
-        f"  in the code     {row['CODE']}{plain(by_key)}",
-        f"  stored          {row['STORED']}",
-        f"  left of it      {row['LEFT']}" + ("" if each.by_key else f", full in {length(standing.reset_after)}"),
-        f"  have a slot     {row['WAITING']}",
-        f"  parked          {row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else ""),
-        f"  in queues       {row['QUEUED']}" + (f" ({plain(', '.join(each.queues))})" if each.queues else ""),
-        f"  drains in       {row['DRAINS IN']}",
-    ]
-    if each.paused_until is not None:
-        lines.append(f"  paused until    {clock(each.paused_until)}")
-    if each.tasks:
-        lines.append(f"  for the tasks   {plain(', '.join(each.tasks))}")
-    return lines
+    return [f"{plain(each.name)}: {each.state}", *[f"  {what:<15} {said}" for what, said in facts_of(each)]]
 
 
 def _data(each: LimitStatus) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import time
+
 import click
 
 from .group import app_of
@@ -28,6 +30,7 @@ def web(
     """Serve a page that shows how the limits stand, live. Needs celery-ratelimit[web]."""
     from ..app.settings import settings_of
     from ..store.url_text import without_password
+    from ..words import clock
 
     app = app_of(ctx)
     try:
@@ -45,4 +48,4 @@ def web(
         raise click.ClickException(f"cannot listen at {host}:{port}: {error}") from None
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"http://{shown}:{at.getsockname()[1]}/" + ("" if allow_changes else " (nothing can be changed there)"))
-    serve(app, options, at)
+    serve(app, options, at, lambda line: click.echo(f"{clock(time())} {line}"))

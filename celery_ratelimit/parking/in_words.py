@@ -16,6 +16,7 @@ __all__ = [
     "HISTORY_HEADS",
     "PARKED_HEADS",
     "busiest",
+    "facts_of",
     "history_rows",
     "in_force_now",
     "parked_row",
@@ -65,6 +66,28 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         length(each.drains_in) if each.drains_in != 0 else "-",
         state,
     )
+
+
+def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
+    """One limit, whole: what, and what of it."""
+    standing, config = each.standing, each.standing.config
+    row = dict(zip(HEADS, row_of(each), strict=True))
+    by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
+    lots = f" in {each.lots} lots" if each.lots > 1 else ""
+    facts = [
+        ("in the code", f"{row['CODE']}{plain(by_key)}"),
+        ("stored", row["STORED"]),
+        ("left of it", row["LEFT"] + ("" if each.by_key else f", full in {length(standing.reset_after)}")),
+        ("have a slot", row["WAITING"]),
+        ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
+        ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
+        ("drains in", row["DRAINS IN"]),
+    ]
+    if each.paused_until is not None:
+        facts.append(("paused until", clock(each.paused_until)))
+    if each.tasks:
+        facts.append(("for the tasks", plain(", ".join(each.tasks))))
+    return facts
 
 
 def in_force_now(config: LimitConfig) -> str:

@@ -11,13 +11,17 @@ from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..errors import ConfigurationError, StoreUnavailable
+from ..parking.lots import ParkingLots
+from ..words import plain
+from .changes import change
+from .one import limit, parked
 from .table import table
 
 __all__ = ["Looks"]
 
 
 class Looks:
-    """Looks at an app's limits.
+    """Looks at an app's limits, and changes them.
 
     Args:
         app: the app; its tasks have to be imported.
@@ -25,12 +29,12 @@ class Looks:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._names: set[str] = {*settings_of(app).quotas, *limits_of_app(app)}
+        self._known: set[str] = {*settings_of(app).quotas, *limits_of_app(app)}
         self._registry: Any = None
 
     def knows(self, name: str) -> bool:
         """Whether there is a limit of that name. While the store does not answer any may be one."""
-        if name in self._names:
+        if name in self._known:
             return True
         if not name:
             return False
@@ -44,9 +48,24 @@ class Looks:
 
     def at(self, name: str) -> Mapping[str, Any]:
         """All limits (``""``), or one: what :class:`~celery_ratelimit.web.poller.Poller` is to show."""
+        if name:
+            return limit(self._app, name)
         parts = table(self._app)
-        self._names.update(part.partition(" ")[2] for part in parts if part.startswith("limit "))
+        self._known.update(part.partition(" ")[2] for part in parts if part.startswith("limit "))
         return parts
+
+    def parked(self, name: str, key: str | None, page: int) -> dict[str, Any]:
+        """Tasks that are parked for a limit."""
+        return parked(self._app, name, key, page)
+
+    def explain(self, id: str) -> tuple[str, str]:
+        """Where a task is, as the command line says it; and the limit that it waits for, ``""``: none."""
+        found = ParkingLots(self._app).explain(id)
+        return "\n".join(plain(line) for line in str(found).splitlines()), found.limit
+
+    def change(self, name: str, fields: Mapping[str, str]) -> tuple[str, str]:
+        """See :func:`~celery_ratelimit.web.changes.change`."""
+        return change(self._app, name, fields)
 
     def metrics(self) -> bytes:
         """The same as ``ratelimit metrics`` serves.

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, quote
 
 from starlette.types import Scope
 
-__all__ = ["address_of", "fields_of", "queries_of"]
+__all__ = ["address_of", "fields_of", "queries_of", "quoted"]
 
 
 def address_of(name: str) -> str:
@@ -15,6 +15,7 @@ def address_of(name: str) -> str:
 
 
 def quoted(text: str) -> str:
+    """A text behind the question mark."""
     return quote(text, safe="", errors="surrogatepass")
 
 

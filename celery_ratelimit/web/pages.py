@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
@@ -15,10 +16,12 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from ..errors import ConfigurationError, RateLimitError, StoreUnavailable
+from ..words import plain
+from .charts import RANGES
 from .guard import MOST_BYTES
 from .keys import COOKIE, LASTS, Keys
 from .looks import Looks
-from .names import fields_of, queries_of
+from .names import address_of, fields_of, queries_of, quoted
 from .options import Options
 from .poller import MOST_VIEWERS, Poller
 from .stream import Stream
@@ -26,6 +29,8 @@ from .table import MINUTES
 
 __all__ = ["Pages"]
 
+#: Tasks that are looked for at once.
+_EXPLAINING = 4
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -37,10 +42,14 @@ class Pages:
         poller: looks for all browsers.
         options: how it is served.
         keys: tells who may look.
+        tell: is given a line for each change.
     """
 
-    def __init__(self, looks: Looks, poller: Poller, options: Options, keys: Keys) -> None:
-        self._looks, self._poller, self._options, self._keys = looks, poller, options, keys
+    def __init__(
+        self, looks: Looks, poller: Poller, options: Options, keys: Keys, tell: Callable[[str], object]
+    ) -> None:
+        self._looks, self._poller, self._options, self._keys, self._tell = looks, poller, options, keys, tell
+        self._explaining = asyncio.Semaphore(_EXPLAINING)
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("celery_ratelimit.web"), autoescape=True, undefined=jinja2.StrictUndefined
         )
@@ -52,6 +61,8 @@ class Pages:
         routes = [
             Route("/", self.table, methods=["GET"]),
             Route("/limit", self.limit, methods=["GET"]),
+            Route("/task", self.task, methods=["GET"]),
+            Route("/parked", self.parked, methods=["GET"]),
             Route("/events", self.events, methods=["GET"]),
             Route("/static/{name}", self.static, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
@@ -62,6 +73,8 @@ class Pages:
                 Route("/login", self.log_in, methods=["POST"]),
                 Route("/logout", self.log_out, methods=["POST"]),
             ]
+        if self._options.allow_changes:
+            routes.append(Route("/limit", self.change, methods=["POST"]))
         errors: Mapping[Any, Any] = {
             HTTPException: _http_error,
             RateLimitError: self._trouble,
@@ -76,7 +89,27 @@ class Pages:
 
     async def limit(self, request: Request) -> Response:
         name = await self._known(request, "name")
-        return self._page(request, "limit.html", name=name)
+        return self._page(
+            request,
+            "limit.html",
+            name=plain(name),
+            address=address_of(name),
+            events=f"/events?limit={quoted(name)}",
+            parked=f"/parked?name={quoted(name)}",
+            ranges=list(RANGES),
+        )
+
+    async def task(self, request: Request) -> Response:
+        """Why a task does not run. Workers may have to be asked, which have a second to answer."""
+        id = _asked(request).get("id", "").strip()
+        if not id or len(id) > 1000:
+            raise HTTPException(400, "the id of a task, please")
+        if self._explaining.locked():
+            raise HTTPException(503, "others are asking already: try again")
+        async with self._explaining:
+            said, name = await run_in_threadpool(self._looks.explain, id)
+        address = address_of(name) if name else None
+        return self._page(request, "task.html", id=plain(id), said=said, limit=plain(name), address=address)
 
     async def login(self, request: Request) -> Response:
         if request.scope["who"] is not None:
@@ -108,6 +141,21 @@ class Pages:
         if self._poller.viewers >= MOST_VIEWERS:
             raise HTTPException(503, f"{MOST_VIEWERS} pages are open already")
         return Stream(self._poller.events(name))
+
+    async def parked(self, request: Request) -> Response:
+        asked = _asked(request)
+        name, page = await self._known(request, "name"), asked.get("page", "1")
+        if not (page.isascii() and page.isdecimal() and 0 < len(page) < 7 and int(page)):
+            raise HTTPException(400, "a page is a number")
+        key = asked.get("key") or None
+        return JSONResponse(await run_in_threadpool(self._looks.parked, name, key, int(page)))
+
+    async def change(self, request: Request) -> Response:
+        said = await self._form(request)
+        name = await self._known(request, "name")
+        told, line = await run_in_threadpool(self._looks.change, name, said)
+        self._tell(line)
+        return JSONResponse({"said": plain_lines(told)})
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -159,7 +207,13 @@ class Pages:
         if isinstance(error, StoreUnavailable):
             said = f"{self._options.store} does not answer: {error.__cause__ or error}"
             return JSONResponse({"error": said}, 503)
-        return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse(
+            {"error": plain_lines(str(error).replace("force=True", "--force on the command line"))}, 400
+        )
+
+
+def plain_lines(text: str) -> str:
+    return "\n".join(plain(line) for line in text.splitlines())
 
 
 def _asked(request: Request) -> dict[str, str]:

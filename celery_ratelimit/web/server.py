@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -21,11 +22,11 @@ from .poller import Poller
 __all__ = ["listening", "made", "serve"]
 
 
-def made(app: Celery, options: Options) -> tuple[ASGIApp, Poller]:
-    """What serves the limits of ``app``, and what looks at them."""
+def made(app: Celery, options: Options, tell: Callable[[str], object]) -> tuple[ASGIApp, Poller]:
+    """What serves the limits of ``app``, and what looks at them; ``tell`` is given a line for each change."""
     looks, keys = Looks(app), Keys(options.token)
     poller = Poller(looks.at, options.store)
-    return Guard(Pages(looks, poller, options, keys).app(), options, keys), poller
+    return Guard(Pages(looks, poller, options, keys, tell).app(), options, keys), poller
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -34,9 +35,9 @@ def listening(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=128)
 
 
-def serve(app: Celery, options: Options, at: socket.socket) -> None:
+def serve(app: Celery, options: Options, at: socket.socket, tell: Callable[[str], object] = print) -> None:
     """Serve until SIGINT or SIGTERM."""
-    asgi, poller = made(app, options)
+    asgi, poller = made(app, options, tell)
     config = uvicorn.Config(
         asgi,
         loop="asyncio",

@@ -11,9 +11,9 @@ from celery import Celery
 from ..app.state import limiter_of
 from ..counts.figures import Moment, Stats
 from ..limits.concurrency import Concurrency
-from ..parking.in_words import HEADS, busiest, row_of
+from ..parking.in_words import HEADS, busiest, rate_set_by, row_of
 from ..parking.overview import LimitStatus, overview
-from ..words import number_of
+from ..words import number_of, unnamed
 from .names import address_of
 
 __all__ = ["MINUTES", "row_for", "table", "used_of"]
@@ -35,9 +35,12 @@ def table(app: Celery) -> Mapping[str, Any]:
 def row_for(each: LimitStatus, stats: Stats) -> dict[str, Any]:
     """One limit, as the command line says it; and how much of it is used."""
     used, share = used_of(each, stats)
+    config = each.standing.config
     return {
         **dict(zip(_COLUMNS, row_of(each), strict=True)),
         "address": address_of(each.name),
+        "rate": unnamed(config.in_force),
+        "set by": rate_set_by(config).removeprefix(unnamed(config.stored)).strip(),
         "word": each.state,
         "rank": busiest(each)[0],
         "used": used,

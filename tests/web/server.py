@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
+
+from benchmarks.pages import Served, served
 
 __all__ = ["NAMES", "SCRIPT", "TOKEN", "Answer", "Server", "page_of"]
 
@@ -38,23 +35,8 @@ class Answer:
         return self.body.decode()
 
 
-@dataclass
-class Server:
-    """A page that is being served.
-
-    Attributes:
-        port: on 127.0.0.1.
-        process: that serves it.
-        said: what it has written so far.
-    """
-
-    port: int
-    process: subprocess.Popen[str]
-    said: list[str] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+class Server(Served):
+    """A page that is being served, and what is said to it."""
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """One request, as it is: no header but those that HTTP wants, ``_`` standing for ``-``."""
@@ -125,24 +107,5 @@ class Server:
 @contextlib.contextmanager
 def page_of(broker: str, *options: str, **env: str) -> Iterator[Server]:
     """``celery -A tests.apps.paged ratelimit web`` on a free port; at the end it has to go by itself."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.apps.paged", "ratelimit", "web", "--port", "0", *options]
-    environment = {**os.environ, "TEST_BROKER": broker, "PYTHONUNBUFFERED": "1", **env}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout
-    said: list[str] = []
-    try:
-        for line in process.stdout:
-            said.append(line)
-            if found := re.match(r"http://\S+:(\d+)/", line):
-                reader = threading.Thread(target=lambda: said.extend(process.stdout or ()), daemon=True)
-                reader.start()
-                yield Server(int(found[1]), process, said)
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
-                reader.join(60)
-                return
-        raise AssertionError("".join(said))
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with served("tests.apps.paged", *options, TEST_BROKER=broker, **env) as page:
+        yield Server(page.port, page.process, page.said)

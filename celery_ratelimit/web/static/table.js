@@ -6,7 +6,7 @@ const rows = new Map();
 const filter = document.getElementById("filter");
 
 const CELLS = [
-  ["stored", "Rate"],
+  ["rate", "Rate"],
   ["used", "Used"],
   ["left", "Left", true],
   ["waiting", "Waiting", true],
@@ -22,12 +22,13 @@ function newRow(part) {
   for (const [name, label, isNumber] of CELLS) {
     row.append(make("td", { "data-label": label, "data-name": name, class: isNumber ? "number" : null }));
   }
-  const [rate, used] = row.cells.length ? [row.cells[1], row.cells[2]] : [];
+  const [, rate, used] = row.cells;
   rate.append(make("span", { class: "rate" }), make("span", { class: "by" }));
   const line = make("svg:polyline", { class: "line", "vector-effect": "non-scaling-stroke" });
   const area = make("svg:polygon", { class: "area" });
   const spark = make("svg:svg", { class: "spark", viewBox: "0 0 120 24", preserveAspectRatio: "none", "aria-hidden": "true" }, area, line);
   used.append(spark, make("span", { class: "share" }));
+  row.cells[5].append(make("span"), make("span", { class: "by" }));
   row.cells[8].append(make("span", { class: "word" }));
   return row;
 }
@@ -35,9 +36,8 @@ function newRow(part) {
 function fill(row, part) {
   row.className = `is-${part.word.replaceAll(" ", "-")}`;
   const cell = (name) => row.querySelector(`[data-name="${name}"]`);
-  const isStored = part.stored !== "-";
-  say(cell("stored").querySelector(".rate"), isStored ? part.stored : part.code);
-  say(cell("stored").querySelector(".by"), isStored ? `in the code ${part.code}` : "");
+  say(cell("rate").querySelector(".rate"), part.rate);
+  say(cell("rate").querySelector(".by"), part["set by"] && `${part["set by"]}; in the code ${part.code}`);
   say(cell("used").querySelector(".share"), part.used);
   const points = part.spark.map((value, place) => `${(place * 120) / (part.spark.length - 1)},${23 - (value * 22) / 100}`);
   cell("used").querySelector(".line").setAttribute("points", points.join(" "));
@@ -47,7 +47,8 @@ function fill(row, part) {
     say(cell(name), part[name]);
     cell(name).classList.toggle("nothing", ["0", "-"].includes(part[name]));
   }
-  say(cell("parked"), part.oldest === "-" ? part.parked : `${part.parked}, oldest ${part.oldest}`);
+  say(cell("parked").firstElementChild, part.parked);
+  say(cell("parked").lastElementChild, part.oldest === "-" ? "" : `oldest ${part.oldest}`);
   cell("parked").classList.toggle("nothing", part.parked === "0");
   cell("parked").classList.toggle("alarming", !part.attended);
   say(cell("state").querySelector(".word"), part.state);

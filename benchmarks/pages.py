@@ -1,0 +1,60 @@
+"""The page as people start it: ``celery -A … ratelimit web`` on a free port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Served", "served"]
+
+
+@dataclass
+class Served:
+    """A page that is being served.
+
+    Attributes:
+        port: on 127.0.0.1.
+        process: that serves it.
+        said: what it has written so far.
+    """
+
+    port: int
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def served(app: str, *options: str, **env: str) -> Iterator[Served]:
+    """Serve an app's limits; at the end the process has to go by itself."""
+    command = [sys.executable, "-m", "celery", "-A", app, "ratelimit", "web", "--port", "0", *options]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout
+    said: list[str] = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if found := re.match(r"http://\S+:(\d+)/", line):
+                reader = threading.Thread(target=lambda: said.extend(process.stdout or ()), daemon=True)
+                reader.start()
+                yield Served(int(found[1]), process, said)
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+                reader.join(60)
+                return
+        raise AssertionError("".join(said))
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

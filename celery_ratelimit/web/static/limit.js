@@ -1,0 +1,135 @@
+// The page of one limit.
+import { complain, listen, make, post, say } from "./common.js";
+import { draw } from "./chart.js";
+
+const root = document.getElementById("limit");
+const at = (id) => document.getElementById(id);
+let shown = new Map();
+let range = document.querySelector('[data-range][aria-pressed="true"]').dataset.range;
+
+const row = (cells, kind = "td") => make("tr", {}, ...cells.map((text) => make(kind, kind === "th" ? { scope: "col" } : {}, text)));
+const heads = (texts) => row(texts.map((text) => text.charAt(0) + text.slice(1).toLowerCase()), "th");
+const pairs = (list) => list.flatMap(([what, said]) => [make("dt", {}, what), make("dd", {}, said)]);
+
+function bar(label, share, said) {
+  const fill = make("span", { class: "fill" });
+  fill.style.width = `${share}%`;
+  return make("div", { class: "one" }, make("span", { class: "name", title: label }, label), make("span", { class: "track" }, fill), make("span", { class: "many" }, said));
+}
+
+function chart() {
+  const part = shown.get(`chart ${range}`);
+  if (!part) return;
+  draw(at("chart"), part);
+  at("marks").replaceChildren(...part.marks.map(([, text]) => make("li", {}, text)));
+  at("marks").hidden = part.marks.length === 0;
+  say(at("hint"), part.limits.every((limit) => limit === null) ? "(no one rate holds for all of it)" : "");
+}
+
+const FILL = {
+  state(part) {
+    at("state").className = `is-${part.word.replaceAll(" ", "-")}`;
+    say(at("state").firstElementChild, part.state);
+    say(at("used"), part.share === null ? part.used : `${part.used} used of the last minute`);
+  },
+  facts: (part) => at("facts").replaceChildren(...pairs(part)),
+  results: (part) => at("results").replaceChildren(...pairs(part)),
+  waits(part) {
+    say(at("p50"), part.p50);
+    say(at("p95"), part.p95);
+    say(at("number"), part.number);
+    at("waits").replaceChildren(...part.bars.filter(([, share]) => share > 0).map(([label, share]) => bar(label, share, `${share} %`)));
+  },
+  users(part) {
+    const lists = Object.entries(part).map(([kind, users]) =>
+      make("div", { class: "bars" }, make("h3", {}, `${kind}s`), ...users.map(([name, permits, share]) => bar(name, share, permits))),
+    );
+    if (lists.length) at("users").replaceChildren(...lists);
+  },
+  history(part) {
+    at("history").tHead.replaceChildren(...(part.length ? [heads(shown.get("history heads"))] : []));
+    at("history").tBodies[0].replaceChildren(...part.map((cells) => row(cells)));
+    at("unchanged").hidden = part.length > 0;
+  },
+  weights(part) {
+    at("shares").hidden = part.length === 0;
+    at("shares").querySelector("tbody").replaceChildren(...part.map((cells) => row(cells)));
+  },
+};
+
+let parked = null;
+listen(root.dataset.events, (parts, changed, isWhole) => {
+  shown = parts;
+  for (const name of changed) FILL[name]?.(parts.get(name));
+  if (isWhole || changed.some((name) => name === `chart ${range}`)) chart();
+  if (parked === null) look(1);
+  else if (changed.includes("parked")) at("again").classList.add("new");
+});
+
+for (const button of document.querySelectorAll("[data-range]")) {
+  button.addEventListener("click", () => {
+    range = button.dataset.range;
+    for (const each of document.querySelectorAll("[data-range]")) each.setAttribute("aria-pressed", String(each === button));
+    chart();
+  });
+}
+
+// Parked tasks: looked for when somebody asks, since each look may read many.
+async function look(page) {
+  parked = { page, pages: 1 };
+  let said;
+  try {
+    const answer = await fetch(`${root.dataset.parked}&page=${page}`);
+    said = await answer.json();
+  } catch {
+    return;
+  }
+  if (said.error) {
+    complain(said.error);
+    return;
+  }
+  parked = said;
+  at("again").classList.remove("new");
+  const body = said.rows.map((cells, place) => {
+    const made = row(cells);
+    made.cells[2].replaceChildren(make("a", { href: said.tasks[place].address }, cells[2]));
+    return made;
+  });
+  at("parked").tHead.replaceChildren(...(body.length ? [heads([...said.heads, "CALLED WITH"])] : []));
+  at("parked").tBodies[0].replaceChildren(...body);
+  say(at("page"), said.pages > 1 ? `${said.total} parked, page ${said.page} of ${said.pages}` : `${said.total} parked`);
+  at("earlier").disabled = said.page <= 1;
+  at("later").disabled = said.page >= said.pages;
+}
+
+at("earlier").addEventListener("click", () => look(parked.page - 1));
+at("later").addEventListener("click", () => look(parked.page + 1));
+at("again").addEventListener("click", () => look(parked.page));
+
+// Changes, where they are allowed.
+const form = at("change");
+if (form) {
+  const choose = () => {
+    for (const field of form.querySelectorAll("[data-for]")) {
+      const isMeant = field.dataset.for.split(" ").includes(form.elements.verb.value);
+      field.hidden = !isMeant;
+      field.querySelector("input").disabled = !isMeant;
+    }
+    form.elements.rate.required = form.elements.verb.value === "set";
+  };
+  form.elements.verb.addEventListener("change", choose);
+  choose();
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const button = form.querySelector("button");
+    button.disabled = true;
+    const said = await post(root.dataset.address, Object.fromEntries(new FormData(form)));
+    button.disabled = false;
+    at("done").classList.toggle("wrong", Boolean(said.error));
+    say(at("done"), said.error ?? said.said);
+    if (!said.error) {
+      form.elements.reason.value = "";
+      if (form.elements.verb.value === "release") look(1);
+    }
+  });
+}
