@@ -72,13 +72,13 @@ class Page:
             raise RuntimeError(f"{expression}: {said['exceptionDetails']}")
         return said["result"].get("value")
 
-    def until(self, expression: str) -> Any:
+    def until(self, expression: str) -> None:
         """Wait until an expression is true."""
         deadline = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(RuntimeError):  # a page that is being left
-                if found := self.evaluate(expression):
-                    return found
+                if self.evaluate(f"Boolean({expression})"):
+                    return
             if time.monotonic() > deadline:
                 text = self.evaluate("document.body.innerText")
                 raise AssertionError(f"{expression} did not happen:\n{text}\n{self.complaints}")
@@ -119,20 +119,17 @@ class Chromium:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._sockets: list[ClientConnection] = []
 
-    def page(self) -> Page:
-        """A new page."""
+    @contextlib.contextmanager
+    def page(self) -> Iterator[Page]:
+        """A new page, until the end of the block."""
         request = urllib.request.Request(f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT")
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             url = json.load(answer)["webSocketDebuggerUrl"]
-        socket = connect(url, max_size=None, open_timeout=PATIENCE, proxy=None)
-        self._sockets.append(socket)
-        return Page(socket)
-
-    def close(self) -> None:
-        for socket in self._sockets:
-            socket.close()
+        with connect(url, max_size=None, open_timeout=PATIENCE, proxy=None) as socket:
+            page = Page(socket)
+            yield page
+            page.call("Page.close")
 
 
 @contextlib.contextmanager
@@ -153,11 +150,7 @@ def chromium(binary: str | None = None) -> Iterator[Chromium]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"{binary} did not start")
                 time.sleep(0.02)
-            browser = Chromium(int(said.read_text().split()[0]))
-            try:
-                yield browser
-            finally:
-                browser.close()
+            yield Chromium(int(said.read_text().split()[0]))
         finally:
             process.terminate()
             try:

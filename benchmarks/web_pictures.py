@@ -42,8 +42,7 @@ def main() -> None:
         app.conf.update(broker_url=server.url, ratelimit_url=server.url)
         _happen(client)
         page_of = served("benchmarks.apps.page", "--allow-changes", BENCH_BROKER=server.url)
-        with page_of as at, chromium() as browser:
-            page = browser.page()
+        with page_of as at, chromium() as browser, browser.page() as page:
             _take(page, f"{at.url}/", directory / "limits.png", 1180, 640)
             _take(page, f"{at.url}/limit?name=crm", directory / "limit.png", 1180, 1010, dark=True)
             _take(page, f"{at.url}/", directory / "phone.png", 375, 720)
