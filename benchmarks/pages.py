@@ -1,8 +1,9 @@
-"""The page as people start it: ``celery -A … ratelimit web`` on a free port."""
+"""The page as people start it: ``celery -A … ratelimit web`` on a free port; and parked tasks for it to show."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,7 +13,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Served", "served"]
+from celery import Celery
+
+from celery_ratelimit.parking.lot import ToPark
+from celery_ratelimit.parking.lots import parking_of
+
+__all__ = ["Served", "park", "served"]
 
 
 @dataclass
@@ -39,7 +45,9 @@ def served(app: str, *options: str, **env: str) -> Iterator[Served]:
     """Serve an app's limits; at the end the process has to go by itself."""
     command = [sys.executable, "-m", "celery", "-A", app, "ratelimit", "web", "--port", "0", *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     assert process.stdout
     said: list[str] = []
     try:
@@ -58,3 +66,17 @@ def served(app: str, *options: str, **env: str) -> Iterator[Served]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def park(app: Celery, name: str, task: str, number: int) -> None:
+    """So many tasks are parked for a limit, as a worker parks them, and some worker has it."""
+    messages = []
+    for n in range(number):
+        id = f"{n:08x}-5c1e-4f4a-9a51-0d3d5fbc{n:04x}"
+        marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
+        headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{'tenant_id': 'acme'}"}
+        parcel = {"id": id, "to": "celery", "headers": {**headers, "celery-ratelimit-return": marker}, "body": ""}
+        messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, since=-(5_000_000 + 40_000 * (number - n))))
+    parking = parking_of(app)
+    parking.register.seen([name], [])
+    parking.park({(name, ""): messages})

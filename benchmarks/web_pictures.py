@@ -7,7 +7,6 @@ What was counted and changed within the last day is written by the package's scr
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import sys
@@ -18,13 +17,11 @@ import redis
 
 from benchmarks.apps.page import SHOP, app
 from benchmarks.chromium import Page, chromium
-from benchmarks.pages import served
+from benchmarks.pages import park, served
 from celery_ratelimit import Limiter
 from celery_ratelimit.counts.tally import Tally
 from celery_ratelimit.limiter.counted import tell_counts
 from celery_ratelimit.limits.any_limit import AnyLimit
-from celery_ratelimit.parking.lot import ToPark
-from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import embedded_server
 
 _CLOCK = "local now = tonumber(redis.call('GET', 'pictures:clock'))\n"
@@ -90,7 +87,7 @@ def _happen(client: redis.Redis) -> None:
     limiter.set_rate("openai-requests", "300/m", by="ann", reason="shared with research this week")
     limiter.pause("sms-gateway", 1800, by="ben, on the page", reason="provider maintenance")
     for name, number in _PARKED.items():
-        _park(name, number)
+        park(app, name, next(task for task, limit in SHOP.items() if limit.name == name), number)
         for n in range(100):  # what has a slot already
             limiter.reserve(name, id=f"{name}{n}", horizon=60)
     for _ in range(3):
@@ -111,20 +108,6 @@ def _start(tally: Tally, name: str, number: int, chance: random.Random) -> None:
         users += [f"k{chance.choice(tenants)}"] if name == "crm" else []
         tally.started("waited" if waited else "acquired", [(name, "", some)], waited, users)
         left -= some
-
-
-def _park(name: str, number: int) -> None:
-    task = next(task for task, limit in SHOP.items() if limit.name == name)
-    messages = []
-    for n in range(number):
-        id = f"{n:08x}-5c1e-4f4a-9a51-0d3d5fbc{n:04x}"
-        marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
-        headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{'tenant_id': 'acme'}"}
-        parcel = {"id": id, "to": "celery", "headers": {**headers, "celery-ratelimit-return": marker}, "body": ""}
-        messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, since=-(5_000_000 + 40_000 * (number - n))))
-    parking = parking_of(app)
-    parking.register.seen([name], [])
-    parking.park({(name, ""): messages})
 
 
 def _limits() -> dict[str, AnyLimit]:

@@ -1,10 +1,10 @@
--- occupied: which of these limits have parking lots with tasks in them? Asked when a worker starts, and by whoever looks at all limits.
+-- occupied: how many are in each of these? Asked of lots when a worker starts, and by whoever looks at all limits.
 --
--- KEYS   of each limit its lots, see include/lot.lua
--- Reply  for each 1 or 0
+-- KEYS   sorted sets, see include/lot.lua: of each limit its lots, and where its tasks are
+-- Reply  for each how many there are
 -- Writes nothing
 --!include prelude.lua
 
 local answer = {}
-for i = 1, #KEYS do answer[i] = call('EXISTS', KEYS[i]) end
+for i = 1, #KEYS do answer[i] = call('ZCARD', KEYS[i]) end
 return answer

@@ -51,10 +51,13 @@ class Contents:
         Those that a version before this one has parked are not counted.
         """
         found: dict[str, tuple[int, int]] = {}
-        for first in range(0, len(names), COUNTED):
-            part = names[first : first + COUNTED]
+        for part in [
+            some[first : first + COUNTED]
+            for some in self._scripts.that_go_together(names)
+            for first in range(0, len(some), COUNTED)
+        ]:
             keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
-            replies = iter(self._scripts.several("zcard", keys))
+            replies = iter(self._scripts.call("occupied", (), len(keys), len(keys), [bulk(*keys)]))
             for name, lots, parked in zip(part, replies, replies, strict=False):
                 if lots:
                     found[name] = int(lots), int(parked)

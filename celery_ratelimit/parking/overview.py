@@ -174,7 +174,7 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
 
 def _lots_of(parking: Parking, names: Sequence[str]) -> dict[str, _InLots]:
     looks, found = float(LOOKS), {}
-    counts = parking.contents.counts(parking.contents.occupied(names))
+    counts = parking.contents.counts(names)
     for name, (number, parked) in sorted(counts.items(), key=lambda each: each[1]):
         looks -= 1 + number / LOTS_A_LOOK
         if looks < 0:

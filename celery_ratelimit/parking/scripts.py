@@ -86,14 +86,6 @@ class Scripts:
         """One command of the store's, where no script is needed."""
         return self.asker.store(getattr(self.asker.client, name), *arguments)
 
-    def several(self, name: str, keys: Sequence[str]) -> list[Any]:
-        """One command of the store's for each of these keys, in one go."""
-        pipeline = self.asker.client.pipeline(transaction=False)
-        for key in keys:
-            getattr(pipeline, name)(key)
-        replies: list[Any] = self.asker.store(pipeline.execute)
-        return replies
-
     def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
         """Limits whose keys one script may have: all of them, but on a cluster."""
         return [names] if not self.asker.is_cluster else [[name] for name in names]

@@ -178,6 +178,13 @@ def test_a_form_of_another_site_is_turned_away(with_token: Server, path: str, he
     assert (answer.status, answer.text) == (403, "this was sent by a page of another site\n")
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
+def test_what_a_browser_says_of_the_site_holds_whatever_the_origin(with_token: Server, site: str) -> None:
+    fields = {"token": TOKEN, "form_token": with_token.form_token("/login")}
+    assert with_token.post("/login", fields, Sec_Fetch_Site=site).status == 403
+    assert with_token.post("/login", fields, Sec_Fetch_Site="same-origin").status == 200
+
+
 @pytest.mark.parametrize("token", ["", "0" * 64, "é", "\ud800"])
 def test_a_form_without_our_token_is_turned_away(with_token: Server, token: str) -> None:
     assert with_token.post("/login", {"token": TOKEN, "form_token": token}).status in (400, 403)

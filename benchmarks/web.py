@@ -1,0 +1,176 @@
+"""What the page costs while five browsers show it: processor time of its server, and what it asks of the store.
+
+    python -m benchmarks.web [--limits 200] [--browsers 5] [--seconds 30] [--chromium]
+
+Ten of the limits have parked tasks, every second one is used, and one browser shows the page of one limit. Store and
+broker are two servers. Commands are counted as the store takes them (MONITOR): those that the page sends, each script
+being one; and those within its scripts, while nobody else asks anything.
+
+--chromium   real browsers, whose own processor time does not count; else each is a client that reads the events
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import redis
+from celery import Celery
+
+from benchmarks import processes
+from benchmarks.chromium import chromium
+from benchmarks.pages import Served, park, served
+from celery_ratelimit import Limiter
+from celery_ratelimit.counts.tally import Tally
+from celery_ratelimit.limiter.counted import tell_counts
+from celery_ratelimit.testing import embedded_server
+
+#: Limits that have parked tasks, and how many each.
+BACKLOGGED, PARKED = 10, 50
+_END = "that-is-the-end"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limits", type=int, default=200)
+    parser.add_argument("--browsers", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--chromium", action="store_true")
+    options = parser.parse_args()
+    with (
+        embedded_server() as broker,
+        embedded_server() as store,
+        redis.Redis.from_url(store.url, client_name="bench", socket_timeout=3600) as client,
+    ):
+        env = {"BENCH_BROKER": broker.url, "BENCH_STORE": store.url, "BENCH_LIMITS": str(options.limits)}
+        os.environ.update(env)
+        from benchmarks.apps.page import app
+
+        for n in range(min(BACKLOGGED, options.limits)):
+            park(app, f"limit{n:03}", f"many.task{n}", PARKED)
+        show = browsers if options.chromium else listeners
+        with served("benchmarks.apps.page", **env) as page:
+            time.sleep(1)
+            print(f"{options.limits} limits, {options.browsers} browsers; {options.seconds:g} s each")
+            measure("nobody looks", page, client, options.seconds)
+            with show(page, options.browsers):
+                time.sleep(3)  # they have been told all of it
+                measure("nothing happens", page, client, options.seconds, inside=True)
+                with used(app, options.limits):
+                    measure("half are in use", page, client, options.seconds)
+            time.sleep(5)
+            measure("nobody looks again", page, client, options.seconds)
+
+
+def measure(what: str, page: Served, client: redis.Redis, seconds: float, *, inside: bool = False) -> None:
+    """Of so many seconds: the server's processor time, and the commands that it has sent (``inside``: scripts)."""
+    seen = Counter[str]()
+    ours = addresses(client)
+    before, began = processes.cpu_seconds(page.process.pid), time.monotonic()
+    with client.monitor() as monitor:
+        threading.Timer(seconds, client.echo, [_END]).start()
+        for said in monitor.listen():
+            if _END in said["command"]:
+                break
+            if said["client_type"] == "lua":
+                seen["(inside)"] += 1
+                continue
+            address = f"{said['client_address']}:{said['client_port']}"
+            if address not in ours:
+                ours |= addresses(client)
+            command = said["command"].split(" ", 1)[0].lower()
+            if address in ours and command not in ("hello", "client"):  # who has just come has no name yet
+                seen[command] += 1
+    took = time.monotonic() - began
+    cpu = 100 * (processes.cpu_seconds(page.process.pid) - before) / took
+    within = seen.pop("(inside)", 0)
+    said = ", ".join(f"{number / took:.1f} {name}" for name, number in seen.most_common())
+    print(
+        f"{what:20} {cpu:5.1f} % of a core, {sum(seen.values()) / took:5.1f} commands a second ({said or 'none'})"
+        + (f"; within its scripts {within / took:.0f}" if inside else "")
+    )
+
+
+def addresses(client: redis.Redis) -> set[str]:
+    """Those of the page's connections to the store: all that do not bear our name."""
+    return {each["addr"] for each in client.client_list() if not each["name"]}
+
+
+@contextlib.contextmanager
+def listeners(page: Served, number: int) -> Iterator[None]:
+    """Clients that read all limits' events, and one that reads those of one limit."""
+    stack, received = contextlib.ExitStack(), Counter[str]()
+
+    def read(answer: http.client.HTTPResponse, what: str) -> None:
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError, http.client.HTTPException
+        ):  # it is closed meanwhile
+            while line := answer.readline():
+                received[what] += len(line)
+
+    began, threads = time.monotonic(), []
+    for n in range(number):
+        connection = http.client.HTTPConnection("127.0.0.1", page.port)
+        connection.request("GET", "/events" if n else "/events?limit=limit000")
+        answer = connection.getresponse()
+        stack.callback(connection.close)
+        thread = threading.Thread(target=read, args=(answer, "all" if n else "one"), daemon=True)
+        thread.start()
+        threads.append((thread, connection))
+    try:
+        yield
+    finally:
+        took = time.monotonic() - began
+        for _, connection in threads:
+            with contextlib.suppress(OSError):
+                connection.sock and connection.sock.shutdown(2)
+        stack.close()
+        shown = {what: size / 1024 / took / (number - 1 if what == "all" else 1) for what, size in received.items()}
+        print(f"{'':20} to each browser {shown['all']:.1f} kB a second, to that of one limit {shown['one']:.1f}")
+
+
+@contextlib.contextmanager
+def browsers(page: Served, number: int) -> Iterator[None]:
+    """Real ones, one of them with the page of one limit."""
+    with contextlib.ExitStack() as stack:
+        for n in range(number):
+            shown = stack.enter_context(stack.enter_context(chromium()).page())
+            shown.look(1200, 900)
+            shown.go_to(f"{page.url}/" if n else f"{page.url}/limit?name=limit000")
+            shown.until("document.querySelector('#limits tbody tr') || document.querySelector('#facts dd')")
+        yield
+
+
+@contextlib.contextmanager
+def used(app: Celery, limits: int) -> Iterator[None]:
+    """Every second limit starts five tasks a second, as a fleet's workers tell it once a second."""
+    ended = threading.Event()
+    client = redis.Redis.from_url(app.conf.ratelimit_url, client_name="bench")
+    asker = Limiter(client, counts=False).asker
+
+    def tell() -> None:
+        while not ended.wait(1.0):
+            tally = Tally()
+            for n in range(0, limits, 2):
+                for _ in range(5):
+                    tally.started("waited", [(f"limit{n:03}", "", 1)], 0.3, (f"tmany.task{n}", "qcelery"))
+            asker.drive(tell_counts(asker.core, tally.take()))
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        client.close()
+
+
+if __name__ == "__main__":
+    main()
