@@ -177,7 +177,7 @@ class Pages:
             "form_token": self._keys.form_token(request.scope["who"] or ""),
             "allow_changes": self._options.allow_changes,
             "has_session": bool(self._options.token) and request.scope["who"] not in (None, "bearer"),
-            "store": self._options.store,
+            "store": self._options.store if request.scope["who"] is not None else "",
             **values,
         }
         return HTMLResponse(self._templates.get_template(template).render(said))

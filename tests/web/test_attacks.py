@@ -55,6 +55,12 @@ def test_nothing_is_seen_without_the_token(with_token: Server, path: str, header
         assert answer.headers["location"].startswith("/login?next=%2F")
 
 
+def test_the_form_to_log_in_says_nothing_of_what_is_behind_it(with_token: Server) -> None:
+    text = with_token.get("/login").text
+    assert "redis" not in text
+    assert "redis" in with_token.get("/", Authorization=f"Bearer {TOKEN}").text
+
+
 def test_a_token_in_an_address_is_none(with_token: Server) -> None:
     assert with_token.get(f"/?token={TOKEN}").status == 303
     assert with_token.get(f"/events?token={TOKEN}").status == 401

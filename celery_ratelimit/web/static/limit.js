@@ -7,8 +7,9 @@ const at = (id) => document.getElementById(id);
 let shown = new Map();
 let range = document.querySelector('[data-range][aria-pressed="true"]').dataset.range;
 
-const row = (cells, kind = "td") => make("tr", {}, ...cells.map((text) => make(kind, kind === "th" ? { scope: "col" } : {}, text)));
-const heads = (texts) => row(texts.map((text) => text.charAt(0) + text.slice(1).toLowerCase()), "th");
+const heads = (texts) => make("tr", {}, ...texts.map((text) => make("th", { scope: "col" }, text)));
+const row = (cells, labels) => make("tr", {}, ...cells.map((text, place) => make("td", { "data-label": labels[place] }, text)));
+const words = (texts) => texts.map((text) => text.charAt(0) + text.slice(1).toLowerCase());
 const pairs = (list) => list.flatMap(([what, said]) => [make("dt", {}, what), make("dd", {}, said)]);
 
 function bar(label, share, said) {
@@ -47,13 +48,14 @@ const FILL = {
     if (lists.length) at("users").replaceChildren(...lists);
   },
   history(part) {
-    at("history").tHead.replaceChildren(...(part.length ? [heads(shown.get("history heads"))] : []));
-    at("history").tBodies[0].replaceChildren(...part.map((cells) => row(cells)));
+    const labels = words(shown.get("history heads"));
+    at("history").tHead.replaceChildren(...(part.length ? [heads(labels)] : []));
+    at("history").tBodies[0].replaceChildren(...part.map((cells) => row(cells, labels)));
     at("unchanged").hidden = part.length > 0;
   },
   weights(part) {
     at("shares").hidden = part.length === 0;
-    at("shares").querySelector("tbody").replaceChildren(...part.map((cells) => row(cells)));
+    at("shares").querySelector("tbody").replaceChildren(...part.map((cells) => row(cells, ["Share", "Weight", "Code", "By"])));
   },
 };
 
@@ -90,12 +92,13 @@ async function look(page) {
   }
   parked = said;
   at("again").classList.remove("new");
+  const labels = words([...said.heads, "CALLED WITH"]);
   const body = said.rows.map((cells, place) => {
-    const made = row(cells);
+    const made = row(cells, labels);
     made.cells[2].replaceChildren(make("a", { href: said.tasks[place].address }, cells[2]));
     return made;
   });
-  at("parked").tHead.replaceChildren(...(body.length ? [heads([...said.heads, "CALLED WITH"])] : []));
+  at("parked").tHead.replaceChildren(...(body.length ? [heads(labels)] : []));
   at("parked").tBodies[0].replaceChildren(...body);
   say(at("page"), said.pages > 1 ? `${said.total} parked, page ${said.page} of ${said.pages}` : `${said.total} parked`);
   at("earlier").disabled = said.page <= 1;

@@ -29,7 +29,7 @@ function newRow(part) {
   const spark = make("svg:svg", { class: "spark", viewBox: "0 0 120 24", preserveAspectRatio: "none", "aria-hidden": "true" }, area, line);
   used.append(spark, make("span", { class: "share" }));
   row.cells[5].append(make("span"), make("span", { class: "by" }));
-  row.cells[8].append(make("span", { class: "word" }));
+  row.cells[8].append(make("span", { class: "word" }), make("span", { class: "by" }));
   return row;
 }
 
@@ -44,14 +44,16 @@ function fill(row, part) {
   cell("used").querySelector(".area").setAttribute("points", ["0,24", ...points, "120,24"].join(" "));
   cell("used").classList.toggle("full", part.share >= 90);
   for (const name of ["left", "waiting", "queued", "drains in"]) {
-    say(cell(name), part[name]);
+    say(cell(name), part[name].replace("/", "/\u200b"));
     cell(name).classList.toggle("nothing", ["0", "-"].includes(part[name]));
   }
   say(cell("parked").firstElementChild, part.parked);
   say(cell("parked").lastElementChild, part.oldest === "-" ? "" : `oldest ${part.oldest}`);
   cell("parked").classList.toggle("nothing", part.parked === "0");
   cell("parked").classList.toggle("alarming", !part.attended);
-  say(cell("state").querySelector(".word"), part.state);
+  say(cell("state").firstElementChild, part.word);
+  const end = part.state.slice(part.word.length + 2);
+  say(cell("state").lastElementChild, end && (end.startsWith("until") ? end : `until ${end}`));
 }
 
 function sift() {
