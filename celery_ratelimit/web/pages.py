@@ -138,6 +138,8 @@ class Pages:
     async def events(self, request: Request) -> Any:
         asked = _asked(request)
         name = await self._known(request, "limit") if "limit" in asked else ""
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self._poller.viewers >= MOST_VIEWERS:
             raise HTTPException(503, f"{MOST_VIEWERS} pages are open already")
         return Stream(self._poller.events(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from celery_ratelimit.web.looks import Looks
 from tests.conftest import PATIENT
-from tests.fleet_of import until
+from tests.fleet_of import Fleet, until
 from tests.integration.test_command_line import make_app, park
 from tests.web.server import TOKEN, Server, page_of
 
@@ -125,7 +126,7 @@ def test_metrics_are_those_of_the_command(read_only: Server) -> None:
     assert 'celery_ratelimit_rate{limit="stripe",source="code"} 100.0' in answer.text
 
 
-def test_without_prometheus_there_are_no_metrics(server: EmbeddedServer, tmp_path: Any) -> None:
+def test_without_prometheus_there_are_no_metrics(server: EmbeddedServer, tmp_path: Path) -> None:
     (tmp_path / "prometheus_client.py").write_text("raise ImportError('not here')\n")
     with page_of(server.url, PYTHONPATH=f"{tmp_path}:.") as page:
         answer = page.get("/metrics")
@@ -146,6 +147,41 @@ def test_without_prometheus_there_are_no_metrics(server: EmbeddedServer, tmp_pat
 def test_what_it_does_not_start_with(server: EmbeddedServer, options: list[str], said: str) -> None:
     with pytest.raises(AssertionError, match=said), page_of(server.url, *options):
         pass
+
+
+def test_without_a_web_server_it_says_what_is_missing(server: EmbeddedServer, tmp_path: Path) -> None:
+    (tmp_path / "starlette.py").write_text("raise ImportError('not here')\n")
+    missing = r"not here.*pip install 'celery-ratelimit\[web\]'"
+    with pytest.raises(AssertionError, match=missing), page_of(server.url, PYTHONPATH=f"{tmp_path}:."):
+        pass
+
+
+def test_a_head_is_no_stream(read_only: Server) -> None:
+    assert read_only.ask("HEAD", "/events").status == 200
+
+
+@pytest.mark.slow
+def test_what_real_workers_do_is_seen(read_only: Server, server: EmbeddedServer, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.paged") as fleet, read_only.listening("/events") as events:
+        fleet.start()
+        for number in range(600):
+            fleet.sender.send_task("shop.charge", args=(number,))
+        words, used = set[str](), 0
+        for said in events:
+            stripe = said.get("parts", {}).get("limit stripe")
+            if stripe is not None:
+                words.add(stripe["word"])
+                used = max(used, stripe["share"])
+                if used >= 8 and stripe["word"] == "idle":
+                    break
+        assert "backlogged" in words, "600 at 100 a second wait in the store"
+        with read_only.listening("/events?limit=stripe") as of_one:
+            parts = next(of_one)["parts"]
+        assert parts["users"]["task"][0][0] == "shop.charge"
+        assert (
+            sum(int(number.replace(",", "")) for what, number in parts["results"] if what in ("acquired", "waited"))
+            > 500
+        )
 
 
 def test_elsewhere_it_starts_with_a_token(server: EmbeddedServer) -> None:

@@ -24,12 +24,22 @@ export function complain(text) {
   say(trouble, text || "");
 }
 
-/** Listen for what is to be shown. `show` gets all parts, and the names of those that have changed. */
+/**
+ * Listen for what is to be shown, as long as somebody sees it: a browser has few connections for all its tabs.
+ * `show` gets all parts, and the names of those that have changed.
+ */
 export function listen(address, show) {
-  const source = new EventSource(address);
+  let source = null;
   let parts = new Map();
   let at = "";
-  source.onmessage = (event) => {
+
+  function begin() {
+    source = new EventSource(address);
+    source.onmessage = hear;
+    source.onerror = fail;
+  }
+
+  function hear(event) {
     const said = JSON.parse(event.data);
     if (said.trouble) {
       complain(`${said.trouble}.${at ? ` What is shown is of ${at}.` : ""}`);
@@ -42,17 +52,26 @@ export function listen(address, show) {
     at = said.at;
     say(document.getElementById("at"), at);
     show(parts, Object.keys(said.parts), said.whole || said.gone.length > 0);
-  };
-  source.onerror = () => {
+  }
+
+  function fail() {
     complain(`The server of this page does not answer.${at ? ` What is shown is of ${at}.` : ""}`);
     if (source.readyState === EventSource.CLOSED) whether();
-  };
+  }
+
   // A server that has come back may want the token again.
   async function whether() {
     const answer = await fetch(location.href, { method: "HEAD", redirect: "manual" }).catch(() => null);
     if (answer === null || answer.status >= 500) setTimeout(whether, 2000);
     else location.reload();
   }
+
+  document.addEventListener("visibilitychange", () => {
+    source?.close();
+    source = null;
+    if (!document.hidden) begin();
+  });
+  if (!document.hidden) begin();
 }
 
 /** Send a form of ours, with the token that proves it. Returns what the server says. */
