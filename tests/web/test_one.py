@@ -9,10 +9,12 @@ from urllib.parse import quote
 import pytest
 import redis
 from celery import Celery
+from markupsafe import escape
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.web.looks import Looks
+from celery_ratelimit.words import plain
 from tests.fleet_of import until
 from tests.integration.test_command_line import make_app, park
 from tests.web.server import NAMES, SCRIPT, TOKEN, Server
@@ -78,7 +80,8 @@ def test_any_text_is_a_tasks_id(read_only: Server, id: str) -> None:
     assert answer.status == 200
     assert "is not known" in answer.text
     assert SCRIPT not in answer.text
-    assert "49" not in answer.text
+    shown = str(escape(plain(id)))
+    assert answer.text.count(shown) == 4, "as it is: in title, heading and answer, and in the field for another one"
 
 
 def test_an_id_that_is_none(read_only: Server) -> None:
