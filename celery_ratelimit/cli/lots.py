@@ -93,12 +93,13 @@ def _take_out(
 ) -> None:
     from ..parking.by_hand import taken_out
 
-    lots = _lots(app_of(ctx))
+    app = app_of(ctx)
+    lots = _lots(app)
     if not ids and verb == "release" and name not in lots.limits:
         found = lots.explain(name) if not force else None
         if found is not None and found.where in ("parked", "aside"):
             name, key, ids = found.limit, found.key, (name,)
-    taken = taken_out(lots, verb, name, ids, key, force=force)
+    taken = taken_out(app, verb, name, ids, key, force=force)
     if as_json:
         show_json({"name": name, "tasks": taken})
     else:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
+from ..errors import RateLimitError
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
@@ -29,14 +31,23 @@ def limit_meant(limiter: Limiter, name: str, rate: str, burst: int | None) -> st
 
 
 def taken_out(
-    lots: ParkingLots, verb: str, name: str, ids: Sequence[str], key: str | None = None, *, force: bool = False
+    app: Celery, verb: str, name: str, ids: Sequence[str], key: str | None = None, *, force: bool = False
 ) -> int:
     """How many parked tasks were released or purged (``verb``): those of these ids, all without one; of all keys
     without one.
+
+    Raises:
+        RateLimitError: the broker does not answer.
     """
+    lots = ParkingLots(app)
     do = getattr(lots, verb)
     keys = [key] if key is not None else [lot.key for lot in lots.lots(name, force=force)]
-    return sum(do(name, each, list(ids) or None, force=True) for each in keys)
+    with app.connection_for_write() as connection:
+        lost = tuple(each for each in connection.connection_errors if each is not KeyError)
+    try:
+        return sum(do(name, each, list(ids) or None, force=True) for each in keys)
+    except (OperationalError, *lost) as error:
+        raise RateLimitError(f"the broker does not answer: {error}") from error
 
 
 def parked_page(

@@ -11,7 +11,6 @@ from ..app.state import limiter_of
 from ..errors import ConfigurationError, shown
 from ..parking.by_hand import limit_meant, taken_out
 from ..parking.in_words import in_force_now
-from ..parking.lots import ParkingLots
 from ..words import number_of, plain, seconds_of
 
 __all__ = ["VERBS", "change"]
@@ -92,7 +91,7 @@ def _weight(app: Celery, name: str, fields: Mapping[str, str], who: dict[str, An
 
 def _release(app: Celery, name: str, fields: Mapping[str, str], _: dict[str, Any]) -> str:
     ids = fields.get("ids", "").split()
-    taken = taken_out(ParkingLots(app), "release", name, ids, fields.get("key", "").strip() or None)
+    taken = taken_out(app, "release", name, ids, fields.get("key", "").strip() or None)
     missing = f"; {len(ids) - taken} of {len(ids)} are not parked there" if taken < len(ids) else ""
     return f"{number_of(taken)} sent to the broker{missing}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
@@ -16,6 +17,8 @@ __all__ = ["MOST_BYTES", "Guard"]
 
 #: Bytes that a request may bring with it: a reason, and some ids.
 MOST_BYTES = 16_384
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^][:@/?#\s]+))(?::[0-9]{1,5})?")
 
 _ALWAYS: Mapping[str, str] = {
     # Our own files and nothing else; a browser runs and shows nothing that has come in by a name or an argument.
@@ -90,16 +93,17 @@ def _no(status: int, why: str, headers: Mapping[str, str] | None = None) -> Resp
 
 
 def _name_of(host: str) -> str:
-    """The name without the port; an address without its brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+    """The name without the port; an address without its brackets; ``""``: it is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _is_long(headers: Headers) -> bool:
+    if "transfer-encoding" in headers:
+        return True
     said = headers.getlist("content-length")
     if not said:
-        return "transfer-encoding" in headers
+        return False
     return len(said) > 1 or not said[0].isdecimal() or int(said[0][:12]) > MOST_BYTES
 
 

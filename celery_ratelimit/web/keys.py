@@ -10,7 +10,7 @@ from http.cookies import CookieError, SimpleCookie
 
 __all__ = ["COOKIE", "LASTS", "Keys"]
 
-#: The cookie that holds a session, and the seconds for which it is good.
+#: What the cookie that holds a session is called, with the port; and the seconds for which it is good.
 COOKIE, LASTS = "celery_ratelimit_session", 12 * 3600
 
 
@@ -22,10 +22,12 @@ class Keys:
 
     Args:
         token: what people have to say; ``""``: nothing.
+        port: of this server: others on the same host, which have the cookie as well, have one by another name.
     """
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, port: int) -> None:
         self._token = token.encode()
+        self.cookie = f"{COOKIE}_{port}"
         self._secret = secrets.token_bytes(32)
 
     def is_token(self, said: str) -> bool:
@@ -44,7 +46,7 @@ class Keys:
         scheme, _, said = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.is_token(said.strip()):
             return "bearer"
-        session = _session_in(cookie)
+        session = self._session_in(cookie)
         ends, _, signature = session.partition(".")
         is_ours = hmac.compare_digest(signature.encode(), self._sign("session", ends).encode())
         return session if is_ours and ends.isdecimal() and int(ends) > time.time() else None
@@ -56,13 +58,12 @@ class Keys:
     def is_form_token(self, said: str, who: str) -> bool:
         return hmac.compare_digest(said.encode(errors="replace"), self.form_token(who).encode())
 
+    def _session_in(self, cookie: str) -> str:
+        try:
+            found = SimpleCookie(cookie).get(self.cookie)
+        except CookieError:
+            return ""
+        return found.value if found is not None else ""
+
     def _sign(self, what: str, text: str) -> str:
         return hmac.new(self._secret, f"{what}:{text}".encode(errors="replace"), hashlib.sha256).hexdigest()
-
-
-def _session_in(cookie: str) -> str:
-    try:
-        found = SimpleCookie(cookie).get(COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""

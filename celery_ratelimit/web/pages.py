@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from ..errors import ConfigurationError, RateLimitError, StoreUnavailable
+from ..errors import STORE_TROUBLES, ConfigurationError, RateLimitError
 from ..words import plain
 from .charts import RANGES
 from .guard import MOST_BYTES
-from .keys import COOKIE, LASTS, Keys
+from .keys import LASTS, Keys
 from .looks import Looks
 from .names import address_of, fields_of, queries_of, quoted
 from .options import Options
@@ -123,14 +123,20 @@ class Pages:
         answer = JSONResponse({"next": _own(said.get("next", ""))})
         is_tls = request.headers.get("origin", "").startswith("https:")
         answer.set_cookie(
-            COOKIE, self._keys.open_session(), LASTS, path="/", secure=is_tls, httponly=True, samesite="strict"
+            self._keys.cookie,
+            self._keys.open_session(),
+            LASTS,
+            path="/",
+            secure=is_tls,
+            httponly=True,
+            samesite="strict",
         )
         return answer
 
     async def log_out(self, request: Request) -> Response:
         await self._form(request)
         answer = JSONResponse({"next": "/login"})
-        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        answer.delete_cookie(self._keys.cookie, path="/", httponly=True, samesite="strict")
         return answer
 
     # -- What they ask for -----------------------------------------------------------------------------------------
@@ -206,7 +212,7 @@ class Pages:
         return said
 
     async def _trouble(self, request: Request, error: Exception) -> Response:
-        if isinstance(error, StoreUnavailable):
+        if isinstance(error, STORE_TROUBLES):
             said = f"{self._options.store} does not answer: {error.__cause__ or error}"
             return JSONResponse({"error": said}, 503)
         return JSONResponse(

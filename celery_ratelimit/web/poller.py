@@ -16,8 +16,8 @@ __all__ = ["BUSY", "MOST_VIEWERS", "PAUSE", "Poller"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds between two looks; and how many times as long as a look has taken, if that is longer: the store and this
-#: process are kept for no more than a twentieth of the time, however many limits there are.
+#: Seconds between two looks; and how many times as long as this process has worked for a look, if that is longer:
+#: no more than a twentieth of a core is used, however many limits there are. (A broker that lets it wait is no work.)
 PAUSE, BUSY = 2.0, 20.0
 #: Pages that may be open at once, and seconds after which each has to ask anew, and to say who it is.
 MOST_VIEWERS, LASTS = 200, 3600.0
@@ -52,6 +52,7 @@ class Poller:
         self._task: asyncio.Task[None] | None = None
         self._is_new = asyncio.Event()
         self._trouble: str | None = None
+        self._worked = 0.0
 
     @property
     def viewers(self) -> int:
@@ -101,7 +102,8 @@ class Poller:
                     if is_time or subject.parts is None:
                         await self._look_at(name)
                 if is_time:
-                    again = began + max(PAUSE, BUSY * (time.monotonic() - began))
+                    again = began + max(PAUSE, BUSY * self._worked)
+                    self._worked = 0.0
                 try:  # whoever is the first to show something need not wait for the next look
                     await asyncio.wait_for(self._is_new.wait(), max(0.0, again - time.monotonic()))
                 except asyncio.TimeoutError:
@@ -111,7 +113,7 @@ class Poller:
 
     async def _look_at(self, name: str) -> None:
         try:
-            parts = await asyncio.to_thread(self._look, name)
+            parts = await asyncio.to_thread(self._timed, name)
         except STORE_TROUBLES as error:
             self._tell_of(f"{self._store} does not answer: {error.__cause__ or error}")
         except RateLimitError as error:
@@ -125,6 +127,13 @@ class Poller:
             if subject is not None:
                 before, subject.parts = subject.parts, parts
                 self._send(subject, self._event(parts, before))
+
+    def _timed(self, name: str) -> Parts:
+        began = time.thread_time()
+        try:
+            return self._look(name)
+        finally:
+            self._worked += time.thread_time() - began
 
     def _tell_of(self, trouble: str, name: str | None = None) -> None:
         """Everybody whom it concerns; afterwards all is sent again."""

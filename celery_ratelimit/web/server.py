@@ -22,9 +22,16 @@ from .poller import Poller
 __all__ = ["listening", "made", "serve"]
 
 
-def made(app: Celery, options: Options, tell: Callable[[str], object]) -> tuple[ASGIApp, Poller]:
-    """What serves the limits of ``app``, and what looks at them; ``tell`` is given a line for each change."""
-    looks, keys = Looks(app), Keys(options.token)
+def made(app: Celery, options: Options, port: int, tell: Callable[[str], object]) -> tuple[ASGIApp, Poller]:
+    """What serves the limits of ``app``, and what looks at them.
+
+    Args:
+        app: the app; its tasks have to be imported.
+        options: how it is served.
+        port: at which it listens.
+        tell: is given a line for each change.
+    """
+    looks, keys = Looks(app), Keys(options.token, port)
     poller = Poller(looks.at, options.store)
     return Guard(Pages(looks, poller, options, keys, tell).app(), options, keys), poller
 
@@ -37,7 +44,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve(app: Celery, options: Options, at: socket.socket, tell: Callable[[str], object] = print) -> None:
     """Serve until SIGINT or SIGTERM."""
-    asgi, poller = made(app, options, tell)
+    asgi, poller = made(app, options, at.getsockname()[1], tell)
     config = uvicorn.Config(
         asgi,
         loop="asyncio",

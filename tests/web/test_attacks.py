@@ -40,14 +40,15 @@ def is_hardened(answer: Answer) -> bool:
         {"Authorization": "Bearer wrong-token-of-some-length"},
         {"Authorization": f"Basic {TOKEN}"},
         {"Authorization": f"Bearer {TOKEN[:-1]}"},
-        {"Cookie": f"{COOKIE}={TOKEN}"},
-        {"Cookie": f"{COOKIE}=99999999999.{'0' * 64}"},
-        {"Cookie": f"{COOKIE}=99999999999.é"},
-        {"Cookie": f"{COOKIE}=."},
+        {"Cookie": f"COOKIE={TOKEN}"},
+        {"Cookie": f"COOKIE=99999999999.{'0' * 64}"},
+        {"Cookie": "COOKIE=99999999999.é"},
+        {"Cookie": "COOKIE=."},
     ],
 )
 def test_nothing_is_seen_without_the_token(with_token: Server, path: str, headers: dict[str, str]) -> None:
-    answer = with_token.get(path, **headers)
+    cookie = f"{COOKIE}_{with_token.port}"
+    answer = with_token.get(path, **{name: text.replace("COOKIE", cookie) for name, text in headers.items()})
     assert answer.status in (303, 401)
     assert b"stripe" not in answer.body
     assert is_hardened(answer)
@@ -104,12 +105,13 @@ def test_a_link_to_the_form_leads_nowhere_else(with_token: Server, path: str) ->
 
 
 def test_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = Keys(TOKEN)
+    keys = Keys(TOKEN, 1)
     session = keys.open_session()
-    assert keys.who("", f"{COOKIE}={session}") == session
-    assert Keys(TOKEN).who("", f"{COOKIE}={session}") is None, "another process has another secret"
+    assert keys.who("", f"{COOKIE}_1={session}") == session
+    assert keys.who("", f"{COOKIE}_2={session}") is None
+    assert Keys(TOKEN, 1).who("", f"{COOKIE}_1={session}") is None, "another process has another secret"
     monkeypatch.setattr("celery_ratelimit.web.keys.time.time", lambda: int(session.partition(".")[0]))
-    assert keys.who("", f"{COOKIE}={session}") is None
+    assert keys.who("", f"{COOKIE}_1={session}") is None
 
 
 def test_whoever_logs_out_is_out(with_token: Server) -> None:
@@ -136,9 +138,17 @@ def test_a_token_that_is_guessed_is_none(token: str) -> None:
 # -- Other sites -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:5556", "127.0.0.1.evil.example", "localhost.evil:80", "[::2]"]
+ELSEWHERE = (
+    "evil.example",
+    "evil.example:5556",
+    "127.0.0.1.evil.example",
+    "localhost.x",
+    "[::2]",
+    "127.0.0.1:1@evil.x",
 )
+
+
+@pytest.mark.parametrize("host", ELSEWHERE)
 @pytest.mark.parametrize("path", [*PATHS, "/static/page.css"])
 def test_a_name_that_was_made_to_lead_here_is_turned_away(read_only: Server, host: str, path: str) -> None:
     answer = read_only.get(path, Host=host)

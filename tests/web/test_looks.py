@@ -120,6 +120,23 @@ def test_a_store_that_is_lost_is_said_and_seen_when_it_is_back(server: EmbeddedS
         assert len(page.said) == 1, "no stack traces"
 
 
+def test_a_broker_that_is_lost_keeps_nobody_waiting(server: EmbeddedServer) -> None:
+    with embedded_server() as broker, page_of(broker.url, "--allow-changes", TEST_STORE=server.url) as page:
+        with page.listening("/events") as events:
+            assert next(events)["parts"]["limit stripe"]["queued"] == "0"
+            broker.kill()
+            said: dict[str, Any] = {"parts": {}}
+            while said["parts"].get("limit stripe", {}).get("queued") != "?":
+                said = next(events)
+            assert "trouble" not in said
+        app = make_app(broker.url)
+        app.conf.ratelimit_url = server.url
+        park(app, "stripe", 1)
+        fields = {"verb": "release", "reason": "why", "form_token": page.form_token()}
+        answer = page.post("/limit?name=stripe", fields)
+        assert (answer.status, "the broker does not answer" in answer.text) == (400, True)
+
+
 def test_metrics_are_those_of_the_command(read_only: Server) -> None:
     answer = read_only.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
