@@ -33,7 +33,7 @@ from celery_ratelimit.testing import embedded_server
 
 #: Limits that have parked tasks, and how many each.
 BACKLOGGED, PARKED = 10, 50
-_END = "that-is-the-end"
+_NAME, _END = "bench", "that-is-the-end"
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     with (
         embedded_server() as broker,
         embedded_server() as store,
-        redis.Redis.from_url(store.url, client_name="bench", socket_timeout=3600) as client,
+        redis.Redis.from_url(store.url, client_name=_NAME, socket_timeout=3600) as client,
     ):
         env = {"BENCH_BROKER": broker.url, "BENCH_STORE": store.url, "BENCH_LIMITS": str(options.limits)}
         os.environ.update(env)
@@ -70,8 +70,7 @@ def main() -> None:
 
 def measure(what: str, page: Served, client: redis.Redis, seconds: float, *, inside: bool = False) -> None:
     """Of so many seconds: the server's processor time, and the commands that it has sent (``inside``: scripts)."""
-    seen = Counter[str]()
-    ours = addresses(client)
+    sent, within = Counter[tuple[str, str]](), 0
     before, began = processes.cpu_seconds(page.process.pid), time.monotonic()
     with client.monitor() as monitor:
         threading.Timer(seconds, client.echo, [_END]).start()
@@ -79,27 +78,22 @@ def measure(what: str, page: Served, client: redis.Redis, seconds: float, *, ins
             if _END in said["command"]:
                 break
             if said["client_type"] == "lua":
-                seen["(inside)"] += 1
-                continue
-            address = f"{said['client_address']}:{said['client_port']}"
-            if address not in ours:
-                ours |= addresses(client)
-            command = said["command"].split(" ", 1)[0].lower()
-            if address in ours and command not in ("hello", "client"):  # who has just come has no name yet
-                seen[command] += 1
+                within += 1
+            else:
+                address = f"{said['client_address']}:{said['client_port']}"
+                sent[address, said["command"].split(" ", 1)[0].lower()] += 1
     took = time.monotonic() - began
     cpu = 100 * (processes.cpu_seconds(page.process.pid) - before) / took
-    within = seen.pop("(inside)", 0)
-    said = ", ".join(f"{number / took:.1f} {name}" for name, number in seen.most_common())
+    ours = {each["addr"] for each in client.client_list() if each["name"] == _NAME}
+    commands = Counter[str]()
+    for (address, command), number in sent.items():
+        if address not in ours and command not in ("hello", "client"):  # as connections begin
+            commands[command] += number
+    each = ", ".join(f"{number / took:.1f} {name}" for name, number in commands.most_common())
     print(
-        f"{what:20} {cpu:5.1f} % of a core, {sum(seen.values()) / took:5.1f} commands a second ({said or 'none'})"
+        f"{what:20} {cpu:5.1f} % of a core, {sum(commands.values()) / took:5.1f} commands a second ({each or 'none'})"
         + (f"; within its scripts {within / took:.0f}" if inside else "")
     )
-
-
-def addresses(client: redis.Redis) -> set[str]:
-    """Those of the page's connections to the store: all that do not bear our name."""
-    return {each["addr"] for each in client.client_list() if not each["name"]}
 
 
 @contextlib.contextmanager
@@ -108,9 +102,8 @@ def listeners(page: Served, number: int) -> Iterator[None]:
     stack, received = contextlib.ExitStack(), Counter[str]()
 
     def read(answer: http.client.HTTPResponse, what: str) -> None:
-        with contextlib.suppress(
-            OSError, ValueError, AttributeError, http.client.HTTPException
-        ):  # it is closed meanwhile
+        closed = (OSError, ValueError, AttributeError, http.client.HTTPException)
+        with contextlib.suppress(*closed):  # meanwhile
             while line := answer.readline():
                 received[what] += len(line)
 
@@ -151,7 +144,7 @@ def browsers(page: Served, number: int) -> Iterator[None]:
 def used(app: Celery, limits: int) -> Iterator[None]:
     """Every second limit starts five tasks a second, as a fleet's workers tell it once a second."""
     ended = threading.Event()
-    client = redis.Redis.from_url(app.conf.ratelimit_url, client_name="bench")
+    client = redis.Redis.from_url(app.conf.ratelimit_url, client_name=_NAME)
     asker = Limiter(client, counts=False).asker
 
     def tell() -> None:
