@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from ..errors import STORE_TROUBLES, RateLimitError
@@ -58,7 +58,7 @@ class Poller:
     def viewers(self) -> int:
         return sum(len(subject.viewers) for subject in self._subjects.values())
 
-    async def events(self, name: str) -> AsyncIterator[bytes]:
+    async def events(self, name: str) -> AsyncGenerator[bytes, None]:
         """What is to be shown of a subject, and each change of it."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
         subject = self._subjects.setdefault(name, _Subject())
