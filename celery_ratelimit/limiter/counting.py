@@ -26,9 +26,12 @@ _AT_ONCE = 0.01
 
 def note(counter: Counter, demands: Sequence[Demand], decision: Decision, waited: float) -> None:
     """A limiter has decided."""
-    if decision.allowed:
+    if decision.allowed and waited < _AT_ONCE:
+        for demand in demands:
+            counter.at_once((demand.name, demand.key, demand.cost))
+    elif decision.allowed:
         asked = [(demand.name, demand.key, demand.cost) for demand in demands]
-        counter.started("waited" if waited >= _AT_ONCE else "acquired", asked, waited)
+        counter.started("waited", asked, waited)
     else:
         counter.happened("refused", [decision.binding] if decision.binding else [each.name for each in demands])
 
