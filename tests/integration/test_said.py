@@ -146,6 +146,7 @@ def test_a_limit_that_does_not_fit_a_task_fails_it_with_one_line(
         assert "Traceback" not in fleet.log()
 
 
+@pytest.mark.slow
 def test_500_tasks_in_an_outage_are_received_once_each_and_the_outage_is_a_handful_of_lines(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
