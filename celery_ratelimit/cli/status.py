@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rate_set_by", "status", "top"]
 
-_HEADS = ("LIMIT", "CODE", "STORED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
+_HEADS = ("LIMIT", "CODE", "STORED", "USED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
 
 
 @click.command()
@@ -89,6 +89,7 @@ def _row(each: LimitStatus) -> tuple[str, ...]:
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
         rate_set_by(config) or "-",
+        _used(each),
         left,
         "-" if each.by_key else str(standing.waiting),
         str(each.parked) + ("" if each.attended else " (nobody attends)"),
@@ -97,6 +98,20 @@ def _row(each: LimitStatus) -> tuple[str, ...]:
         length(each.drains_in) if each.drains_in != 0 else "-",
         state,
     )
+
+
+def _used(each: LimitStatus) -> str:
+    """As in ``93 of 100/s``; of a limit by key, how much of all its buckets together."""
+    if not each.used:
+        return "?" if each.used is None else "-"
+    number = f"{each.used:.2g}" if each.used < 9.95 else f"{each.used:.0f}"
+    limit = each.standing.config.in_force
+    rate = getattr(limit, "rate", None)
+    if rate is None:
+        return f"{number} of {each.standing.size}" if limit is not None else f"{number}/s"
+    if each.share is not None:
+        return f"{number} of {rate}"
+    return number + rate[rate.find("/") :] if "/" in rate else f"{number}, of {rate} each"
 
 
 def _lines(each: LimitStatus) -> list[str]:
@@ -109,6 +124,7 @@ def _lines(each: LimitStatus) -> list[str]:
         f"{row['LIMIT']}: {each.state}",
         f"  in the code     {row['CODE']}{plain(by_key)}",
         f"  stored          {row['STORED']}",
+        f"  used            {row['USED']}{_share(each)}",
         f"  left of it      {row['LEFT']}" + ("" if each.by_key else f", full in {length(standing.reset_after)}"),
         f"  have a slot     {row['WAITING']}",
         f"  parked          {row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else ""),
@@ -120,6 +136,12 @@ def _lines(each: LimitStatus) -> list[str]:
     if each.tasks:
         lines.append(f"  for the tasks   {plain(', '.join(each.tasks))}")
     return lines
+
+
+def _share(each: LimitStatus) -> str:
+    if each.share is None or not each.used:
+        return ""
+    return f": {each.share:.0%}" + (" lately" if hasattr(each.standing.config.in_force, "rate") else "")
 
 
 def _data(each: LimitStatus) -> dict[str, Any]:
@@ -134,6 +156,8 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "since": config.since or None,
         "until": config.until,
         "by_key": each.by_key,
+        "used": each.used,
+        "share": each.share,
         "remaining": each.remaining,
         "size": standing.size,
         "retry_after": standing.retry_after,
