@@ -28,25 +28,31 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
 
     app = ctx.obj.app
     app.loader.import_default_modules()
-    limits, warnings = "", list[str]()
+    limits, warnings, notes = "", list[str](), list[str]()
     if has_limits(app):  # else a worker does not look at its settings either
         try:
             limits_of_app(app)
         except ConfigurationError as error:
             raise click.ClickException(str(error)) from None
         limits, warnings = limits_shown(app), forgotten(app)
-        warnings += _of_fleet(app) if fleet else []
+        if fleet:
+            of_fleet, notes = _of_fleet(app)
+            warnings += of_fleet
     if as_json:
-        show_json({"limits": limits.splitlines(), "warnings": warnings})
+        show_json({"limits": limits.splitlines(), "warnings": warnings, "notes": notes})
     else:
         click.echo("\n".join(plain(line) for line in limits.splitlines()) or "There are no limits.")
         for warning in warnings:
             click.echo(f"Warning: {plain(warning)}", err=True)
+        for note in notes:
+            click.echo(f"Note: {plain(note)}")
     if fleet and warnings:
         ctx.exit(1)
 
 
-def _of_fleet(app: Any) -> list[str]:
-    from ..parking.doctor import of_settings, of_store, of_workers
+def _of_fleet(app: Any) -> tuple[list[str], list[str]]:
+    """What is wrong, and what is worth knowing."""
+    from ..parking.doctor import Note, of_settings, of_store, of_workers
 
-    return [*of_settings(app), *of_store(app), *of_workers(app)]
+    found = [*of_settings(app), *of_store(app), *of_workers(app)]
+    return [each for each in found if not isinstance(each, Note)], [each for each in found if isinstance(each, Note)]

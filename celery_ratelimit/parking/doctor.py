@@ -16,8 +16,9 @@ from ..limits.limit import Limit
 from .lots import parking_of
 from .overview import standings_of
 from .register import UNATTENDED
+from .sizing import Note, of_connections, of_processes
 
-__all__ = ["of_settings", "of_store", "of_workers"]
+__all__ = ["Note", "of_settings", "of_store", "of_workers"]
 
 #: Seconds that workers have to answer; seconds by which a clock may be off, beside those.
 PATIENCE, OFF = 1.0, 2.0
@@ -79,7 +80,7 @@ def _of_persistence(app: Celery) -> Iterator[str]:
 
 
 def of_workers(app: Celery) -> Iterator[str]:
-    """What the workers say that answer within a second, and what none has said."""
+    """What the workers say that answer within a second, and what none has said; a :class:`Note` is no warning."""
     ours, parking = version("celery-ratelimit"), parking_of(app)
     used = owners_of(app)
     now = standings_of(app, {name: each.limit for name, each in [*used.items()][:1]})
@@ -116,3 +117,6 @@ def of_workers(app: Celery) -> Iterator[str]:
                 f"no live worker has the limit {name!r} (of {what}): what is parked for it goes back to its queue. "
                 "Start workers of this version of the code"
             )
+    of_ours = {worker: told for worker, told in said.items() if isinstance(told, dict) and "version" in told}
+    yield from of_processes(app, of_ours)
+    yield from of_connections(app, of_ours)
