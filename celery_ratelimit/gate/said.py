@@ -7,7 +7,8 @@ Throttling is normal: an INFO line, an event and a signal, once for each outcome
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .._celery import requests
@@ -36,10 +37,13 @@ class Hook:
 
     Args:
         observers: are told of each outcome, those included by which a task starts.
+        stored: which rate people have put in the place of a limit's in the code, as a decision was told an interval.
     """
 
-    def __init__(self, observers: Sequence[Observer] = ()) -> None:
-        self._observers = list(observers)
+    def __init__(
+        self, observers: Sequence[Observer] = (), stored: Callable[[Demand, float], str] = lambda *_: ""
+    ) -> None:
+        self._observers, self._stored = list(observers), stored
         self._failed: set[int] = set()
 
     def announce(self, held: HeldRequest, outcome: Outcome) -> None:
@@ -47,6 +51,8 @@ class Hook:
         if held.announced == outcome.what:
             return
         held.announced, held.throttled_by = outcome.what, outcome.limit or ""
+        if outcome.demand is not None:
+            outcome = replace(outcome, stored=self._stored(outcome.demand, outcome.interval))
         seen = _throttled(held, outcome)
         for tell in (_log, _show, _signal):
             tell(held.request, seen, outcome)
