@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError
-from .group import as_json
+from .options import JSON
 from .shown import plain, show_json
 
 __all__ = ["check"]
@@ -15,7 +15,7 @@ __all__ = ["check"]
 
 @click.command()
 @click.option("--fleet", is_flag=True, help="Ask the store, and the workers that answer within a second, too.")
-@as_json
+@JSON
 @click.pass_context
 def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
     """Show each limit with the tasks and queues that it is for, and what looks wrong. Asks no store unless told.

@@ -1,4 +1,4 @@
-"""What all commands have in common: the app, names of limits, and errors as one line and an exit code.
+"""What all commands have in common: the app, and errors as one line and an exit code.
 
 0: done; 1: it failed, or something is not well; 2: the command was wrong.
 """
@@ -11,7 +11,7 @@ import click
 
 from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
 
-__all__ = ["NAME", "NAMES", "Commands", "app_of", "as_json"]
+__all__ = ["Commands", "app_of"]
 
 
 class Wrong(click.ClickException):
@@ -58,27 +58,3 @@ def app_of(ctx: click.Context) -> Any:
     except ConfigurationError as error:
         raise click.ClickException(str(error)) from None
     return app
-
-
-def _names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the app's limits. Without one that can be loaded there are none."""
-    try:
-        from celery.app.utils import find_app
-
-        from ..app.plan import limits_of_app
-
-        app = getattr(ctx.obj, "app", None) or find_app(ctx.find_root().params["app"])
-        app.loader.import_default_modules()
-        return sorted(name for name in limits_of_app(app) if name.startswith(incomplete))
-    except Exception:
-        return []
-
-
-#: The argument that most commands have.
-NAME = click.argument("name", shell_complete=_names)
-
-#: Any number of them.
-NAMES = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_names)
-
-#: The option of each command that prints.
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

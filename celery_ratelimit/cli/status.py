@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .group import NAMES, app_of, as_json
+from .group import app_of
+from .options import FORCE, JSON, NAMES
 from .shown import clock, length, plain, show_json, table_of, tell, unnamed
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ _HEADS = ("LIMIT", "CODE", "STORED", "USED", "LEFT", "WAITING", "PARKED", "OLDES
 
 @click.command()
 @NAMES
-@click.option("--force", is_flag=True, help="Names that nobody knows, too.")
-@as_json
+@FORCE
+@JSON
 @click.pass_context
 def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Show how the limits stand: rates, what is left, what waits, and when that is through."""
