@@ -18,7 +18,7 @@ import hashlib
 import re
 from typing import Any
 
-__all__ = ["Broker", "fleet_of", "redelivery_of"]
+__all__ = ["Broker", "fleet_of", "is_lost", "redelivery_of"]
 
 #: Seconds after which a broker hands out an unacknowledged message again, by transport, unless configured.
 _REDELIVERY = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
@@ -75,6 +75,14 @@ class Broker:
     def hears_after(self) -> float:
         """Seconds after which the broker is asked for more, once a full prefetch has room again."""
         return 4.0 if self.apart and not self.on_amqp else 0.0
+
+
+def is_lost(app: Any, error: BaseException) -> bool:
+    """Whether an error says that an app's broker does not answer, wherever it was raised."""
+    with app.connection_for_write() as connection:
+        errors = tuple(connection.connection_errors)
+    # Among its connection errors kombu has the KeyErrors of its own reading from Redis; a pipe is of who reads from us.
+    return isinstance(error, errors) and not isinstance(error, (KeyError, BrokenPipeError))
 
 
 def redelivery_of(app: Any) -> float:

@@ -9,7 +9,7 @@ import click
 
 from .group import app_of
 from .options import FORCE, JSON, NAME, Change, changes
-from .shown import NO_END, Duration, clock, plain, show_json, table_of, tell, unnamed
+from .shown import Duration, clock, end_of, plain, show_json, table_of, tell, unnamed
 from .status import rate_set_by
 
 __all__ = ["change_commands"]
@@ -44,8 +44,7 @@ def _now(config: Any) -> str:
         return rate
     import time
 
-    end = "until it is resumed" if config.paused > NO_END else f"until {clock(time.time() + config.paused)}"
-    return f"{rate}, paused {end}"
+    return f"{rate}, paused {end_of('resumed', time.time() + config.paused)}"
 
 
 @click.command("set")
@@ -66,14 +65,21 @@ def _limit(limiter: Any, name: str, rate: str, burst: int | None) -> Any:
     """What is meant: places for a number, a rate with the options of the code's limit else."""
     from dataclasses import replace
 
+    from ..errors import ConfigurationError
     from ..limits.concurrency import Concurrency
     from ..limits.limit import Limit
 
-    if rate.isdecimal():
+    code, is_number = limiter.config(name, force=True).code, rate.isascii() and rate.isdigit()
+    if isinstance(code, Concurrency) and not (is_number and int(rate)):
+        raise ConfigurationError(
+            f"{name} is {unnamed(code)} in the code: write how many places, a whole number of at least 1"
+        )
+    if isinstance(code, Limit) and is_number:
+        raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
+    if is_number:
         return Concurrency(int(rate))
     if burst is None:
         return rate
-    code = limiter.config(name, force=True).code
     return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
 
 
@@ -162,11 +168,9 @@ def _row(each: Any) -> tuple[str, ...]:
 
 def _stored(stored: Any, now: float) -> str:
     rate = stored.shown or "code"
-    until = f" until {clock(stored.until)}" if stored.until else ""
-    if not stored.paused_until:
-        return rate + until
-    no_end = stored.paused_until - now > NO_END
-    return f"{rate}{until}, paused {'until it is resumed' if no_end else 'until ' + clock(stored.paused_until)}"
+    until = f" {end_of('unset', stored.until, now)}" if stored.until else ""
+    paused = f", paused {end_of('resumed', stored.paused_until, now)}" if stored.paused_until else ""
+    return rate + until + paused
 
 
 change_commands = (set_, unset, pause, resume, reset, history)

@@ -22,18 +22,21 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
 
     Ends with 1 if a worker would not start; with --fleet also if something is found.
     """
+    from ..app.loading import import_tasks
     from ..app.plan import limits_of_app
     from ..app.settings import has_limits
     from ..app.survey import forgotten, limits_shown
 
     app = ctx.obj.app
-    app.loader.import_default_modules()
     limits, warnings, notes = "", list[str](), list[str]()
-    if has_limits(app):  # else a worker does not look at its settings either
-        try:
+    try:
+        import_tasks(app)
+        is_limited = has_limits(app)  # else a worker does not look at its settings either
+        if is_limited:
             limits_of_app(app)
-        except ConfigurationError as error:
-            raise click.ClickException(str(error)) from None
+    except ConfigurationError as error:
+        raise click.ClickException(plain(error)) from None
+    if is_limited:
         limits, warnings = limits_shown(app), forgotten(app)
         if fleet:
             of_fleet, notes = _of_fleet(app)

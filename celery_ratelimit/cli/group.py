@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
+from ..names import plain
 
 __all__ = ["Commands", "app_of"]
 
@@ -26,18 +27,30 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from kombu.exceptions import OperationalError
 
+        from .._celery.broker import is_lost
+
         try:
             return super().invoke(ctx)
         except StoreUnavailable as error:
-            raise click.ClickException(f"{_store(ctx)} does not answer: {error.__cause__ or error}") from None
+            raise _failed(f"{_store(ctx)} does not answer: {error.__cause__ or error}") from None
         except StoreMisconfigured as error:
-            raise click.ClickException(str(error)) from None
+            raise _failed(error) from None
         except ConfigurationError as error:
-            raise Wrong(str(error).replace("force=True", "--force")) from None
+            raise Wrong(plain(error).replace("force=True", "--force")) from None
         except RateLimitError as error:
-            raise click.ClickException(str(error)) from None
+            raise _failed(error) from None
         except OperationalError as error:
-            raise click.ClickException(f"the broker does not answer: {error}") from None
+            raise _failed(f"the broker does not answer: {error}") from None
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if not is_lost(ctx.obj.app, error):
+                raise
+            raise _failed(f"the broker does not answer: {error}") from None
+
+
+def _failed(why: Any) -> click.ClickException:
+    return click.ClickException(plain(why))
 
 
 def _store(ctx: click.Context) -> str:
@@ -49,12 +62,13 @@ def _store(ctx: click.Context) -> str:
 
 def app_of(ctx: click.Context) -> Any:
     """The app, with its tasks imported and its limits read; one line and 1 if these cannot be."""
+    from ..app.loading import import_tasks
     from ..app.plan import limits_of_app
 
     app = ctx.obj.app
-    app.loader.import_default_modules()
     try:
+        import_tasks(app)
         limits_of_app(app)
     except ConfigurationError as error:
-        raise click.ClickException(str(error)) from None
+        raise _failed(error) from None
     return app

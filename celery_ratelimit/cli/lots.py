@@ -51,7 +51,8 @@ def parked(ctx: click.Context, name: str, key: str | None, page: int, number: in
         show_json({"name": name, "parked": total, "page": page, "tasks": rows})
         return
     if rows:
-        tell(table_of(("PLACE", "KEY", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN"), [_row(row) for row in rows]))
+        heads = ("PLACE", "KEY", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN")
+        tell(table_of(heads, [_row(row) for row in rows], ("QUEUE", "WAITS SINCE", "TASK", "KEY")))
     pages = max(1, -(-total // number))
     click.echo(f"{total} parked" + (f", page {page} of {pages}" if pages > 1 else ""))
 

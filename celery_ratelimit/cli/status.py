@@ -10,7 +10,7 @@ import click
 
 from .group import app_of
 from .options import FORCE, JSON, NAMES
-from .shown import clock, length, plain, show_json, table_of, tell, unnamed
+from .shown import clock, end_of, length, plain, show_json, table_of, tell, unnamed
 
 if TYPE_CHECKING:
     from ..parking.overview import LimitStatus
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["rate_set_by", "status", "top"]
 
 _HEADS = ("LIMIT", "CODE", "STORED", "USED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
+#: Where a terminal is narrow; what is left says which limit is in trouble, and ``status NAME`` has all of it.
+_GIVES_WAY = ("OLDEST", "QUEUED", "WAITING", "LEFT", "CODE", "DRAINS IN", "USED", "STORED", "PARKED")
 
 
 @click.command()
@@ -73,19 +75,19 @@ def rate_set_by(config: Any) -> str:
     """The stored limit, and who set it, until when and why; ``""``: none is stored."""
     if config.stored is None:
         return ""
-    until = f", until {clock(config.until)}" if config.until else ""
+    until = f", {end_of('unset', config.until)}" if config.until else ""
     reason = f", {config.reason!r}" if config.reason else ""
     return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}")
 
 
 def _table(found: Sequence[LimitStatus]) -> Any:
-    return table_of(_HEADS, [_row(each) for each in found])
+    return table_of(_HEADS, [_row(each) for each in found], _GIVES_WAY)
 
 
 def _row(each: LimitStatus) -> tuple[str, ...]:
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
-    state = f"paused, {clock(each.paused_until)}" if each.state == "paused" else each.state
+    state = f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
     return (
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
@@ -133,7 +135,7 @@ def _lines(each: LimitStatus) -> list[str]:
         f"  drains in       {row['DRAINS IN']}",
     ]
     if each.paused_until is not None:
-        lines.append(f"  paused until    {clock(each.paused_until)}")
+        lines.append(f"  paused          {end_of('resumed', each.paused_until)}")
     if each.tasks:
         lines.append(f"  for the tasks   {plain(', '.join(each.tasks))}")
     return lines

@@ -197,7 +197,7 @@ def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> Non
         (["pause", "strpe"], 2, "did you mean 'stripe'?"),
         (["history", "strpe"], 2, "pass --force"),
         (["parked", "strpe"], 2, "did you mean 'stripe'?"),
-        (["set", "stripe", "20"], 2, "places cannot become a rate"),
+        (["set", "stripe", "20"], 2, "write 20/s, or 20/m"),
         (["set", "stripe", "20/x"], 2, "cannot read the rate '20/x'"),
         (["set", "stripe"], 2, "Missing argument 'RATE'"),
         (["set", "stripe", "20/s", "--for", "soon"], 2, "'soon' is no length of time"),
