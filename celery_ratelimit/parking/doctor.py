@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 
-from .._celery import redelivery_of
+from .._celery import NoAnswer, asked_workers, redelivery_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import owners_of
@@ -102,10 +101,9 @@ def of_workers(app: Celery) -> Iterator[str]:
     except STORE_TROUBLES:  # which is said already
         now, is_lost = [], True
     try:
-        inspect = app.control.inspect(timeout=PATIENCE)
-        alive, said = inspect.ping() or {}, inspect._request("ratelimits") or {}
+        alive, said = asked_workers(app, "ping", PATIENCE), asked_workers(app, "ratelimits", PATIENCE)
         clock = standings_of(app, first) if now else []
-    except (OperationalError, NotImplementedError, OSError) as error:
+    except NoAnswer as error:
         yield f"the broker does not answer, so no worker was asked: {error}"
         return
     if not alive:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 from kombu.utils.json import loads
 
+from .._celery import NoAnswer, asked_workers
 from ..app.plan import limits_of_app
 from ..limiter.stored import LimitConfig
 from .lot import Parking
@@ -125,7 +125,7 @@ def explain(app: Celery, parking: Parking, id: str) -> Explanation:
     if found is None:
         try:
             found = _in_workers(app, id)
-        except (OperationalError, NotImplementedError, OSError) as error:
+        except NoAnswer as error:
             unasked = f"the broker does not answer, so no worker was asked ({error})"
     if found is None:
         found = _in_backend(app, id)
@@ -178,13 +178,9 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
 
 def _in_workers(app: Celery, id: str) -> Explanation | None:
     # Of workers of a version before this one nothing is said: they answer with an error.
-    replies = app.control.broadcast("ratelimit_task", {"id": id}, reply=True, timeout=PATIENCE) or []
-    for reply in replies:
-        for worker, told in reply.items():
-            if isinstance(told, dict) and "where" in told:
-                return Explanation(
-                    id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=str(worker)
-                )
+    for worker, told in asked_workers(app, "ratelimit_task", PATIENCE, id=id).items():
+        if isinstance(told, dict) and "where" in told:
+            return Explanation(id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=worker)
     return None
 
 

@@ -15,6 +15,7 @@ import redis
 from benchmarks.processes import ROOT
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, until
+from tests.rabbitmq import Broker
 
 
 def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
@@ -47,6 +48,16 @@ def test_a_fleet_that_is_well(server: EmbeddedServer, store: redis.Redis, tmp_pa
     with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
         fleet.start()
         until(lambda: all(each.startswith(ALWAYS) for each in checked(fleet)["warnings"]), 20, "no warning")
+
+
+@pytest.mark.slow
+def test_workers_are_asked_by_way_of_rabbitmq(
+    broker: Broker, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker.url, ratelimit_url=server.url) as fleet:
+        fleet.env["TEST_STRANGE"] = "version"
+        fleet.start()
+        assert until_said(fleet, "worker w0@test has version 0.0.7 of this package")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.app.survey import limits_shown
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.cli.shown import table_of
-from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
 from .test_command_line import Run, make_app, park
 
@@ -81,6 +81,25 @@ def test_a_task_that_workers_could_not_be_asked_for_is_not_said_to_be_nowhere(ru
     assert found.exit_code == 1
     assert "the broker does not answer, so no worker was asked" in found.output
     assert "no worker that has answered has it" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "nobody"], "the broker does not answer, so no worker was asked"),
+        (["check", "--fleet"], "the broker does not answer, so no worker was asked"),
+        (["status", "stripe"], "  in queues       ? (celery)"),
+    ],
+)
+def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(
+    run: Run, server: EmbeddedServer, store: redis.Redis, arguments: list[str], says: str
+) -> None:
+    with embedded_server() as hung:
+        app = make_app(server.url)
+        app.conf.broker_url = hung.url
+        hung.freeze()
+        found = run(*arguments, of=app)
+    assert says in found.output, found.output
 
 
 def test_a_check_of_a_fleet_says_that_the_store_is_down_beside_the_rest(run: Run, app: Celery) -> None:
