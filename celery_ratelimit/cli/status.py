@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import sleep
+from time import sleep, time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,10 +49,13 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
 @click.pass_context
 def top(ctx: click.Context, every: float) -> None:
     """The same as status, live, until Ctrl-C. Wants rich (pip install celery-ratelimit[cli])."""
+    from ..errors import STORE_TROUBLES
     from ..parking.overview import overview
 
     try:
+        from rich.console import Group
         from rich.live import Live
+        from rich.text import Text
     except ImportError:
         raise click.ClickException("top needs rich: pip install 'celery-ratelimit[cli]'") from None
     app = app_of(ctx)
@@ -62,11 +65,18 @@ def top(ctx: click.Context, every: float) -> None:
         found = sorted(overview(app), key=lambda each: (busiest.index(each.state), -each.parked, each.name))
         return _table(found)
 
-    with Live(look(), auto_refresh=False) as live:
+    shown, seen = look(), time()
+    with Live(shown, auto_refresh=False) as live:
         try:
             while True:
                 sleep(every)
-                live.update(look(), refresh=True)
+                try:
+                    shown, seen = look(), time()
+                except STORE_TROUBLES:  # it may be back in a moment, and somebody waits for that
+                    lost = Text(f"The store does not answer; this was so at {clock(seen)}.", style="bold")
+                    live.update(Group(shown, lost), refresh=True)
+                else:
+                    live.update(shown, refresh=True)
         except KeyboardInterrupt:
             pass
 

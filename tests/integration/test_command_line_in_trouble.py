@@ -102,6 +102,27 @@ def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(
     assert says in found.output, found.output
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_top_goes_on_while_the_store_is_lost(
+    run: Run, server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    with embedded_server() as lost:
+        app = make_app(server.url)
+        app.conf.ratelimit_url = lost.url
+        happens = [lost.freeze, *([lost.thaw] if comes_back else [])]
+
+        def sleep(_: float) -> None:
+            if not happens:
+                raise KeyboardInterrupt
+            happens.pop(0)()
+
+        monkeypatch.setattr(sys.modules["celery_ratelimit.cli.status"], "sleep", sleep)
+        found = run("top", of=app)
+    assert found.exit_code == 0, found.output
+    assert "stripe" in found.output
+    assert ("The store does not answer; this was so at " in found.output) is not comes_back
+
+
 def test_a_check_of_a_fleet_says_that_the_store_is_down_beside_the_rest(run: Run, app: Celery) -> None:
     app.conf.ratelimit_url = NOWHERE
     app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "unused": "1/s"}
