@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_ratelimit import Limit
+from celery_ratelimit._celery import Pool
+from celery_ratelimit._celery.found import pool_here
 from celery_ratelimit.app.survey import Owned
 from celery_ratelimit.counts.figures import Stats, User
 from celery_ratelimit.parking.sizing import _cost, _server_of, _takes
@@ -43,6 +46,19 @@ def test_what_a_call_costs() -> None:
     assert _cost(owned(cost=3), stats(started=5, permits=50)) == 3
     assert _cost(owned(cost="size"), stats(started=5, permits=50)) == 10
     assert _cost(owned(cost="size"), stats()) == 1
+
+
+@pytest.mark.parametrize(("is_green", "processes"), [(True, 100), (False, 3)])
+def test_what_a_worker_says_of_its_pool(is_green: bool, processes: int) -> None:
+    pool = SimpleNamespace(is_green=is_green, limit=100, num_processes=3)
+    consumer = SimpleNamespace(pool=pool, task_consumer=SimpleNamespace(queues=[SimpleNamespace(name="celery")]))
+    state = SimpleNamespace(consumer=consumer)
+    assert pool_here(state) == {"processes": processes, "queues": ["celery"], "takes": {}}
+    Pool(pool)._takes.update({f"task {n}": float(n) for n in range(300)})
+    takes = pool_here(state)["takes"]
+    assert (len(takes), takes["task 299"], "task 0" in takes) == (200, 299.0, False), "those that take the longest"
+    consumer.task_consumer = None  # while Celery connects anew
+    assert pool_here(state)["queues"] == []
 
 
 @pytest.mark.parametrize(
