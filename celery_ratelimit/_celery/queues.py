@@ -47,6 +47,8 @@ def _looking(app: Any) -> Iterator[Any]:
             yield connection
         except (OperationalError, NotImplementedError, OSError, *connection.connection_errors) as error:
             raise NoAnswer(str(error)) from error
+        except connection.channel_errors as error:  # it is full, for one
+            raise NoAnswer(str(error)) from error
 
 
 def asked_workers(app: Any, what: str, seconds: float, **arguments: Any) -> dict[str, Any]:

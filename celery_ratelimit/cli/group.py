@@ -27,7 +27,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from kombu.exceptions import OperationalError
 
-        from .._celery.broker import is_lost
+        from .._celery.broker import trouble_of
 
         try:
             return super().invoke(ctx)
@@ -44,9 +44,10 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            if not is_lost(ctx.obj.app, error):
+            trouble = trouble_of(ctx.obj.app, error)
+            if not trouble:
                 raise
-            raise _failed(f"the broker does not answer: {error}") from None
+            raise _failed(trouble) from None
 
 
 def _failed(why: Any) -> click.ClickException:

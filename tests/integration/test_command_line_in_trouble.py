@@ -102,6 +102,29 @@ def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(
     assert says in found.output, found.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["release", "stripe"], "Error: the broker refuses what it was told: "),
+        (["drain"], "Error: the broker refuses what it was told: "),
+        (["explain", "nobody"], "so no worker was asked"),
+        (["check", "--fleet"], "so no worker was asked"),
+    ],
+)
+def test_a_broker_that_is_full_is_a_line(
+    run: Run, server: EmbeddedServer, store: redis.Redis, arguments: list[str], says: str
+) -> None:
+    with embedded_server() as full, redis.Redis.from_url(full.url) as client:
+        app = make_app(server.url, ratelimit_fleet="one")
+        park(app, "stripe", 5)
+        app.conf.broker_url = full.url
+        client.config_set("maxmemory", 1)
+        found = run(*arguments, of=app)
+        assert found.exit_code == 1
+        assert says in found.output, found.output
+    assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:leaving@one")) == 5
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_top_goes_on_while_the_store_is_lost(
     run: Run, server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, comes_back: bool
