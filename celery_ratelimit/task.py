@@ -20,6 +20,7 @@ from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
 from .gate.outcome import Outcome
 from .gate.step import install
+from .gate.stored_rates import stored_in_place_of
 from .limiter.checks import actual_costs
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
@@ -160,7 +161,11 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     max_wait = policy.max_wait if policy.waits and given_up and not decision.full else None
     to = None if outcome in ("drop", "fail", *THROTTLES) else outcome
     what = {"drop": "dropped", "fail": "failed"}.get(outcome, "diverted" if to else "returned")
-    why = Outcome(what, decision.retry_after, demand, max_wait=max_wait, full=decision.full, to=to)
+    stored = ""
+    with contextlib.suppress(*STORE_TROUBLES):  # it is only said
+        config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
+        stored = stored_in_place_of(demand.limit, config)
+    why = Outcome(what, decision.retry_after, demand, stored=stored, max_wait=max_wait, full=decision.full, to=to)
     logger.info("Task %s[%s] %s", task.name, task_id, why)
     if outcome == "fail":
         raise why.error

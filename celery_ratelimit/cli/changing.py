@@ -7,43 +7,35 @@ from typing import Any
 
 import click
 
-from .group import NAME, app_of, as_json
-from .shown import NO_END, Duration, clock, plain, show_json, table_of, tell, unnamed
+from .group import app_of
+from .options import FORCE, JSON, NAME, Change, changes
+from .shown import Duration, clock, end_of, plain, show_json, table_of, tell, unnamed
 from .status import rate_set_by
 
 __all__ = ["change_commands"]
 
-_KEY = click.option("--key", help="Only this bucket of a limit that is kept by key, as in tenant:7.")
-_REASON = click.option("--reason", default="", help="Why: stands in status and history.")
-_BY = click.option("--by", help="Who: default is user@host.")
-_FORCE = click.option("--force", is_flag=True, help="Also for a name that nobody knows.")
 
-
-def _changes(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of each command that changes something."""
-    for option in (click.pass_context, as_json, _FORCE, _BY, _REASON, _KEY, NAME):
-        command = option(command)
-    return command
-
-
-def _change(
-    ctx: click.Context, name: str, key: str | None, force: bool, as_json: bool, do: Callable[[Any], Any]
-) -> None:
+def _change(change: Change, do: Callable[[Any], Any]) -> None:
     """Do it, and print what was there before and what is there now."""
     from ..app.state import limiter_of
 
-    limiter = limiter_of(app_of(ctx))
-    before = limiter.config(name, key=key, force=force)
+    name, key = change.name, change.key
+    limiter = limiter_of(app_of(change.ctx))
+    before = limiter.config(name, key=key, force=change.force)
     done = do(limiter)
     after = limiter.config(name, key=key, force=True)
-    if as_json:
+    if change.as_json:
         show_json({"name": name, "key": key, "done": done is not False, "before": before, "after": after})
         return
-    of = plain(name) + (f", key {key!r}" if key else "")
+    of = _of(change)
     if done is False:
         click.echo(f"{of}: nothing to change: {_now(after)}")
     else:
         click.echo(f"{of}: was {_now(before)}\n{of}: now {_now(after)}")
+
+
+def _of(change: Change) -> str:
+    return plain(change.name) + (f", key {change.key!r}" if change.key else "")
 
 
 def _now(config: Any) -> str:
@@ -52,36 +44,20 @@ def _now(config: Any) -> str:
         return rate
     import time
 
-    end = "until it is resumed" if config.paused > NO_END else f"until {clock(time.time() + config.paused)}"
-    return f"{rate}, paused {end}"
+    return f"{rate}, paused {end_of('resumed', time.time() + config.paused)}"
 
 
 @click.command("set")
-@_changes
+@changes()
 @click.argument("rate")
 @click.option("--burst", type=click.IntRange(min=1), help="Default: what the code says.")
 @click.option("--for", "for_", type=Duration(), help="Then the code's rate holds again: 90, 10m, 1h30m.")
-def set_(
-    ctx: click.Context,
-    name: str,
-    rate: str,
-    burst: int | None,
-    for_: float | None,
-    key: str | None,
-    reason: str,
-    by: str | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+def set_(change: Change, rate: str, burst: int | None, for_: float | None) -> None:
     """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once."""
-    said: dict[str, Any] = {"key": key, "for_": for_, "by": by, "reason": reason, "force": force}
+    name, key = change.name, change.key
     _change(
-        ctx,
-        name,
-        key,
-        force,
-        as_json,
-        lambda limiter: limiter.set_rate(name, _limit(limiter, name, rate, burst), **said),
+        change,
+        lambda limiter: limiter.set_rate(name, _limit(limiter, name, rate, burst), key=key, for_=for_, **change.said),
     )
 
 
@@ -89,82 +65,71 @@ def _limit(limiter: Any, name: str, rate: str, burst: int | None) -> Any:
     """What is meant: places for a number, a rate with the options of the code's limit else."""
     from dataclasses import replace
 
+    from ..errors import ConfigurationError
     from ..limits.concurrency import Concurrency
     from ..limits.limit import Limit
 
-    if rate.isdecimal():
+    code, is_number = limiter.config(name, force=True).code, rate.isascii() and rate.isdigit()
+    if isinstance(code, Concurrency) and not (is_number and int(rate)):
+        raise ConfigurationError(
+            f"{name} is {unnamed(code)} in the code: write how many places, a whole number of at least 1"
+        )
+    if isinstance(code, Limit) and is_number:
+        raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
+    if is_number:
         return Concurrency(int(rate))
     if burst is None:
         return rate
-    code = limiter.config(name, force=True).code
     return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
 
 
 @click.command()
-@_changes
-def unset(
-    ctx: click.Context, name: str, key: str | None, reason: str, by: str | None, force: bool, as_json: bool
-) -> None:
+@changes()
+def unset(change: Change) -> None:
     """Take the stored rate away: the code's holds again."""
-    said: dict[str, Any] = {"key": key, "by": by, "reason": reason, "force": force}
-    _change(ctx, name, key, force, as_json, lambda limiter: limiter.delete(name, **said))
+    _change(change, lambda limiter: limiter.delete(change.name, key=change.key, **change.said))
 
 
 @click.command()
-@_changes
+@changes()
 @click.option("--for", "for_", type=Duration(), help="90, 10m, 1h30m. Default: until it is resumed.")
-def pause(
-    ctx: click.Context,
-    name: str,
-    for_: float | None,
-    key: str | None,
-    reason: str,
-    by: str | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+def pause(change: Change, for_: float | None) -> None:
     """Let nothing through, in the whole fleet. A shorter pause never shortens one that is there."""
-    said: dict[str, Any] = {"key": key, "by": by, "reason": reason, "force": force}
-    _change(ctx, name, key, force, as_json, lambda limiter: limiter.pause(name, for_ or 1e9, **said))
+    _change(change, lambda limiter: limiter.pause(change.name, for_ or 1e9, key=change.key, **change.said))
 
 
 @click.command()
-@_changes
-def resume(
-    ctx: click.Context, name: str, key: str | None, reason: str, by: str | None, force: bool, as_json: bool
-) -> None:
+@changes()
+def resume(change: Change) -> None:
     """End a pause."""
-    said: dict[str, Any] = {"key": key, "by": by, "reason": reason, "force": force}
-    _change(ctx, name, key, force, as_json, lambda limiter: limiter.resume(name, **said))
+    _change(change, lambda limiter: limiter.resume(change.name, key=change.key, **change.said))
 
 
 @click.command()
-@_changes
-def reset(
-    ctx: click.Context, name: str, key: str | None, reason: str, by: str | None, force: bool, as_json: bool
-) -> None:
+@changes()
+def reset(change: Change) -> None:
     """Forget what was taken: the bucket is full again, and those who wait ask anew."""
     from ..app.plan import limits_of_app
     from ..app.state import limiter_of
     from ..parking.overview import standings_of
 
-    app = app_of(ctx)
+    app, name, key = app_of(change.ctx), change.name, change.key
     code = limits_of_app(app).get(name) or limiter_of(app).quotas.get(name)
     (before,) = standings_of(app, {name: code}, key or "")
-    limiter_of(app).reset(name, key=key, by=by, reason=reason, force=force)
+    limiter_of(app).reset(name, key=key, **change.said)
     (after,) = standings_of(app, {name: code}, key or "")
-    if as_json:
+    if change.as_json:
         show_json({"name": name, "key": key, "before": before, "after": after})
         return
-    of = plain(name) + (f", key {key!r}" if key else "")
     for when, standing in (("was", before), ("now", after)):
-        click.echo(f"{of}: {when} {standing.remaining} of {standing.size} left, {standing.waiting} with a slot")
+        left = f"{standing.remaining} of {standing.size} left, {standing.waiting} with a slot"
+        click.echo(f"{_of(change)}: {when} {left}")
 
 
 @click.command()
 @NAME
-@_FORCE
-@as_json
+@FORCE
+@JSON
 @click.pass_context
 def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
     """Show who has changed a limit, when and why: the last hundred changes of it and its keys."""
@@ -203,11 +168,9 @@ def _row(each: Any) -> tuple[str, ...]:
 
 def _stored(stored: Any, now: float) -> str:
     rate = stored.shown or "code"
-    until = f" until {clock(stored.until)}" if stored.until else ""
-    if not stored.paused_until:
-        return rate + until
-    no_end = stored.paused_until - now > NO_END
-    return f"{rate}{until}, paused {'until it is resumed' if no_end else 'until ' + clock(stored.paused_until)}"
+    until = f" {end_of('unset', stored.until, now)}" if stored.until else ""
+    paused = f", paused {end_of('resumed', stored.paused_until, now)}" if stored.paused_until else ""
+    return rate + until + paused
 
 
 change_commands = (set_, unset, pause, resume, reset, history)

@@ -164,9 +164,9 @@ class Exits:
             return
         if held.plan.leased:
             self._running.begin(held)
-        self._hook.started(held, permit_at_us)
+        permit = self._hook.started(held, permit_at_us)
         requests.restore(held.request)
-        self._worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": permit_at_us})
+        self._worker.start(held.request, permit)
 
     # -- It waits elsewhere ----------------------------------------------------------------------------------------
 

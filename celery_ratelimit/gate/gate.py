@@ -49,6 +49,7 @@ from .room import Room
 from .running import Running
 from .said import Hook
 from .slots import Slots
+from .stored_rates import StoredRates
 from .within import Within
 
 __all__ = ["Gate"]
@@ -97,7 +98,8 @@ class Gate:
         self._holdings = holdings = Holdings(slots, room, presence, running)
         counting = Counting(asker, worker.timers.call_after, lambda: bool(outage))
         self._counting = counting if settings.counts and not settings.in_memory else None
-        hook = Hook([*observers, counting.counter] if self._counting is not None else observers)
+        stored = self._stored = StoredRates(asker, outage)
+        hook = Hook([*observers, counting.counter] if self._counting is not None else observers, stored.of)
         self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings, hook)
         share = LocalShare(worker.live_workers, leases)
         ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))
@@ -279,6 +281,7 @@ class Gate:
 
     def _changed(self, names: set[str]) -> None:
         """Rates of these limits are others now: whoever waits asks again."""
+        self._stored.forget(names)
         self._loop.note_changed(names)
         self._loop.run(self._lines)
         self._attendant.waking.wake(names)

@@ -38,7 +38,7 @@ class HeldRequest:
     ``is_checked``: whether the store was asked if it is the copy that may run, or need not be.
     ``slot_at``: when it has its turn, if it came back for one; 0.0: it is not known.
     ``asks_from``: it asks no sooner, so that those that come until then ask with it.
-    ``announced``: what was said last to have become of it.
+    ``announced``: what was said last to have become of it, by ``throttled_by``.
     ``alone``: what it has in common with tasks of which one is to wait; empty: all may.
     ``id``: what the store knows it by.
     ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
@@ -61,6 +61,7 @@ class HeldRequest:
     at: float = 0.0
     permit_at_us: int = 0
     announced: str = ""
+    throttled_by: str = ""
     alone: str = ""
     id: str = field(init=False)
     doubts: int = field(init=False)

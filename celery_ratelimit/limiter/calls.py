@@ -107,7 +107,7 @@ class Scripts:
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
         self.set_weight, self.weights = script("set_weight"), script("weights")
-        self.count, self.counts = script("count"), script("counts")
+        self.count, self.counts, self.used = script("count"), script("counts"), script("used")
         self.history, self.standing = script("history"), script("standing")
 
 

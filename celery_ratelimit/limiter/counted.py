@@ -12,13 +12,15 @@ from ..store.resp import bulk
 from .core import Core
 from .questions import Asks, Question, each_of
 
-__all__ = ["ask_counts", "tell_counts"]
+__all__ = ["ask_counts", "ask_used", "tell_counts"]
 
 _T = TypeVar("_T")
 
 #: Limits of which one script is told, or asks, and users: it is to take no longer than a few milliseconds.
 _TOLD, _ASKED, _TOTALS = 20, 4, 100
 _USERS = 400
+#: Entries that one script reads of what was used lately; and seconds that are kept one by one, see ``lua/count.lua``.
+_ENTRIES, _SECONDS = 1500, 180
 
 
 def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
@@ -39,6 +41,27 @@ def ask_counts(core: Core, names: Sequence[str], *, totals: bool = False) -> Ask
         (reply,) = yield from each_of([Question(core.scripts.counts, call)])
         us, *said = reply
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
+    return answer
+
+
+def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Asks[list[int]]:
+    """Permits that were taken of these limits, each within so many seconds, up to a day; see ``lua/used.lua``."""
+    answer: list[int] = []
+    entries = [int(within) if within <= _SECONDS else int(within / 60) for _, within in asked]
+    first = 0
+    while first < len(asked):
+        last = first + 1
+        while last < len(asked) and not core.is_cluster and sum(entries[first : last + 1]) <= _ENTRIES:
+            last += 1
+        keys, values = [], list[int | str]()
+        for name, within in asked[first:last]:
+            _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
+            keys.append(seconds if within <= _SECONDS else minutes)
+            values += [1 if within <= _SECONDS else 60, round(within)]
+        call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+        (reply,) = yield from each_of([Question(core.scripts.used, call)])
+        answer += map(int, reply)
+        first = last
     return answer
 
 

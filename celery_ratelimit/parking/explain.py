@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 from kombu.utils.json import loads
 
+from .._celery import NoAnswer, asked_workers
 from ..app.plan import limits_of_app
 from ..limiter.stored import LimitConfig
 from .lot import Parking
@@ -46,6 +46,7 @@ class Explanation:
         band: seconds that it may be off by.
         config: of that limit: who set it, and until when.
         ended: what the result backend says of it, a state of Celery's.
+        unasked: why workers were not asked; ``""``: they were, or need not be.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Explanation:
     band: float = 0.0
     config: LimitConfig | None = None
     ended: str = ""
+    unasked: str = ""
 
     @property
     def found(self) -> bool:
@@ -90,9 +92,10 @@ class Explanation:
                 return f"runs in worker {self.worker}"
             case "ended":
                 return f"has ended: {self.ended}"
+        workers = self.unasked or "no worker that has answered has it"
         return (
-            "is not known: it is in no parking lot, no worker that has answered has it, and the result backend has "
-            "nothing of it. Is the id right? It may also wait in a queue of the broker, or have ended without a result"
+            f"is not known: it is in no parking lot, {workers}, and the result backend has nothing of it. Is "
+            "the id right? It may also wait in a queue of the broker, or have ended without a result"
         )
 
     def _lines(self) -> list[str]:
@@ -117,11 +120,16 @@ class Explanation:
 
 def explain(app: Celery, parking: Parking, id: str) -> Explanation:
     """See :meth:`ParkingLots.explain`."""
-    for look in (_in_lots, _in_workers, _in_backend):
-        found = look(app, parking, id)
-        if found is not None:
-            return found
-    return Explanation(id, "unknown", time.time())
+    unasked = ""
+    found = _in_lots(app, parking, id)
+    if found is None:
+        try:
+            found = _in_workers(app, id)
+        except NoAnswer as error:
+            unasked = f"the broker does not answer, so no worker was asked ({error})"
+    if found is None:
+        found = _in_backend(app, id)
+    return found if found is not None else Explanation(id, "unknown", time.time(), unasked=unasked)
 
 
 def _in_lots(app: Celery, parking: Parking, id: str) -> Explanation | None:
@@ -168,22 +176,15 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
     )
 
 
-def _in_workers(app: Celery, parking: Parking, id: str) -> Explanation | None:
-    try:
-        # Of workers of a version before this one nothing is said: they answer with an error.
-        replies = app.control.broadcast("ratelimit_task", {"id": id}, reply=True, timeout=PATIENCE) or []
-    except (OperationalError, NotImplementedError, OSError):
-        return None
-    for reply in replies:
-        for worker, told in reply.items():
-            if isinstance(told, dict) and "where" in told:
-                return Explanation(
-                    id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=str(worker)
-                )
+def _in_workers(app: Celery, id: str) -> Explanation | None:
+    # Of workers of a version before this one nothing is said: they answer with an error.
+    for worker, told in asked_workers(app, "ratelimit_task", PATIENCE, id=id).items():
+        if isinstance(told, dict) and "where" in told:
+            return Explanation(id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=worker)
     return None
 
 
-def _in_backend(app: Celery, parking: Parking, id: str) -> Explanation | None:
+def _in_backend(app: Celery, id: str) -> Explanation | None:
     try:
         state = str(app.AsyncResult(id).state)
     except Exception:  # of a backend that is not there, or that somebody has written

@@ -20,6 +20,7 @@ from ..limits.limit import Limit
 from .lot import Parking
 from .lots import parking_of
 from .register import UNATTENDED
+from .usage import usages_of
 
 __all__ = ["LimitStatus", "overview", "standings_of"]
 
@@ -41,6 +42,11 @@ class LimitStatus:
         lots: how many lots; one for each key in which tasks are parked.
         oldest: when the first parked task was throttled, in seconds since 1970; ``None``: nobody is parked, or there
             are too many lots to look into.
+        used: permits that are taken of it in each period of the rate in force (a second, of ``"100/s"``): on average
+            within the last minute, or the last period if that is longer, up to a day; of places, those that are held.
+            ``None``: it is not known, or nothing is counted (``ratelimit_counts``).
+        share: that, of what the rate in force allows: 1.0 is all of it, and a burst may be more. ``None``: it is not
+            known, or the limit has a bucket for each key or worker.
         queues: those that its tasks are sent to.
         queued: messages in these and in their return queues that no worker has; ``None``: the broker does not say.
         drains_in: seconds until all of these have had their turn, at the rate that is in force, if no more come;
@@ -55,13 +61,13 @@ class LimitStatus:
     parked: int
     lots: int
     oldest: float | None
+    used: float | None
+    share: float | None
     queues: tuple[str, ...]
     queued: int | None
     drains_in: float | None
     attended: bool
     tasks: tuple[str, ...]
-
-    # Here belongs what is used of it now, of the last minutes: once decisions are counted in the store.
 
     @property
     def paused_until(self) -> float | None:
@@ -130,7 +136,9 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     wanted = [each for some in queues.values() for queue in some for each in (queue, return_queue_for(queue))]
     messages = messages_of(app, wanted)
     found = []
-    for (name, code), standing in zip(chosen.items(), standings_of(app, chosen), strict=True):
+    standings = standings_of(app, chosen)
+    usages = usages_of(app, standings)
+    for (name, code), standing, usage in zip(chosen.items(), standings, usages, strict=True):
         asked = {each for queue in queues[name] for each in (queue, return_queue_for(queue))}
         queued = sum(messages[each] for each in asked) if asked <= messages.keys() else None
         lots = of_lots.get(name, _NOBODY)
@@ -143,6 +151,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
                 lots.parked,
                 lots.lots,
                 lots.oldest,
+                *usage,
                 queues[name],
                 queued,
                 _drains_in(standing, code, lots, queued or 0, by_key=by_key),

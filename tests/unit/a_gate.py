@@ -98,6 +98,8 @@ class Bench:
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         for name in ("Outage", "Changes", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
+        nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
+        monkeypatch.setattr(gate, "StoredRates", lambda *_: nothing_stored)
         monkeypatch.setattr(gate, "parking_of", lambda app: None)
         monkeypatch.setattr(gate, "is_built_in", lambda name: False)
         for name, value in {
