@@ -5,7 +5,8 @@
 --        one of the limits is fair, with those of who shares it
 -- ARGV   1  number    of lots
 --        2  due       1: only lots that are due now; 0: all
---        3  horizon   us, >= 0: a task is let out when its slot is no further ahead than that
+--        3  horizon   us, >= 0: a task is let out when its slot is no further ahead than that; where the lot is shared, than
+--                     three quarters of that: what has left is overtaken by nobody
 --        4  most      >= 1: no more tasks of one lot than that have a slot at once
 --        5  pace      us, > 0: a lot is not due again sooner
 --        6  again     us, > 0: a task that is not known to be published by then is let out once more
@@ -29,6 +30,7 @@ local FIRST_ABSENT = 12
 local FIRST_ATTENDED = FIRST_ABSENT + ARGV[10]
 local FIRST_BUCKET = FIRST_ATTENDED + ARGV[11]
 local FIRST_LIMIT = FIRST_BUCKET + NUMBER
+local SHARED = 0.75 -- of the horizon
 local LOT = 2 -- what it takes to look after a lot, in tasks that are let out
 local LATE_US = 2000000 -- a task that is later than that has lost its slot
 local EARLY_US = 500000 -- a place may be free sooner than was foreseen: a task that waits for one comes so much before its slot
@@ -45,7 +47,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
 
-local work = 0
+local work, horizon = 0, HORIZON_US
 
 local weights = {}
 for i = FIRST_LIMIT + 6 * NUMBER, #ARGV, 2 do weights[KEYS[4 * NUMBER + LOT_KEYS * ARGV[i]]] = ARGV[i + 1] end
@@ -88,9 +90,9 @@ local function slot_of(limit, extra, id)
     limit.grant, limit.owner, limit.first, limit.overdue, limit.behind = now, nil, nil, nil, nil
     limit.algorithm.check(limit, now, id)
     local paused = max(limit.grant, limit.paused or now)
-    local slot, full = limit.algorithm.reserve(limit, now, id, paused, now + HORIZON_US)
+    local slot, full = limit.algorithm.reserve(limit, now, id, paused, now + horizon)
     read_again(limit)
-    if full or slot > now + HORIZON_US then return nil, full and slot or slot - HORIZON_US end
+    if full or slot > now + horizon then return nil, full and slot or slot - horizon end
     return slot
 end
 
@@ -244,6 +246,7 @@ local function look_after(limit)
     end
     local back = call('EXISTS', ASIDE) == 1 and those_to_bring_back() or {}
     is_shared = turns and turns.use(weights[WEIGHTS] or '')
+    horizon = is_shared and floor(HORIZON_US * SHARED) or HORIZON_US
     local look = let_out_once_more() and let_out_expired() and let_out_next(limit, back)
     if is_shared then turns.keep() end
     if not look then

@@ -74,6 +74,13 @@ def test_a_small_tenant_has_its_turns_beside_a_big_one(parking: Parking) -> None
     assert ids(leave(parking))[:7] == ["b0", "s0", "b1", "s1", "b2", "s2", "b3"]
 
 
+def test_less_has_left_that_a_newcomer_cannot_overtake(parking: Parking) -> None:
+    park(parking, *[to_park("big", f"b{number}") for number in range(200)])
+    assert len(leave(parking, limit("100/s"))) == 76, "those of three quarters of a second"
+    park(parking, to_park("small", "s0"))
+    assert leave(parking, limit("100/s")) == []
+
+
 def test_turns_come_by_weight(parking: Parking) -> None:
     for number in range(200):
         park(parking, to_park("gold", f"g{number}"), to_park("other", f"o{number}"))
