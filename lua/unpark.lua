@@ -43,6 +43,8 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include lot.lua
 --!include order.lua
 --!fair shares.lua
+--!fair share_weights.lua
+--!fair share_of.lua
 --!include let_out.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
@@ -68,9 +70,9 @@ end
 local turns
 --!fair turns.lua
 
-local function let_one_out(id, wait, known)
+local function let_one_out(id, wait, known, message)
     work = work + 1
-    let_out(id, wait, known)
+    return let_out(id, wait, known, message)
 end
 
 -- This script asks the same limit several times: what is in the store by now.
@@ -80,8 +82,7 @@ local function read_again(limit)
 end
 
 -- The slot of task `id`, if it is near enough. If not, nothing; and when there may be one.
-local function slot_of(limit, extra, id)
-    local message = call('HGET', MESSAGES, id) or '1'
+local function slot_of(limit, extra, id, message)
     limit.extra, limit.cost = extra, tonumber(match(message, '^%d+'))
     if extra < -1 then -- the task says itself what it leaves to more important ones
         local leaves = match(string.sub(message, -180), '"leaves": (%d+)[^{}]*}$')
@@ -191,7 +192,7 @@ end
 local function next_one(back)
     if is_shared then
         bring_back(back, math.huge)
-        return turns.next(may_come)
+        return turns.next(next(absent) and may_come)
     end
     while true do
         local id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
@@ -202,6 +203,20 @@ local function next_one(back)
         if room() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
         if not id or may_come(id, place) then return id end
     end
+end
+
+-- It may be sooner: a task that has a slot does not come, or a lease ends with its holder, or what is stored ends.
+local function sooner(limit, later)
+    local first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    later = min(later, (first or math.huge) + LATE_US)
+    if limit.method == 'concurrency' then
+        local ends = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+        later = min(later, tonumber(ends) or math.huge)
+    end
+    if limit.ends then
+        later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, bucket) or 0) * EACH_US)
+    end
+    return later
 end
 
 -- Lets out the tasks whose turn is near. Returns when the next one may have its turn; nil: at once.
@@ -217,22 +232,17 @@ local function let_out_next(limit, back)
     for _ = 1, MOST - call('ZCOUNT', limit.slots_key, int(now), '+inf') do
         local id = next_one(back)
         if not id then return id == nil and math.huge or nil end
-        local slot, later = slot_of(limit, extra, id)
-        if not slot then
-            -- It may be sooner: a task that has a slot does not come, or a lease ends with its holder, or what is stored ends.
-            local first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-            later = min(later, (first or math.huge) + LATE_US)
-            if limit.method == 'concurrency' then
-                local ends = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-                later = min(later, tonumber(ends) or math.huge)
-            end
-            if limit.ends then
-                later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, bucket) or 0) * EACH_US)
-            end
-            return later
+        local message = call('HGET', MESSAGES, id)
+        local slot, later
+        if is_shared and not message then
+            turns.count()
+        else
+            slot, later = slot_of(limit, extra, id, message or '1')
+            if not slot then return sooner(limit, later) end
+            local wait = max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0))
+            local was_here = let_one_out(id, wait, is_shared, message)
+            if is_shared then turns.count(was_here and limit.cost) end
         end
-        if is_shared then turns.charge(limit.cost) end
-        let_one_out(id, max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0)), is_shared)
     end
     return now -- as many have slots as may: when one of them will have come is not known
 end

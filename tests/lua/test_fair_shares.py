@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import redis
 
-from celery_ratelimit import Concurrency, Limit
+from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.parking.lot import FULL, Parking, ToPark
 from celery_ratelimit.parking.parked import Parked
@@ -134,9 +134,26 @@ def test_who_comes_anew_begins_at_the_present(parking: Parking, clock: Clock) ->
 def test_each_is_told_what_is_before_it_by_the_shares(parking: Parking) -> None:
     assert park(parking, *[to_park("a", f"a{number}", cost=2) for number in range(10)])[-1] == 18
     assert park(parking, to_park("b", "b0", cost=2), to_park("b", "b1", cost=2)) == [0, 4]
-    assert park(parking, to_park("b", "b2", cost=2, weight=4.0)) == [5]
-    assert park(parking, to_park("b", "b3", cost=2), most=12) == [FULL - 12]
-    assert park(parking, to_park("b", "b3", cost=2), most=13) == [12]
+    assert park(parking, *[to_park("c", f"c{number}", cost=2, weight=4.0) for number in range(5)])[1:] == [3, 6, 9, 12]
+    assert park(parking, to_park("b", "b3", cost=2), most=24) == [FULL - 24], "two of its own, and a sixth is its part"
+    assert park(parking, to_park("b", "b3", cost=2), most=25) == [24]
+
+
+def test_what_it_is_told_is_by_the_weights_that_hold(frozen: Limiter, parking: Parking) -> None:
+    """Also by those that people have stored, from the next look on; and who has left counts no more."""
+    code = limit("1/s", weights={"gold": 8})
+    for share, weight in (("gold", 8.0), ("a", 1.0), ("b", 1.0)):
+        park(parking, *[to_park(share, f"{share}{number}", weight=weight) for number in range(20)])
+    assert park(parking, to_park("c", "c0"), to_park("c", "c1")) == [0, 11]
+    frozen.set_weight(code.limit, "gold", 2)
+    leave(parking, code)
+    assert park(parking, to_park("c", "c2")) == [10], "two of its own, and a fifth is its part"
+    frozen.set_weight(code.limit, "gold", None)
+    leave(parking, code)
+    assert park(parking, to_park("c", "c3")) == [33]
+    parking.contents.pick(BUCKET, [f"{share}{number}" for share in "ab" for number in range(20)], purge=True)
+    parking.unpark([limit(weights={"gold": 8})])
+    assert park(parking, to_park("d", "d0"), to_park("d", "d1"))[1] <= 10
 
 
 def test_a_task_that_is_parked_again_pays_once(parking: Parking, store: redis.Redis, clock: Clock) -> None:
