@@ -3,7 +3,7 @@
 -- What a look changes is written at its end, together.
 --
 -- Uses a lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; shares, HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD,
--- SUM, STORED, IN_CODE, MARKS, known, precise of shares.lua; room(), whether the script may do more; did(work), which notes what it has done.
+-- SUM, STORED, IN_CODE, MARKS, known of shares.lua; precise of share_weights.lua; weight_in_code of weight_in_code.lua; room(), whether the script may do more; did(work), which notes what it has done.
 -- Gives turns, which is nil where this text is not put in:
 --   use(weights)    is the lot shared? `weights`: the code's, "<number> NUL <share> <weight> NUL <share> <weight> NUL", where the
 --                   number says which they are
@@ -12,6 +12,7 @@
 --   count(cost)     that one is let out; without a cost: it is not parked any more
 --   index(id, place), a task is parked again
 --   keep()          at the end
+--!include weight_in_code.lua
 local MOST_HELD = 2147483648 -- 2^31
 local AT_FIRST, SOME = 3, 20 -- shares that are read at first, and then
 local STEP, CHOICE = 0.2, 0.5 -- what a step takes, in tasks that are let out; and what it takes besides to let out one of a share
@@ -74,16 +75,11 @@ local function let_go()
     return #some > 0
 end
 
-local function weight_in_code(share)
-    local _, at = string.find(in_code, '\0' .. share .. ' ', 1, true)
-    return at and match(in_code, '^[^%z]+', at + 1) or 1
-end
-
 local function index(id, place)
     local share = shares.of(call('HGET', MESSAGES, id) or '}}') or ''
     keep()
     if call('ZADD', SHARES, 0, shares.entry(share, place, id)) == 1 and not call('ZSCORE', TURNS, share) then
-        shares.add(share, weight_in_code(share))
+        shares.add(share, weight_in_code(in_code, share))
     end
     least = nil
 end
@@ -97,9 +93,8 @@ local function sum_up()
     for share in string.gmatch(in_code .. string.gsub(changes, '%d+ (%S* )', '\0%1'), '%z([^%z ]*) ') do
         if #named < MOST_NAMED and not is_named[share] then named[#named + 1], is_named[share] = share, true end
     end
-    local tags = #named > 0 and redis.pcall('ZMSCORE', TURNS, unpack(named)) or {} -- a right that the store's user may lack
-    for i, tag in ipairs(tags) do
-        if tag then sum = sum + shares.weight(named[i], weight_in_code(named[i])) - 1 end
+    for _, share in ipairs(named) do
+        if call('ZSCORE', TURNS, share) then sum = sum + shares.weight(share, weight_in_code(in_code, share)) - 1 end
     end
     known[TURNS] = 1 + max(0, sum) + (changes ~= '' and STORED or 0)
 end
@@ -154,11 +149,11 @@ function turns.next(may_come)
         else
             local from = after[share] and '(' .. after[share] or '[' .. share .. '\0'
             local entry = call('ZRANGEBYLEX', SHARES, from, '(' .. share .. '\1', 'LIMIT', 0, 1)[1]
-            local weight = entry and shares.weight(share, weight_in_code(share))
+            local weight = entry and shares.weight(share, weight_in_code(in_code, share))
             if not entry then
                 clock = max(clock, tag)
                 gone[#gone + 1] = share
-                known[TURNS] = max(known[TURNS] < STORED and 1 or STORED + 1, known[TURNS] - shares.weight(share, weight_in_code(share)))
+                known[TURNS] = max(known[TURNS] < STORED and 1 or STORED + 1, known[TURNS] - shares.weight(share, weight_in_code(in_code, share)))
                 tags[share] = nil
                 head = head + 1
             elseif weight == 0 then
