@@ -273,6 +273,7 @@ local function look_after(limit)
         return -1
     end
     look = max(now + PACE_US, min(look, leaving or math.huge, first_of(EXPIRING) or math.huge))
+    if is_shared then look = turns.stay(look) end
     call('ZADD', LOTS, int(look), bucket)
     return look - now
 end

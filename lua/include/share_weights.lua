@@ -1,6 +1,6 @@
 -- What those weigh who share a limit, see shares.lua. Where it is seldom needed it is made where it is (join_share.lua).
 --
--- Uses now; TURNS, WEIGHTS of lot.lua; shares, known, CLOCK, SINCE, FROM_PLACE, SUM, STORED of shares.lua.
+-- Uses now; SHARES, TURNS, WEIGHTS of lot.lua; shares, known, CLOCK, SINCE, FROM_PLACE, SUM, STORED, KEPT_MS of shares.lua.
 -- Gives precise(number), a text; in shares weight(share, code), `code` being its weight in the code; changes(), of the weights, false if
 -- there was none; add(share, code), which is not in `turns`.
 local MOST_WEIGHT = 1000000
@@ -13,6 +13,8 @@ function shares.add(share, code)
     if not clock then
         clock, known[TURNS] = -1, 1
         call('ZADD', TURNS, clock, CLOCK, int(-now), SINCE, clock, FROM_PLACE)
+        call('PEXPIRE', TURNS, KEPT_MS)
+        call('PEXPIRE', SHARES, KEPT_MS)
     end
     local sum = known[TURNS] or -(call('ZSCORE', TURNS, SUM) or -1)
     local weight = sum < STORED and code + 0 or shares.weight(share, code)

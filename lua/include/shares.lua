@@ -16,13 +16,16 @@
 -- `parked` has all tasks, and is what counts: versions before this one know no index, nor do scripts that are called for limits
 -- which are not fair. An entry of a task that is not parked at its place any more is dropped when it is met; a task without an
 -- entry gets one, with what it has for a share, or else ''.
+-- The index is kept for KEPT_MS after the last look, which comes at least once a month: a version before this one, or a script for a
+-- limit that is not fair, ends a lot without it.
 -- `weights`, field NUL: "<us> <share> <us> <share> ... ", the last changes, each later than the one before.
 --
 -- Uses LOT_KEYS, shares of lot.lua.
 -- Gives shares, which is nil in scripts without this text: entry(share, place, id), of `shares`; known, what this script has read: by the
--- key of `weights` the changes, by that of `turns` the sum; LOT_KEYS; HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, and
+-- key of `weights` the changes, by that of `turns` the sum; LOT_KEYS; KEPT_MS; HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, and
 -- MARKS, how many members there are at the most that are no share.
 local HELD, STORED, MARKS = 4503599627370496, 1099511627776, 6 -- 2^52, 2^40
+local KEPT_MS = '5184000000' -- 60 days
 local CLOCK, SINCE, FROM_PLACE, SOME_HELD, SUM, IN_CODE = '\0', '\0since', '\0from', '\0held', '\0sum', '\0code'
 LOT_KEYS = 16
 shares = {entry = false, ahead = false, join = false, add = false, changes = false, weight = false, of = false} -- has room for all

@@ -2,8 +2,9 @@
 --
 -- What a look changes is written at its end, together.
 --
--- Uses a lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; shares, HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD,
--- SUM, STORED, IN_CODE, MARKS, known of shares.lua; precise of share_weights.lua; weight_in_code of weight_in_code.lua; room(), whether the script may do more; did(work), which notes what it has done.
+-- Uses a lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE, FROM_PLACE,
+-- SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; precise of share_weights.lua; weight_in_code of weight_in_code.lua;
+-- room(), whether the script may do more; did(work), which notes what it has done.
 -- Gives turns, which is nil where this text is not put in:
 --   use(weights)    is the lot shared? `weights`: the code's, "<number> NUL <share> <weight> NUL <share> <weight> NUL", where the
 --                   number says which they are
@@ -12,12 +13,14 @@
 --   count(cost)     that one is let out; without a cost: it is not parked any more
 --   index(id, place), a task is parked again
 --   keep()          at the end
+--   stay(look)      there is to be a look at that time; returns when there has to be one
 --!include weight_in_code.lua
 local MOST_HELD = 2147483648 -- 2^31
 local AT_FIRST, SOME = 3, 20 -- shares that are read at first, and then
 local STEP, CHOICE = 0.2, 0.5 -- what a step takes, in tasks that are let out; and what it takes besides to let out one of a share
-turns = {keep = false, index = false, use = false, next = false, count = false, entry = false, weight = false} -- has room for all
 local MOST_NAMED = 50 -- weights that are looked for
+local MINUTE_US, RARE_US = 60000000, 10000000
+turns = {use = false, next = false, count = false, index = false, keep = false, stay = false, entry = false, weight = false} -- has room
 local in_code, held, clock, marks, first -- `first`: how many members of `turns` are no share
 local least, head, bound -- shares by their tags, the least of all, from `head` on; no other one has less than that
 local tags, gone, dropped, after -- what has changed
@@ -35,6 +38,15 @@ local function keep()
     tags, gone, dropped, after = {}, {}, {}, {}
 end
 turns.keep = keep
+
+-- Of looks that are often some are enough.
+function turns.stay(look)
+    if look - now > RARE_US or now % MINUTE_US < RARE_US then
+        call('PEXPIRE', TURNS, KEPT_MS)
+        call('PEXPIRE', SHARES, KEPT_MS)
+    end
+    return min(look, now + MONTH_US)
+end
 
 local function read(from, to)
     local got = call('ZRANGE', TURNS, from, to, 'WITHSCORES')

@@ -187,6 +187,31 @@ def test_a_lot_that_is_empty_leaves_nothing(parking: Parking, store: redis.Redis
     assert not store.exists(TURNS, SHARES)
 
 
+def test_what_an_older_worker_leaves_of_an_index_has_its_time(
+    parking: Parking, store: redis.Redis, clock: Clock
+) -> None:
+    """It ends the lot, and knows of no index. As long as a lot is looked at its index stays."""
+
+    def days() -> set[int]:
+        ends = [int(store.hget("test:expires", key) or 0) for key in (SHARES, TURNS)]
+        return {round((at - int(store.get("test:clock") or 0)) / 86_400e6) for at in ends}
+
+    park(parking, *[to_park("a", f"a{number}") for number in range(300)])
+    assert days() == {60}
+    for _ in range(3):  # seldom
+        clock.advance(29 * 86_400)
+        (looked,) = parking.unpark([limit("1/90d")])
+        assert looked.again is not None
+        assert looked.again <= 30 * 86_400
+        assert days() == {60}
+    clock.advance(29 * 86_400)
+    for _ in range(200):  # often
+        clock.advance(0.3)
+        parking.unpark([limit("4/s")])
+    assert days() == {60}
+    assert store.exists(SHARES, TURNS) == 2
+
+
 def test_those_whose_queue_nobody_consumes_are_passed_over_until_it_is(parking: Parking) -> None:
     park(parking, *[to_park("a", f"a{number}@absent") for number in range(40)])
     park(parking, *[to_park("b", f"b{number}@here") for number in range(3)])
