@@ -19,7 +19,7 @@ local MOST_HELD = 2147483648 -- 2^31
 local AT_FIRST, SOME = 3, 20 -- shares that are read at first, and then
 local STEP, CHOICE = 0.2, 0.5 -- what a step takes, in tasks that are let out; and what it takes besides to let out one of a share
 local MOST_NAMED = 50 -- weights that are looked for
-local MINUTE_US, RARE_US = 60000000, 10000000
+local OFTEN_US, RARE_US = 600000000, 10000000
 turns = {use = false, next = false, count = false, index = false, keep = false, stay = false, entry = false, weight = false} -- has room
 local in_code, held, clock, marks, first -- `first`: how many members of `turns` are no share
 local least, head, bound -- shares by their tags, the least of all, from `head` on; no other one has less than that
@@ -41,7 +41,7 @@ turns.keep = keep
 
 -- Of looks that are often some are enough.
 function turns.stay(look)
-    if look - now > RARE_US or now % MINUTE_US < RARE_US then
+    if look - now > RARE_US or now % OFTEN_US < RARE_US then
         call('PEXPIRE', TURNS, KEPT_MS)
         call('PEXPIRE', SHARES, KEPT_MS)
     end

@@ -205,9 +205,9 @@ def test_what_an_older_worker_leaves_of_an_index_has_its_time(
         assert looked.again <= 30 * 86_400
         assert days() == {60}
     clock.advance(29 * 86_400)
-    for _ in range(200):  # often
-        clock.advance(0.3)
-        parking.unpark([limit("4/s")])
+    for _ in range(150):  # often
+        clock.advance(5)
+        parking.unpark([limit("1/5s")])
     assert days() == {60}
     assert store.exists(SHARES, TURNS) == 2
 
