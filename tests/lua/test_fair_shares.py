@@ -115,6 +115,15 @@ def test_what_a_version_before_this_one_has_let_out_is_passed_over(parking: Park
     assert ids(leave(parking)) == ["a20", "b0", "a21", "b1", *[f"a{number}" for number in range(22, 30)]]
 
 
+def test_what_an_older_worker_is_about_to_publish_does_not_leave_twice(parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[to_park(share, f"{share}{number}") for number in range(3) for share in "ab"])
+    older = Demand(Limit("100/s", burst=2, name="api"), "api")
+    (looked,) = parking.unpark([older], horizon=0)
+    assert ids(looked.leaving) == ["a0", "b0"]
+    assert ids(leave(parking, limit("100/s", burst=6), horizon=1)) == ["a1", "b1", "a2", "b2"]
+    assert store.zcard(SHARES) == 0
+
+
 def test_within_a_share_the_more_important_go_first(parking: Parking) -> None:
     park(parking, to_park("a", "a0", order=3), to_park("b", "b0"), to_park("a", "a1"), to_park("a", "a2", order=-2))
     assert ids(leave(parking)) == ["a2", "b0", "a1", "a0"]
