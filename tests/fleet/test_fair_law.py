@@ -119,3 +119,30 @@ def test_ten_behind_ten_thousand_have_every_second_turn(
         until(lambda: small <= {permit.index for permit in fleet.permits()}, 60)
         order = order_of(fleet)
         assert max(map(order.index, small)) < 20 + LEFT * 100 + HELD
+
+
+def test_what_people_do_meanwhile_loses_nobody(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Tasks are revoked, released and thrown away, tenants are held back and let go, and weights change."""
+    random = Random(7)
+    calls = [(tenant, random.randint(1, DEAREST)) for tenant in WEIGHTS for _ in range(8)]
+    with parked(server, tmp_path, 500, "tests.apps.weighed.weighed", "weighed", calls) as (fleet, _):
+        limiter, lots, names = Limiter.from_url(server.url), fleet.parking_lots(), list(WEIGHTS)
+        for tenant in names[:10]:
+            limiter.set_weight("weighed", tenant, 0, force=True)
+        tasks = lots.tasks("weighed", number=len(calls), force=True)
+        of = {task.id: int(re.findall(r"\d+", task.args)[0]) for task in tasks}
+        held = [id for id, index in of.items() if calls[index][0] in names[:10]]
+        revoked, purged, released = held[:15], held[15:25], held[25:40]
+        fleet.sender.control.revoke(revoked)
+        assert lots.purge("weighed", ids=purged, force=True) == len(purged)
+        assert lots.release("weighed", ids=released, force=True) == len(released)
+        for round in range(20):
+            limiter.set_weight("weighed", names[10 + round % 5], (0, 0.001, 1e6, 3, None)[round % 5], force=True)
+        gone = {of[id] for id in [*revoked, *purged]}
+        free = {index for index, (tenant, _) in enumerate(calls) if tenant not in names[:15]}
+        until(lambda: free <= {start.index for start in fleet.starts()}, 60, "all that are not held back")
+        for tenant in names[:15]:
+            limiter.set_weight("weighed", tenant, None, force=True)
+        fleet.wait_for(len(calls) - len(gone), 60)
+        assert sorted(start.index for start in fleet.starts()) == sorted(set(range(len(calls))) - gone)
+        until(lambda: not list(store.scan_iter("*{weighed}*:turns@*")), 20, "the lot having ended")
