@@ -210,3 +210,22 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
     assert sorted(left) == sorted(f"{number}.{each}@q" for number in range(20) for each in range(50))
     Parking(Limiter.from_url(server.url), "fleet", 3600).unpark([asked])
     assert not store.exists(SHARES, TURNS)
+
+
+def test_a_store_that_is_killed_finds_the_turns_again() -> None:
+    """As far as it has what is parked: here it writes that before it answers."""
+    server = EmbeddedServer(persist=True)
+    try:
+        server.start()
+        parking = Parking(Limiter.from_url(server.url), "fleet", 3600)
+        for share, number in (("big", 200), ("small", 10)):
+            parking.park({BUCKET: [to_park(share, f"{share}{each}") for each in range(number)]})
+        (looked,) = parking.unpark([limit("1/s", burst=10)], horizon=0)
+        parking.published({BUCKET: looked.leaving})
+        server.kill()
+        server.start()
+        parking = Parking(Limiter.from_url(server.url), "fleet", 3600)
+        (looked,) = parking.unpark([limit("100000/s", burst=1000)])
+        assert [each.id for each in looked.leaving[:6]] == ["big5", "small5", "big6", "small6", "big7", "small7"]
+    finally:
+        server.close()
