@@ -15,6 +15,7 @@ from ..limiter.stored import LimitConfig
 from .lot import Parking
 from .overview import standings_of
 from .parked import Bucket, text
+from .weights import weights_text
 
 __all__ = ["Explanation", "explain"]
 
@@ -39,7 +40,8 @@ class Explanation:
         worker: that has it.
         limit: the limit in whose lot it is; ``""``: none.
         key: of the limit's bucket.
-        place: how many tasks are parked before it.
+        place: how many tasks are parked before it; where the limit is fair, how many have their turns before it, if no
+            more come.
         parked: how many are parked in that lot.
         since: when it was throttled first, in seconds since 1970; ``None``: it was not, as far as is known.
         starts_at: when it will start, about; ``None``: that is not known.
@@ -47,6 +49,8 @@ class Explanation:
         config: of that limit: who set it, and until when.
         ended: what the result backend says of it, a state of Celery's.
         unasked: why workers were not asked; ``""``: they were, or need not be.
+        share: whose it is, of those who share the limit, as the store has it; ``None``: nobody shares it.
+        weight: of that share; 0: it is held back, and has no turn.
     """
 
     id: str
@@ -65,6 +69,8 @@ class Explanation:
     config: LimitConfig | None = None
     ended: str = ""
     unasked: str = ""
+    share: str | None = None
+    weight: float | None = None
 
     @property
     def found(self) -> bool:
@@ -109,6 +115,9 @@ class Explanation:
             lines.append(f"The limit is {config.in_force or 'not known here'}{by}{reason}.")
             if config.paused:
                 lines.append(f"The limit is paused for another {config.paused:.0f} s.")
+        if self.share is not None and self.weight is not None:
+            held = ", which holds its tasks back until it has another one" if self.weight == 0 else ""
+            lines.append(f"Its share {self.share!r} has the weight {self.weight:g}{held}.")
         if self.starts_at is not None:
             wait = max(0.0, self.starts_at - self.now)
             lines.append(f"It will start in {wait:.1f} s, give or take {self.band:.1f} s, if the rate is not changed.")
@@ -154,9 +163,14 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
     parcel: dict[str, Any] = loads(message)
     headers = parcel["headers"]
     (standing,) = standings_of(app, {bucket[0]: limits_of_app(app).get(bucket[0])}, bucket[1])
+    limit, share, turn = limits_of_app(app).get(bucket[0]), None, None
+    if where == "parked" and limit is not None and limit.fair is not None and "share" in parcel:
+        share, turn = parcel["share"], parking.contents.turn(bucket, stored, weights_text(limit))
+    ahead: float | None = place * cost / number if where == "parked" and number else 0.0
+    if turn is not None:
+        place, ahead = turn.tasks, turn.permits
     starts_at = None
-    if standing.interval and where != "aside":
-        ahead = place * cost / number if where == "parked" and number else 0.0
+    if standing.interval and where != "aside" and ahead is not None:
         starts_at = now / 1e6 + max(standing.retry_after, standing.config.paused) + ahead * standing.interval
     wait = max(0.0, (starts_at or 0.0) - now / 1e6)
     return Explanation(
@@ -173,6 +187,8 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
         starts_at=starts_at,
         band=BAND * wait + LEAST_BAND if starts_at is not None else 0.0,
         config=standing.config,
+        share=share,
+        weight=turn.weight if turn is not None else None,
     )
 
 

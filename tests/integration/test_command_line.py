@@ -67,9 +67,18 @@ def run(app: Celery) -> Run:
     return run
 
 
-def park(app: Celery, name: str, number: int, *, key: str = "", task: str = "shop.charge", cost: int = 1) -> list[str]:
+def park(
+    app: Celery,
+    name: str,
+    number: int,
+    *,
+    key: str = "",
+    task: str = "shop.charge",
+    cost: int = 1,
+    share: str | None = None,
+) -> list[str]:
     """Messages as a worker parks them."""
-    parking, ids = parking_of(app), [f"{name}-{key}-{n}" for n in range(number)]
+    parking, ids = parking_of(app), [f"{name}-{share or key}-{n}" for n in range(number)]
     messages = []
     for n, id in enumerate(ids):
         marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
@@ -86,8 +95,9 @@ def park(app: Celery, name: str, number: int, *, key: str = "", task: str = "sho
             "delivery_mode": 2,
             "expires": None,
             "properties": {},
+            **({} if share is None else {"share": share}),
         }
-        messages.append(ToPark(f"{id}~0@celery", cost, json.dumps(parcel), 1))
+        messages.append(ToPark(f"{id}~0@celery", cost, json.dumps(parcel), 1, share=share))
     parking.park({(name, key): messages})
     return ids
 
@@ -395,6 +405,32 @@ def test_explain_a_parked_task(run: Run, app: Celery) -> None:
     assert "set by ann@host" in text
     limiter_of(app).pause("stripe", 100)
     assert json.loads(run("explain", ids[10], "--json").output)["starts_at"] - said["now"] > 100
+
+
+def test_explain_a_task_that_shares_its_limit(run: Run, app: Celery) -> None:
+    crm = Limit("2/s", name="crm", fair="{tenant}", weights={"gold": 4})
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "crm": crm}
+
+    @app.task(name="shop.call", base=RateLimitedTask, limits="crm", shared=False)
+    def call(tenant: str) -> None: ...
+
+    limiter_of(app).acquire("crm", args={"tenant": "x"})
+    park(app, "crm", 50, key="", task="shop.call", share="big")
+    (id,) = park(app, "crm", 1, key="", task="shop.call", share="gold")
+    said = json.loads(run("explain", id, "--json").output)
+    assert (said["where"], said["place"], said["parked"], said["share"], said["weight"]) == (
+        "parked",
+        1,
+        51,
+        "gold",
+        4.0,
+    )
+    assert said["starts_at"] - said["now"] == pytest.approx(1.0, abs=0.3)
+    assert "Its share 'gold' has the weight 4." in run("explain", id).output
+    limiter_of(app).set_weight("crm", "gold", 0)
+    said = json.loads(run("explain", id, "--json").output)
+    assert (said["starts_at"], said["weight"]) == (None, 0.0)
+    assert "which holds its tasks back" in run("explain", id).output
 
 
 @pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
