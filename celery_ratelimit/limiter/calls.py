@@ -108,6 +108,7 @@ class Scripts:
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
         self.set_weight, self.weights = script("set_weight"), script("weights")
         self.count, self.counts = script("count"), script("counts")
+        self.shadow = script("shadow")
         self.history, self.standing = script("history"), script("standing")
 
 

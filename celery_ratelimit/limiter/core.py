@@ -24,6 +24,7 @@ from .durations import microseconds
 from .parts import parts_of
 from .questions import Asks, Exists, Question, Request, each_of
 from .replies import decision_of, impossible, pretended, whole_numbers
+from .shadows import Shadows
 
 __all__ = ["Core"]
 
@@ -39,6 +40,9 @@ class Core:
         prefix: what every key in the store begins with.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
         is_cluster: whether limits live in slots, of which a script sees one.
+
+    Attributes:
+        shadows: which limits are in shadow.
     """
 
     #: In tests: every limiter of this process lets all pass (0), or none, saying that it is to wait for so many
@@ -49,6 +53,7 @@ class Core:
         self.is_cluster = is_cluster
         self.scripts = Scripts(replace_includes)
         self.calls = Calls(self.scripts, prefix)
+        self.shadows = Shadows()
         self.new_id = _Ids()
         self._over_slots = CrossSlot(self.scripts, self.new_id)
 

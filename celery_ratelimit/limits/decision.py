@@ -69,6 +69,7 @@ class Decision:
             switched the store off (:mod:`celery_ratelimit.testing`).
         demands: what was asked of which limit; see ``limiter/demand.py``. Empty where the store was not asked: there is
             nothing to settle or to give back.
+        shadow: what was asked of limits in shadow, which are not in ``states`` unless all are, and held nothing up.
     """
 
     allowed: bool
@@ -82,3 +83,4 @@ class Decision:
     id: str = field(default="", compare=False)
     granted_at: int = 0
     demands: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    shadow: tuple[Any, ...] = field(default=(), repr=False, compare=False)

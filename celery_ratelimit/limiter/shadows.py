@@ -1,0 +1,169 @@
+"""Which limits are in shadow, as far as this process knows, and what is to be told and read of them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..counts.arrivals import Arrival, Arrivals
+from ..counts.would import Would, read_would
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit
+from ..observing import Asked
+from ..store.keys import config_keys, shadow_keys
+from ..store.resp import bulk
+from .demand import Demand
+from .questions import Asks, Question, each_of
+
+if TYPE_CHECKING:
+    from .core import Core
+
+__all__ = ["Shadows", "ask_would", "asked_of", "passed", "read_flag", "tell_arrivals"]
+
+#: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
+_LIMITS, _TOLD, _RECKONED = 20, 400, 1000
+#: What the script reckons by itself; other algorithms are put in.
+_OWN = ("token_bucket", "leaky_bucket", "sliding_log", "concurrency")
+
+
+class Shadows:
+    """Which limits are in shadow: as the code says, or somebody has stored since.
+
+    A process learns what is stored when it tells of requests, about once a second; a worker also when it looks for
+    changes. While it does not know yet that a limit is in shadow, the store does, which then lets everybody through.
+
+    Attributes:
+        limits: those that were in shadow here, by name, as the code has them.
+        stored: what is stored, by name, where it is known.
+    """
+
+    def __init__(self) -> None:
+        self.limits: dict[str, AnyLimit] = {}
+        self.stored: dict[str, bool] = {}
+
+    def has(self, name: str, limit: AnyLimit) -> bool:
+        """Whether a limit is in shadow."""
+        stored = self.stored.get(name)
+        return (limit.shadow if stored is None else stored) and not isinstance(limit, Concurrency)
+
+    def learn(self, told: Mapping[str, bool | None]) -> None:
+        """What is stored for these; ``None``: nothing, so that the code's word holds."""
+        for name, flag in told.items():
+            if flag is None:
+                self.stored.pop(name, None)
+            else:
+                self.stored[name] = flag
+
+    def split(self, demands: tuple[Demand, ...]) -> tuple[tuple[Demand, ...], tuple[Demand, ...]]:
+        """Those that decide, and those of limits in shadow."""
+        if not self.stored:
+            for demand in demands:
+                if demand.limit.shadow:
+                    break
+            else:
+                return demands, ()
+        shadow = tuple([demand for demand in demands if self.has(demand.name, demand.limit)])
+        if not shadow:
+            return demands, ()
+        for demand in shadow:
+            self.limits[demand.name] = demand.limit
+        return tuple([demand for demand in demands if demand not in shadow]), shadow
+
+
+def asked_of(demands: Sequence[Demand]) -> tuple[Asked, ...]:
+    """What they ask, as it is counted."""
+    return tuple([(demand.name, demand.key, demand.cost) for demand in demands])
+
+
+def passed(shadow: Sequence[Demand], id: str) -> Decision:
+    """The decision about a call all of whose limits are in shadow: the store was not asked."""
+    states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
+    first = states[0]
+    return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
+
+
+def read_flag(text: Any) -> bool | None:
+    """Whether a limit is in shadow, by what ``lua/set_shadow.lua`` has stored; ``None``: nothing is."""
+    said = text.decode() if isinstance(text, bytes) else text or ""
+    return said.startswith("1") if said else None
+
+
+def tell_arrivals(core: Core, arrivals: Arrivals) -> Asks[None]:
+    """Tell what came, in the order in which it came, and learn what is stored."""
+    nonces = _nonces()
+    for several in _together(core, arrivals.take()):
+        yield from _reckon(core, several, arrivals, nonces)
+
+
+def ask_would(core: Core, limits: Mapping[str, AnyLimit]) -> Asks[dict[str, Would]]:
+    """What limits in shadow would have done, as far as it is reckoned."""
+    found: dict[str, Would] = {}
+    nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
+    most = 1 if core.is_cluster else _LIMITS
+    for at in range(0, len(names), most):
+        found.update((yield from _reckon(core, names[at : at + most], nothing, iter(()), limits)))
+    return found
+
+
+def _nonces() -> Iterator[str]:
+    stem, number = f"{os.getpid():x}{uuid.uuid4().hex[:12]}", 0
+    while True:
+        number += 1
+        yield f"{stem}.{number:x}"
+
+
+def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
+    """Those of which one script is told."""
+    batch: list[tuple[str, list[Arrival]]] = []
+    size = 0
+    for name, those in of:
+        for at in range(0, len(those), _TOLD):
+            some = those[at : at + _TOLD]
+            if batch and (core.is_cluster or len(batch) >= _LIMITS or size + len(some) > _TOLD or batch[-1][0] == name):
+                yield batch
+                batch, size = [], 0
+            batch.append((name, some))
+            size += len(some)
+    if batch:
+        yield batch
+
+
+def _reckon(
+    core: Core,
+    several: Sequence[tuple[str, list[Arrival]]],
+    arrivals: Arrivals,
+    nonces: Iterator[str],
+    limits: Mapping[str, AnyLimit] | None = None,
+) -> Asks[dict[str, Would]]:
+    limits = core.shadows.limits if limits is None else limits
+    prefix = core.calls.prefix
+    keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
+    places: dict[str, int] = {}
+    values: list[str | int] = [len(several), _RECKONED]
+    methods = set()
+    for name, those in several:
+        limit = limits.get(name) or Limit("1/s")
+        methods.add(limit.method)
+        values += [*_without_reserve(limit).wire(1), len(those)]
+        for each in those:
+            at = 0
+            if each.key:
+                own = config_keys(prefix, name, each.key)[1]
+                at = places.setdefault(own, len(keys) + len(places) + 1)
+            values += [arrivals.age_of(each), each.number, each.cost, at, next(nonces), each.key]
+    keys += places
+    call = frozenset(methods.difference(_OWN)), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+    (reply,) = yield from each_of([Question(core.scripts.shadow, call)])
+    us, *said = reply
+    core.shadows.learn({name: read_flag(each[0]) for (name, _), each in zip(several, said, strict=True)})
+    return {name: read_would(each[1], int(each[2]), int(us)) for (name, _), each in zip(several, said, strict=True)}
+
+
+def _without_reserve(limit: AnyLimit) -> AnyLimit:
+    """What is set aside for important calls holds back others, not the queue as a whole."""
+    return replace(limit, reserve=None) if isinstance(limit, Limit) and limit.reserve is not None else limit
