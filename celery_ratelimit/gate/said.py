@@ -12,10 +12,11 @@ from typing import Any
 from .._celery import requests
 from .._celery.parcel import marker_in
 from ..limiter.demand import Demand
-from ..observing import Asked, Observation, Observer
+from ..limiter.shadows import asked_of
+from ..observing import Observation, Observer
 from ..signals import task_throttled
 from .clock import monotonic
-from .held import HeldRequest
+from .held import HeldRequest, Unlimited
 from .line import Line
 from .outcome import Outcome
 
@@ -56,6 +57,13 @@ class Hook:
         """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store."""
         if self._observers:
             self._tell(_started(held, permit_at_us))
+
+    def passed(self, waiting: Unlimited, shadow: Sequence[Demand]) -> None:
+        """A request starts all of whose limits are in shadow."""
+        if self._observers:
+            request, first = waiting.request, shadow[0]
+            names = request.name, request.id, waiting.queue, first.name, first.key, first.cost
+            self._tell(Observation("shadow", *names, shadow=asked_of(shadow)))
 
     def failed(self, held: HeldRequest, error: Exception, *, without_store: bool) -> None:
         """A request fails, as the store did not answer, or as no waiting would grant what it asks."""
@@ -107,12 +115,14 @@ def _throttled(held: HeldRequest, outcome: Outcome) -> Observation:
 
 
 def _started(held: HeldRequest, permit_at_us: int) -> Observation:
+    shadow = asked_of(held.shadow)
     if not permit_at_us:
-        return _observed(held, "store_error", None, reason="it starts while the limiter's store does not answer")
+        why = "it starts while the limiter's store does not answer"
+        return _observed(held, "store_error", None, reason=why, shadow=shadow)
     first = held.demands[0]
     outcome = "waited" if held.returned or held.announced else "acquired"
     waited = _throttled_for(held, permit_at_us)
-    return _observed(held, outcome, first.name, first.key, first.cost, throttled_for=waited)
+    return _observed(held, outcome, first.name, first.key, first.cost, throttled_for=waited, shadow=shadow)
 
 
 def _observed(
@@ -136,13 +146,9 @@ def _observed(
         key,
         cost,
         throttled_for=waited,
-        asked=_asked(held),
+        asked=asked_of(held.demands),
         **fields,
     )
-
-
-def _asked(held: HeldRequest) -> tuple[Asked, ...]:
-    return tuple([(demand.name, demand.key, demand.cost) for demand in held.demands])
 
 
 def _throttled_for(held: HeldRequest, permit_at_us: int) -> float:

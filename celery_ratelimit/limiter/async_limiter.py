@@ -23,6 +23,7 @@ from .durations import seconds_of
 from .live_verbs import LiveVerbs
 from .questions import Asks
 from .replies import throttled
+from .shadows import passed
 from .stats_verbs import StatsVerbs
 from .turns import take
 from .verbs import Asking, Verbs
@@ -176,7 +177,7 @@ class AsyncLimiter(Asking):
     resume = _awaited(LiveVerbs.resume)
     stats = _awaited(StatsVerbs.stats)
     stats_of = _awaited(StatsVerbs.stats_of)
-    _named = LiveVerbs._named
+    _named, _peek = LiveVerbs._named, Verbs._peek
 
     # -- Blocks and functions --------------------------------------------------------------------------------------
 
@@ -254,6 +255,10 @@ class AsyncLimiter(Asking):
         return self.asker.drive(asks)
 
     async def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+        demands, shadow = self._core.shadows.split(tuple(demands))
+        if shadow:
+            decision = await self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
+            return self._let_through(decision, shadow)
         max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
         asked = take(self._core, demands, max_wait, self.asker.clock.monotonic)
         if self._counting is None or self._core.pretended_wait is not None:

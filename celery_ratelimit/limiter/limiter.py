@@ -24,6 +24,7 @@ from .durations import seconds_of
 from .leases import Leases
 from .questions import Asks
 from .replies import throttled
+from .shadows import passed
 from .stats_verbs import StatsVerbs
 from .turns import TAKE_AHEAD, give_back, take
 from .verbs import Verbs
@@ -253,6 +254,10 @@ class Limiter(Verbs, StatsVerbs):
         return self.asker.drive(asks)
 
     def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+        demands, shadow = self._core.shadows.split(tuple(demands))
+        if shadow:
+            decision = self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
+            return self._let_through(decision, shadow)
         if self._counting is None or self.asker.pretended_wait is not None:
             return self._decide(demands, max_wait)
         began = self.asker.clock.monotonic() if max_wait else 0.0

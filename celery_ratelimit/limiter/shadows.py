@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ __all__ = ["Shadows", "ask_would", "asked_of", "passed", "read_flag", "tell_arri
 
 #: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 1000
+#: Reservations and settlements that a process remembers.
+_REMEMBERED = 10_000
 #: What the script reckons by itself; other algorithms are put in.
 _OWN = ("token_bucket", "leaky_bucket", "sliding_log", "concurrency")
 
@@ -45,6 +47,7 @@ class Shadows:
     def __init__(self) -> None:
         self.limits: dict[str, AnyLimit] = {}
         self.stored: dict[str, bool] = {}
+        self._ids: dict[Hashable, None] = {}
 
     def has(self, name: str, limit: AnyLimit) -> bool:
         """Whether a limit is in shadow."""
@@ -58,6 +61,19 @@ class Shadows:
                 self.stored.pop(name, None)
             else:
                 self.stored[name] = flag
+
+    def is_first(self, id: Hashable) -> bool:
+        """Whether this is done for the first time under an id, as far as is remembered: here, of the last ones."""
+        if id in self._ids:
+            return False
+        if len(self._ids) >= _REMEMBERED:
+            self._ids.pop(next(iter(self._ids)), None)
+        self._ids[id] = None
+        return True
+
+    def forget(self, id: Hashable) -> bool:
+        """Was it done under this id? From now on it was not."""
+        return self._ids.pop(id, self) is not self
 
     def split(self, demands: tuple[Demand, ...]) -> tuple[tuple[Demand, ...], tuple[Demand, ...]]:
         """Those that decide, and those of limits in shadow."""

@@ -23,7 +23,7 @@ __all__ = ["LimitConfig", "change_of", "limit_stored", "note_of", "read_config",
 
 #: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
 #: is the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve"}
+_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve", "shadow"}
 #: Characters of a reason that are kept.
 LONGEST = 1000
 
@@ -178,6 +178,8 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
     ours: dict[str, Any] = {}
     if code is not None:
         ours = {each: getattr(code, each) for each in ("key", "per_worker", "fair", "weights")}
+    if isinstance(code, Limit):
+        ours["shadow"] = code.shadow
     if isinstance(code, Concurrency):
         ours["lease"] = code.lease
     try:
