@@ -272,7 +272,9 @@ class Gate:
         self._loop.run(self._lines)
 
     def _is_idle(self) -> bool:
-        """Nobody waits here, comes back, or is parked."""
+        """Nobody waits here, comes back, or is parked; and no limit is in shadow."""
+        if self._shadows.any_of(self._limits):
+            return False
         waiting = self._presence.limited or self._room.coming.next_comer(monotonic()) < float("inf")
         return self._attendant.is_idle and not waiting
 

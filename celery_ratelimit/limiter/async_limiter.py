@@ -168,6 +168,7 @@ class AsyncLimiter(Asking):
     renew = _awaited(Verbs.renew)
 
     set_rate = _awaited(LiveVerbs.set_rate)
+    set_shadow = _awaited(LiveVerbs.set_shadow)
     try_set_rate = _awaited(LiveVerbs.try_set_rate)
     expire = _awaited(LiveVerbs.expire)
     delete = _awaited(LiveVerbs.delete)
@@ -271,4 +272,5 @@ class AsyncLimiter(Asking):
             raise
         waited = self.asker.clock.monotonic() - began if max_wait else 0.0
         note(self._counting.counter, demands, decision, waited)
+        self._core.shadows.hear(decision)
         return decision

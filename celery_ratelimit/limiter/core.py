@@ -176,6 +176,12 @@ class Core:
         (reply,) = yield from each_of([Question(self.scripts.weights, self.calls.of_weights(name))])
         return reply
 
+    def set_shadow(self, name: str, on: bool | None, note: str) -> Asks[bool]:
+        """Put a limit into shadow, or in force; ``None``: as the code says. Was anything changed?"""
+        (done,) = yield from each_of([Question(self.scripts.set_shadow, self.calls.of_shadow(name, on, note))])
+        self.shadows.learn({name: on})
+        return bool(done == 1)
+
     def history(self, name: str) -> Asks[Any]:
         """What people have changed, for :func:`~celery_ratelimit.limiter.history.read_history`."""
         (reply,) = yield from each_of([Question(self.scripts.history, self.calls.of_history(name))])

@@ -268,6 +268,7 @@ class Limiter(Verbs, StatsVerbs):
             raise
         waited = self.asker.clock.monotonic() - began if max_wait else 0.0
         note(self._counting.counter, demands, decision, waited)
+        self._core.shadows.hear(decision)
         return decision
 
     def _decide(self, demands: Sequence[Demand], max_wait: float) -> Decision:

@@ -27,6 +27,8 @@ __all__ = ["Shadows", "ask_would", "asked_of", "passed", "read_flag", "tell_arri
 
 #: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 1000
+#: The rate at which parked tasks of a limit in shadow leave: as fast as they can.
+_OPEN = "1000000/s"
 #: Reservations and settlements that a process remembers.
 _REMEMBERED = 10_000
 #: What the script reckons by itself; other algorithms are put in.
@@ -61,6 +63,23 @@ class Shadows:
                 self.stored.pop(name, None)
             else:
                 self.stored[name] = flag
+
+    def opened(self, demand: Demand) -> Demand:
+        """The same for tasks that were parked before: of a limit in shadow all may leave."""
+        limit = demand.limit
+        if not self.has(demand.name, limit):
+            return demand
+        return replace(demand, limit=Limit(_OPEN, burst=1000, name=limit.name, fair=limit.fair, weights=limit.weights))
+
+    def hear(self, decision: Decision) -> None:
+        """The store says of a limit that it is in shadow: who has asked did not know."""
+        for state in decision.states:
+            if state.version < 0:
+                self.stored[state.name] = True
+
+    def any_of(self, limits: Mapping[str, AnyLimit]) -> bool:
+        """Whether one of these is in shadow."""
+        return any(self.has(name, limit) for name, limit in limits.items())
 
     def is_first(self, id: Hashable) -> bool:
         """Whether this is done for the first time under an id, as far as is remembered: here, of the last ones."""

@@ -18,7 +18,8 @@ class LimitState(NamedTuple):
         remaining: whole permits that were left at that moment.
         reset_after: seconds until the bucket is full again, if nobody takes anything.
         interval: seconds in which one permit comes back; 0.0 where they do not come back one by one.
-        version: of the stored limit that is in force; 0: it has none, or it is the code's limit.
+        version: of the stored limit that is in force; 0: it has none, or it is the code's limit; below 0: it
+            is in shadow, and the store has let everybody through.
     """
 
     name: str
