@@ -16,7 +16,7 @@
 --        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if nothing
 --        had been asked; both until then, 30 days at the most;
 --        would: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait), waited us,
---        longest us, and of the minute in which a bucket was asked for most: peak thousandths of its rate, at us, count, period;
+--        longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count, period;
 --        30 days after the last.
 local LIMITS, MOST = tonumber(ARGV[1]), tonumber(ARGV[2])
 local FIRST_LIMIT = 3
@@ -85,13 +85,19 @@ end
 
 local NAMES = {'since', 'requests', 'delayed', 'refused', 'waited', 'longest', 'peak', 'at', 'count', 'period'}
 
+-- A minute; of a slower rate, so many that a permit comes back in them.
+local function span_of(queue)
+    return MINUTE_US * max(1, ceil(queue.interval / MINUTE_US))
+end
+
 local function note_minute(would, queue, at, permits)
-    local minute = floor(at / MINUTE_US)
+    local span = span_of(queue)
+    local minute = floor(at / span)
     if minute > queue.minute then queue.minute, queue.permits = minute, 0 end
     queue.permits = queue.permits + permits
-    local peak = floor(queue.permits * 1000 * queue.interval / MINUTE_US)
+    local peak = floor(queue.permits * 1000000 * queue.interval / span)
     if peak > would.peak then
-        would.peak, would.at, would.count, would.period = peak, queue.minute * MINUTE_US, queue.count, queue.period
+        would.peak, would.at, would.count, would.period = peak, queue.minute * span, queue.count, queue.period
     end
 end
 
@@ -120,7 +126,7 @@ local function reckon(limit)
     end
     call('ZREM', limit.arrivals, unpack(done))
     for key, queue in next, queues do
-        local full = max(full_at(queue), (queue.minute + 1) * MINUTE_US)
+        local full = max(full_at(queue), (queue.minute + 1) * span_of(queue))
         call('HSET', limit.queues, key, text_of(queue))
         call('ZADD', limit.ends, format('%.0f', full), key)
     end

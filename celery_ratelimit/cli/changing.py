@@ -9,7 +9,7 @@ import click
 
 from .group import NAME, app_of, as_json
 from .shown import NO_END, Duration, clock, plain, show_json, table_of, tell, unnamed
-from .status import rate_set_by
+from .status import rate_set_by, shadow_set_by
 
 __all__ = ["change_commands"]
 
@@ -48,6 +48,8 @@ def _change(
 
 def _now(config: Any) -> str:
     rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
+    if config.shadow:
+        rate += f", in shadow {shadow_set_by(config)}"
     if not config.paused:
         return rate
     import time
@@ -58,13 +60,17 @@ def _now(config: Any) -> str:
 
 @click.command("set")
 @_changes
-@click.argument("rate")
+@click.argument("rate", required=False)
+@click.option(
+    "--shadow/--no-shadow", default=None, help="It throttles nobody, and tells what it would do; or in force."
+)
 @click.option("--burst", type=click.IntRange(min=1), help="Default: what the code says.")
 @click.option("--for", "for_", type=Duration(), help="Then the code's rate holds again: 90, 10m, 1h30m.")
 def set_(
     ctx: click.Context,
     name: str,
-    rate: str,
+    rate: str | None,
+    shadow: bool | None,
     burst: int | None,
     for_: float | None,
     key: str | None,
@@ -73,16 +79,22 @@ def set_(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once."""
-    said: dict[str, Any] = {"key": key, "for_": for_, "by": by, "reason": reason, "force": force}
-    _change(
-        ctx,
-        name,
-        key,
-        force,
-        as_json,
-        lambda limiter: limiter.set_rate(name, _limit(limiter, name, rate, burst), **said),
-    )
+    """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once; or the whole
+    limit into shadow, and in force again.
+    """
+    if rate is None and shadow is None:
+        raise click.UsageError("set what? A RATE, --shadow or --no-shadow")
+    if rate is None and (burst is not None or for_ is not None or key is not None):
+        raise click.UsageError("--burst, --for and --key are about a RATE, and none is given")
+    who: dict[str, Any] = {"by": by, "reason": reason, "force": force}
+
+    def do(limiter: Any) -> bool:
+        done = rate is not None and limiter.set_rate(
+            name, _limit(limiter, name, rate, burst), key=key, for_=for_, **who
+        )
+        return (shadow is not None and limiter.set_shadow(name, shadow, **who)) or bool(done)
+
+    _change(ctx, name, key, force, as_json, do)
 
 
 def _limit(limiter: Any, name: str, rate: str, burst: int | None) -> Any:
@@ -102,12 +114,25 @@ def _limit(limiter: Any, name: str, rate: str, burst: int | None) -> Any:
 
 @click.command()
 @_changes
+@click.option("--shadow", is_flag=True, help="Not the rate: whether it is in shadow is the code's word again.")
 def unset(
-    ctx: click.Context, name: str, key: str | None, reason: str, by: str | None, force: bool, as_json: bool
+    ctx: click.Context,
+    name: str,
+    key: str | None,
+    reason: str,
+    by: str | None,
+    force: bool,
+    as_json: bool,
+    shadow: bool,
 ) -> None:
     """Take the stored rate away: the code's holds again."""
-    said: dict[str, Any] = {"key": key, "by": by, "reason": reason, "force": force}
-    _change(ctx, name, key, force, as_json, lambda limiter: limiter.delete(name, **said))
+    who: dict[str, Any] = {"by": by, "reason": reason, "force": force}
+    if shadow and key is not None:
+        raise click.UsageError("--shadow is about the whole limit: leave --key out")
+    _change(
+        *(ctx, name, key, force, as_json),
+        lambda limiter: limiter.set_shadow(name, None, **who) if shadow else limiter.delete(name, key=key, **who),
+    )
 
 
 @click.command()
@@ -184,7 +209,7 @@ def _rows(found: list[Any]) -> list[tuple[str, ...]]:
     """A row a change; and one for what was changed between two of them by a version that notes nothing."""
     rows, last = [], dict[str, Any]()
     for each in found:
-        if each.verb != "reset":
+        if each.verb not in ("reset", "shadow"):
             before = last.get(each.key)
             has_ended = before is not None and before.until is not None and before.until <= each.at
             if before is not None and not has_ended and before.shown != each.before.shown:

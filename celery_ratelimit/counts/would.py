@@ -21,7 +21,8 @@ class Would:
         longest: seconds that one of them would have waited, at the most.
         waited: seconds that all of them would have waited, together.
         since: when the first of them came, in seconds since 1970; 0.0: none has.
-        used: the share of its rate that was asked of a bucket in the minute in which most was.
+        used: the share of its rate that was asked of a bucket in the minute in which most was; where a permit comes
+            back in more than a minute, in that time.
         used_at: when that minute began, in seconds since 1970.
         rate: permits a second, then.
         pending: requests of the last seconds that are not reckoned yet: others may be told of that came earlier.
@@ -47,7 +48,8 @@ class Would:
             said = f"would have delayed none of {_tasks(self.requests)}"
         if self.refused:
             said += f", and refused {self.refused:,}"
-        return f"{said}; used {self.used:.0%} of {self.rate} at {self._minute()}".replace("%", " %")
+        used = f"{self.used:.{0 if self.used >= 0.1 else 2}%}"
+        return f"{said}; used {used} of {self.rate} at {self._minute()}".replace("%", " %")
 
     def _minute(self) -> str:
         then = time.localtime(self.used_at)
@@ -71,7 +73,7 @@ def read_would(text: Any, pending: int, us: int) -> Would:
         number["longest"] / 1e6,
         number["waited"] / 1e6,
         number["since"] / 1e6,
-        number["peak"] / 1e3,
+        number["peak"] / 1e6,
         number["at"] / 1e6,
         _rate(number["count"], number["period"]),
         pending,

@@ -178,6 +178,7 @@ class AsyncLimiter(Asking):
     resume = _awaited(LiveVerbs.resume)
     stats = _awaited(StatsVerbs.stats)
     stats_of = _awaited(StatsVerbs.stats_of)
+    would = _awaited(StatsVerbs.would)
     _named, _peek = LiveVerbs._named, Verbs._peek
 
     # -- Blocks and functions --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..counts.arrivals import Arrival, Arrivals
 from ..counts.would import Would, read_would
@@ -19,11 +19,12 @@ from ..store.keys import config_keys, shadow_keys
 from ..store.resp import bulk
 from .demand import Demand
 from .questions import Asks, Question, each_of
+from .stored_shadow import StoredShadow, read_shadow
 
 if TYPE_CHECKING:
     from .core import Core
 
-__all__ = ["Shadows", "ask_would", "asked_of", "passed", "read_flag", "tell_arrivals"]
+__all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
 
 #: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 1000
@@ -122,12 +123,6 @@ def passed(shadow: Sequence[Demand], id: str) -> Decision:
     return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
 
 
-def read_flag(text: Any) -> bool | None:
-    """Whether a limit is in shadow, by what ``lua/set_shadow.lua`` has stored; ``None``: nothing is."""
-    said = text.decode() if isinstance(text, bytes) else text or ""
-    return said.startswith("1") if said else None
-
-
 def tell_arrivals(core: Core, arrivals: Arrivals) -> Asks[None]:
     """Tell what came, in the order in which it came, and learn what is stored."""
     nonces = _nonces()
@@ -136,8 +131,14 @@ def tell_arrivals(core: Core, arrivals: Arrivals) -> Asks[None]:
 
 
 def ask_would(core: Core, limits: Mapping[str, AnyLimit]) -> Asks[dict[str, Would]]:
-    """What limits in shadow would have done, as far as it is reckoned."""
-    found: dict[str, Would] = {}
+    """What limits in shadow would have done, as far as it is reckoned; and which of them are is known from then on."""
+    found = yield from ask_shadows(core, limits)
+    return {name: would for name, (_, would) in found.items()}
+
+
+def ask_shadows(core: Core, limits: Mapping[str, AnyLimit]) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
+    """The same, with what is stored about it."""
+    found: dict[str, tuple[StoredShadow | None, Would]] = {}
     nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
     for at in range(0, len(names), most):
@@ -174,7 +175,7 @@ def _reckon(
     arrivals: Arrivals,
     nonces: Iterator[str],
     limits: Mapping[str, AnyLimit] | None = None,
-) -> Asks[dict[str, Would]]:
+) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
     limits = core.shadows.limits if limits is None else limits
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
@@ -195,8 +196,12 @@ def _reckon(
     call = frozenset(methods.difference(_OWN)), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
     (reply,) = yield from each_of([Question(core.scripts.shadow, call)])
     us, *said = reply
-    core.shadows.learn({name: read_flag(each[0]) for (name, _), each in zip(several, said, strict=True)})
-    return {name: read_would(each[1], int(each[2]), int(us)) for (name, _), each in zip(several, said, strict=True)}
+    found = {
+        name: (read_shadow(each[0]), read_would(each[1], int(each[2]), int(us)))
+        for (name, _), each in zip(several, said, strict=True)
+    }
+    core.shadows.learn({name: None if stored is None else stored.on for name, (stored, _) in found.items()})
+    return found
 
 
 def _without_reserve(limit: AnyLimit) -> AnyLimit:

@@ -18,7 +18,7 @@ from ..store.keys import short
 from ..store.resp import bulk
 from .calls import Call, Calls
 from .durations import length_of
-from .stored_shadow import StoredShadow, read_shadow
+from .stored_shadow import StoredShadow, marked, read_shadow
 
 __all__ = ["LimitConfig", "change_of", "limit_stored", "note_of", "read_config", "read_stored"]
 
@@ -160,7 +160,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         reason=which["reason"],
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
-        stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else None,
+        stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else marked(texts[0]),
     )
 
 

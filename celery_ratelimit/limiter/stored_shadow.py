@@ -10,7 +10,7 @@ from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import NO_SHADOW, Concurrency
 
-__all__ = ["StoredShadow", "check_shadow_to_store", "read_shadow"]
+__all__ = ["StoredShadow", "check_shadow_to_store", "marked", "read_shadow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,8 @@ def read_shadow(said: Any) -> StoredShadow | None:
     flag, since = head.split()
     who = json.loads(note)
     return StoredShadow(flag == "1", int(since) / 1e6, str(who.get("by", "")), str(who.get("reason", "")))
+
+
+def marked(config: str) -> StoredShadow | None:
+    """What the text of a config says of it, which does not say who it was: see ``lua/include/config_text.lua``."""
+    return StoredShadow(True, 0.0, "", "") if config[:1] == "0" and config[1:2].isdigit() else None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.json import loads
 
-from ..app.plan import limits_of_app
+from ..app.plan import limits_of_app, plan_of
+from ..counts.would import Would
 from ..limiter.stored import LimitConfig
 from .lot import Parking
-from .overview import standings_of
+from .overview import in_shadow, standings_of
 from .parked import Bucket, text
 
 __all__ = ["Explanation", "explain"]
@@ -46,6 +48,7 @@ class Explanation:
         band: seconds that it may be off by.
         config: of that limit: who set it, and until when.
         ended: what the result backend says of it, a state of Celery's.
+        would: what limits of the task would have done that are in shadow, by their names.
     """
 
     id: str
@@ -63,6 +66,7 @@ class Explanation:
     band: float = 0.0
     config: LimitConfig | None = None
     ended: str = ""
+    would: Mapping[str, Would] = field(default_factory=dict)
 
     @property
     def found(self) -> bool:
@@ -109,6 +113,7 @@ class Explanation:
         if self.starts_at is not None:
             wait = max(0.0, self.starts_at - self.now)
             lines.append(f"It will start in {wait:.1f} s, give or take {self.band:.1f} s, if the rate is not changed.")
+        lines += [f"The limit {name!r} is in shadow: {would}." for name, would in self.would.items()]
         return lines
 
     def _ago(self, at: float) -> str:
@@ -120,8 +125,18 @@ def explain(app: Celery, parking: Parking, id: str) -> Explanation:
     for look in (_in_lots, _in_workers, _in_backend):
         found = look(app, parking, id)
         if found is not None:
-            return found
+            return replace(found, would=_would(app, found))
     return Explanation(id, "unknown", time.time())
+
+
+def _would(app: Celery, found: Explanation) -> dict[str, Would]:
+    """Of the limits of its task."""
+    task = app.tasks.get(found.task)
+    plan = plan_of(task, found.queue) if task is not None else None
+    limits = {str(limit.name): limit for limit in plan.limits} if plan is not None else {}
+    if found.limit and found.limit not in limits and found.config is not None and found.config.in_force is not None:
+        limits[found.limit] = found.config.in_force
+    return in_shadow(app, standings_of(app, limits))[1] if limits else {}
 
 
 def _in_lots(app: Celery, parking: Parking, id: str) -> Explanation | None:

@@ -90,10 +90,9 @@ local function queue_of(rule, text, at)
     local queue = new_queue(rule, at)
     if not text then return queue end
     local before, last, minute, permits, numbers = read_queue(text)
-    queue.minute, queue.permits = minute, permits
     if before.method == rule.method and before.count == rule.count and before.period == rule.period and before.burst == rule.burst
         and before.extra == rule.extra then
-        queue.last = last
+        queue.last, queue.minute, queue.permits = last, minute, permits
         put_in(queue, numbers)
     else
         change_rule(queue, at, before, last, numbers)

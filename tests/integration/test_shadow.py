@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
+from click.testing import CliRunner
+from kombu import pools
 
-from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter
-from celery_ratelimit.limiter.shadows import ask_would
+from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
+from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
@@ -28,13 +35,8 @@ QUOTAS: dict[str, Any] = {
 
 def reckoned(limiter: Limiter, name: str, number: int) -> Any:
     """What it would have done to so many requests: once all are reckoned, which is some seconds after they came."""
-    core, limit = limiter.asker.core, QUOTAS.get(name, TRIED)
-
-    def ask() -> Any:
-        return limiter.asker.drive(ask_would(core, {name: limit}))[name]
-
-    until(lambda: ask().requests >= number, 10, f"{number} requests of {name}")
-    return ask()
+    until(lambda: limiter.would(name, force=True).requests >= number, 10, f"{number} requests of {name}")
+    return limiter.would(name, force=True)
 
 
 def test_nobody_waits_and_it_is_told_what_would_have_been(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -100,7 +102,7 @@ def test_it_can_be_awaited(server: EmbeddedServer, store: redis.Redis) -> None:
             assert await limiter.available("tried") == 1
 
     asyncio.run(main())
-    with Limiter.from_url(server.url + PATIENT) as limiter:
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
         assert reckoned(limiter, "tried", 7).delayed == 6
 
 
@@ -173,3 +175,161 @@ def test_workers_hold_no_task_up(server: EmbeddedServer, store: redis.Redis, tmp
         until(lambda: limiter.stats(name).results["shadow"] == 30, 10, "the counts")
         assert f"{NAME}.{task}" in {user.name for user in limiter.stats(name).users}
         assert not fleet.signals()
+
+
+# -- What people see, and switch ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def app(server: EmbeddedServer, store: redis.Redis) -> Celery:
+    pools.reset()
+    app = Celery("shop", broker=server.url, backend="cache+memory://", set_as_current=False)
+    app.conf.ratelimit_url = server.url + PATIENT
+    app.conf.ratelimit_quotas = {"stripe": "100/s", "tried": {"rate": "1/h", "shadow": True}, "gpu": {"limit": 4}}
+
+    @app.task(name="shop.charge", base=RateLimitedTask, limits=["stripe", "tried"], shared=False)
+    def charge() -> None: ...
+
+    return app
+
+
+def run(app: Celery, *args: str, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(ratelimit, args, obj=SimpleNamespace(app=app))
+    assert result.exit_code == exit_code, (result.output, result.exception)
+    return result.output
+
+
+def test_the_command_line_switches_it_and_shows_it(app: Celery) -> None:
+    limiter = limiter_of(app)
+    said = run(app, "set", "stripe", "--shadow", "--by", "ann@host", "--reason", "a trial")
+    assert "stripe: now 100/s (code), in shadow by ann@host" in said
+    assert limiter.config("stripe").shadow
+    for _ in range(3):
+        assert limiter.acquire(["stripe", "tried"]).allowed
+    reckoned(limiter, "tried", 3)
+    reckoned(limiter, "stripe", 3)
+    found = run(app, "status")
+    assert "tried is in shadow: would have delayed 2 of 3 tasks, by 7200." in found
+    assert "stripe is in shadow: would have delayed" in found
+    alone = run(app, "status", "tried")
+    assert alone.startswith("tried: shadow\n")
+    assert (
+        "  in shadow       as in the code: would have delayed 2 of 3 tasks, by 7200.0 s at most; used 300 % of 1/h at"
+        in alone
+    )
+    data = {each["name"]: each for each in json.loads(run(app, "status", "--json"))}
+    assert data["tried"]["state"] == data["stripe"]["state"] == "shadow"
+    assert (data["tried"]["would"]["delayed"], data["tried"]["would"]["requests"]) == (2, 3)
+    assert data["tried"]["would"]["said"].startswith("would have delayed 2 of 3 tasks")
+    assert data["stripe"]["stored_shadow"]["reason"] == "a trial"
+    assert data["gpu"]["would"] is None
+    assert "in force" in run(app, "set", "stripe", "50/s", "--no-shadow") + run(app, "history", "stripe")
+    assert not limiter.config("stripe").shadow
+    assert "in shadow" not in run(app, "unset", "stripe", "--shadow").partition("now")[2]
+    history = run(app, "history", "stripe")
+    assert history.count("shadow") >= 4
+    assert "a trial" in history
+    assert "older version" not in history
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("set", "stripe"), "set what?"),
+        (("set", "stripe", "--shadow", "--burst", "5"), "about a RATE"),
+        (("set", "gpu", "--shadow"), "shadow is for rates"),
+        (("set", "strpe", "--shadow"), "did you mean 'stripe'"),
+        (("unset", "stripe", "--shadow", "--key", "a"), "whole limit"),
+    ],
+)
+def test_wrong_commands_say_what_is_wrong(app: Celery, args: tuple[str, ...], says: str) -> None:
+    assert says in run(app, *args, exit_code=2)
+
+
+def test_prometheus_is_told(app: Celery) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from celery_ratelimit.prometheus import collector
+
+    limiter = limiter_of(app)
+    for _ in range(3):
+        limiter.acquire("tried")
+    reckoned(limiter, "tried", 3)
+    until(lambda: limiter.stats("tried").results["shadow"] == 3, 10, "the counts")
+    registry = CollectorRegistry()
+    registry.register(collector(app))
+    text = generate_latest(registry).decode()
+    assert 'celery_ratelimit_requests_total{limit="tried",result="shadow"} 3.0' in text
+    assert 'celery_ratelimit_shadow{limit="tried"} 1.0' in text
+    assert 'celery_ratelimit_shadow{limit="stripe"} 0.0' in text
+    assert 'celery_ratelimit_shadow_delayed_total{limit="tried"} 2.0' in text
+    assert re.search(r'celery_ratelimit_shadow_longest_seconds\{limit="tried"\} (7199\.9|7200)', text)
+
+
+def test_other_processes_learn_of_a_switch(server: EmbeddedServer, store: redis.Redis) -> None:
+    quotas = {"api": Limit("1/h", name="api"), "tried": TRIED}
+    with (
+        Limiter.from_url(server.url + PATIENT, quotas=quotas) as one,
+        Limiter.from_url(server.url + PATIENT, quotas=quotas) as other,
+    ):
+        assert other.acquire("api").allowed
+        assert not other.acquire("api").allowed
+        one.set_shadow("api", True)
+        for _ in range(5):
+            assert other.acquire("api").allowed, "from the next decision on"
+        assert reckoned(other, "api", 4).requests == 4, "the first one did not know"
+        one.set_shadow("api", False)
+        until(lambda: not other.acquire("api").allowed, 5, "the end of it")
+        one.set_shadow("tried", False)
+        until(lambda: not other.acquire("tried").allowed, 5, "the end of what the code says")
+        one.set_shadow("tried", None)
+        assert other.acquire("api", max_wait=0).allowed is False
+
+
+@pytest.mark.parametrize("task", ["retry", "wait"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_running_fleet_is_switched(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str, pool: str
+) -> None:
+    """A backlog at 1/m is through at once in shadow; in force again, the next ones wait."""
+    name = f"{NAME}.{task}"
+    with (
+        Fleet(server, tmp_path, rate="1/m") as fleet,
+        Limiter.from_url(server.url + PATIENT, quotas={name: Limit("1/m", name=name)}) as limiter,
+    ):
+        fleet.start("-P", pool, number=2)
+        for index in range(40):
+            fleet.send(task, index)
+        fleet.wait_for(1, 30)
+        if task == "retry":
+            until(lambda: fleet.parking_lots().lots(name, force=True), 20, "a backlog")
+        limiter.set_shadow(name, True)
+        fleet.wait_for(40, 40)
+        for index in range(40, 60):
+            fleet.send(task, index)
+        fleet.wait_for(60, 20)
+        until(lambda: limiter.would(name).requests >= 20, 20, "what it would have done")
+        limiter.set_shadow(name, False)
+        until(lambda: not _passes(fleet, task), 20, "its being in force")
+        assert sorted({start.index for start in fleet.starts() if start.index < 60}) == list(range(60))
+
+
+def _passes(fleet: Fleet, task: str, number: int = 5) -> bool:
+    """Whether so many that are sent now start soon: the limit lets one through."""
+    import time
+
+    began = fleet.started()
+    for index in range(number):
+        fleet.send(task, 1000 + began + index)
+    time.sleep(1.5)
+    return fleet.started() - began >= number
+
+
+def test_what_older_workers_tell_stands_beside_it(server: EmbeddedServer, store: redis.Redis) -> None:
+    """The format of what is counted is what it was."""
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
+        store.set("ratelimit:v1:{tried}::counted", " acquired=7 permits=7 w10=7", px=60_000)
+        limiter.acquire("tried")
+        until(lambda: limiter.stats("tried").results["shadow"] == 1, 10, "the counts")
+        stats = limiter.stats("tried")
+        assert (stats.results["acquired"], stats.permits, stats.started) == (7, 7, 7)
