@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
 
 #: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
-_LIMITS, _TOLD, _RECKONED = 20, 400, 1000
+_LIMITS, _TOLD, _RECKONED = 20, 400, 500
 #: The rate at which parked tasks of a limit in shadow leave: as fast as they can.
 _OPEN = "1000000/s"
 #: Reservations and settlements that a process remembers.
