@@ -6,6 +6,7 @@ import asyncio
 import json
 import multiprocessing
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from celery import Celery
 from click.testing import CliRunner
 from kombu import pools
 
+from benchmarks.servers import Cluster
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.cli import ratelimit
@@ -333,3 +335,45 @@ def test_what_older_workers_tell_stands_beside_it(server: EmbeddedServer, store:
         until(lambda: limiter.stats("tried").results["shadow"] == 1, 10, "the counts")
         stats = limiter.stats("tried")
         assert (stats.results["acquired"], stats.permits, stats.started) == (7, 7, 7)
+
+
+def test_on_a_cluster(cluster_store: Cluster) -> None:
+    names = [f"limit {number}" for number in range(6)]
+    quotas = {name: Limit("1/h", name=name, shadow=number % 2 == 0) for number, name in enumerate(names)}
+    with (
+        Limiter.from_url(cluster_store.url, quotas=quotas) as limiter,
+        Limiter.from_url(cluster_store.url, quotas=quotas) as other,
+    ):
+        limiter.set_shadow(names[1], True)
+        assert limiter.acquire(names[:2]).allowed
+        for _ in range(3):
+            assert other.acquire([*names[:3], names[4]]).allowed
+            assert limiter.acquire(names[:3]).allowed
+        assert [other.acquire(names).allowed for _ in range(2)] == [True, False]
+        for name, number in ((names[0], 8), (names[4], 4)):
+            said = reckoned(limiter, name, number)
+            assert (said.requests, said.delayed) == (number, number - 1)
+
+
+def test_in_memory_nobody_waits_and_nothing_is_reckoned() -> None:
+    with Limiter.from_url("memory://", quotas={**QUOTAS, "real": Limit("1/h", name="real")}) as limiter:
+        for _ in range(3):
+            assert limiter.acquire("tried").allowed
+        assert limiter.would("tried").requests == 0
+        assert [limiter.acquire("real").allowed for _ in range(2)] == [True, False]
+        limiter.set_shadow("real", True)
+        assert limiter.acquire("real").allowed
+        limiter.asker.shadows.learn({"real": None})
+        assert limiter.acquire("real").allowed
+        limiter.set_shadow("real", False)
+        assert not limiter.acquire("real").allowed
+
+
+def test_threads_at_once_and_a_switch_among_them(server: EmbeddedServer, store: redis.Redis) -> None:
+    quotas = {"api": Limit("1/h", name="api"), "real": Limit("1000000/s", burst=1000, name="real")}
+    with Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter:
+        limiter.set_shadow("api", True)
+        with ThreadPoolExecutor(20) as threads:
+            said = list(threads.map(lambda _: limiter.acquire(["api", "real"]).allowed, range(400)))
+        assert said == [True] * 400
+        assert reckoned(limiter, "api", 400).requests == 400
