@@ -68,6 +68,7 @@ for i = 1, LIMITS do
         limit.come[#limit.come + 1] = {now - tonumber(ARGV[j]), format('%s %s %s %s %s', ARGV[j + 1], ARGV[j + 2],
             own and packed(own) or '-', ARGV[j + 4], ARGV[j + 5])}
     end
+    if match(call('GET', limit.shadow) or '', '^0') then limit.come = {} end -- it is in force: who told does not know yet
     limit.due = call('ZRANGEBYSCORE', limit.arrivals, '-inf', int(now - LATE_US), 'WITHSCORES', 'LIMIT', 0, MOST)
     for j = 1, #limit.due, 2 do
         local own = unpacked(match(limit.due[j], '^%d+ %-?%d+ (%S+)'))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,7 +23,7 @@ from .durations import seconds_of
 from .live_verbs import LiveVerbs
 from .questions import Asks
 from .replies import throttled
-from .shadows import passed
+from .shadows import ask_would, passed
 from .stats_verbs import StatsVerbs
 from .turns import take
 from .verbs import Asking, Verbs
@@ -257,7 +257,12 @@ class AsyncLimiter(Asking):
         return self.asker.drive(asks)
 
     async def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
-        demands, shadow = self._core.shadows.split(tuple(demands))
+        every, shadows = tuple(demands), self._core.shadows
+        demands, shadow = shadows.split(every)
+        if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
+            with suppress(*STORE_TROUBLES):
+                await self.asker.drive(ask_would(self._core, {each.name: each.limit for each in shadow}))
+            demands, shadow = shadows.split(every)
         if shadow:
             decision = await self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
             return self._let_through(decision, shadow)

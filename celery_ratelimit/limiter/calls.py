@@ -29,6 +29,8 @@ __all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Sc
 #: What a script is called with: the algorithms, how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[Hashable, int, int, list[bytes]]
 
+#: Where the virtual queues are among the keys of a limit's shadow.
+_QUEUES = 3
 #: How many keys a demand has.
 KEYS = 4
 #: How many arguments a demand adds to a script's call.
@@ -200,6 +202,7 @@ class Calls:
                 *bucket_keys(self.prefix, each.name, each.key, each.method),
                 touched_key(self.prefix, each.name),
                 history_key(self.prefix, each.name),
+                shadow_keys(self.prefix, each.name)[_QUEUES],
             )
         ]
         return (), len(keys), len(keys) + 1 + len(demands), [bulk(*keys), bulk(note, *[each.key for each in demands])]

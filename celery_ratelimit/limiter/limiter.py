@@ -24,7 +24,7 @@ from .durations import seconds_of
 from .leases import Leases
 from .questions import Asks
 from .replies import throttled
-from .shadows import passed
+from .shadows import ask_would, passed
 from .stats_verbs import StatsVerbs
 from .turns import TAKE_AHEAD, give_back, take
 from .verbs import Verbs
@@ -254,7 +254,12 @@ class Limiter(Verbs, StatsVerbs):
         return self.asker.drive(asks)
 
     def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
-        demands, shadow = self._core.shadows.split(tuple(demands))
+        every, shadows = tuple(demands), self._core.shadows
+        demands, shadow = shadows.split(every)
+        if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
+            with suppress(*STORE_TROUBLES):
+                self.asker.drive(ask_would(self._core, {each.name: each.limit for each in shadow}))
+            demands, shadow = shadows.split(every)
         if shadow:
             decision = self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
             return self._let_through(decision, shadow)

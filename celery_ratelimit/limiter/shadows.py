@@ -28,6 +28,8 @@ __all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_ar
 
 #: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 500
+#: Seconds between two looks of a process that does not tell.
+_LOOK = 1.0
 #: The rate at which parked tasks of a limit in shadow leave: as fast as they can.
 _OPEN = "1000000/s"
 #: Reservations and settlements that a process remembers.
@@ -51,6 +53,7 @@ class Shadows:
         self.limits: dict[str, AnyLimit] = {}
         self.stored: dict[str, bool] = {}
         self._ids: dict[Hashable, None] = {}
+        self._looks_at = float("-inf")
 
     def has(self, name: str, limit: AnyLimit) -> bool:
         """Whether a limit is in shadow."""
@@ -81,6 +84,13 @@ class Shadows:
     def any_of(self, limits: Mapping[str, AnyLimit]) -> bool:
         """Whether one of these is in shadow."""
         return any(self.has(name, limit) for name, limit in limits.items())
+
+    def is_to_look(self, now: float) -> bool:
+        """Whether a process that tells of nothing, and so does not learn, is to look what is stored: once a second."""
+        if now < self._looks_at:
+            return False
+        self._looks_at = now + _LOOK
+        return True
 
     def is_first(self, id: Hashable) -> bool:
         """Whether this is done for the first time under an id, as far as is remembered: here, of the last ones."""

@@ -22,6 +22,8 @@ from benchmarks.servers import Cluster
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.cli import ratelimit
+from celery_ratelimit.parking.lot import ToPark
+from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
@@ -367,6 +369,9 @@ def test_in_memory_nobody_waits_and_nothing_is_reckoned() -> None:
         assert limiter.acquire("real").allowed
         limiter.set_shadow("real", False)
         assert not limiter.acquire("real").allowed
+        other = Limiter(limiter.client, quotas=QUOTAS, counts=False)
+        limiter.set_shadow("tried", False)
+        until(lambda: not other.acquire("tried").allowed, 5, "its being in force")
 
 
 def test_threads_at_once_and_a_switch_among_them(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -377,3 +382,38 @@ def test_threads_at_once_and_a_switch_among_them(server: EmbeddedServer, store: 
             said = list(threads.map(lambda _: limiter.acquire(["api", "real"]).allowed, range(400)))
         assert said == [True] * 400
         assert reckoned(limiter, "api", 400).requests == 400
+
+
+def test_explain_says_it_of_the_limits_of_a_task(app: Celery) -> None:
+    limiter, parking = limiter_of(app), parking_of(app)
+    for _ in range(3):
+        assert limiter.acquire(["stripe", "tried"], max_wait=1).allowed
+    reckoned(limiter, "tried", 3)
+    parcel = {"id": "one", "headers": {"id": "one", "task": "shop.charge"}, "body": "", "properties": {}}
+    parking.park({("stripe", ""): [ToPark("one~0@celery", 1, json.dumps(parcel), 1)]})
+    said = run(app, "explain", "one")
+    assert "is parked at place 1 of 1 of limit 'stripe'" in said
+    assert "The limit 'tried' is in shadow: would have delayed 2 of 3 tasks, by" in said
+    data = json.loads(run(app, "explain", "one", "--json"))
+    assert data["would"]["tried"]["delayed"] == 2
+
+
+def test_a_reset_forgets_who_stands_in_the_queue(server: EmbeddedServer, store: redis.Redis) -> None:
+    with Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter:
+        for _ in range(3):
+            limiter.acquire("tried")
+        longest = reckoned(limiter, "tried", 3).longest
+        limiter.reset("tried")
+        limiter.acquire("tried")
+        assert reckoned(limiter, "tried", 4).longest == longest
+
+
+def test_what_comes_after_its_end_is_not_reckoned(server: EmbeddedServer, store: redis.Redis) -> None:
+    with (
+        Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter,
+        Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as other,
+    ):
+        other.set_shadow("tried", False)
+        assert limiter.acquire("tried").allowed, "it does not know yet"
+        until(lambda: limiter.stats("tried").results["shadow"] == 1, 10, "what it tells")
+        assert not store.exists("ratelimit:v1:{tried}::arrivals")
