@@ -196,3 +196,13 @@ def test_places_cannot_be(frozen: Limiter) -> None:
         frozen.set_shadow(Concurrency(3, name="gpu"), True)
     with pytest.raises(ConfigurationError, match="nobody knows"):
         frozen.set_shadow("unknown", True)
+
+
+def test_what_is_stored_alone_stays_and_goes_when_it_ends(frozen: Limiter, clock: Clock, store: redis.Redis) -> None:
+    key = config_keys("ratelimit", "api", "")[0]
+    frozen.set_shadow("api", True, force=True)
+    frozen.pause("api", 5)
+    assert store.ttl(key) == store.ttl("ratelimit:v1:{api}::shadow") == -1
+    frozen.set_shadow("api", None)
+    assert store.ttl(key) > 0
+    assert not store.exists("ratelimit:v1:{api}::shadow")
