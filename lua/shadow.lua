@@ -14,7 +14,7 @@
 -- Writes arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; an hour after the last. `rule` is - or what is stored
 --        for the key, with commas;
 --        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if nothing
---        had been asked; both until then, 30 days at the most;
+--        had been asked; both a minute and more beyond the last of these, 30 days at the most;
 --        would: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait), waited us,
 --        longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count, period;
 --        30 days after the last.
@@ -136,14 +136,15 @@ local function reckon(limit)
     call('SET', limit.would, table.concat(said, ' '), 'PX', int(DAYS_MS))
 end
 
--- Buckets for which it is as if nothing had been asked.
+-- Buckets for which it is as if nothing had been asked. They are kept for some time longer than that: requests that came before are
+-- reckoned later.
 local function clear(limit)
     for _, key in ipairs(call('ZRANGEBYSCORE', limit.ends, '-inf', int(now - LATE_US), 'LIMIT', 0, MOST)) do
         call('HDEL', limit.queues, key)
         call('ZREM', limit.ends, key)
     end
     local last = tonumber(call('ZRANGE', limit.ends, -1, -1, 'WITHSCORES')[2])
-    local ms = last and int(min(DAYS_MS, max(1, ceil((last - now + LATE_US) / 1000))))
+    local ms = last and int(min(DAYS_MS, max(1, ceil((last - now + LATE_US + MINUTE_US) / 1000))))
     for _, key in ipairs(ms and {limit.queues, limit.ends} or {}) do call('PEXPIRE', key, ms) end
 end
 
@@ -153,7 +154,7 @@ for i, limit in ipairs(limits) do
     if #limit.come > 0 then call('PEXPIRE', limit.arrivals, '3600000') end
     if #limit.due > 0 then
         reckon(limit)
-        clear(limit)
+        if #limit.due < 2 * MOST then clear(limit) end -- else others that have come by then are still to be reckoned
     end
     answer[i + 1] = {call('GET', limit.shadow) or '', call('GET', limit.would) or '', call('ZCARD', limit.arrivals)}
 end

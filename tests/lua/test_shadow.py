@@ -72,6 +72,7 @@ def assert_alike(said: Would, delays: Sequence[float]) -> None:
 def test_the_model_agrees(frozen: Limiter, clock: Clock, name: str) -> None:
     """Several processes, bursts and pauses; each tells in its own second."""
     limit, numbers = LIMITS[name], random.Random(name)
+    clock.advance(56.7)  # soon it is another minute
     queue, processes = Queue(limit), [Process(frozen, clock) for _ in range(3)]
     trace = []
     told = [clock.us + numbers.randint(0, 1_000_000) for _ in processes]
@@ -120,6 +121,7 @@ def test_a_request_waits_as_if_it_had_reserved(frozen: Limiter, clock: Clock, na
 def test_it_grows_as_a_real_queue_does(frozen: Limiter, clock: Clock) -> None:
     """100/s limited and 140/s offered: after ten seconds the last one would have waited four."""
     limit, process = LIMITS["token_bucket"], Process(frozen, clock)
+    clock.advance(55)
     began = clock.us
     for number in range(1400):
         clock.set(began + number * 1_000_000 // 140)
