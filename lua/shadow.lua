@@ -6,7 +6,7 @@
 --        5 ends; 6 would. Then the configs of keys that requests name.
 -- ARGV   1  limits   how many
 --        2  most     requests of a limit that are reckoned at once, >= 1
---        3+ for each limit: six, see include/read_limits.lua; how many requests follow; and for each of these
+--        3+ for each limit: six, see include/read_limits.lua, - for the first if the caller does not know it, and others reckon; how many requests follow; and for each of these
 --           age us, >= 0; number, 0: what an earlier one took is corrected by the permits; permits of each; at which number in KEYS the config of its key is, 0: nowhere; a text that no other
 --           has, without a space; key of its bucket
 -- Reply  us of this clock; then for each limit a list: what is stored about its shadow; what it would have done; requests that wait
@@ -57,11 +57,11 @@ local limits, at, missing = {}, FIRST_LIMIT, nil
 for i = 1, LIMITS do
     local first, number = 6 * (i - 1), tonumber(ARGV[at + 6])
     local config, paused = stored_in(call('GET', KEYS[first + 1]))
-    local rule = config or {method = ARGV[at], count = tonumber(ARGV[at + 1]), period = tonumber(ARGV[at + 2]),
-        burst = tonumber(ARGV[at + 3]), extra = tonumber(ARGV[at + 5])}
+    local rule = config or ARGV[at] ~= '-' and {method = ARGV[at], count = tonumber(ARGV[at + 1]), period = tonumber(ARGV[at + 2]),
+        burst = tonumber(ARGV[at + 3]), extra = tonumber(ARGV[at + 5])} or nil
     local limit = {rule = rule, paused = paused, shadow = KEYS[first + 2], arrivals = KEYS[first + 3], queues = KEYS[first + 4],
         ends = KEYS[first + 5], would = KEYS[first + 6], come = {}}
-    missing = missing or needs(rule)
+    missing = missing or rule and needs(rule)
     for j = at + 7, at + 6 + 6 * number, 6 do
         local own = ARGV[j + 3] ~= '0' and stored_in(call('GET', KEYS[tonumber(ARGV[j + 3])]))
         missing = missing or own and needs(own)
@@ -69,7 +69,7 @@ for i = 1, LIMITS do
             own and packed(own) or '-', ARGV[j + 4], ARGV[j + 5])}
     end
     if match(call('GET', limit.shadow) or '', '^0') then limit.come = {} end -- it is in force: who told does not know yet
-    limit.due = call('ZRANGEBYSCORE', limit.arrivals, '-inf', int(now - LATE_US), 'WITHSCORES', 'LIMIT', 0, MOST)
+    limit.due = rule and call('ZRANGEBYSCORE', limit.arrivals, '-inf', int(now - LATE_US), 'WITHSCORES', 'LIMIT', 0, MOST) or {}
     for j = 1, #limit.due, 2 do
         local own = unpacked(match(limit.due[j], '^%d+ %-?%d+ (%S+)'))
         missing = missing or own and needs(own)

@@ -68,6 +68,11 @@ class Shadows:
             else:
                 self.stored[name] = flag
 
+    def note(self, shadow: Sequence[Demand]) -> None:
+        """By which limits what is told of these is to be reckoned."""
+        for demand in shadow:
+            self.limits[demand.name] = demand.limit
+
     def opened(self, demand: Demand) -> Demand:
         """The same for tasks that were parked before: of a limit in shadow all may leave."""
         limit = demand.limit
@@ -116,8 +121,7 @@ class Shadows:
         shadow = tuple([demand for demand in demands if self.has(demand.name, demand.limit)])
         if not shadow:
             return demands, ()
-        for demand in shadow:
-            self.limits[demand.name] = demand.limit
+        self.note(shadow)
         return tuple([demand for demand in demands if demand not in shadow]), shadow
 
 
@@ -140,13 +144,18 @@ def tell_arrivals(core: Core, arrivals: Arrivals) -> Asks[None]:
         yield from _reckon(core, several, arrivals, nonces)
 
 
-def ask_would(core: Core, limits: Mapping[str, AnyLimit]) -> Asks[dict[str, Would]]:
-    """What limits in shadow would have done, as far as it is reckoned; and which of them are is known from then on."""
+def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[str, Would]]:
+    """What limits in shadow would have done, as far as it is reckoned; and which of them are is known from then on.
+
+    ``None``: a limit that is not known here, which others reckon.
+    """
     found = yield from ask_shadows(core, limits)
     return {name: would for name, (_, would) in found.items()}
 
 
-def ask_shadows(core: Core, limits: Mapping[str, AnyLimit]) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
+def ask_shadows(
+    core: Core, limits: Mapping[str, AnyLimit | None]
+) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
     """The same, with what is stored about it."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
     nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
@@ -184,7 +193,7 @@ def _reckon(
     several: Sequence[tuple[str, list[Arrival]]],
     arrivals: Arrivals,
     nonces: Iterator[str],
-    limits: Mapping[str, AnyLimit] | None = None,
+    limits: Mapping[str, AnyLimit | None] | None = None,
 ) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
     limits = core.shadows.limits if limits is None else limits
     prefix = core.calls.prefix
@@ -193,9 +202,10 @@ def _reckon(
     values: list[str | int] = [len(several), _RECKONED]
     methods = set()
     for name, those in several:
-        limit = limits.get(name) or Limit("1/s")
-        methods.add(limit.method)
-        values += [*_without_reserve(limit).wire(1), len(those)]
+        limit = limits.get(name)
+        if limit is not None:
+            methods.add(limit.method)
+        values += [*(_without_reserve(limit).wire(1) if limit is not None else ("-", 1, 1, 1, 1, 0)), len(those)]
         for each in those:
             at = 0
             if each.key:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from ..counts.figures import Stats
 from ..counts.would import Would
 from ..limits.any_limit import AnyLimit
-from ..limits.limit import Limit
 from .counted import ask_counts
 from .live_verbs import LiveVerbs
 from .questions import Asks
@@ -54,4 +53,4 @@ class StatsVerbs(LiveVerbs):
             force: also for a name that nobody knows, see :meth:`set_rate`.
         """
         known, code = yield from self._named(name, None, force)
-        return (yield from ask_would(self._core, {known: code or Limit("1/s")}))[known]
+        return (yield from ask_would(self._core, {known: code}))[known]

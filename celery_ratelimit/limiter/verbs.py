@@ -67,12 +67,14 @@ class Asking:
     def pass_by(self, shadow: Sequence[Demand], users: Sequence[str] = ()) -> None:
         """Something goes on past limits in shadow, which are told of it, and no more; ``users``: see ``Tally``."""
         if self._counting is not None and self._core.pretended_wait is None:
+            self._core.shadows.note(shadow)
             self._counting.counter.shadowed(asked_of(shadow), users)
 
     def correct(self, shadow: Sequence[Demand], actual: Sequence[int]) -> None:
         """What went past limits in shadow has cost that."""
         if self._counting is not None and self._core.pretended_wait is None:
             pairs = zip(shadow, actual, strict=True)
+            self._core.shadows.note(shadow)
             self._counting.counter.corrected([(each.name, each.key, cost - each.cost) for each, cost in pairs])
 
     def _let_through(self, decision: Decision, shadow: tuple[Demand, ...]) -> Decision:

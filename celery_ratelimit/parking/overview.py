@@ -177,7 +177,7 @@ def standings_of(app: Celery, limits: Mapping[str, AnyLimit | None], key: str = 
 
 def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing], dict[str, Would]]:
     """The same with what is stored about their shadows; and what those that are in shadow would have done."""
-    limits = {each.config.name: each.config.in_force or Limit("1/s") for each in standings if each.config.shadow}
+    limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
     asker = limiter_of(app).asker
     found = asker.drive(ask_shadows(asker.core, limits))
     told = []

@@ -408,6 +408,23 @@ def test_a_reset_forgets_who_stands_in_the_queue(server: EmbeddedServer, store: 
         assert reckoned(limiter, "tried", 4).longest == longest
 
 
+def test_who_does_not_know_the_limit_reckons_nothing(server: EmbeddedServer, store: redis.Redis) -> None:
+    with (
+        Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter,
+        Limiter.from_url(server.url + PATIENT) as stranger,
+    ):
+        for _ in range(3):
+            limiter.acquire("tried")
+
+        def oldest_is_due() -> bool:
+            first = store.zrange("ratelimit:v1:{tried}::arrivals", 0, 0, withscores=True)
+            return bool(first) and store.time()[0] > first[0][1] / 1e6 + 3
+
+        until(oldest_is_due, 20, "its time")
+        assert (stranger.would("tried", force=True).requests, stranger.would("tried", force=True).pending) == (0, 3)
+        assert limiter.would("tried").longest > 7000
+
+
 def test_what_comes_after_its_end_is_not_reckoned(server: EmbeddedServer, store: redis.Redis) -> None:
     with (
         Limiter.from_url(server.url + PATIENT, quotas=QUOTAS) as limiter,
