@@ -1,23 +1,24 @@
 -- shadow: what limits that are in shadow would have done to requests, of which processes tell about once a second.
 --
--- Requests of several processes are put in order before they are reckoned: they wait here until all that came earlier have been told
--- of, LATE_US long. What is told later than that stands behind what has been reckoned.
--- KEYS   for each limit, at its own number: 1 config, see include/config_text.lua; 2 shadow, see set_shadow.lua; 3 arrivals; 4 queues;
---        5 ends; 6 would. Then the configs of keys that requests name.
+-- Requests of several processes are put in order before they are reckoned: they wait here until all that came earlier have been
+-- told of, LATE_US long. What is told later than that stands behind what has been reckoned.
+-- KEYS   for each limit, at its own number: 1 config, see include/config_text.lua; 2 shadow, see set_shadow.lua; 3 arrivals;
+--        4 queues; 5 ends; 6 would. Then the configs of keys that requests name.
 -- ARGV   1  limits   how many
 --        2  most     requests of a limit that are reckoned at once, >= 1
---        3+ for each limit: six, see include/read_limits.lua, - for the first if the caller does not know it, and others reckon; how many requests follow; and for each of these
---           age us, >= 0; number, 0: what an earlier one took is corrected by the permits; permits of each; at which number in KEYS the config of its key is, 0: nowhere; a text that no other
---           has, without a space; key of its bucket
+--        3+ for each limit: six, see include/read_limits.lua (- for the first: the caller does not know it, and others reckon); how
+--           many requests follow; and for each of these
+--           age us, >= 0; number, 0: what an earlier one took is corrected; permits of each; at which number in KEYS the config of
+--           its key is, 0: nowhere; a text that no other has, without a space; key of its bucket
 -- Reply  us of this clock; then for each limit a list: what is stored about its shadow; what it would have done; requests that wait
 --        to be reckoned. May end the script with the error "LOAD <algorithm>", see include/read_limits.lua
--- Writes arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; an hour after the last. `rule` is - or what is stored
---        for the key, with commas;
---        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if nothing
---        had been asked; both a minute and more beyond the last of these, 30 days at the most;
---        would: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait), waited us,
---        longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count, period;
---        30 days after the last.
+-- Writes arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; an hour after the last. `rule` is - or what is
+--        stored for the key, with commas;
+--        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if
+--        nothing had been asked; both a minute and more beyond the last of these, 30 days at the most;
+--        would: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait), waited
+--        us, longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count,
+--        period; 30 days after the last.
 local LIMITS, MOST = tonumber(ARGV[1]), tonumber(ARGV[2])
 local FIRST_LIMIT = 3
 local LATE_US, MINUTE_US, DAYS_MS = 2500000, 60000000, 2592000000
@@ -29,13 +30,16 @@ local NUMBER, CORRECTS = 1, false -- see include/algorithms.lua
 --!include algorithms.lua
 --!include virtual_queue.lua
 
+local function rule_of(method, count, period, burst, extra)
+    return {method = method, count = tonumber(count), period = tonumber(period), burst = tonumber(burst), extra = tonumber(extra)}
+end
+
 -- The rate that is stored in a config, if it is in force, and until when it is paused.
 local function stored_in(text)
     local _, expiry, paused, method, count, period, size, extra = match(text or '', CONFIG)
     if not method then return nil, 0 end
-    local rule = {method = method, count = tonumber(count), period = tonumber(period), burst = tonumber(size), extra = tonumber(extra)}
-    if method == '-' or method == 'concurrency' or expiry ~= '0' and expiry - now <= 0 then rule = nil end
-    return rule, tonumber(paused)
+    local is_none = method == '-' or method == 'concurrency' or expiry ~= '0' and expiry - now <= 0
+    return not is_none and rule_of(method, count, period, size, extra) or nil, tonumber(paused)
 end
 
 local function needs(rule)
@@ -48,8 +52,7 @@ end
 
 local function unpacked(text)
     local method, count, period, burst, extra = match(text, '^(%S+),(%d+),(%d+),(%d+),(%-?%d+)$')
-    if not method then return nil end
-    return {method = method, count = tonumber(count), period = tonumber(period), burst = tonumber(burst), extra = tonumber(extra)}
+    return method and rule_of(method, count, period, burst, extra) or nil
 end
 
 -- Nothing is written before it is known that this script has all algorithms.
@@ -57,8 +60,8 @@ local limits, at, missing = {}, FIRST_LIMIT, nil
 for i = 1, LIMITS do
     local first, number = 6 * (i - 1), tonumber(ARGV[at + 6])
     local config, paused = stored_in(call('GET', KEYS[first + 1]))
-    local rule = config or ARGV[at] ~= '-' and {method = ARGV[at], count = tonumber(ARGV[at + 1]), period = tonumber(ARGV[at + 2]),
-        burst = tonumber(ARGV[at + 3]), extra = tonumber(ARGV[at + 5])} or nil
+    local rule = config
+        or ARGV[at] ~= '-' and rule_of(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]) or nil
     local limit = {rule = rule, paused = paused, shadow = KEYS[first + 2], arrivals = KEYS[first + 3], queues = KEYS[first + 4],
         ends = KEYS[first + 5], would = KEYS[first + 6], come = {}}
     missing = missing or rule and needs(rule)
@@ -78,13 +81,14 @@ for i = 1, LIMITS do
 end
 if missing then return redis.error_reply('LOAD ' .. missing) end
 
+local NAMES = {'since', 'requests', 'delayed', 'refused', 'waited', 'longest', 'peak', 'at', 'count', 'period'}
+
 local function would_of(text)
-    local would = {since = 0, requests = 0, delayed = 0, refused = 0, waited = 0, longest = 0, peak = 0, at = 0, count = 0, period = 1}
+    local would = {}
+    for _, name in ipairs(NAMES) do would[name] = 0 end
     for name, number in string.gmatch(text or '', '(%a+)=(%d+)') do would[name] = tonumber(number) end
     return would
 end
-
-local NAMES = {'since', 'requests', 'delayed', 'refused', 'waited', 'longest', 'peak', 'at', 'count', 'period'}
 
 -- A minute; of a slower rate, so many that a permit comes back in them.
 local function span_of(queue)

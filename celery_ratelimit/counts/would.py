@@ -24,7 +24,7 @@ class Would:
         used: the share of its rate that was asked of a bucket in the minute in which most was; where a permit comes
             back in more than a minute, in that time.
         used_at: when that minute began, in seconds since 1970.
-        rate: permits a second, then.
+        rate: that was in force then, in words; ``""``: next to nothing was asked.
         pending: requests of the last seconds that are not reckoned yet: others may be told of that came earlier.
     """
 
@@ -48,6 +48,8 @@ class Would:
             said = f"would have delayed none of {_tasks(self.requests)}"
         if self.refused:
             said += f", and refused {self.refused:,}"
+        if not self.rate:  # next to nothing
+            return said
         used = f"{self.used:.{0 if self.used >= 0.1 else 2}%}"
         return f"{said}; used {used} of {self.rate} at {self._minute()}".replace("%", " %")
 
@@ -75,7 +77,7 @@ def read_would(text: Any, pending: int, us: int) -> Would:
         number["since"] / 1e6,
         number["peak"] / 1e6,
         number["at"] / 1e6,
-        _rate(number["count"], number["period"]),
+        _rate(number["count"], number["period"]) if number["period"] else "",
         pending,
     )
 

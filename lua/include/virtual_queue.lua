@@ -1,14 +1,15 @@
 -- A virtual queue: what a limit that is in shadow would have had each request wait for, in order of arrival.
 --
--- A bucket of the limit's algorithm, in which each request takes its place as if it had waited for its turn: the queue grows without
--- bound. Nothing of the limit's own state is read or written. No request has its turn before one that came earlier.
+-- A bucket of the limit's algorithm, in which each request takes its place as if it had waited for its turn: the queue grows
+-- without bound. Nothing of the limit's own state is read or written. No request has its turn before one that came earlier.
 --
--- Token and leaky bucket, and the log, are reckoned here; of the others the algorithm's own functions are asked, at the time at which a
--- request has its turn. When the rule changes, what waits comes at the new pace from then on. A bucket for which nothing waits then
--- begins anew, but for token and leaky buckets, where what is missing stays missing. What a limit sets aside for important calls
--- (`reserve`) is not heeded.
+-- Token and leaky bucket, and the log, are reckoned here; of the others the algorithm's own functions are asked, at the time at
+-- which a request has its turn. When the rule changes, what waits comes at the new pace from then on. A bucket for which nothing
+-- waits then begins anew, but for token and leaky buckets, where what is missing stays missing. What a limit sets aside for
+-- important calls (`reserve`) is not heeded.
 --
--- As a text: "<method> <count> <period> <burst> <extra>|<us of the last turn> <minute> <permits asked in it>|<numbers of the algorithm>".
+-- As a text: "<method> <count> <period> <burst> <extra>|<us of the last turn> <minute> <permits asked in it>|<numbers of the
+-- algorithm>".
 --
 -- Uses algorithms, see algorithms.lua.
 -- Gives KEPT, by the methods whose files have to be in the script; queue_of(rule, text, at): a table, `rule` being one with method,
@@ -37,7 +38,8 @@ end
 local function read_queue(text)
     local method, count, period, burst, extra, last, minute, permits, rest =
         match(text, '^(%S+) (%d+) (%d+) (%d+) (%-?%d+)|(%S+) (%d+) (%d+)|(.*)$')
-    local rule = {method = method, count = tonumber(count), period = tonumber(period), burst = tonumber(burst), extra = tonumber(extra)}
+    local rule = {method = method, count = tonumber(count), period = tonumber(period), burst = tonumber(burst),
+        extra = tonumber(extra)}
     return rule, tonumber(last), tonumber(minute), tonumber(permits), numbers_in(rest)
 end
 

@@ -189,3 +189,28 @@ def test_nothing_is_kept_for_long(frozen: Limiter, clock: Clock, store: Any) -> 
     clock.advance(LATE)
     would(frozen, limit)
     assert store.hkeys("ratelimit:v1:{api}::queues") == ["b"]
+
+
+def test_what_is_said_in_a_sentence(frozen: Limiter, clock: Clock) -> None:
+    usual, fast = Limit("600/m", burst=5, name="api"), Limit("1000000/s", burst=9, name="fast")
+    assert str(would(frozen, usual)) == "nothing has come yet"
+    process = Process(frozen, clock)
+    process.came(fast)
+    process.came(usual)
+    process.tell()
+    clock.advance(LATE)
+    assert str(would(frozen, fast)) == "would have delayed none of 1 task"
+    at = str(would(frozen, usual)).rpartition(" at ")
+    assert at[0] == "would have delayed none of 1 task; used 0.17 % of 10/s"
+    for _ in range(1999):
+        process.came(usual)
+    process.tell()
+    clock.advance(LATE)
+    for _ in range(4):
+        said = would(frozen, usual)
+    assert str(said).startswith("would have delayed 1,994 of 2,000 tasks, by 199.4 s at most; used 333 % of 10/s at ")
+    assert (
+        Would(5, 2, 1, 0.2, 0.3, 1.0, 0.5, 1.0, "1/s")
+        .__str__()
+        .startswith("would have delayed 2 of 5 tasks, by 0.2 s at most, and refused 1; used 50 % of 1/s at ")
+    )
