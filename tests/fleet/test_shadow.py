@@ -11,7 +11,7 @@ import redis
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
-from tests.fleet_of import Fleet, errors, until
+from tests.fleet_of import Fleet, assert_never_over, assert_over, errors, until
 
 NAME = "tests.apps.fleet"
 
@@ -92,3 +92,26 @@ def test_a_store_that_is_lost_holds_up_no_task_whose_limits_are_in_shadow(
         results = [fleet.send("plain", index) for index in range(1, 21)]
         assert [result.get(timeout=20) for result in results] == list(range(1, 21))
         assert not errors(fleet.log())
+
+
+@pytest.mark.parametrize("task", ["retry", "wait"])
+def test_beside_a_limit_that_holds(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
+    """The other one decides alone: never over, nothing lost; each task comes once, when the other lets it start."""
+    quotas = {"tried": {"rate": "1/h", "shadow": True}}
+    conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.*": ["tried"]}}
+    with (
+        Fleet(server, tmp_path, rate="40/s", install=True, **conf) as fleet,
+        Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter,
+    ):
+        fleet.start(number=2)
+        for index in range(120):
+            fleet.send(task, index)
+        fleet.wait_for(120, 40)
+        assert sorted(start.index for start in fleet.starts()) == list(range(120))
+        assert_never_over(fleet.permits(), 40)
+        assert_over(fleet.permits(), 40 / 3)
+        said = reckoned(limiter, "tried", 120)
+        assert (said.requests, said.delayed, said.pending) == (120, 119, 0)
+        until(lambda: limiter.stats("tried").results["shadow"] == 120, 10, "the counts")
+        stats = limiter.stats(f"{NAME}.{task}", force=True)
+        assert stats.started == 120
