@@ -10,7 +10,7 @@ import click
 from .group import app_of
 from .options import FORCE, JSON, NAME, Change, changes
 from .shown import Duration, clock, end_of, plain, show_json, table_of, tell, unnamed
-from .status import rate_set_by
+from .status import rate_set_by, shadow_set_by
 
 __all__ = ["change_commands"]
 
@@ -40,6 +40,8 @@ def _of(change: Change) -> str:
 
 def _now(config: Any) -> str:
     rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
+    if config.shadow:
+        rate += f", in shadow {shadow_set_by(config)}"
     if not config.paused:
         return rate
     import time
@@ -49,16 +51,29 @@ def _now(config: Any) -> str:
 
 @click.command("set")
 @changes()
-@click.argument("rate")
+@click.argument("rate", required=False)
+@click.option(
+    "--shadow/--no-shadow", default=None, help="It throttles nobody, and tells what it would do; or in force."
+)
 @click.option("--burst", type=click.IntRange(min=1), help="Default: what the code says.")
 @click.option("--for", "for_", type=Duration(), help="Then the code's rate holds again: 90, 10m, 1h30m.")
-def set_(change: Change, rate: str, burst: int | None, for_: float | None) -> None:
-    """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once."""
+def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | None, for_: float | None) -> None:
+    """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once; or the whole
+    limit into shadow, and in force again.
+    """
     name, key = change.name, change.key
-    _change(
-        change,
-        lambda limiter: limiter.set_rate(name, _limit(limiter, name, rate, burst), key=key, for_=for_, **change.said),
-    )
+    if rate is None and shadow is None:
+        raise click.UsageError("set what? A RATE, --shadow or --no-shadow")
+    if rate is None and (burst is not None or for_ is not None or key is not None):
+        raise click.UsageError("--burst, --for and --key are about a RATE, and none is given")
+
+    def do(limiter: Any) -> bool:
+        done = rate is not None and limiter.set_rate(
+            name, _limit(limiter, name, rate, burst), key=key, for_=for_, **change.said
+        )
+        return (shadow is not None and limiter.set_shadow(name, shadow, **change.said)) or bool(done)
+
+    _change(change, do)
 
 
 def _limit(limiter: Any, name: str, rate: str, burst: int | None) -> Any:
@@ -85,9 +100,18 @@ def _limit(limiter: Any, name: str, rate: str, burst: int | None) -> Any:
 
 @click.command()
 @changes()
-def unset(change: Change) -> None:
+@click.option("--shadow", is_flag=True, help="Not the rate: whether it is in shadow is the code's word again.")
+def unset(change: Change, shadow: bool) -> None:
     """Take the stored rate away: the code's holds again."""
-    _change(change, lambda limiter: limiter.delete(change.name, key=change.key, **change.said))
+    if shadow and change.key is not None:
+        raise click.UsageError("--shadow is about the whole limit: leave --key out")
+
+    def do(limiter: Any) -> object:
+        if shadow:
+            return limiter.set_shadow(change.name, None, **change.said)
+        return limiter.delete(change.name, key=change.key, **change.said)
+
+    _change(change, do)
 
 
 @click.command()
@@ -149,7 +173,7 @@ def _rows(found: list[Any]) -> list[tuple[str, ...]]:
     """A row a change; and one for what was changed between two of them by a version that notes nothing."""
     rows, last = [], dict[str, Any]()
     for each in found:
-        if each.verb != "reset":
+        if each.verb not in ("reset", "shadow"):
             before = last.get(each.key)
             has_ended = before is not None and before.until is not None and before.until <= each.at
             if before is not None and not has_ended and before.shown != each.before.shown:

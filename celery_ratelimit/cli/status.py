@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from time import sleep, time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from .shown import clock, end_of, length, plain, show_json, table_of, tell, unna
 if TYPE_CHECKING:
     from ..parking.overview import LimitStatus
 
-__all__ = ["rate_set_by", "status", "top"]
+__all__ = ["rate_set_by", "shadow_set_by", "status", "top"]
 
 _HEADS = ("LIMIT", "CODE", "STORED", "USED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
 #: Where a terminal is narrow; what is left says which limit is in trouble, and ``status NAME`` has all of it.
@@ -40,6 +41,9 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
         click.echo("\n\n".join("\n".join(_lines(each)) for each in found))
     else:
         tell(_table(found))
+        for each in found:
+            if each.would is not None:
+                click.echo(f"{plain(each.name)} is in shadow: {each.would}")
 
 
 @click.command()
@@ -59,7 +63,7 @@ def top(ctx: click.Context, every: float) -> None:
     except ImportError:
         raise click.ClickException("top needs rich: pip install 'celery-ratelimit[cli]'") from None
     app = app_of(ctx)
-    busiest = ("paused", "backlogged", "at its limit", "active", "idle")
+    busiest = ("paused", "backlogged", "at its limit", "shadow", "active", "idle")
 
     def look() -> Any:
         found = sorted(overview(app), key=lambda each: (busiest.index(each.state), -each.parked, each.name))
@@ -88,6 +92,15 @@ def rate_set_by(config: Any) -> str:
     until = f", {end_of('unset', config.until)}" if config.until else ""
     reason = f", {config.reason!r}" if config.reason else ""
     return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}")
+
+
+def shadow_set_by(config: Any) -> str:
+    """Who has put a limit into shadow, since when and why; or that the code says so."""
+    stored = config.stored_shadow
+    if stored is None:
+        return "as in the code"
+    reason = f", {stored.reason!r}" if stored.reason else ""
+    return plain(f"by {stored.by} {clock(stored.since)}{reason}")
 
 
 def _table(found: Sequence[LimitStatus]) -> Any:
@@ -144,6 +157,8 @@ def _lines(each: LimitStatus) -> list[str]:
         f"  in queues       {row['QUEUED']}" + (f" ({plain(', '.join(each.queues))})" if each.queues else ""),
         f"  drains in       {row['DRAINS IN']}",
     ]
+    if each.would is not None:
+        lines.append(f"  in shadow       {shadow_set_by(config)}: {each.would}")
     if each.paused_until is not None:
         lines.append(f"  paused          {end_of('resumed', each.paused_until)}")
     if each.tasks:
@@ -185,4 +200,7 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "paused_until": each.paused_until,
         "attended": each.attended,
         "tasks": each.tasks,
+        "shadow": config.shadow,
+        "stored_shadow": config.stored_shadow,
+        "would": None if each.would is None else {**asdict(each.would), "said": str(each.would)},
     }

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from ..observing import STARTED, Asked, Observation
+from .arrivals import Arrivals
 from .tally import Part, Tally
 
 __all__ = ["PAUSE", "Counter"]
@@ -37,20 +38,25 @@ class Counter:
 
     Args:
         later: has :meth:`send` called, or what is to be done with :meth:`take`, in so many seconds.
+
+    Attributes:
+        arrivals: at limits that are in shadow.
     """
 
     def __init__(self, later: Callable[[float], None]) -> None:
         self._later = later
-        self._tally = Tally()
+        self._tally, self.arrivals = Tally(), Arrivals()
         self._is_due = False
         self._process, self._pid = _Process.number, os.getpid()
 
     def __call__(self, seen: Observation, /) -> None:
         if seen.outcome in STARTED:
             self.started(seen.outcome, seen.asked, seen.throttled_for, (f"t{seen.task}", f"q{seen.queue}"))
-        elif seen.outcome != "waiting":
+        elif seen.outcome not in ("waiting", "shadow"):
             names = [name for name, _, _ in seen.asked] if seen.limit is None else [seen.limit]
             self.happened(seen.outcome, names)
+        if seen.shadow:
+            self.shadowed(seen.shadow, (f"t{seen.task}", f"q{seen.queue}"))
 
     def at_once(self, asked: Asked) -> None:
         """A call has got its permits of one limit, and has not waited: the ordinary case, at a quarter of the cost."""
@@ -68,6 +74,23 @@ class Counter:
         if self._process != _Process.number:
             self._begin_anew()
         self._tally.started(outcome, asked, waited, users)
+        if not self._is_due:
+            self.wait()
+
+    def shadowed(self, asked: Sequence[Asked], users: Sequence[str] = ()) -> None:
+        """See :meth:`Tally.shadowed`."""
+        if self._process != _Process.number:
+            self._begin_anew()
+        self._tally.shadowed(asked, users)
+        self.arrivals.came(asked)
+        if not self._is_due:
+            self.wait()
+
+    def corrected(self, asked: Sequence[Asked]) -> None:
+        """See :meth:`Arrivals.corrected`."""
+        if self._process != _Process.number:
+            self._begin_anew()
+        self.arrivals.corrected(asked)
         if not self._is_due:
             self.wait()
 
@@ -92,6 +115,7 @@ class Counter:
     def _begin_anew(self) -> None:
         """What was counted before a fork is the parent's."""
         self._process, self._pid, self._tally, self._is_due = _Process.number, os.getpid(), Tally(), False
+        self.arrivals = Arrivals()
 
     def _add_up(self) -> None:
         if self._pid == os.getpid():

@@ -106,6 +106,16 @@ class Tally:
                 if key:
                     part.use(f"k{key}", cost)
 
+    def shadowed(self, asked: Sequence[Asked], users: Sequence[str] = ()) -> None:
+        """Something has gone on past limits that are in shadow: no permit of theirs was taken."""
+        with self._lock:
+            for name, key, cost in asked:
+                part = self._part(name)
+                if part is not None:
+                    part.add("shadow")
+                    for user in (*users, *([f"k{key}"] if key else ())):
+                        part.use(user, cost)
+
     def happened(self, outcome: str, names: Iterable[str]) -> None:
         """Something was decided otherwise, by the limits of these names."""
         with self._lock:

@@ -234,9 +234,8 @@ class Exits:
         except Exception as error:
             self._hold_on(line, held, error, now)
             return
-        demand = verdict.demand
-        if demand is None and not self._outage:  # it has come back, and is left to another worker
-            demand = held.demands[0]
+        # One without a limit has come back, and is left to another worker.
+        demand = verdict.demand or (None if self._outage else held.demands[0])
         why = outcome_of(line, held, demand, verdict.wait, now) if demand else Outcome("", verdict.wait)
         self._holdings.leave(line, held)
         self._hook.announce(held, replace(why, what="returned"))

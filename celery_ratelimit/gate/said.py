@@ -14,14 +14,15 @@ from typing import Any
 from .._celery import requests
 from .._celery.parcel import marker_in
 from ..limiter.demand import Demand
-from ..observing import Asked, Observation, Observer
+from ..limiter.shadows import asked_of
+from ..observing import Observation, Observer
 from ..signals import task_throttled
 from .clock import monotonic
-from .held import HeldRequest
+from .held import HeldRequest, Unlimited
 from .line import Line
 from .outcome import Outcome
 
-__all__ = ["Hook", "outcome_of"]
+__all__ = ["Hook", "outcome_of", "permit_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -30,6 +31,12 @@ def outcome_of(line: Line, held: HeldRequest, demand: Demand, wait: float, now: 
     """Why a request does not start, as far as it waits for its turn."""
     interval = line.intervals.get(demand.name, 0.0)
     return Outcome("waiting", wait, demand, interval, waited=now - held.since, full=full)
+
+
+def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) -> dict[str, Any]:
+    """What a task knows of its permit, with which it settles."""
+    permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at}
+    return {**permit, "shadow": [demand.name for demand in shadow]} if shadow else permit
 
 
 class Hook:
@@ -67,11 +74,18 @@ class Hook:
         """
         if self._observers:
             self._tell(_started(held, permit_at_us))
-        permit = {"queue": held.queue, "id": held.id, "granted_at": permit_at_us}
+        permit = permit_of(held.queue, held.id, permit_at_us, held.shadow)
         if _was_throttled(held):
             permit["throttled_for"] = _throttled_for(held, permit_at_us)
             permit["throttled_by"] = _throttled_by(held)
         return permit
+
+    def passed(self, waiting: Unlimited, shadow: Sequence[Demand]) -> None:
+        """A request starts all of whose limits are in shadow."""
+        if self._observers:
+            request, first = waiting.request, shadow[0]
+            names = request.name, request.id, waiting.queue, first.name, first.key, first.cost
+            self._tell(Observation("shadow", *names, shadow=asked_of(shadow)))
 
     def failed(self, held: HeldRequest, error: Exception, *, without_store: bool) -> None:
         """A request fails, as the store did not answer, or as no waiting would grant what it asks."""
@@ -123,12 +137,14 @@ def _throttled(held: HeldRequest, outcome: Outcome) -> Observation:
 
 
 def _started(held: HeldRequest, permit_at_us: int) -> Observation:
+    shadow = asked_of(held.shadow)
     if not permit_at_us:
-        return _observed(held, "store_error", None, reason="it starts while the limiter's store does not answer")
+        why = "it starts while the limiter's store does not answer"
+        return _observed(held, "store_error", None, reason=why, shadow=shadow)
     first = held.demands[0]
     outcome = "waited" if _was_throttled(held) else "acquired"
     waited = _throttled_for(held, permit_at_us)
-    return _observed(held, outcome, first.name, first.key, first.cost, throttled_for=waited)
+    return _observed(held, outcome, first.name, first.key, first.cost, throttled_for=waited, shadow=shadow)
 
 
 def _observed(
@@ -152,13 +168,9 @@ def _observed(
         key,
         cost,
         throttled_for=waited,
-        asked=_asked(held),
+        asked=asked_of(held.demands),
         **fields,
     )
-
-
-def _asked(held: HeldRequest) -> tuple[Asked, ...]:
-    return tuple([(demand.name, demand.key, demand.cost) for demand in held.demands])
 
 
 def _was_throttled(held: HeldRequest) -> bool:

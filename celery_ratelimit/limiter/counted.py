@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from ..counts.counter import Counter
 from ..counts.figures import Stats, read_stats
 from ..counts.tally import MOST_USERS, Part, wire_of
 from ..store.keys import count_keys
 from ..store.resp import bulk
 from .core import Core
 from .questions import Asks, Question, each_of
+from .shadows import tell_arrivals
 
-__all__ = ["ask_counts", "ask_used", "tell_counts"]
+__all__ = ["ask_counts", "ask_used", "tell_all", "tell_counts"]
 
 _T = TypeVar("_T")
 
@@ -30,6 +32,12 @@ def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
         call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
         yield from each_of([Question(core.scripts.count, call)])
+
+
+def tell_all(core: Core, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
+    """The same, and what came to limits in shadow."""
+    yield from tell_arrivals(core, counter.arrivals)
+    yield from tell_counts(core, parts)
 
 
 def ask_counts(core: Core, names: Sequence[str], *, totals: bool = False) -> Asks[list[Stats]]:

@@ -11,7 +11,7 @@ from ..counts.counter import Counter
 from ..errors import StoreUnavailable
 from ..limits.decision import Decision
 from .asker import Asker
-from .counted import tell_counts
+from .counted import tell_all
 from .demand import Demand
 
 __all__ = ["Counting", "Refusals", "note", "note_lost"]
@@ -94,10 +94,10 @@ class Counting:
             self.counter.wait()
             return
         parts = self.counter.take()
-        if not parts or self._refusals:
+        if not (parts or self.counter.arrivals) or self._refusals:
             return
         try:
-            self._asker.drive(tell_counts(self._asker.core, parts))
+            self._asker.drive(tell_all(self._asker.core, self.counter, parts))
         except Exception as error:
             self._refusals.note(error)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Celery
 from kombu.utils.json import loads
 
 from .._celery import NoAnswer, asked_workers
-from ..app.plan import limits_of_app
+from ..app.plan import limits_of_app, plan_of
+from ..counts.would import Would
 from ..limiter.stored import LimitConfig
 from .lot import Parking
-from .overview import standings_of
+from .overview import in_shadow, standings_of
 from .parked import Bucket, text
 from .weights import weights_text
 
@@ -51,6 +53,7 @@ class Explanation:
         unasked: why workers were not asked; ``""``: they were, or need not be.
         share: whose it is, of those who share the limit, as the store has it; ``None``: nobody shares it.
         weight: of that share; 0: it is held back, and has no turn.
+        would: what limits of the task would have done that are in shadow, by their names.
     """
 
     id: str
@@ -71,6 +74,7 @@ class Explanation:
     unasked: str = ""
     share: str | None = None
     weight: float | None = None
+    would: Mapping[str, Would] = field(default_factory=dict)
 
     @property
     def found(self) -> bool:
@@ -121,6 +125,7 @@ class Explanation:
         if self.starts_at is not None:
             wait = max(0.0, self.starts_at - self.now)
             lines.append(f"It will start in {wait:.1f} s, give or take {self.band:.1f} s, if the rate is not changed.")
+        lines += [f"The limit {name!r} is in shadow: {would}." for name, would in self.would.items()]
         return lines
 
     def _ago(self, at: float) -> str:
@@ -138,7 +143,19 @@ def explain(app: Celery, parking: Parking, id: str) -> Explanation:
             unasked = f"the broker does not answer, so no worker was asked ({error})"
     if found is None:
         found = _in_backend(app, id)
-    return found if found is not None else Explanation(id, "unknown", time.time(), unasked=unasked)
+    if found is None:
+        return Explanation(id, "unknown", time.time(), unasked=unasked)
+    return replace(found, would=_would(app, found))
+
+
+def _would(app: Celery, found: Explanation) -> dict[str, Would]:
+    """Of the limits of its task."""
+    task = app.tasks.get(found.task)
+    plan = plan_of(task, found.queue) if task is not None else None
+    limits = {str(limit.name): limit for limit in plan.limits} if plan is not None else {}
+    if found.limit and found.limit not in limits and found.config is not None and found.config.in_force is not None:
+        limits[found.limit] = found.config.in_force
+    return in_shadow(app, standings_of(app, limits))[1] if limits else {}
 
 
 def _in_lots(app: Celery, parking: Parking, id: str) -> Explanation | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -13,7 +13,9 @@ from .._celery import messages_of, queue_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
+from ..counts.would import Would
 from ..limiter.demand import Demand, own_key
+from ..limiter.shadows import ask_shadows
 from ..limiter.standing import Standing, read_standing
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
@@ -22,7 +24,7 @@ from .lots import parking_of
 from .register import UNATTENDED
 from .usage import usages_of
 
-__all__ = ["LimitStatus", "overview", "standings_of"]
+__all__ = ["LimitStatus", "in_shadow", "overview", "standings_of"]
 
 #: Looks into lots, of all limits together, each as dear as so many lots: of more, tasks are counted, and the oldest is
 #: not known.
@@ -53,6 +55,7 @@ class LimitStatus:
             ``None``: that is not known.
         attended: whether some worker has this limit, or nobody is parked.
         tasks: that it is for.
+        would: what it would have done, while it is in shadow; ``None``: it is not.
     """
 
     name: str
@@ -69,6 +72,8 @@ class LimitStatus:
     attended: bool
     tasks: tuple[str, ...]
 
+    would: Would | None = None
+
     @property
     def paused_until(self) -> float | None:
         """Until when it is paused, in seconds since 1970; ``None``: it is not."""
@@ -83,8 +88,10 @@ class LimitStatus:
 
     @property
     def state(self) -> str:
-        """In one word: ``"paused"``, ``"backlogged"``, ``"at its limit"``, ``"active"`` or ``"idle"``."""
+        """In one word: ``"shadow"``, ``"paused"``, ``"backlogged"``, ``"at its limit"``, ``"active"`` or ``"idle"``."""
         standing = self.standing
+        if self.would is not None:
+            return "shadow"
         if standing.config.paused:
             return "paused"
         if self.parked:
@@ -136,7 +143,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     wanted = [each for some in queues.values() for queue in some for each in (queue, return_queue_for(queue))]
     messages = messages_of(app, wanted)
     found = []
-    standings = standings_of(app, chosen)
+    standings, would = in_shadow(app, standings_of(app, chosen))
     usages = usages_of(app, standings)
     for (name, code), standing, usage in zip(chosen.items(), standings, usages, strict=True):
         asked = {each for queue in queues[name] for each in (queue, return_queue_for(queue))}
@@ -157,6 +164,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
                 _drains_in(standing, code, lots, queued or 0, by_key=by_key),
                 not lots.parked or seen.get(name, inf) < UNATTENDED,
                 tuple(owned[name].tasks) if name in owned else (),
+                would.get(name),
             )
         )
     return found
@@ -173,6 +181,18 @@ def standings_of(app: Celery, limits: Mapping[str, AnyLimit | None], key: str = 
         read_standing(demand, code, reply)
         for demand, code, reply in zip(demands, limits.values(), replies, strict=True)
     ]
+
+
+def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing], dict[str, Would]]:
+    """The same with what is stored about their shadows; and what those that are in shadow would have done."""
+    limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
+    asker = limiter_of(app).asker
+    found = asker.drive(ask_shadows(asker.core, limits))
+    told = []
+    for each in standings:
+        stored, _ = found.get(each.config.name, (None, None))
+        told.append(replace(each, config=replace(each.config, stored_shadow=stored)))
+    return told, {each.config.name: found[each.config.name][1] for each in told if each.config.shadow}
 
 
 def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:

@@ -209,7 +209,7 @@ def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> Non
         (["parked", "strpe"], 2, "did you mean 'stripe'?"),
         (["set", "stripe", "20"], 2, "write 20/s, or 20/m"),
         (["set", "stripe", "20/x"], 2, "cannot read the rate '20/x'"),
-        (["set", "stripe"], 2, "Missing argument 'RATE'"),
+        (["set", "stripe"], 2, "set what? A RATE, --shadow or --no-shadow"),
         (["set", "stripe", "20/s", "--for", "soon"], 2, "'soon' is no length of time"),
         (["set", "stripe", "20/s", "--key", "tenant:7"], 2, "is not kept by key"),
         (["reset", "tenant"], 2, "is kept by key"),
