@@ -40,7 +40,7 @@ def test_an_option_of_several_commands_is_declared_in_one_place() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.option", "click.argument")
     ]
-    flags = [re.findall(r"'(--?[\w-]+|\w+)'", each)[0] for each in declared]
+    flags = [re.findall(r"'(--?[\w/-]+|\w+)'", each)[0] for each in declared]
     twice = {flag for flag in flags if flags.count(flag) > 1}
     assert twice <= {"--for"}, "of a rate, and of a pause"
     assert len(flags) > 15
