@@ -2,6 +2,7 @@
 
 In the worker, a start that nobody observes and one that is counted; a second's telling, there and in the store
 (for a limit of one key, and of a thousand). Beside them one ``acquire`` from Python: shares depend less on the machine.
+And what it takes to read what is used of a thousand limits, each in use all day: wall time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.gate.said import Hook
+from celery_ratelimit.limiter.counted import ask_used
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import embedded_server
@@ -36,7 +38,13 @@ def held_by(key: str) -> Any:
     demand = Demand(Limit("1000000/s", burst=1000, name="api"), "api", key)
     request = SimpleNamespace(name="shop.charge", id="id", message=SimpleNamespace(headers={}))
     return SimpleNamespace(
-        request=request, queue="celery", demands=(demand,), returned=False, announced="", since=time.monotonic()
+        request=request,
+        id="id",
+        queue="celery",
+        demands=(demand,),
+        returned=False,
+        announced="",
+        since=time.monotonic(),
     )
 
 
@@ -63,6 +71,27 @@ def main() -> None:
             telling = measured(second, 20) - len(many) * each
             calls = limiter.client.info("commandstats")["cmdstat_evalsha"]
             print(f"telling, {keys} keys: {telling:.0f} us a second here, {calls['usec_per_call']:.0f} us in the store")
+        for what, within in (("a minute", 60.0), ("an hour", 3600.0), ("a day", 86400.0)):
+            read_used(limiter, what, within)
+
+
+def read_used(limiter: Limiter, what: str, within: float) -> None:
+    """What is used of limits whose rate is per so many seconds, as ``status`` reads it."""
+    names, now = [f"limit{n}" for n in range(1000)], int(time.time())
+    for name in names:
+        for kind, unit, number in (("seconds", 1, 180), ("minutes", 60, 1440)):
+            key = f"{limiter.prefix}:v1:{{{name}}}::{kind}"
+            limiter.client.delete(key)
+            limiter.client.rpush(key, *[" s1000 p1000"] * (number - 1), f"{now // unit} s1 p1")
+    limiter.client.config_resetstat()
+    took = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        limiter.asker.drive(ask_used(limiter.asker.core, [(name, within) for name in names]))
+        took.append(time.perf_counter() - began)
+    calls = limiter.client.info("commandstats")["cmdstat_evalsha"]
+    scripts = f"{calls['calls'] / ROUNDS:.0f} scripts of {calls['usec_per_call']:.0f} us"
+    print(f"what is used of 1,000 limits, within {what}: {median(took) * 1e3:.0f} ms, {scripts}")
 
 
 if __name__ == "__main__":

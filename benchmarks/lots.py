@@ -36,7 +36,7 @@ NAME = f"{TASK}.tenant"
 LIMIT = Limit("1/h", name=NAME, key="{tenant}")
 BUSY = 20
 #: Microseconds: what takes less is shown as this.
-_NOTED = 500
+NOTED = 500
 #: What says that a message of ours comes back.
 _MARKER = {"queue": QUEUE, "eta": None, "exchange": "", "routing_key": QUEUE}
 
@@ -116,7 +116,7 @@ def _million(tasks: int, lots: int) -> None:
 class _Measure:
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        client.config_set("slowlog-log-slower-than", _NOTED)  # Valkey notes each command of a script, too
+        client.config_set("slowlog-log-slower-than", NOTED)  # Valkey notes each command of a script, too
         client.config_set("slowlog-max-len", 1000)
 
     def __call__(self, what: str, steps: Callable[[], Iterator[Any]]) -> None:
@@ -135,7 +135,7 @@ class _Measure:
         took = time.perf_counter() - began
         slow = max(
             [e["duration"] for e in self.client.slowlog_get(1000) if e["command"][:4].upper() in (b"EVAL", b"ZSCA")],
-            default=_NOTED,
+            default=NOTED,
         )
         print(
             f"  {what:<28} longest script {slow / 1e3:6.2f} ms; {number:>5} steps, longest {longest * 1e3:7.2f} ms; "
@@ -312,7 +312,7 @@ def _park(
             message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": body, "headers": headers}
             message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}
             message |= {"priority": 0, "delivery_mode": 2, "expires": None, "properties": {}}
-            each = (0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, 0, json.dumps(message))
+            each = (0, 0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, 0, "", json.dumps(message))
             kept = (0, -1, tenant, 1, 0, *each)  # one lot with one message, and nothing that was acknowledged
             if tenant not in known:
                 known.add(tenant)

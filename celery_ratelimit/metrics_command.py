@@ -11,17 +11,18 @@ __all__ = ["metrics"]
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=9877, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=9877, show_default=True)
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--once", is_flag=True, help="Print the figures, and end.")
 @click.pass_context
 def metrics(context: Any, port: int, address: str, once: bool) -> None:
     """Serve the figures of the whole fleet for Prometheus, at /metrics. Needs celery-ratelimit[prometheus]."""
+    from .app.loading import import_tasks
     from .errors import ConfigurationError
 
     app = context.obj.app
-    app.loader.import_default_modules()
     try:
+        import_tasks(app)
         from . import prometheus
 
         if once:

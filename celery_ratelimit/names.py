@@ -1,11 +1,12 @@
-"""Names that nobody knows: which ones are near, said in an error."""
+"""Names as they are shown: whatever is in them, and which ones are near to one that nobody knows."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["listed", "near"]
+__all__ = ["listed", "near", "plain"]
 
 #: More names than that are not listed.
 _MOST = 20
@@ -15,6 +16,13 @@ def near(name: str, known: Iterable[str]) -> str:
     """The names that are near, as a question; ``""``: none is."""
     close = difflib.get_close_matches(name, sorted(known), n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def plain(text: Any) -> str:
+    """A text on one line that changes nothing on a terminal, whatever is in it."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in str(text)
+    )
 
 
 def listed(known: Iterable[str]) -> str:

@@ -24,7 +24,8 @@ class Observation:
         outcome: ``"acquired"``: it starts at once; ``"waited"``: it starts, after it was throttled; ``"waiting"``: it
             is held in the worker; ``"parked"`` (in the store), ``"returned"`` (to the broker, on a countdown),
             ``"dropped"``, ``"failed"``, ``"diverted"`` (to another queue); ``"store_error"``: the store did not
-            answer, and it is handled as ``ratelimit_on_store_error`` says.
+            answer, and it is handled as ``ratelimit_on_store_error`` says; ``"shadow"``: it starts, and all its limits
+            are in shadow.
         task: the task's name.
         id: the task's id.
         queue: that it was sent to.
@@ -37,6 +38,7 @@ class Observation:
         reason: why, in words; ``""``: it starts.
         said: the same as it stands in the log.
         asked: of all its limits.
+        shadow: of a task that starts, what limits in shadow were asked, which do not hold it up.
     """
 
     outcome: str
@@ -52,6 +54,7 @@ class Observation:
     reason: str = ""
     said: str = ""
     asked: tuple[Asked, ...] = ()
+    shadow: tuple[Asked, ...] = ()
 
 
 class Observer(Protocol):

@@ -136,18 +136,39 @@ def _in_force(limiter: Limiter, limits: Mapping[str, AnyLimit]) -> Iterator[Metr
     remaining = gauge("remaining", "Permits that could be taken now; not of limits that are kept by key.")
     leases = gauge("leases", "Places that are held; not of limits that are kept by key.")
     paused = gauge("paused", "Whether the limit is paused.")
+    shadow = gauge("shadow", "Whether the limit is in shadow, and throttles nobody.")
+    in_shadow = {}
     for name, limit in limits.items():
         config = limiter.config(name)
+        in_shadow[name] = config.shadow
         rate.add_metric([name, "code"], _rate_of(limit))
         if config.stored is not None:
             rate.add_metric([name, "stored"], _rate_of(config.stored))
         paused.add_metric([name], float(config.paused > 0))
+        shadow.add_metric([name], float(config.shadow))
         if limit.key is None and not limit.per_worker:
             (state,) = limiter.peek(name, cost=1).states
             remaining.add_metric([name], state.remaining)
             if isinstance(limit, Concurrency):
                 leases.add_metric([name], state.limit - state.remaining)
-    yield from (rate, remaining, leases, paused)
+    yield from (rate, remaining, leases, paused, shadow)
+    yield from _would(limiter, [name for name in limits if in_shadow[name]])
+
+
+def _would(limiter: Limiter, names: Sequence[str]) -> Iterator[Metric]:
+    delayed = CounterMetricFamily(
+        f"{_PREFIX}_shadow_delayed",
+        "Of those that a limit in shadow let through, whom it would have delayed.",
+        labels=["limit"],
+    )
+    longest = GaugeMetricFamily(
+        f"{_PREFIX}_shadow_longest_seconds", "The longest that one of them would have waited.", labels=["limit"]
+    )
+    for name in names:
+        would = limiter.would(name)
+        delayed.add_metric([name], would.delayed)
+        longest.add_metric([name], would.longest)
+    yield from (delayed, longest)
 
 
 def _rate_of(limit: AnyLimit) -> float:

@@ -19,8 +19,10 @@ from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
 from .gate.outcome import Outcome
+from .gate.said import permit_of
 from .gate.step import install
-from .limiter.checks import actual_costs
+from .gate.stored_rates import stored_in_place_of
+from .limiter.checks import actual_costs, check_actual
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 
@@ -141,8 +143,15 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     # What takes the task's place under self.replace() has its id, and comes while it runs.
     nesting = request.replaced_task_nesting
     own_id = f"{task_id}~{nesting}" if nesting else task_id
-    demands = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
-    decision = limiter_of(task.app).asker.ask(
+    limiter = limiter_of(task.app)
+    every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
+    demands, shadow = limiter.asker.shadows.split(every)
+    if not demands:
+        limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
+        permit = {"worker": request.hostname, **permit_of(queue, own_id, 0, shadow)}
+        request.delivery_info = {**delivery, PERMIT: permit}
+        return
+    decision = limiter.asker.ask(
         demands,
         id=own_id,
         horizon=policy.inline_wait,
@@ -150,7 +159,9 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     )
     if decision.allowed:
         leases_of(task.app).begin(own_id, decision.demands, decision.granted_at)
-        permit = {"worker": request.hostname, "queue": queue, "id": own_id, "granted_at": decision.granted_at}
+        permit = {"worker": request.hostname, **permit_of(queue, own_id, decision.granted_at, shadow)}
+        if shadow:
+            limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
         request.delivery_info = {**delivery, PERMIT: permit}
         time.sleep(decision.retry_after)
         return
@@ -160,7 +171,11 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     max_wait = policy.max_wait if policy.waits and given_up and not decision.full else None
     to = None if outcome in ("drop", "fail", *THROTTLES) else outcome
     what = {"drop": "dropped", "fail": "failed"}.get(outcome, "diverted" if to else "returned")
-    why = Outcome(what, decision.retry_after, demand, max_wait=max_wait, full=decision.full, to=to)
+    stored = ""
+    with contextlib.suppress(*STORE_TROUBLES):  # it is only said
+        config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
+        stored = stored_in_place_of(demand.limit, config)
+    why = Outcome(what, decision.retry_after, demand, stored=stored, max_wait=max_wait, full=decision.full, to=to)
     logger.info("Task %s[%s] %s", task.name, task_id, why)
     if outcome == "fail":
         raise why.error
@@ -191,12 +206,17 @@ def _settle(task: Any, actual_cost: int, limit: str | None) -> bool:
     request = task.request
     permit = _permit(request)
     plan = plan_of(task, permit["queue"]) if permit is not None else None
-    if permit is None or plan is None or not permit["granted_at"]:
+    if permit is None or plan is None or not (permit["granted_at"] or permit.get("shadow")):
         return False
-    demands = plan.demands(request.args, request.kwargs)
-    return limiter_of(task.app).asker.settle(
-        demands,
-        actual_costs(demands, actual_cost, limit),
-        id=permit["id"],
-        granted_at=permit["granted_at"],
-    )
+    limiter, every = limiter_of(task.app), plan.demands(request.args, request.kwargs)
+    actual = dict(zip(every, actual_costs(every, actual_cost, limit), strict=True))
+    check_actual(every, list(actual.values()))
+    beside = permit.get("shadow", ())
+    demands, shadow = [[each for each in every if (each.name in beside) == is_beside] for is_beside in (False, True)]
+    is_first = bool(shadow) and limiter.asker.shadows.is_first(("settled", permit["id"]))
+    if is_first:
+        limiter.correct(shadow, [actual[each] for each in shadow])
+    if not demands or not permit["granted_at"]:
+        return is_first
+    costs = [actual[each] for each in demands]
+    return limiter.asker.settle(demands, costs, id=permit["id"], granted_at=permit["granted_at"])

@@ -7,7 +7,9 @@ import re
 import time
 from typing import Any
 
-__all__ = ["NO_END", "clock", "length", "number_of", "plain", "seconds_of", "unnamed"]
+from .names import plain
+
+__all__ = ["NO_END", "clock", "end_of", "length", "number_of", "plain", "seconds_of", "unnamed"]
 
 #: Seconds until an end that nobody means: a pause that lasts until somebody ends it.
 NO_END = 20 * 365 * 86_400.0
@@ -30,13 +32,6 @@ def seconds_of(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise ValueError(f"{text!r} must be more than no time")
     return seconds
-
-
-def plain(text: Any) -> str:
-    """A text on one line that changes nothing on a terminal, whatever is in it."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in str(text)
-    )
 
 
 def unnamed(limit: Any) -> str:
@@ -70,6 +65,12 @@ def clock(at: float | None, now: float | None = None) -> str:
         return ""
     now = time.time() if now is None else now
     if at - now > NO_END:
-        return "until it is resumed"
+        return "never"
     form = "%H:%M:%S" if time.localtime(at)[:3] == time.localtime(now)[:3] else "%Y-%m-%d %H:%M:%S"
     return time.strftime(form, time.localtime(at))
+
+
+def end_of(what: str, at: float, now: float | None = None) -> str:
+    """Until when something holds; ``what`` ends it by hand, if nobody means that time: ``resumed``, ``unset``."""
+    has_none = at - (time.time() if now is None else now) > NO_END
+    return f"until it is {what}" if has_none else f"until {clock(at, now)}"

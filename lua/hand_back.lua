@@ -20,6 +20,7 @@ local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include lot.lua
 --!include order.lua
 --!include shares.lua
+--!include share_of.lua
 --!include let_out.lua
 --!include parked_by.lua
 

@@ -20,7 +20,7 @@
 --                     and ids that were parked before, and whose older copies are acknowledged by now
 -- Reply  for each message: permits that the tasks cost which are before it (where less important ones are parked, too: at what
 --        a task costs on average; where the limit is fair: those of its share that are before it, times the weights of all shares
---        by its own, each of the others taken for 1; at the most all); -1: none is parked; -2: another one waits in its place;
+--        by its own; at the most all); -1: none is parked; -2: another one waits in its place;
 --        -3: this call comes late, and a message that was sent anew meanwhile may
 --        run; -4 and less: -4 less what those before it cost, which is `most` or more.
 --        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place.
@@ -43,8 +43,11 @@ local is_due -- has a worker to look at it at once?
 local survivors = {}
 
 local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
-    local of_share, again = nil, copy > 1
-    if shares then order, of_share = shares.read(order) end
+    local steps, weight, share, entry, is_there, again -- the share, where the limit is fair
+    if shares then
+        steps, weight, share = match(order, '^(%S+) (%S+) (.*)$')
+        order, again = steps or order, copy > 1
+    end
     if since < 0 then since = now + since end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
@@ -80,7 +83,9 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
                 local kept = head .. int(since) .. rest
                 call('HSET', MESSAGES, other, kept)
                 call('ZADD', PARKED, int(place_in(kept)), other)
-                if shares then shares.move(other, its, kept) end
+                if shares then
+--!fair move_share.lua
+                end
                 is_due = true
             end
             survivors[#survivors + 1] = match(rest, '^ {"id": "([^"\\]*)"') or other
@@ -89,8 +94,9 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
         since, ahead = min(since, its_since), ahead - match(head, '^%d+')
     end
     local place = since + before
-    if of_share then
-        ahead = shares.ahead(of_share, place, id, ahead, number)
+    if share then
+        entry = shares.entry(share, place, id)
+        ahead, is_there = shares.ahead(share, weight, entry, ahead, number)
     elseif place < last then
         local one = other and 1 or 0
         ahead = ceil(ahead * max(0, call('ZCOUNT', PARKED, '-inf', int(place)) - one) / max(1, parked - one))
@@ -118,7 +124,7 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
     call('ZADD', PARKED, int(place), id)
     count_cost(cost, 1)
     call('SADD', UNACKED, id)
-    if of_share and shares.join(of_share, again and cost) then is_due = true end -- the others may all be held back
+    if share and shares.join(share, weight, entry, is_there, again and cost) then is_due = true end -- the others may all be held back
     if expires ~= '0' then
         call('ZADD', EXPIRING, expires, id)
         call('ZADD', LOTS, 'XX', 'LT', expires, bucket)

@@ -22,6 +22,7 @@ local FROM, UNTIL, LAST, FIRST_ID = ARGV[7], tonumber(ARGV[8]), ARGV[9], 10
 --!include lot.lua
 --!include order.lua
 --!include shares.lua
+--!include share_of.lua
 --!include let_out.lua
 --!include parked_by.lua
 

@@ -1,9 +1,9 @@
 -- reset: forget what was taken.
 --
--- KEYS   of each limit: its state, its slots, what was touched, its history
+-- KEYS   of each limit: its state, its slots, what was touched, its history, virtual queues of its buckets, see shadow.lua
 -- ARGV   1  note: who and why, for the history; then the key of each limit's bucket: text
 -- Reply  1
--- Writes states and slots: they are gone; history
+-- Writes states, slots and virtual queues: they are gone; history
 local NOTE, FIRST_BUCKET = ARGV[1], 2
 --!include prelude.lua
 --!include now.lua
@@ -11,10 +11,11 @@ local NOTE, FIRST_BUCKET = ARGV[1], 2
 --!include history.lua
 
 local changed = {} -- one name may stand for a rate and for places
-for i = 1, #KEYS / 4 do
-    local bucket, history = ARGV[FIRST_BUCKET + i - 1], KEYS[4 * i]
-    call('UNLINK', KEYS[4 * i - 3], KEYS[4 * i - 2])
-    touch(KEYS[4 * i - 1], bucket)
+for i = 1, #KEYS / 5 do
+    local bucket, history = ARGV[FIRST_BUCKET + i - 1], KEYS[5 * i - 1]
+    call('UNLINK', KEYS[5 * i - 4], KEYS[5 * i - 3])
+    call('HDEL', KEYS[5 * i], bucket)
+    touch(KEYS[5 * i - 2], bucket)
     if changed[history] ~= bucket then keep_change(history, 'reset', bucket, NOTE, '', '') end
     changed[history] = bucket
 end

@@ -5,7 +5,8 @@
 --        one of the limits is fair, with those of who shares it
 -- ARGV   1  number    of lots
 --        2  due       1: only lots that are due now; 0: all
---        3  horizon   us, >= 0: a task is let out when its slot is no further ahead than that
+--        3  horizon   us, >= 0: a task is let out when its slot is no further ahead than that; where the lot is shared, than
+--                     three quarters of that: what has left is overtaken by nobody
 --        4  most      >= 1: no more tasks of one lot than that have a slot at once
 --        5  pace      us, > 0: a lot is not due again sooner
 --        6  again     us, > 0: a task that is not known to be published by then is let out once more
@@ -29,6 +30,7 @@ local FIRST_ABSENT = 12
 local FIRST_ATTENDED = FIRST_ABSENT + ARGV[10]
 local FIRST_BUCKET = FIRST_ATTENDED + ARGV[11]
 local FIRST_LIMIT = FIRST_BUCKET + NUMBER
+local SHARED = 0.75 -- of the horizon
 local LOT = 2 -- what it takes to look after a lot, in tasks that are let out
 local LATE_US = 2000000 -- a task that is later than that has lost its slot
 local EARLY_US = 500000 -- a place may be free sooner than was foreseen: a task that waits for one comes so much before its slot
@@ -41,11 +43,13 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include lot.lua
 --!include order.lua
 --!fair shares.lua
+--!fair share_weights.lua
+--!fair share_of.lua
 --!include let_out.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
 
-local work = 0
+local work, horizon = 0, HORIZON_US
 
 local weights = {}
 for i = FIRST_LIMIT + 6 * NUMBER, #ARGV, 2 do weights[KEYS[4 * NUMBER + LOT_KEYS * ARGV[i]]] = ARGV[i + 1] end
@@ -66,9 +70,9 @@ end
 local turns
 --!fair turns.lua
 
-local function let_one_out(id, wait, known)
+local function let_one_out(id, wait, known, message)
     work = work + 1
-    let_out(id, wait, known)
+    return let_out(id, wait, known, message)
 end
 
 -- This script asks the same limit several times: what is in the store by now.
@@ -78,8 +82,7 @@ local function read_again(limit)
 end
 
 -- The slot of task `id`, if it is near enough. If not, nothing; and when there may be one.
-local function slot_of(limit, extra, id)
-    local message = call('HGET', MESSAGES, id) or '1'
+local function slot_of(limit, extra, id, message)
     limit.extra, limit.cost = extra, tonumber(match(message, '^%d+'))
     if extra < -1 then -- the task says itself what it leaves to more important ones
         local leaves = match(string.sub(message, -180), '"leaves": (%d+)[^{}]*}$')
@@ -88,9 +91,9 @@ local function slot_of(limit, extra, id)
     limit.grant, limit.owner, limit.first, limit.overdue, limit.behind = now, nil, nil, nil, nil
     limit.algorithm.check(limit, now, id)
     local paused = max(limit.grant, limit.paused or now)
-    local slot, full = limit.algorithm.reserve(limit, now, id, paused, now + HORIZON_US)
+    local slot, full = limit.algorithm.reserve(limit, now, id, paused, now + horizon)
     read_again(limit)
-    if full or slot > now + HORIZON_US then return nil, full and slot or slot - HORIZON_US end
+    if full or slot > now + horizon then return nil, full and slot or slot - horizon end
     return slot
 end
 
@@ -189,7 +192,7 @@ end
 local function next_one(back)
     if is_shared then
         bring_back(back, math.huge)
-        return turns.next(may_come)
+        return turns.next(next(absent) and may_come)
     end
     while true do
         local id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
@@ -200,6 +203,20 @@ local function next_one(back)
         if room() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
         if not id or may_come(id, place) then return id end
     end
+end
+
+-- It may be sooner: a task that has a slot does not come, or a lease ends with its holder, or what is stored ends.
+local function sooner(limit, later)
+    local first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    later = min(later, (first or math.huge) + LATE_US)
+    if limit.method == 'concurrency' then
+        local ends = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+        later = min(later, tonumber(ends) or math.huge)
+    end
+    if limit.ends then
+        later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, bucket) or 0) * EACH_US)
+    end
+    return later
 end
 
 -- Lets out the tasks whose turn is near. Returns when the next one may have its turn; nil: at once.
@@ -215,22 +232,17 @@ local function let_out_next(limit, back)
     for _ = 1, MOST - call('ZCOUNT', limit.slots_key, int(now), '+inf') do
         local id = next_one(back)
         if not id then return id == nil and math.huge or nil end
-        local slot, later = slot_of(limit, extra, id)
-        if not slot then
-            -- It may be sooner: a task that has a slot does not come, or a lease ends with its holder, or what is stored ends.
-            local first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-            later = min(later, (first or math.huge) + LATE_US)
-            if limit.method == 'concurrency' then
-                local ends = call('ZRANGEBYSCORE', limit.state_key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-                later = min(later, tonumber(ends) or math.huge)
-            end
-            if limit.ends then
-                later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, bucket) or 0) * EACH_US)
-            end
-            return later
+        local message = call('HGET', MESSAGES, id)
+        local slot, later
+        if is_shared and not message then
+            turns.count()
+        else
+            slot, later = slot_of(limit, extra, id, message or '1')
+            if not slot then return sooner(limit, later) end
+            local wait = max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0))
+            local was_here = let_one_out(id, wait, is_shared, message)
+            if is_shared then turns.count(was_here and limit.cost) end
         end
-        if is_shared then turns.charge(limit.cost) end
-        let_one_out(id, max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0)), is_shared)
     end
     return now -- as many have slots as may: when one of them will have come is not known
 end
@@ -244,6 +256,7 @@ local function look_after(limit)
     end
     local back = call('EXISTS', ASIDE) == 1 and those_to_bring_back() or {}
     is_shared = turns and turns.use(weights[WEIGHTS] or '')
+    horizon = is_shared and floor(HORIZON_US * SHARED) or HORIZON_US
     local look = let_out_once_more() and let_out_expired() and let_out_next(limit, back)
     if is_shared then turns.keep() end
     if not look then
@@ -260,6 +273,7 @@ local function look_after(limit)
         return -1
     end
     look = max(now + PACE_US, min(look, leaving or math.huge, first_of(EXPIRING) or math.huge))
+    if is_shared then look = turns.stay(look) end
     call('ZADD', LOTS, int(look), bucket)
     return look - now
 end

@@ -10,7 +10,7 @@ from .identity import stored_id
 from .monitors import show_revoked
 from .outbox import publish_on
 from .pool import Pool
-from .queues import messages_of, queue_of
+from .queues import NoAnswer, asked_workers, messages_of, queue_of
 from .requests import PERMIT
 from .returns import MOST_RETURNED
 from .worker import Worker
@@ -18,9 +18,11 @@ from .worker import Worker
 __all__ = [
     "MOST_RETURNED",
     "PERMIT",
+    "NoAnswer",
     "Pool",
     "Worker",
     "add_to_banner",
+    "asked_workers",
     "fleet_of",
     "messages_in",
     "messages_of",

@@ -18,7 +18,7 @@ import hashlib
 import re
 from typing import Any
 
-__all__ = ["Broker", "fleet_of", "redelivery_of"]
+__all__ = ["Broker", "fleet_of", "redelivery_of", "trouble_of"]
 
 #: Seconds after which a broker hands out an unacknowledged message again, by transport, unless configured.
 _REDELIVERY = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
@@ -75,6 +75,22 @@ class Broker:
     def hears_after(self) -> float:
         """Seconds after which the broker is asked for more, once a full prefetch has room again."""
         return 4.0 if self.apart and not self.on_amqp else 0.0
+
+
+def trouble_of(app: Any, error: BaseException) -> str:
+    """What is wrong with an app's broker, if an error, wherever it was raised, is about that; else ``""``."""
+    with app.connection_for_write() as connection:
+        lost, refused = tuple(connection.connection_errors), tuple(connection.channel_errors)
+    causes = [error]
+    while causes[-1].__cause__ is not None:  # kombu has an error of its own for several messages
+        causes.append(causes[-1].__cause__)
+    for each in causes:
+        # Among its connection errors kombu has the KeyErrors of its own reading from Redis; a pipe is of who reads us.
+        if isinstance(each, lost) and not isinstance(each, (KeyError, BrokenPipeError)):
+            return f"the broker does not answer: {each}"
+        if isinstance(each, refused):
+            return f"the broker refuses what it was told: {each}"
+    return ""
 
 
 def redelivery_of(app: Any) -> float:

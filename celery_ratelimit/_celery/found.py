@@ -1,10 +1,13 @@
-"""Where in a worker a task is.
+"""What a worker says of itself when it is asked: where in it a task is, and what its pool has to do.
 
 What is relied on; line numbers are those of Celery 5.7.0:
 
 * ``state.requests`` by id, ``state.active_requests``, which run, and ``state.scheduled_requests``, which wait for their
   countdowns (celery/worker/state.py 79 to 88). An older Celery has no such set, and these requests in none: they are
   arguments in entries of the timer (celery/worker/control.py 442).
+* A pool of greenlets has ``limit`` of them (celery/concurrency/gevent.py 151); what an older Celery says as
+  ``num_processes`` is how many there are at the moment.
+* ``state.consumer.task_consumer.queues``, as ``active_queues`` reads them (celery/worker/control.py 658).
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from typing import Any
 
 from celery.worker import state as worker_state
 
-__all__ = ["task_here"]
+__all__ = ["pool_here", "task_here"]
+
+#: Kinds of tasks of which it is said how long they take: those that take the longest.
+_KINDS = 200
 
 
 def task_here(state: Any, id: str) -> dict[str, str] | None:
@@ -31,6 +37,16 @@ def task_here(state: Any, id: str) -> dict[str, str] | None:
         if arguments and getattr(arguments[0], "id", None) == id:
             return _told(arguments[0], "scheduled")
     return None
+
+
+def pool_here(state: Any) -> dict[str, Any]:
+    """How many tasks a worker can run at once, of which queues, and how many seconds those took that have ended."""
+    pool, consumer = state.consumer.pool, state.consumer.task_consumer
+    ours = getattr(pool, "ratelimit_pool", None)
+    takes = sorted(ours.taken().items(), key=lambda each: -each[1])[:_KINDS] if ours is not None else []
+    queues = [queue.name for queue in consumer.queues] if consumer is not None else []
+    processes = pool.limit if pool.is_green else pool.num_processes
+    return {"processes": processes, "queues": queues, "takes": {name: round(each, 6) for name, each in takes}}
 
 
 def _told(request: Any, where: str) -> dict[str, str]:

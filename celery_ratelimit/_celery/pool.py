@@ -57,6 +57,7 @@ class Pool:
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
+        pool.ratelimit_pool = self
         #: Whether it keeps tasks that it cannot start yet. A pool of greenlets makes whoever hands one over wait.
         self.has_queue = not pool.is_green
         self._jobs: dict[Any, _Job] = {}
@@ -77,6 +78,10 @@ class Pool:
     def takes(self, name: str) -> float:
         """Seconds that a task of this name takes: the mean of those that have ended here; infinity: none has."""
         return self._takes.get(name, float("inf"))
+
+    def taken(self) -> dict[str, float]:
+        """The same, of all that have ended here."""
+        return self._takes.copy()  # threads may end tasks meanwhile
 
     def have_young(self, number: int, now: float, seconds: float) -> bool:
         """Whether so many processes may be free within ``seconds``: by what their tasks take that began a while ago.

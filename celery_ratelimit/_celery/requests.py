@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 #: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
-#: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked).
+#: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked); of a
+#: task that was throttled also ``throttled_for``, in seconds, and ``throttled_by``.
 PERMIT = "ratelimit_permit"
 
 # -- Where it comes from -----------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
     for limit in limits:
         other = known.setdefault(limit.name, limit)
         alike = other.wire(1) == limit.wire(1) and other.weights == limit.weights and other.reserve == limit.reserve
-        if not alike:
+        if not alike or other.shadow != limit.shadow:
             raise ConfigurationError(
                 f"two different limits are called {limit.name!r} ({other} and {limit}), "
                 f"but a name is one bucket: give one of them another name="

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import ConfigurationError
 from ..limits.any_limit import AnyLimit
 from ..limits.rate import parse_rate
+from ..names import plain
 from .options import OVERFLOWS, has_options, misspelt_options
 from .plan import is_built_in, is_meant, make_plan
 from .settings import Settings, settings_of
@@ -46,7 +47,8 @@ def limits_shown(app: Any) -> str:
     for _, (limit, tasks, queues) in sorted(owners_of(app).items()):
         held_for = _named("task", tasks) + _named("queue", queues)
         by_key = f", by {limit.key!r}" if isinstance(limit.key, str) else ", by key" if limit.key is not None else ""
-        lines.append(f"  . {limit}{by_key} ({'; '.join(held_for)})")
+        in_shadow = ", in shadow" if limit.shadow else ""
+        lines.append(plain(f"  . {limit}{by_key}{in_shadow} ({'; '.join(held_for)})"))
     return "\n".join(lines)
 
 

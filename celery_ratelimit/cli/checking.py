@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError
-from .group import as_json
+from .options import JSON
 from .shown import plain, show_json
 
 __all__ = ["check"]
@@ -15,38 +15,47 @@ __all__ = ["check"]
 
 @click.command()
 @click.option("--fleet", is_flag=True, help="Ask the store, and the workers that answer within a second, too.")
-@as_json
+@JSON
 @click.pass_context
 def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
     """Show each limit with the tasks and queues that it is for, and what looks wrong. Asks no store unless told.
 
     Ends with 1 if a worker would not start; with --fleet also if something is found.
     """
+    from ..app.loading import import_tasks
     from ..app.plan import limits_of_app
     from ..app.settings import has_limits
     from ..app.survey import forgotten, limits_shown
 
     app = ctx.obj.app
-    app.loader.import_default_modules()
-    limits, warnings = "", list[str]()
-    if has_limits(app):  # else a worker does not look at its settings either
-        try:
+    limits, warnings, notes = "", list[str](), list[str]()
+    try:
+        import_tasks(app)
+        is_limited = has_limits(app)  # else a worker does not look at its settings either
+        if is_limited:
             limits_of_app(app)
-        except ConfigurationError as error:
-            raise click.ClickException(str(error)) from None
+    except ConfigurationError as error:
+        raise click.ClickException(plain(error)) from None
+    if is_limited:
         limits, warnings = limits_shown(app), forgotten(app)
-        warnings += _of_fleet(app) if fleet else []
+        if fleet:
+            of_fleet, notes = _of_fleet(app)
+            warnings += of_fleet
     if as_json:
-        show_json({"limits": limits.splitlines(), "warnings": warnings})
+        show_json({"limits": limits.splitlines(), "warnings": warnings, "notes": notes})
     else:
         click.echo("\n".join(plain(line) for line in limits.splitlines()) or "There are no limits.")
         for warning in warnings:
             click.echo(f"Warning: {plain(warning)}", err=True)
+        for note in notes:
+            click.echo(f"Note: {plain(note)}")
     if fleet and warnings:
         ctx.exit(1)
 
 
-def _of_fleet(app: Any) -> list[str]:
-    from ..parking.doctor import of_settings, of_store, of_workers
+def _of_fleet(app: Any) -> tuple[list[str], list[str]]:
+    """What is wrong, and what is worth knowing."""
+    from ..parking.doctor import Note, of_settings, of_store, of_workers
 
-    return [*of_settings(app), *of_store(app), *of_workers(app)]
+    found = [*of_settings(app), *of_store(app), *of_workers(app)]
+    return [each for each in found if not isinstance(each, Note)], [each for each in found if isinstance(each, Note)]

@@ -1,4 +1,4 @@
-"""What all commands have in common: the app, names of limits, and errors as one line and an exit code.
+"""What all commands have in common: the app, and errors as one line and an exit code.
 
 0: done; 1: it failed, or something is not well; 2: the command was wrong.
 """
@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError, RateLimitError, StoreMisconfigured, StoreUnavailable
+from ..names import plain
 
-__all__ = ["NAME", "NAMES", "Commands", "app_of", "as_json"]
+__all__ = ["Commands", "app_of"]
 
 
 class Wrong(click.ClickException):
@@ -26,18 +27,31 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from kombu.exceptions import OperationalError
 
+        from .._celery.broker import trouble_of
+
         try:
             return super().invoke(ctx)
         except StoreUnavailable as error:
-            raise click.ClickException(f"{_store(ctx)} does not answer: {error.__cause__ or error}") from None
+            raise _failed(f"{_store(ctx)} does not answer: {error.__cause__ or error}") from None
         except StoreMisconfigured as error:
-            raise click.ClickException(str(error)) from None
+            raise _failed(error) from None
         except ConfigurationError as error:
-            raise Wrong(str(error).replace("force=True", "--force")) from None
+            raise Wrong(plain(error).replace("force=True", "--force")) from None
         except RateLimitError as error:
-            raise click.ClickException(str(error)) from None
+            raise _failed(error) from None
         except OperationalError as error:
-            raise click.ClickException(f"the broker does not answer: {error}") from None
+            raise _failed(f"the broker does not answer: {error}") from None
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            trouble = trouble_of(ctx.obj.app, error)
+            if not trouble:
+                raise
+            raise _failed(trouble) from None
+
+
+def _failed(why: Any) -> click.ClickException:
+    return click.ClickException(plain(why))
 
 
 def _store(ctx: click.Context) -> str:
@@ -49,36 +63,13 @@ def _store(ctx: click.Context) -> str:
 
 def app_of(ctx: click.Context) -> Any:
     """The app, with its tasks imported and its limits read; one line and 1 if these cannot be."""
+    from ..app.loading import import_tasks
     from ..app.plan import limits_of_app
 
     app = ctx.obj.app
-    app.loader.import_default_modules()
     try:
+        import_tasks(app)
         limits_of_app(app)
     except ConfigurationError as error:
-        raise click.ClickException(str(error)) from None
+        raise _failed(error) from None
     return app
-
-
-def _names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the app's limits. Without one that can be loaded there are none."""
-    try:
-        from celery.app.utils import find_app
-
-        from ..app.plan import limits_of_app
-
-        app = getattr(ctx.obj, "app", None) or find_app(ctx.find_root().params["app"])
-        app.loader.import_default_modules()
-        return sorted(name for name in limits_of_app(app) if name.startswith(incomplete))
-    except Exception:
-        return []
-
-
-#: The argument that most commands have.
-NAME = click.argument("name", shell_complete=_names)
-
-#: Any number of them.
-NAMES = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_names)
-
-#: The option of each command that prints.
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

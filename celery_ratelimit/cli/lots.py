@@ -6,23 +6,22 @@ from typing import Any
 
 import click
 
-from .group import NAME, app_of, as_json
+from .group import app_of
+from .options import FORCE, JSON, KEY, NAME
 from .shown import number_of, plain, show_json, table_of, tell
 
 __all__ = ["lot_commands"]
 
-_KEY = click.option("--key", default=None, help="Only the bucket of this key.")
-_FORCE = click.option("--force", is_flag=True, help="Also for a name that nobody knows.")
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 
 
 @click.command()
 @NAME
-@_KEY
+@KEY
 @click.option("--page", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--number", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Tasks on a page.")
-@_FORCE
-@as_json
+@FORCE
+@JSON
 @click.pass_context
 def parked(ctx: click.Context, name: str, key: str | None, page: int, number: int, force: bool, as_json: bool) -> None:
     """Show the tasks that are parked for a limit, in the order of their turns, and when each is about to start."""
@@ -35,14 +34,14 @@ def parked(ctx: click.Context, name: str, key: str | None, page: int, number: in
         show_json({"name": name, "parked": total, "page": page, "tasks": rows})
         return
     if rows:
-        tell(table_of(PARKED_HEADS, [parked_row(row) for row in rows]))
+        tell(table_of(PARKED_HEADS, [parked_row(row) for row in rows], ("QUEUE", "WAITS SINCE", "TASK", "KEY")))
     pages = max(1, -(-total // number))
     click.echo(f"{total} parked" + (f", page {page} of {pages}" if pages > 1 else ""))
 
 
 @click.command()
 @click.argument("task_id")
-@as_json
+@JSON
 @click.pass_context
 def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
     """Say where a task is, what it waits for, and when it will start. Ends with 1 if nobody knows of it."""
@@ -56,11 +55,11 @@ def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@NAME
 @_IDS
-@_KEY
-@_FORCE
-@as_json
+@KEY
+@FORCE
+@JSON
 @click.pass_context
 def release(ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, force: bool, as_json: bool) -> None:
     """Send parked tasks of a limit, or the task of an ID, back to the broker now. They still have to ask their limits.
@@ -71,12 +70,12 @@ def release(ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None
 
 
 @click.command()
-@click.argument("name")
+@NAME
 @_IDS
-@_KEY
+@KEY
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_FORCE
-@as_json
+@FORCE
+@JSON
 @click.pass_context
 def purge(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
@@ -109,7 +108,7 @@ def _take_out(
 
 
 @click.command()
-@as_json
+@JSON
 @click.pass_context
 def drain(ctx: click.Context, as_json: bool) -> None:
     """Hand all that is parked, or on its way back, to the queues that it was sent to, before the package goes.

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from ..words import clock, length, number_of, plain, seconds_of, unnamed
+from ..words import clock, end_of, length, number_of, plain, seconds_of, unnamed
 
-__all__ = ["Duration", "clock", "length", "number_of", "plain", "show_json", "table_of", "tell", "unnamed"]
+__all__ = ["Duration", "clock", "end_of", "length", "number_of", "plain", "show_json", "table_of", "tell", "unnamed"]
+
+#: Cells between two columns of a table; up to which its first column, and the others, are not folded.
+GAP, WHOLE, FOLDED = 2, 40, 20
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -48,27 +52,57 @@ def _plain_data(value: Any) -> Any:
     return value
 
 
-def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """A table of rich's on a terminal, where that is installed; else its text, aligned."""
+def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]], gives_way: Sequence[str] = ()) -> Any:
+    """A table of rich's on a terminal, where that is installed; else its text, aligned.
+
+    ``gives_way``: columns that are left out where a terminal is too narrow for all, the first of them first.
+    """
     if sys.stdout.isatty():
         try:
-            from rich.table import Table
-            from rich.text import Text
+            import rich.table  # noqa: F401
         except ImportError:
             pass
         else:
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for head, *column in zip(heads, *rows, strict=True):
-                whole = min(40, max(map(len, column), default=0)) if head == heads[0] else None  # what the row is about
-                table.add_column(head, overflow="fold", min_width=whole)
-            for row in rows:
-                table.add_row(*map(Text, row))
-            return table
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+            return _rich_table(heads, rows, gives_way)
+    columns = list(zip(heads, *rows, strict=True))
+    widths = [max(map(_width, column)) for column in columns]
     lines = [
-        "  ".join(each.ljust(width) for each, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)
+        "  ".join(each + " " * (width - _width(each)) for each, width in zip(row, widths, strict=True)).rstrip()
+        for row in (heads, *rows)
     ]
     return "\n".join(lines)
+
+
+def _rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], gives_way: Sequence[str]) -> Any:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = {head: column for head, *column in zip(heads, *rows, strict=True)}
+    # What a row is about, and what is short, is not folded.
+    least = {head: min(FOLDED, max(map(_width, (head, *column)))) for head, column in columns.items()}
+    least[heads[0]] = min(WHOLE, max(map(_width, (heads[0], *columns[heads[0]]))))
+    left_out = []
+    for head in gives_way:
+        if sum(least.values()) + GAP * (len(least) - 1) <= Console().width:
+            break
+        del least[head]
+        left_out.append(head)
+    table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left", caption_style="dim")
+    for head, width in least.items():
+        table.add_column(head, overflow="fold", min_width=width)
+    for row in zip(*[columns[head] for head in least], strict=True):
+        table.add_row(*map(Text, row))
+    if left_out:
+        table.caption = f"not shown, as the terminal is narrow: {', '.join(left_out)}"
+    return table
+
+
+def _width(text: str) -> int:
+    """Cells of a terminal."""
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
+    )
 
 
 def tell(shown: Any) -> None:

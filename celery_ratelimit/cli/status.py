@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import sleep
+from dataclasses import asdict
+from time import sleep, time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .group import NAMES, app_of, as_json
-from .shown import plain, show_json, table_of, tell
+from .group import app_of
+from .options import FORCE, JSON, NAMES
+from .shown import clock, plain, show_json, table_of, tell
 
 if TYPE_CHECKING:
     from ..parking.overview import LimitStatus
 
 __all__ = ["status", "top"]
 
+#: Where a terminal is narrow; what is left says which limit is in trouble, and ``status NAME`` has all of it.
+_GIVES_WAY = ("OLDEST", "QUEUED", "WAITING", "LEFT", "CODE", "DRAINS IN", "USED", "STORED", "PARKED")
+
 
 @click.command()
 @NAMES
-@click.option("--force", is_flag=True, help="Names that nobody knows, too.")
-@as_json
+@FORCE
+@JSON
 @click.pass_context
 def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Show how the limits stand: rates, what is left, what waits, and when that is through."""
@@ -35,6 +40,9 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
         click.echo("\n\n".join("\n".join(_lines(each)) for each in found))
     else:
         tell(_table(found))
+        for each in found:
+            if each.would is not None:
+                click.echo(f"{plain(each.name)} is in shadow: {each.would}")
 
 
 @click.command()
@@ -44,11 +52,14 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
 @click.pass_context
 def top(ctx: click.Context, every: float) -> None:
     """The same as status, live, until Ctrl-C. Wants rich (pip install celery-ratelimit[cli])."""
+    from ..errors import STORE_TROUBLES
     from ..parking.in_words import busiest
     from ..parking.overview import overview
 
     try:
+        from rich.console import Group
         from rich.live import Live
+        from rich.text import Text
     except ImportError:
         raise click.ClickException("top needs rich: pip install 'celery-ratelimit[cli]'") from None
     app = app_of(ctx)
@@ -56,11 +67,18 @@ def top(ctx: click.Context, every: float) -> None:
     def look() -> Any:
         return _table(sorted(overview(app), key=busiest))
 
-    with Live(look(), auto_refresh=False) as live:
+    shown, seen = look(), time()
+    with Live(shown, auto_refresh=False) as live:
         try:
             while True:
                 sleep(every)
-                live.update(look(), refresh=True)
+                try:
+                    shown, seen = look(), time()
+                except STORE_TROUBLES:  # it may be back in a moment, and somebody waits for that
+                    lost = Text(f"The store does not answer; this was so at {clock(seen)}.", style="bold")
+                    live.update(Group(shown, lost), refresh=True)
+                else:
+                    live.update(shown, refresh=True)
         except KeyboardInterrupt:
             pass
 
@@ -68,7 +86,7 @@ def top(ctx: click.Context, every: float) -> None:
 def _table(found: Sequence[LimitStatus]) -> Any:
     from ..parking.in_words import HEADS, row_of
 
-    return table_of(HEADS, [row_of(each) for each in found])
+    return table_of(HEADS, [row_of(each) for each in found], _GIVES_WAY)
 
 
 def _lines(each: LimitStatus) -> list[str]:
@@ -90,6 +108,8 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "since": config.since or None,
         "until": config.until,
         "by_key": each.by_key,
+        "used": each.used,
+        "share": each.share,
         "remaining": each.remaining,
         "size": standing.size,
         "retry_after": standing.retry_after,
@@ -104,4 +124,7 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "paused_until": each.paused_until,
         "attended": each.attended,
         "tasks": each.tasks,
+        "shadow": config.shadow,
+        "stored_shadow": config.stored_shadow,
+        "would": None if each.would is None else {**asdict(each.would), "said": str(each.would)},
     }

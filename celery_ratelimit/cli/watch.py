@@ -7,17 +7,18 @@ from typing import Any
 
 import click
 
-from .group import app_of, as_json
+from .group import app_of
+from .options import JSON, NAMES
 from .shown import clock, plain
 
 __all__ = ["watch"]
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@NAMES
 @click.option("--enable", is_flag=True, help="Tell the workers to send events first, as with -E.")
 @click.option("--most", type=click.IntRange(min=1), help="End after so many.")
-@as_json
+@JSON
 @click.pass_context
 def watch(ctx: click.Context, names: tuple[str, ...], enable: bool, most: int | None, as_json: bool) -> None:
     """Show each task that is throttled, by which limit, and what becomes of it, until Ctrl-C.

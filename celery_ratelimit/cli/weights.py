@@ -6,41 +6,28 @@ from typing import Any
 
 import click
 
-from .group import NAME, app_of, as_json
+from .group import app_of
+from .options import Change, changes
 from .shown import clock, plain, show_json, table_of, tell
 
 __all__ = ["weight"]
 
 
 @click.command()
-@NAME
+@changes(by_key=False)
 @click.argument("share", required=False)
 @click.argument("weight", required=False)
-@click.option("--reason", default="", help="Why: stands in history.")
-@click.option("--by", help="Who: default is user@host.")
-@click.option("--force", is_flag=True, help="Also for a name that nobody knows.")
-@as_json
-@click.pass_context
-def weight(
-    ctx: click.Context,
-    name: str,
-    share: str | None,
-    weight: str | None,
-    reason: str,
-    by: str | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+def weight(change: Change, share: str | None, weight: str | None) -> None:
     """Show the weights of those who share a limit; or give SHARE a WEIGHT: a number, 0 to hold it back, "code" for the
     one in the code.
     """
     from ..app.state import limiter_of
 
-    limiter = limiter_of(app_of(ctx))
+    limiter = limiter_of(app_of(change.ctx))
     if share is not None:
-        limiter.set_weight(name, share, _number(weight), by=by, reason=reason, force=force)
-    found = limiter.weights(name, force=force)
-    if as_json:
+        limiter.set_weight(change.name, share, _number(weight), **change.said)
+    found = limiter.weights(change.name, force=change.force)
+    if change.as_json:
         show_json(found)
     elif not found:
         click.echo("Everybody has 1.")

@@ -6,12 +6,29 @@ import os
 from collections.abc import Callable, Sequence
 
 from ..observing import STARTED, Asked, Observation
+from .arrivals import Arrivals
 from .tally import Part, Tally
 
 __all__ = ["PAUSE", "Counter"]
 
 #: Seconds for which a process adds up before it tells the store.
 PAUSE = 1.0
+#: Calls that got their permits at once, before they are added up: a bound for the memory.
+_NOTED = 1000
+
+
+class _Process:
+    """Which process this is, for less than the system call that ``os.getpid`` is."""
+
+    number = 0
+
+    @classmethod
+    def has_forked(cls) -> None:
+        cls.number += 1
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_Process.has_forked)
 
 
 class Counter:
@@ -21,30 +38,69 @@ class Counter:
 
     Args:
         later: has :meth:`send` called, or what is to be done with :meth:`take`, in so many seconds.
+
+    Attributes:
+        arrivals: at limits that are in shadow.
     """
 
     def __init__(self, later: Callable[[float], None]) -> None:
         self._later = later
-        self._tally = Tally()
+        self._tally, self.arrivals = Tally(), Arrivals()
         self._is_due = False
-        self._pid = os.getpid()
+        self._process, self._pid = _Process.number, os.getpid()
 
     def __call__(self, seen: Observation, /) -> None:
         if seen.outcome in STARTED:
             self.started(seen.outcome, seen.asked, seen.throttled_for, (f"t{seen.task}", f"q{seen.queue}"))
-        elif seen.outcome != "waiting":
+        elif seen.outcome not in ("waiting", "shadow"):
             names = [name for name, _, _ in seen.asked] if seen.limit is None else [seen.limit]
             self.happened(seen.outcome, names)
+        if seen.shadow:
+            self.shadowed(seen.shadow, (f"t{seen.task}", f"q{seen.queue}"))
+
+    def at_once(self, asked: Asked) -> None:
+        """A call has got its permits of one limit, and has not waited: the ordinary case, at a quarter of the cost."""
+        if self._process != _Process.number:
+            self._begin_anew()
+        noted = self._tally.at_once
+        noted.append(asked)
+        if len(noted) >= _NOTED:
+            self._add_up()
+        if not self._is_due:
+            self.wait()
 
     def started(self, outcome: str, asked: Sequence[Asked], waited: float, users: Sequence[str] = ()) -> None:
         """See :meth:`Tally.started`."""
-        self._be_due()
+        if self._process != _Process.number:
+            self._begin_anew()
         self._tally.started(outcome, asked, waited, users)
+        if not self._is_due:
+            self.wait()
+
+    def shadowed(self, asked: Sequence[Asked], users: Sequence[str] = ()) -> None:
+        """See :meth:`Tally.shadowed`."""
+        if self._process != _Process.number:
+            self._begin_anew()
+        self._tally.shadowed(asked, users)
+        self.arrivals.came(asked)
+        if not self._is_due:
+            self.wait()
+
+    def corrected(self, asked: Sequence[Asked]) -> None:
+        """See :meth:`Arrivals.corrected`."""
+        if self._process != _Process.number:
+            self._begin_anew()
+        self.arrivals.corrected(asked)
+        if not self._is_due:
+            self.wait()
 
     def happened(self, outcome: str, names: Sequence[str]) -> None:
         """See :meth:`Tally.happened`."""
-        self._be_due()
+        if self._process != _Process.number:
+            self._begin_anew()
         self._tally.happened(outcome, names)
+        if not self._is_due:
+            self.wait()
 
     def take(self) -> list[tuple[str, Part]]:
         """What is to be sent now."""
@@ -56,9 +112,13 @@ class Counter:
         self._is_due = True
         self._later(PAUSE)
 
-    def _be_due(self) -> None:
-        if self._is_due and self._pid == os.getpid():
-            return
-        if self._pid != os.getpid():  # what was counted before a fork is the parent's
-            self._pid, self._tally = os.getpid(), Tally()
-        self.wait()
+    def _begin_anew(self) -> None:
+        """What was counted before a fork is the parent's."""
+        self._process, self._pid, self._tally, self._is_due = _Process.number, os.getpid(), Tally(), False
+        self.arrivals = Arrivals()
+
+    def _add_up(self) -> None:
+        if self._pid == os.getpid():
+            self._tally.add_up()
+        else:  # forked by a server that does not tell Python
+            self._begin_anew()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..observing import STARTED, Asked
@@ -69,11 +70,17 @@ class Part:
 
 
 class Tally:
-    """What was decided since the tally was taken last, by limit. May be shared by threads."""
+    """What was decided since the tally was taken last, by limit. May be shared by threads.
+
+    Attributes:
+        at_once: to be appended to, by any thread and without the lock: what has got its permits at once. It is the
+            ordinary case, on the way of every call: it is added up later, many together.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parts: dict[str, Part] = {}
+        self.at_once: list[Asked] = []
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -99,6 +106,16 @@ class Tally:
                 if key:
                     part.use(f"k{key}", cost)
 
+    def shadowed(self, asked: Sequence[Asked], users: Sequence[str] = ()) -> None:
+        """Something has gone on past limits that are in shadow: no permit of theirs was taken."""
+        with self._lock:
+            for name, key, cost in asked:
+                part = self._part(name)
+                if part is not None:
+                    part.add("shadow")
+                    for user in (*users, *([f"k{key}"] if key else ())):
+                        part.use(user, cost)
+
     def happened(self, outcome: str, names: Iterable[str]) -> None:
         """Something was decided otherwise, by the limits of these names."""
         with self._lock:
@@ -107,11 +124,30 @@ class Tally:
                 if part is not None:
                     part.add(outcome)
 
+    def add_up(self) -> None:
+        """Add up what has got its permits at once."""
+        with self._lock:
+            self._add_up()
+
     def take(self) -> list[tuple[str, Part]]:
         """What there is; from now on there is nothing."""
         with self._lock:
+            self._add_up()
             parts, self._parts = self._parts, {}
         return list(parts.items())
+
+    def _add_up(self) -> None:
+        noted = self.at_once[:]
+        del self.at_once[: len(noted)]  # others append meanwhile
+        for (name, key, cost), times in Counter(noted).items():
+            part = self._part(name)
+            if part is None:
+                continue
+            part.add("acquired", times)
+            part.add("permits", cost * times)
+            part.add(_BUCKETS[0], times)
+            if key:
+                part.use(f"k{key}", cost * times)
 
     def _part(self, name: str) -> Part | None:
         part = self._parts.get(name)

@@ -228,6 +228,7 @@ class Answers:
             return self._without_store(held, now)
         if not isinstance(answer, Decision):
             return answer
+        self._asker.shadows.hear(answer)
         early = self.early()
         line.told(held, answer, now, early=early)
         if answer.allowed:

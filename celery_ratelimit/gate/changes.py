@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Mapping
 
 from .._celery import Worker
 from ..limiter.asker import Asker
 from ..limiter.outage import Outage
+from ..limiter.shadows import ask_would
+from ..limits.any_limit import AnyLimit
 
 __all__ = ["Changes"]
 
@@ -24,7 +26,7 @@ class Changes:
     Args:
         worker: whose timer it is.
         asker: whom to ask.
-        limits: the names of the limits to look for; there may be more of them later.
+        limits: those to look for, by name; there may be more of them later.
         outage: while it lasts nobody asks.
         is_idle: whether nobody waits whom a change could concern: then nobody asks.
         on_change: called with the names.
@@ -35,7 +37,7 @@ class Changes:
         self,
         worker: Worker,
         asker: Asker,
-        limits: Collection[str],
+        limits: Mapping[str, AnyLimit],
         outage: Outage,
         is_idle: Callable[[], bool],
         on_change: Callable[[set[str]], None],
@@ -52,6 +54,7 @@ class Changes:
         """Look from now on."""
         if self._cancel is None:
             self._told = self._read()
+            self._learn(self._names)
             self._cancel = self._worker.timers.call_after(LOOK, self._look)
 
     def close(self) -> None:
@@ -80,7 +83,14 @@ class Changes:
         since, self._looked = self._looked, time.time()
         changed = {name for name in self._names if _is_new(told[name], before.get(name, ""), since, self._looked)}
         if changed:
+            self._learn(changed)
             self._on_change(changed)
+
+    def _learn(self, names: Iterable[str]) -> None:
+        """Which of these are in shadow now."""
+        limits = {name: self._limits[name] for name in names}
+        if limits:
+            self._outage.ask(lambda: self._asker.drive(ask_would(self._asker.core, limits)), None, quietly=True)
 
 
 def _text(value: bytes | str | None) -> str:

@@ -75,7 +75,8 @@ class Entrance:
         self._passed = now, request
         self._unlimited.popleft()
         self._presence.leave(waiting)
-        self._worker.start(request)
+        waiting.on_start()
+        self._worker.start(request, waiting.permit)
         return True
 
     def is_before(self, line: Line) -> bool:

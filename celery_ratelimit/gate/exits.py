@@ -164,9 +164,9 @@ class Exits:
             return
         if held.plan.leased:
             self._running.begin(held)
-        self._hook.started(held, permit_at_us)
+        permit = self._hook.started(held, permit_at_us)
         requests.restore(held.request)
-        self._worker.start(held.request, {"queue": held.queue, "id": held.id, "granted_at": permit_at_us})
+        self._worker.start(held.request, permit)
 
     # -- It waits elsewhere ----------------------------------------------------------------------------------------
 
@@ -234,9 +234,8 @@ class Exits:
         except Exception as error:
             self._hold_on(line, held, error, now)
             return
-        demand = verdict.demand
-        if demand is None and not self._outage:  # it has come back, and is left to another worker
-            demand = held.demands[0]
+        # One without a limit has come back, and is left to another worker.
+        demand = verdict.demand or (None if self._outage else held.demands[0])
         why = outcome_of(line, held, demand, verdict.wait, now) if demand else Outcome("", verdict.wait)
         self._holdings.leave(line, held)
         self._hook.announce(held, replace(why, what="returned"))

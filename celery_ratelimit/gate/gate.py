@@ -38,17 +38,19 @@ from .ear import Ear
 from .entrance import Entrance
 from .exits import Exits
 from .handing import Handing
-from .held import HeldRequest, Unlimited
+from .held import HeldRequest
 from .holdings import Holdings
 from .lines import Lines
 from .local_share import LocalShare
 from .loop import Loop
+from .passing import Passing
 from .presence import Presence
 from .reach import Reach
 from .room import Room
 from .running import Running
 from .said import Hook
 from .slots import Slots
+from .stored_rates import StoredRates
 from .within import Within
 
 __all__ = ["Gate"]
@@ -97,7 +99,8 @@ class Gate:
         self._holdings = holdings = Holdings(slots, room, presence, running)
         counting = Counting(asker, worker.timers.call_after, lambda: bool(outage))
         self._counting = counting if settings.counts and not settings.in_memory else None
-        hook = Hook([*observers, counting.counter] if self._counting is not None else observers)
+        stored = self._stored = StoredRates(asker, outage)
+        hook = Hook([*observers, counting.counter] if self._counting is not None else observers, stored.of)
         self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings, hook)
         share = LocalShare(worker.live_workers, leases)
         ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))
@@ -114,6 +117,8 @@ class Gate:
             on_error=lambda held, error: self.on_error(held.request, error),
         )
         self._coming = Coming(worker, attendant, room, lines, presence, exits, self._loop)
+        self._shadows = asker.shadows
+        self._passing = Passing(entrance, self._numbers, hook, self._loop.run)
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -123,7 +128,7 @@ class Gate:
         try:
             plan = self._limits.plan_of(request.task, queue)
             priority = requests.priority_of(request)
-            demands = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
+            every = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
             alone = coalesced.alone(plan, request) if plan is not None else ""
         except Exception as error:
             # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
@@ -135,8 +140,9 @@ class Gate:
             self._within.look(request)
         slot_at = self._room.coming.has_come(request.id)
         if plan is None:
-            self._pass(request, queue)
+            self._passing.let(request, queue)
             return
+        demands, shadow = self._shadows.split(every)
         now, longest = monotonic(), self._exits.longest
         returned = requests.came_back(request)
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
@@ -145,8 +151,12 @@ class Gate:
         number = next(self._numbers)
         asks_from = self._answers.asks_from(now, slot_at) if returned else now
         held = HeldRequest(request, queue, plan, demands, number, now, until, returned, returned, asks_from, slot_at)
-        held.alone = alone
+        held.alone, held.shadow = alone, shadow
         if returned and coalesced.ends(held, self._exits.ends_as_a_copy):
+            return
+        if not demands:
+            if not (returned or held.doubtful) or not self._exits.ends_as_a_copy(held):
+                self._passing.let(request, queue, shadow)
             return
         if returned:
             # Until it asks, if it waits: then others have come, too, and the store is asked once.
@@ -169,15 +179,6 @@ class Gate:
         if first or len(line.asking(held)) == 1:  # else whatever those ahead of it wait for moves the line on
             self._loop.run([line])
         self._presence.suspend_if_it_stays(held, line, monotonic())
-
-    def _pass(self, request: Any, queue: str) -> None:
-        """A request without limits: it passes, unless others wait for a process, or are about to have their turn."""
-        requests.restore(request)
-        waiting = Unlimited(request, queue, next(self._numbers), monotonic())
-        self._entrance.add(waiting)
-        if len(self._entrance) == 1:  # else the next one that ends moves them on
-            self._loop.run()
-        self._entrance.suspend_if_last(waiting)
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
@@ -273,12 +274,15 @@ class Gate:
         self._loop.run(self._lines)
 
     def _is_idle(self) -> bool:
-        """Nobody waits here, comes back, or is parked."""
+        """Nobody waits here, comes back, or is parked; and no limit is in shadow."""
+        if self._shadows.any_of(self._limits):
+            return False
         waiting = self._presence.limited or self._room.coming.next_comer(monotonic()) < float("inf")
         return self._attendant.is_idle and not waiting
 
     def _changed(self, names: set[str]) -> None:
         """Rates of these limits are others now: whoever waits asks again."""
+        self._stored.forget(names)
         self._loop.note_changed(names)
         self._loop.run(self._lines)
         self._attendant.waking.wake(names)

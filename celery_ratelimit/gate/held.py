@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -38,8 +39,9 @@ class HeldRequest:
     ``is_checked``: whether the store was asked if it is the copy that may run, or need not be.
     ``slot_at``: when it has its turn, if it came back for one; 0.0: it is not known.
     ``asks_from``: it asks no sooner, so that those that come until then ask with it.
-    ``announced``: what was said last to have become of it.
+    ``announced``: what was said last to have become of it, by ``throttled_by``.
     ``alone``: what it has in common with tasks of which one is to wait; empty: all may.
+    ``shadow``: what it asks of limits in shadow, which do not hold it up.
     ``id``: what the store knows it by.
     ``doubts``: how often it was sent anew, for it was not known whether it was parked; ``doubtful``: nor is it now.
     """
@@ -61,7 +63,9 @@ class HeldRequest:
     at: float = 0.0
     permit_at_us: int = 0
     announced: str = ""
+    throttled_by: str = ""
     alone: str = ""
+    shadow: tuple[Demand, ...] = ()
     id: str = field(init=False)
     doubts: int = field(init=False)
     doubtful: bool = field(init=False)
@@ -87,10 +91,15 @@ class HeldRequest:
 
 @dataclass(slots=True, eq=False)
 class Unlimited:
-    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`HeldRequest`."""
+    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`HeldRequest`.
+
+    ``permit`` and ``on_start``: of one whose limits are in shadow.
+    """
 
     request: Any
     queue: str
     number: int
     since: float
     outside_prefetch: bool = False
+    permit: dict[str, Any] | None = None
+    on_start: Callable[[], None] = lambda: None

@@ -31,6 +31,7 @@ class Outcome:
         retry_after: seconds until its turn, or until it would have been.
         demand: of the limit that said no; ``None``: the store does not answer.
         interval: seconds in which a permit of that limit comes back at the rate that is in force; 0.0: as in the code.
+        stored: which rate people have put in the place of the code's, and who: ``20/s set by anna``; empty: none.
         max_wait: seconds; its turn is too far away for this; ``None``: that is not why.
         waited: seconds that it has waited already.
         full: there is no room to wait.
@@ -41,6 +42,7 @@ class Outcome:
     retry_after: float
     demand: Demand | None = None
     interval: float = 0.0
+    stored: str = ""
     max_wait: float | None = None
     waited: float = 0.0
     full: bool = False
@@ -62,10 +64,12 @@ class Outcome:
         if self.demand is None:
             return ""
         limit = self.demand.limit
-        if not isinstance(limit, Limit):
-            return f"{limit.size} at once"
-        differs = self.interval > 0 and abs(self.interval - limit.interval) > 1e-6 * limit.interval
-        return f"{limit.rate}, {1 / self.interval:.6g}/s now" if differs else limit.rate
+        code = limit.rate if isinstance(limit, Limit) else f"{limit.size} at once"
+        if self.stored:
+            return f"{code} in code, {self.stored}"
+        of_rate = isinstance(limit, Limit) and self.interval > 0
+        differs = of_rate and abs(self.interval - limit.interval) > 1e-6 * limit.interval
+        return f"{code} in code, {1 / self.interval:.6g}/s now" if differs else code
 
     @property
     def reason(self) -> str:

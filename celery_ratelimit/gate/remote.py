@@ -22,11 +22,12 @@ TOGETHER = 5.0
 
 @inspect_command()
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
-    """Limits that a worker has in its code, its version of this package, and its clock."""
+    """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
+    from .._celery.found import pool_here
     from ..app.plan import limits_of_app
 
     limits = {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits_of_app(state.app).items())}
-    return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits}
+    return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits, **pool_here(state)}
 
 
 @inspect_command(args=[("id", str)], signature="ID")

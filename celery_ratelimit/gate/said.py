@@ -1,4 +1,5 @@
-"""The one place that tells what has become of a request: to the log, to monitors, to signals, and to observers.
+"""The one place that tells what has become of a request: to the log, to monitors, to signals, to observers, and to the
+process that runs its task.
 
 Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
 """
@@ -6,20 +7,22 @@ Throttling is normal: an INFO line, an event and a signal, once for each outcome
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .._celery import requests
 from .._celery.parcel import marker_in
 from ..limiter.demand import Demand
-from ..observing import Asked, Observation, Observer
+from ..limiter.shadows import asked_of
+from ..observing import Observation, Observer
 from ..signals import task_throttled
 from .clock import monotonic
-from .held import HeldRequest
+from .held import HeldRequest, Unlimited
 from .line import Line
 from .outcome import Outcome
 
-__all__ = ["Hook", "outcome_of"]
+__all__ = ["Hook", "outcome_of", "permit_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -30,32 +33,59 @@ def outcome_of(line: Line, held: HeldRequest, demand: Demand, wait: float, now: 
     return Outcome("waiting", wait, demand, interval, waited=now - held.since, full=full)
 
 
+def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) -> dict[str, Any]:
+    """What a task knows of its permit, with which it settles."""
+    permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at}
+    return {**permit, "shadow": [demand.name for demand in shadow]} if shadow else permit
+
+
 class Hook:
     """Tells what has become of requests.
 
     Args:
         observers: are told of each outcome, those included by which a task starts.
+        stored: which rate people have put in the place of a limit's in the code, as a decision was told an interval.
     """
 
-    def __init__(self, observers: Sequence[Observer] = ()) -> None:
-        self._observers = list(observers)
+    def __init__(
+        self, observers: Sequence[Observer] = (), stored: Callable[[Demand, float], str] = lambda *_: ""
+    ) -> None:
+        self._observers, self._stored = list(observers), stored
         self._failed: set[int] = set()
 
     def announce(self, held: HeldRequest, outcome: Outcome) -> None:
         """A request does not start: it waits somewhere, or ends."""
         if held.announced == outcome.what:
             return
-        held.announced = outcome.what
+        held.announced, held.throttled_by = outcome.what, outcome.limit or ""
+        if outcome.demand is not None:
+            outcome = replace(outcome, stored=self._stored(outcome.demand, outcome.interval))
         seen = _throttled(held, outcome)
         for tell in (_log, _show, _signal):
             tell(held.request, seen, outcome)
         if self._observers:
             self._tell(seen)
 
-    def started(self, held: HeldRequest, permit_at_us: int) -> None:
-        """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store."""
+    def started(self, held: HeldRequest, permit_at_us: int) -> dict[str, Any]:
+        """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store.
+
+        Returns:
+            What the process that runs the task is told of its permit, and of how long it was throttled by which limit.
+        """
         if self._observers:
             self._tell(_started(held, permit_at_us))
+        permit = permit_of(held.queue, held.id, permit_at_us, held.shadow)
+        if _was_throttled(held):
+            permit["throttled_for"] = _throttled_for(held, permit_at_us)
+            permit["throttled_by"] = _throttled_by(held)
+        return permit
+
+    def passed(self, waiting: Unlimited, shadow: Sequence[Demand]) -> None:
+        """A request starts all of whose limits are in shadow."""
+        if self._observers:
+            request, first = waiting.request, shadow[0]
+            names = request.name, request.id, waiting.queue, first.name, first.key, first.cost
+            self._tell(Observation("shadow", *names, shadow=asked_of(shadow)))
 
     def failed(self, held: HeldRequest, error: Exception, *, without_store: bool) -> None:
         """A request fails, as the store did not answer, or as no waiting would grant what it asks."""
@@ -107,12 +137,14 @@ def _throttled(held: HeldRequest, outcome: Outcome) -> Observation:
 
 
 def _started(held: HeldRequest, permit_at_us: int) -> Observation:
+    shadow = asked_of(held.shadow)
     if not permit_at_us:
-        return _observed(held, "store_error", None, reason="it starts while the limiter's store does not answer")
+        why = "it starts while the limiter's store does not answer"
+        return _observed(held, "store_error", None, reason=why, shadow=shadow)
     first = held.demands[0]
-    outcome = "waited" if held.returned or held.announced else "acquired"
+    outcome = "waited" if _was_throttled(held) else "acquired"
     waited = _throttled_for(held, permit_at_us)
-    return _observed(held, outcome, first.name, first.key, first.cost, throttled_for=waited)
+    return _observed(held, outcome, first.name, first.key, first.cost, throttled_for=waited, shadow=shadow)
 
 
 def _observed(
@@ -136,13 +168,23 @@ def _observed(
         key,
         cost,
         throttled_for=waited,
-        asked=_asked(held),
+        asked=asked_of(held.demands),
         **fields,
     )
 
 
-def _asked(held: HeldRequest) -> tuple[Asked, ...]:
-    return tuple([(demand.name, demand.key, demand.cost) for demand in held.demands])
+def _was_throttled(held: HeldRequest) -> bool:
+    return bool(held.returned or held.announced)
+
+
+def _throttled_by(held: HeldRequest) -> str:
+    """The limit that has said no last; ``""``: one of several. What comes back from a countdown does not say which."""
+    if held.throttled_by:
+        return held.throttled_by
+    lot = marker_in(held.request.message).get("lot")
+    if lot:
+        return str(lot[0])
+    return held.demands[0].name if len(held.demands) == 1 else ""
 
 
 def _throttled_for(held: HeldRequest, permit_at_us: int) -> float:

@@ -26,6 +26,7 @@ from .demand import Demand, leased
 from .durations import microseconds
 from .questions import Asks, Exists, Question, Request, Sleep
 from .replies import decision_of, impossible, whole_numbers
+from .shadows import Shadows
 
 __all__ = ["Asker"]
 
@@ -56,6 +57,11 @@ class Asker:
     def close(self) -> None:
         """Close the connections that are no client's."""
         self._link.close()
+
+    @property
+    def shadows(self) -> Shadows:
+        """Which limits are in shadow."""
+        return self.core.shadows
 
     @property
     def pretended_wait(self) -> int | None:

@@ -6,7 +6,7 @@ import asyncio
 
 from ..counts.counter import Counter
 from .async_asker import AsyncAsker
-from .counted import tell_counts
+from .counted import tell_all
 from .counting import Refusals
 
 __all__ = ["AsyncCounting"]
@@ -33,9 +33,9 @@ class AsyncCounting:
     async def send(self) -> None:
         """Send what there is. Raises nothing but a cancellation."""
         parts = self.counter.take()
-        if not parts or self._refusals:
+        if not (parts or self.counter.arrivals) or self._refusals:
             return
         try:
-            await self._asker.drive(tell_counts(self._asker.core, parts))
+            await self._asker.drive(tell_all(self._asker.core, self.counter, parts))
         except Exception as error:
             self._refusals.note(error)

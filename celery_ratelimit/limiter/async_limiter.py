@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,6 +23,7 @@ from .durations import seconds_of
 from .live_verbs import LiveVerbs
 from .questions import Asks
 from .replies import throttled
+from .shadows import ask_would, passed
 from .stats_verbs import StatsVerbs
 from .turns import take
 from .verbs import Asking, Verbs
@@ -167,6 +168,7 @@ class AsyncLimiter(Asking):
     renew = _awaited(Verbs.renew)
 
     set_rate = _awaited(LiveVerbs.set_rate)
+    set_shadow = _awaited(LiveVerbs.set_shadow)
     try_set_rate = _awaited(LiveVerbs.try_set_rate)
     expire = _awaited(LiveVerbs.expire)
     delete = _awaited(LiveVerbs.delete)
@@ -176,7 +178,8 @@ class AsyncLimiter(Asking):
     resume = _awaited(LiveVerbs.resume)
     stats = _awaited(StatsVerbs.stats)
     stats_of = _awaited(StatsVerbs.stats_of)
-    _named = LiveVerbs._named
+    would = _awaited(StatsVerbs.would)
+    _named, _peek = LiveVerbs._named, Verbs._peek
 
     # -- Blocks and functions --------------------------------------------------------------------------------------
 
@@ -254,6 +257,15 @@ class AsyncLimiter(Asking):
         return self.asker.drive(asks)
 
     async def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+        every, shadows = tuple(demands), self._core.shadows
+        demands, shadow = shadows.split(every)
+        if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
+            with suppress(*STORE_TROUBLES):
+                await self.asker.drive(ask_would(self._core, {each.name: each.limit for each in shadow}))
+            demands, shadow = shadows.split(every)
+        if shadow:
+            decision = await self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
+            return self._let_through(decision, shadow)
         max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
         asked = take(self._core, demands, max_wait, self.asker.clock.monotonic)
         if self._counting is None or self._core.pretended_wait is not None:
@@ -266,4 +278,5 @@ class AsyncLimiter(Asking):
             raise
         waited = self.asker.clock.monotonic() - began if max_wait else 0.0
         note(self._counting.counter, demands, decision, waited)
+        self._core.shadows.hear(decision)
         return decision

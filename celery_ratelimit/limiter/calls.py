@@ -14,6 +14,8 @@ from ..store.keys import (
     config_keys,
     escape,
     history_key,
+    shadow_key,
+    shadow_keys,
     short,
     touched_key,
     weights_key,
@@ -27,6 +29,8 @@ __all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Sc
 #: What a script is called with: the algorithms, how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[Hashable, int, int, list[bytes]]
 
+#: Where the virtual queues are among the keys of a limit's shadow.
+_QUEUES = 3
 #: How many keys a demand has.
 KEYS = 4
 #: How many arguments a demand adds to a script's call.
@@ -107,7 +111,8 @@ class Scripts:
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
         self.set_weight, self.weights = script("set_weight"), script("weights")
-        self.count, self.counts = script("count"), script("counts")
+        self.count, self.counts, self.used = script("count"), script("counts"), script("used")
+        self.shadow, self.set_shadow = script("shadow"), script("set_shadow")
         self.history, self.standing = script("history"), script("standing")
 
 
@@ -197,6 +202,7 @@ class Calls:
                 *bucket_keys(self.prefix, each.name, each.key, each.method),
                 touched_key(self.prefix, each.name),
                 history_key(self.prefix, each.name),
+                shadow_keys(self.prefix, each.name)[_QUEUES],
             )
         ]
         return (), len(keys), len(keys) + 1 + len(demands), [bulk(*keys), bulk(note, *[each.key for each in demands])]
@@ -237,6 +243,7 @@ class Calls:
         searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
         """
         traces = [*self.change_keys(name, key)[:3], *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
+        traces.append(shadow_key(self.prefix, name))
         for bucket in ("", short(key or "")):
             traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
         return list(dict.fromkeys(traces))
@@ -255,7 +262,12 @@ class Calls:
         return (), 1, 1, [bulk(weights_key(self.prefix, name))]
 
     def of_config(self, name: str, key: str | None) -> Call:
-        return (), 2, 2, [bulk(*config_keys(self.prefix, name, short(key or "")))]
+        return (), 3, 3, [bulk(*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name))]
+
+    def of_shadow(self, name: str, on: bool | None, note: str) -> Call:
+        """What ``lua/set_shadow.lua`` is called with."""
+        keys = (*self.change_keys(name, None), *shadow_keys(self.prefix, name)[1:])
+        return (), len(keys), len(keys) + 2, [bulk(*keys, "" if on is None else int(on), note)]
 
     def of_history(self, name: str) -> Call:
         return (), 1, 1, [bulk(history_key(self.prefix, name))]

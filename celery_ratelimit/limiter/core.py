@@ -24,6 +24,7 @@ from .durations import microseconds
 from .parts import parts_of
 from .questions import Asks, Exists, Question, Request, each_of
 from .replies import decision_of, impossible, pretended, whole_numbers
+from .shadows import Shadows
 
 __all__ = ["Core"]
 
@@ -39,6 +40,9 @@ class Core:
         prefix: what every key in the store begins with.
         replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
         is_cluster: whether limits live in slots, of which a script sees one.
+
+    Attributes:
+        shadows: which limits are in shadow.
     """
 
     #: In tests: every limiter of this process lets all pass (0), or none, saying that it is to wait for so many
@@ -49,6 +53,7 @@ class Core:
         self.is_cluster = is_cluster
         self.scripts = Scripts(replace_includes)
         self.calls = Calls(self.scripts, prefix)
+        self.shadows = Shadows()
         self.new_id = _Ids()
         self._over_slots = CrossSlot(self.scripts, self.new_id)
 
@@ -170,6 +175,12 @@ class Core:
         """What is stored for them, for :func:`~celery_ratelimit.limiter.stored_weights.read_weights`."""
         (reply,) = yield from each_of([Question(self.scripts.weights, self.calls.of_weights(name))])
         return reply
+
+    def set_shadow(self, name: str, on: bool | None, note: str) -> Asks[bool]:
+        """Put a limit into shadow, or in force; ``None``: as the code says. Was anything changed?"""
+        (done,) = yield from each_of([Question(self.scripts.set_shadow, self.calls.of_shadow(name, on, note))])
+        self.shadows.learn({name: on})
+        return bool(done == 1)
 
     def history(self, name: str) -> Asks[Any]:
         """What people have changed, for :func:`~celery_ratelimit.limiter.history.read_history`."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from ..counts.counter import Counter
 from ..counts.figures import Stats, read_stats
 from ..counts.tally import MOST_USERS, Part, wire_of
 from ..store.keys import count_keys
 from ..store.resp import bulk
 from .core import Core
 from .questions import Asks, Question, each_of
+from .shadows import tell_arrivals
 
-__all__ = ["ask_counts", "tell_counts"]
+__all__ = ["ask_counts", "ask_used", "tell_all", "tell_counts"]
 
 _T = TypeVar("_T")
 
@@ -21,6 +23,8 @@ _TOLD, _ASKED, _TOTALS = 20, 4, 100
 #: Of many limits at once: no more than so many minutes each.
 MOST_MINUTES = 60
 _USERS = 400
+#: Entries that one script reads of what was used lately; and seconds that are kept one by one, see ``lua/count.lua``.
+_ENTRIES, _SECONDS = 1500, 180
 
 
 def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
@@ -30,6 +34,12 @@ def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
         call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
         yield from each_of([Question(core.scripts.count, call)])
+
+
+def tell_all(core: Core, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
+    """The same, and what came to limits in shadow."""
+    yield from tell_arrivals(core, counter.arrivals)
+    yield from tell_counts(core, parts)
 
 
 def ask_counts(
@@ -46,6 +56,27 @@ def ask_counts(
         (reply,) = yield from each_of([Question(core.scripts.counts, call)])
         us, *said = reply
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
+    return answer
+
+
+def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Asks[list[int]]:
+    """Permits that were taken of these limits, each within so many seconds, up to a day; see ``lua/used.lua``."""
+    answer: list[int] = []
+    entries = [int(within) if within <= _SECONDS else int(within / 60) for _, within in asked]
+    first = 0
+    while first < len(asked):
+        last = first + 1
+        while last < len(asked) and not core.is_cluster and sum(entries[first : last + 1]) <= _ENTRIES:
+            last += 1
+        keys, values = [], list[int | str]()
+        for name, within in asked[first:last]:
+            _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
+            keys.append(seconds if within <= _SECONDS else minutes)
+            values += [1 if within <= _SECONDS else 60, round(within)]
+        call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+        (reply,) = yield from each_of([Question(core.scripts.used, call)])
+        answer += map(int, reply)
+        first = last
     return answer
 
 

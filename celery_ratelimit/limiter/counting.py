@@ -11,7 +11,7 @@ from ..counts.counter import Counter
 from ..errors import StoreUnavailable
 from ..limits.decision import Decision
 from .asker import Asker
-from .counted import tell_counts
+from .counted import tell_all
 from .demand import Demand
 
 __all__ = ["Counting", "Refusals", "note", "note_lost"]
@@ -26,9 +26,12 @@ _AT_ONCE = 0.01
 
 def note(counter: Counter, demands: Sequence[Demand], decision: Decision, waited: float) -> None:
     """A limiter has decided."""
-    if decision.allowed:
+    if decision.allowed and waited < _AT_ONCE:
+        for demand in demands:
+            counter.at_once((demand.name, demand.key, demand.cost))
+    elif decision.allowed:
         asked = [(demand.name, demand.key, demand.cost) for demand in demands]
-        counter.started("waited" if waited >= _AT_ONCE else "acquired", asked, waited)
+        counter.started("waited", asked, waited)
     else:
         counter.happened("refused", [decision.binding] if decision.binding else [each.name for each in demands])
 
@@ -91,10 +94,10 @@ class Counting:
             self.counter.wait()
             return
         parts = self.counter.take()
-        if not parts or self._refusals:
+        if not (parts or self.counter.arrivals) or self._refusals:
             return
         try:
-            self._asker.drive(tell_counts(self._asker.core, parts))
+            self._asker.drive(tell_all(self._asker.core, self.counter, parts))
         except Exception as error:
             self._refusals.note(error)
 

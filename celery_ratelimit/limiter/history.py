@@ -21,7 +21,7 @@ class Stored(NamedTuple):
         limit: the limit; ``None``: none was, so the code's held.
         until: when it was to end, in seconds since 1970; ``None``: never.
         paused_until: until when it was paused, in seconds since 1970; ``None``: it was not.
-        shown: the limit, in words, or a weight; ``""``: none.
+        shown: the limit, in words, a weight, or whether it was in shadow; ``""``: none.
     """
 
     limit: AnyLimit | None
@@ -38,8 +38,8 @@ class Change:
         name: of the limit.
         key: of the bucket, or of who has a weight; ``""``: the whole limit.
         at: when, in seconds since 1970, by the store's clock.
-        verb: ``"set"``, ``"expire"`` (it was given an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"`` or
-            ``"weight"``.
+        verb: ``"set"``, ``"expire"`` (it was given an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"``,
+            ``"weight"`` or ``"shadow"``.
         by: who it was.
         reason: why, if it was said.
         before: what was stored until then.
@@ -66,7 +66,7 @@ def _read(name: str, code: AnyLimit | None, entry: bytes) -> Change:
     at, verb, *sizes = head.split()
     key, note, before, after = _cut(rest, [int(size) for size in sizes])
     who = json.loads(note)
-    stored = _weight if verb == b"weight" else _stored
+    stored = {b"weight": _weight, b"shadow": _shadow}.get(verb, _stored)
     return Change(
         name,
         str(who.get("key", key)),
@@ -102,6 +102,10 @@ def _stored(name: str, code: AnyLimit | None, text: str, now: int) -> Stored:
 
 def _weight(name: str, code: AnyLimit | None, text: str, now: int) -> Stored:
     return Stored(None, None, None, text and f"weight {float(text):g}")
+
+
+def _shadow(name: str, code: AnyLimit | None, text: str, now: int) -> Stored:
+    return Stored(None, None, None, {"1": "in shadow", "0": "in force"}.get(text, ""))
 
 
 def _bytes(value: bytes | str) -> bytes:

@@ -24,6 +24,7 @@ from .durations import seconds_of
 from .leases import Leases
 from .questions import Asks
 from .replies import throttled
+from .shadows import ask_would, passed
 from .stats_verbs import StatsVerbs
 from .turns import TAKE_AHEAD, give_back, take
 from .verbs import Verbs
@@ -253,6 +254,15 @@ class Limiter(Verbs, StatsVerbs):
         return self.asker.drive(asks)
 
     def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+        every, shadows = tuple(demands), self._core.shadows
+        demands, shadow = shadows.split(every)
+        if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
+            with suppress(*STORE_TROUBLES):
+                self.asker.drive(ask_would(self._core, {each.name: each.limit for each in shadow}))
+            demands, shadow = shadows.split(every)
+        if shadow:
+            decision = self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
+            return self._let_through(decision, shadow)
         if self._counting is None or self.asker.pretended_wait is not None:
             return self._decide(demands, max_wait)
         began = self.asker.clock.monotonic() if max_wait else 0.0
@@ -263,6 +273,7 @@ class Limiter(Verbs, StatsVerbs):
             raise
         waited = self.asker.clock.monotonic() - began if max_wait else 0.0
         note(self._counting.counter, demands, decision, waited)
+        self._core.shadows.hear(decision)
         return decision
 
     def _decide(self, demands: Sequence[Demand], max_wait: float) -> Decision:

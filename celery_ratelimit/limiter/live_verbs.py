@@ -7,6 +7,7 @@ from .durations import length_of
 from .history import Change, read_history
 from .questions import Asks
 from .stored import LimitConfig, change_of, note_of, read_config
+from .stored_shadow import check_shadow_to_store
 from .stored_weights import WeightConfig, note_of_weight, read_weights, weight_to_store
 from .verbs import Asking, asked
 
@@ -127,6 +128,37 @@ class LiveVerbs(Asking):
         """What is in force for a limit, since when and by whom: code and store side by side."""
         known, code = yield from self._named(name, key, force)
         return read_config(known, key or "", code, (yield from self._core.config(known, key)))
+
+    @asked
+    def set_shadow(
+        self,
+        name: str | AnyLimit,
+        on: bool | None,
+        *,
+        by: str | None = None,
+        reason: str = "",
+        force: bool = False,
+    ) -> Asks[bool]:
+        """Put a limit into shadow, so that it throttles nobody, or in force, whatever the code says.
+
+        In shadow from the next decision on, for every process; in force again within a second, where a process has
+        let tasks and calls pass without asking, and with nothing used.
+
+        Args:
+            name: the limit's name, or the limit; all of its keys.
+            on: whether it is in shadow; ``None``: as the code says again.
+            by, reason: who it was, and why, for :meth:`config` and :meth:`history`; default: user and host.
+            force: see :meth:`set_rate`.
+
+        Returns:
+            False: that was stored already.
+
+        Raises:
+            ConfigurationError: a limit of places, a name that nobody knows, or ``on`` is neither of these.
+        """
+        known, code = yield from self._named(name, None, force)
+        check_shadow_to_store(known, code, on)
+        return (yield from self._core.set_shadow(known, on, note_of(by, reason)))
 
     @asked
     def set_weight(

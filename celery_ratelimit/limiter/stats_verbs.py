@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..counts.figures import Stats
+from ..counts.would import Would
 from ..limits.any_limit import AnyLimit
 from .counted import ask_counts
 from .live_verbs import LiveVerbs
 from .questions import Asks
+from .shadows import ask_would
 from .verbs import asked
 
 __all__ = ["StatsVerbs"]
@@ -40,3 +42,16 @@ class StatsVerbs(LiveVerbs):
         many in which something was decided, 60 at the most, and without the rest.
         """
         return (yield from ask_counts(self._core, list(names), totals=totals, minutes=minutes))
+
+    @asked
+    def would(self, name: str | AnyLimit, *, force: bool = False) -> Asks[Would]:
+        """What a limit in shadow would have done, had it been in force: as a text, a sentence.
+
+        Of all requests since it was put into shadow but those of the last seconds, which are not reckoned yet.
+
+        Args:
+            name: the limit's name, or the limit.
+            force: also for a name that nobody knows, see :meth:`set_rate`.
+        """
+        known, code = yield from self._named(name, None, force)
+        return (yield from ask_would(self._core, {known: code}))[known]

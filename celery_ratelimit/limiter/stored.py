@@ -18,12 +18,13 @@ from ..store.keys import short
 from ..store.resp import bulk
 from .calls import Call, Calls
 from .durations import length_of
+from .stored_shadow import StoredShadow, marked, read_shadow
 
 __all__ = ["LimitConfig", "change_of", "limit_stored", "note_of", "read_config", "read_stored"]
 
 #: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
 #: is the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve"}
+_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve", "shadow"}
 #: Characters of a reason that are kept.
 LONGEST = 1000
 
@@ -44,6 +45,7 @@ class LimitConfig:
         reason: why, if it was said.
         version: the highest version that was ever set; 0: none had one.
         paused: seconds that the limit is still paused for.
+        stored_shadow: what is stored about its shadow; ``None``: nothing, and the code's word holds.
     """
 
     name: str
@@ -57,6 +59,14 @@ class LimitConfig:
     version: int
     paused: float
     reason: str = ""
+    stored_shadow: StoredShadow | None = None
+
+    @property
+    def shadow(self) -> bool:
+        """Whether it is in shadow."""
+        if self.stored_shadow is not None:
+            return self.stored_shadow.on
+        return self.code is not None and self.code.shadow
 
 
 @cache
@@ -134,7 +144,7 @@ def change_of(
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
     """The reply of ``lua/config.lua``."""
     now, *texts = [each.decode() if isinstance(each, bytes) else each for each in reply]
-    found = [read_stored(text, int(now)) for text in texts]
+    found = [read_stored(text, int(now)) for text in texts[:2]]
     of_all, of_key = found[0], found[-1]
     which = of_key if of_key["stored"] is not None else of_all
     stored = None if which["stored"] is None else limit_stored(name, which["stored"], code)
@@ -150,6 +160,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
         reason=which["reason"],
         version=max(of_all["version"], of_key["version"]) if which is of_all else which["version"],
         paused=max(of_all["paused"], of_key["paused"]) / 1e6,
+        stored_shadow=read_shadow(texts[2]) if len(texts) > 2 else marked(texts[0]),
     )
 
 
@@ -178,6 +189,8 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
     ours: dict[str, Any] = {}
     if code is not None:
         ours = {each: getattr(code, each) for each in ("key", "per_worker", "fair", "weights")}
+    if isinstance(code, Limit):
+        ours["shadow"] = code.shadow
     if isinstance(code, Concurrency):
         ours["lease"] = code.lease
     try:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
-from .checks import actual_costs, check_settled
+from .checks import actual_costs, check_actual, check_reservable, check_settled
 from .core import Core
 from .demand import Demand, Limits, leased
 from .durations import seconds_of
 from .questions import Asks
 from .reader import Reader
+from .shadows import asked_of, passed
 from .stored import note_of
 
 __all__ = ["Asking", "Verbs", "asked"]
@@ -52,6 +54,7 @@ class Asking:
 
     #: Makes the limiter of an app, of this kind: set by the package, since what an app is, is known further up.
     of_app: ClassVar[Callable[[type[Asking], Any], Any]]
+    _counting: Any
 
     def __init__(
         self, quotas: Mapping[str, Any] | None, prefix: str, core: Core, lowest_first: bool | None = None
@@ -60,6 +63,25 @@ class Asking:
         self.reader = Reader(quotas)
         self.reader.goes_by = lambda: lowest_first
         self._core = core
+
+    def pass_by(self, shadow: Sequence[Demand], users: Sequence[str] = ()) -> None:
+        """Something goes on past limits in shadow, which are told of it, and no more; ``users``: see ``Tally``."""
+        if self._counting is not None and self._core.pretended_wait is None:
+            self._core.shadows.note(shadow)
+            self._counting.counter.shadowed(asked_of(shadow), users)
+
+    def correct(self, shadow: Sequence[Demand], actual: Sequence[int]) -> None:
+        """What went past limits in shadow has cost that."""
+        if self._counting is not None and self._core.pretended_wait is None:
+            pairs = zip(shadow, actual, strict=True)
+            self._core.shadows.note(shadow)
+            self._counting.counter.corrected([(each.name, each.key, cost - each.cost) for each, cost in pairs])
+
+    def _let_through(self, decision: Decision, shadow: tuple[Demand, ...]) -> Decision:
+        if not decision.allowed:
+            return decision
+        self.pass_by(shadow)
+        return replace(decision, shadow=shadow)
 
     @property
     def quotas(self) -> dict[str, AnyLimit]:
@@ -129,7 +151,11 @@ class Verbs(Asking):
         priority: int | None = None,
     ) -> Asks[Decision]:
         """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
-        return (yield from self._core.peek(self.reader.demands(limits, key, cost, args, priority)))
+        return (yield from self._peek(self.reader.demands(limits, key, cost, args, priority)))
+
+    def _peek(self, demands: tuple[Demand, ...]) -> Asks[Decision]:
+        asked, shadow = self._core.shadows.split(demands)
+        return (yield from self._core.peek(asked)) if asked else passed(shadow, "")
 
     @asked
     def reset(
@@ -179,7 +205,15 @@ class Verbs(Asking):
         error (but on a cluster those that are on other nodes are reserved too).
         """
         demands = self.reader.demands(limits, key, cost, args, priority)
-        return (yield from self._core.reserve(demands, id=id, horizon=seconds_of("horizon", horizon, 0)))
+        check_reservable(demands, id)
+        asked, shadow = self._core.shadows.split(demands)
+        seconds, decision = seconds_of("horizon", horizon, 0), passed(shadow, id) if shadow else None
+        if asked or decision is None:
+            decision = yield from self._core.reserve(asked, id=id, horizon=seconds)
+        if not shadow:
+            return decision
+        is_new = decision.allowed and self._core.shadows.is_first(("reserved", id))
+        return self._let_through(decision, shadow) if is_new else replace(decision, shadow=shadow)
 
     @asked
     def cancel(
@@ -199,7 +233,11 @@ class Verbs(Asking):
         Returns:
             Whether there was such a reservation.
         """
-        return (yield from self._core.cancel(self.reader.plain(limits, key, cost, args), id=id))
+        asked, shadow = self._core.shadows.split(self.reader.plain(limits, key, cost, args))
+        was_there = bool(shadow) and self._core.shadows.forget(("reserved", id))
+        if was_there:
+            self.correct(shadow, [0] * len(shadow))
+        return (yield from self._core.cancel(asked, id=id)) if asked else was_there
 
     @asked
     def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> Asks[bool]:
@@ -220,10 +258,17 @@ class Verbs(Asking):
             Whether this call corrected it; False if an earlier one had.
         """
         check_settled(decision)
-        if not decision.demands:
+        demands, shadow = decision.demands, decision.shadow
+        if not demands and not shadow:
             return False
-        demands = decision.demands
-        actual = actual_costs(demands, actual_cost, limit)
+        actual = actual_costs((*demands, *shadow), actual_cost, limit)
+        check_actual((*demands, *shadow), actual)
+        is_first = bool(shadow) and self._core.shadows.is_first(("settled", decision.id))
+        if is_first:
+            self.correct(shadow, actual[len(demands) :])
+        if not demands:
+            return is_first
+        actual = actual[: len(demands)]
         return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision.granted_at))
 
     @asked
@@ -246,5 +291,5 @@ class Verbs(Asking):
         priority: int | None = None,
     ) -> Asks[int]:
         """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
-        decision = yield from self._core.peek(self.reader.demands(limits, key, 1, args, priority))
+        decision = yield from self._peek(self.reader.demands(limits, key, 1, args, priority))
         return min(state.remaining for state in decision.states) if decision.allowed else 0

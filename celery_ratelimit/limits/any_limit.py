@@ -56,6 +56,8 @@ class AnyLimit:
         def most(self) -> int: ...
         @property
         def reserve(self) -> Any: ...
+        @property
+        def shadow(self) -> bool: ...
         def wire(self, cost: int, leaves: int | None = None) -> tuple[str | int, ...]: ...
 
 
@@ -87,6 +89,11 @@ def check_name_and_keys(who: str, name: Any, key: Any, fair: Any, weights: Any) 
             "share the limit: say with fair= who that is, as in fair='{tenant_id}'"
         )
     return weights if isinstance(weights, Weights) else Weights(who, {} if weights is None else weights)
+
+
+def check_shadow(who: str, shadow: Any) -> None:
+    if not isinstance(shadow, bool):
+        raise ConfigurationError(f"{who}: shadow={shown(shadow)} must be True or False")
 
 
 def check_template(who: str, option: str, value: Any) -> None:

@@ -8,10 +8,16 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from ..errors import ConfigurationError, shown
-from .any_limit import AnyLimit, check_name_and_keys, is_number
+from .any_limit import AnyLimit, check_name_and_keys, check_shadow, is_number
 from .weights import Weights
 
-__all__ = ["Concurrency"]
+__all__ = ["NO_SHADOW", "Concurrency"]
+
+#: Why places cannot be in shadow.
+NO_SHADOW = (
+    "shadow is for rates: how long a place is held is known when its task has ended, so nobody can say for how long "
+    "the next one would have waited. Leave shadow out; a number of places that is large throttles nobody either"
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Concurrency(AnyLimit):
             that, so that a task may run for much longer.
         per_worker: see :class:`Limit`.
         fair, weights: see :class:`Limit`.
+        shadow: not of places.
 
     Raises:
         ConfigurationError: an impossible value.
@@ -48,6 +55,7 @@ class Concurrency(AnyLimit):
     per_worker: bool = False
     fair: str | Callable[..., str] | None = None
     weights: Mapping[str, float] = Weights("", {})
+    shadow: bool = False
 
     cost: ClassVar[int] = 1
     method: ClassVar[str] = "concurrency"
@@ -61,6 +69,9 @@ class Concurrency(AnyLimit):
             raise ConfigurationError(f"{who}: the limit must be a whole number of at least 1")
         if not is_number(self.lease) or not 0.1 <= self.lease < 1e9:
             raise ConfigurationError(f"{who}: lease={shown(self.lease)} must be a number of seconds, 0.1 or more")
+        check_shadow(who, self.shadow)
+        if self.shadow:
+            raise ConfigurationError(f"{who}: {NO_SHADOW}")
         weights = check_name_and_keys(who, self.name, self.key, self.fair, self.weights)
         object.__setattr__(self, "weights", weights)  # as it is frozen
 

@@ -18,7 +18,8 @@ class LimitState(NamedTuple):
         remaining: whole permits that were left at that moment.
         reset_after: seconds until the bucket is full again, if nobody takes anything.
         interval: seconds in which one permit comes back; 0.0 where they do not come back one by one.
-        version: of the stored limit that is in force; 0: it has none, or it is the code's limit.
+        version: of the stored limit that is in force; 0: it has none, or it is the code's limit; below 0: it
+            is in shadow, and the store has let everybody through.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Decision:
             switched the store off (:mod:`celery_ratelimit.testing`).
         demands: what was asked of which limit; see ``limiter/demand.py``. Empty where the store was not asked: there is
             nothing to settle or to give back.
+        shadow: what was asked of limits in shadow, which are not in ``states`` unless all are, and held nothing up.
     """
 
     allowed: bool
@@ -82,3 +84,4 @@ class Decision:
     id: str = field(default="", compare=False)
     granted_at: int = 0
     demands: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    shadow: tuple[Any, ...] = field(default=(), repr=False, compare=False)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, ImpossibleRequest, shown
-from .any_limit import AnyLimit, check_cost, check_name_and_keys, is_number
+from .any_limit import AnyLimit, check_cost, check_name_and_keys, check_shadow, is_number
+from .fitting import WINDOWS, check_exact, check_room_for_costs
 from .rate import Rate, parse_rate, parse_window
 from .reserve import MILLION, Reserve, reserve_of
 from .weights import Weights
@@ -19,14 +20,10 @@ __all__ = ["ALGORITHMS", "METHODS", "Limit"]
 ALGORITHMS = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log")
 #: The files of the algorithms in ``lua/algorithms/``: what ``Limit.method`` can be.
 METHODS = (*ALGORITHMS, "stepped_bucket", "warm_up", "concurrency")
-_WINDOWS = ("fixed_window", "sliding_window", "sliding_log")
-
-#: Whole numbers below this stay exact in Lua, whose numbers are doubles.
-_EXACT = 2**53
+_WINDOWS = WINDOWS
 
 #: Sub-windows of a sliding window: each costs the store some time at every decision.
 _MOST_SUB_WINDOWS = 1000
-_YEAR_US = 31_557_600_000_000
 
 #: Options that one algorithm alone has: name, algorithm, default.
 _OPTIONS = (
@@ -89,6 +86,7 @@ class Limit(AnyLimit):
         headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
             call that it is for: an upstream that counts strict windows sees calls closer together than permits. A
             window becomes longer by it, or its count smaller where it is aligned to the clock.
+        shadow: it is reckoned what the limit would do, and it holds nobody up. ``docs/shadow.md``.
 
     Raises:
         ConfigurationError: a rate that cannot be read, an impossible value, or an option of another algorithm.
@@ -119,6 +117,7 @@ class Limit(AnyLimit):
     per_worker: bool = False
     fair: str | Callable[..., str] | None = None
     weights: Mapping[str, float] = Weights("", {})
+    shadow: bool = False
 
     def __init__(
         self,
@@ -140,6 +139,7 @@ class Limit(AnyLimit):
         per_worker: bool = False,
         fair: str | Callable[..., str] | None = None,
         weights: Mapping[str, float] | None = None,
+        shadow: bool = False,
     ) -> None:
         given = {each: value for each, value in locals().items() if each != "self"}
         # A frozen dataclass has no other way to set what its own __init__ was given.
@@ -147,6 +147,7 @@ class Limit(AnyLimit):
             object.__setattr__(self, attribute, value)
         who = f"Limit({shown(rate)}{f', name={shown(name)}' if name else ''})"
         parse_rate(rate)
+        check_shadow(who, shadow)
         if algorithm not in ALGORITHMS:
             raise ConfigurationError(f"{who}: algorithm={shown(algorithm)} is not one of {', '.join(ALGORITHMS)}")
         if not is_number(headroom) or not 0 <= headroom < 1:
@@ -161,31 +162,18 @@ class Limit(AnyLimit):
         else:
             parsed = parse_rate(rate, headroom)
         object.__setattr__(self, "parsed", parsed)
-        self._check_exact(who, parsed)
+        check_exact(self, who, parsed)
         object.__setattr__(self, "weights", check_name_and_keys(who, name, key, fair, weights))
         if reserve is not None:
             dearest = cost if isinstance(cost, int) else 1
             object.__setattr__(self, "reserve", reserve_of(who, reserve, burst, dearest))
         if isinstance(cost, str) or callable(cost):
-            self._check_room_for_costs(who)
+            check_room_for_costs(self, who)
         else:
             try:
                 object.__setattr__(self, "cost", check_cost(name or rate, cost, self.most))
             except ImpossibleRequest as error:
                 raise ConfigurationError(f"{who}: {error}") from None
-
-    def _check_room_for_costs(self, who: str) -> None:
-        """Calls differ in cost, so some cost more than one permit: the limit must be able to grant more at once."""
-        if self.most > 1:
-            return
-        mend = "make its window's count larger" if self.algorithm in _WINDOWS else "give it burst= of at least the most"
-        if self.algorithm == "leaky_bucket":
-            mend = "take algorithm='token_bucket' with burst= of at least the most"
-        written = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__name__", self.cost)
-        raise ConfigurationError(
-            f"{who}: cost={shown(written)} takes from 1 permit up, but the limit holds 1 at most, so that every call "
-            f"which costs more is impossible: {mend} that one call may cost"
-        )
 
     def _check_options(self, who: str) -> None:
         for option, algorithm, default in _OPTIONS:
@@ -214,19 +202,6 @@ class Limit(AnyLimit):
             raise ConfigurationError(f"{who}: warmup={shown(self.warmup)} must be a number of seconds, 0 or more")
         if sum((self.refill == "interval", self.debt > 0, self.warmup > 0, self.reserve is not None)) > 1:
             raise ConfigurationError(f"{who}: refill='interval', debt, warmup and reserve exclude one another")
-
-    def _check_exact(self, who: str, parsed: Rate) -> None:
-        if self.most * parsed.period_us // parsed.count >= _EXACT // 8:
-            years = self.burst * parsed.period_us // (parsed.count * _YEAR_US)
-            raise ConfigurationError(
-                f"{who}: burst={shown(self.burst)} at this rate would take {shown(years)} years to refill, more than "
-                "can be kept exactly: lower the burst or raise the rate"
-            )
-        if self.algorithm == "sliding_window" and parsed.count * (parsed.period_us // self.precision + 1) >= _EXACT:
-            raise ConfigurationError(
-                f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise precision, or "
-                "take a shorter period"
-            )
 
     def __hash__(self) -> int:
         # Limits are looked up at every call: their hash is worked out once, and anew in another process.

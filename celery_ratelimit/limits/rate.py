@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ..errors import ConfigurationError, shown
 
-__all__ = ["Rate", "parse_rate", "parse_window"]
+__all__ = ["Rate", "parse_rate", "parse_window", "period_of"]
 
 _UNITS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
@@ -83,6 +83,11 @@ def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False)
     if count >= 10**9 or period >= 10**15:
         raise ConfigurationError(f"the rate {shown(text)} is more than can be counted exactly in one window")
     return Rate(int(count), int(period))
+
+
+def period_of(text: str) -> float:
+    """The period of a rate as it is written, in seconds: 3,600 of ``"1000/h"``."""
+    return float(_read_rate(text)[1]) / 1e6
 
 
 def _read_rate(text: str) -> tuple[Fraction, Fraction]:

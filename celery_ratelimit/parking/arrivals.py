@@ -37,6 +37,7 @@ class Arrived(Protocol):
     request: Any
     id: str
     demands: tuple[Demand, ...]
+    shadow: tuple[Demand, ...]
     doubts: int
 
 
@@ -129,7 +130,7 @@ class Arrivals:
         if request.delivery_info.get("redelivered") or marker.get("again"):
             # It may have been parked before its worker was killed, or before the store's answer was lost; in the lot of
             # any of its limits.
-            buckets = [(demand.name, demand.key) for demand in held.demands]
+            buckets = [(demand.name, demand.key) for demand in (*held.demands, *held.shadow)]
             return not any(self._parking.copies.arrive(bucket, {held.id: copy}, held.doubts) for bucket in buckets)
         if copy and (self._telling.locked() or any(held.id in copies for copies in self._arriving.values())):
             self._tell_all()

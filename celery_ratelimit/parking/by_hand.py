@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 
-from ..errors import RateLimitError
+from .._celery.broker import trouble_of
+from ..errors import ConfigurationError, RateLimitError
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
+from ..words import unnamed
 from .lots import ParkingLots
 from .overview import standings_of
 
@@ -21,12 +22,18 @@ __all__ = ["limit_meant", "parked_page", "taken_out"]
 
 
 def limit_meant(limiter: Limiter, name: str, rate: str, burst: int | None) -> str | AnyLimit:
-    """What is to be stored: places for a number, else a rate with the options of the code's limit."""
-    if rate.isdecimal():
+    """What is meant: places for a number, a rate with the options of the code's limit else."""
+    code, is_number = limiter.config(name, force=True).code, rate.isascii() and rate.isdigit()
+    if isinstance(code, Concurrency) and not (is_number and int(rate)):
+        raise ConfigurationError(
+            f"{name} is {unnamed(code)} in the code: write how many places, a whole number of at least 1"
+        )
+    if isinstance(code, Limit) and is_number:
+        raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
+    if is_number:
         return Concurrency(int(rate))
     if burst is None:
         return rate
-    code = limiter.config(name, force=True).code
     return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
 
 
@@ -42,12 +49,15 @@ def taken_out(
     lots = ParkingLots(app)
     do = getattr(lots, verb)
     keys = [key] if key is not None else [lot.key for lot in lots.lots(name, force=force)]
-    with app.connection_for_write() as connection:
-        lost = tuple(each for each in connection.connection_errors if each is not KeyError)
     try:
         return sum(do(name, each, list(ids) or None, force=True) for each in keys)
-    except (OperationalError, *lost) as error:
-        raise RateLimitError(f"the broker does not answer: {error}") from error
+    except RateLimitError:
+        raise
+    except Exception as error:
+        trouble = trouble_of(app, error)
+        if not trouble:
+            raise
+        raise RateLimitError(trouble) from error
 
 
 def parked_page(

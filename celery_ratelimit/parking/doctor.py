@@ -6,18 +6,20 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 
-from .._celery import redelivery_of
+from .._celery import NoAnswer, asked_workers, redelivery_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import owners_of
+from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.limit import Limit
+from ..store.url_text import without_password
 from .lots import parking_of
 from .overview import standings_of
 from .register import UNATTENDED
+from .sizing import Note, of_connections, of_processes
 
-__all__ = ["of_settings", "of_store", "of_workers"]
+__all__ = ["Note", "of_settings", "of_store", "of_workers"]
 
 #: Seconds that workers have to answer; seconds by which a clock may be off, beside those.
 PATIENCE, OFF = 1.0, 2.0
@@ -45,7 +47,17 @@ def of_settings(app: Celery) -> Iterator[str]:
 
 
 def of_store(app: Celery) -> Iterator[str]:
-    """What the store says of itself, and of what is stored there."""
+    """What the store says of itself, and of what is stored there; or that it does not answer."""
+    try:
+        yield from _of_store(app)
+    except StoreUnavailable as error:
+        where = without_password(settings_of(app).url)
+        yield f"the store at {where} does not answer: {error.__cause__ or error}"
+    except ConfigurationError as error:  # a worker would not start either
+        yield str(error)
+
+
+def _of_store(app: Celery) -> Iterator[str]:
     limiter = limiter_of(app)
     yield from limiter.check_store()
     yield from _of_persistence(app)
@@ -79,15 +91,19 @@ def _of_persistence(app: Celery) -> Iterator[str]:
 
 
 def of_workers(app: Celery) -> Iterator[str]:
-    """What the workers say that answer within a second, and what none has said."""
+    """What the workers say that answer within a second, and what none has said; a :class:`Note` is no warning."""
     ours, parking = version("celery-ratelimit"), parking_of(app)
     used = owners_of(app)
-    now = standings_of(app, {name: each.limit for name, each in [*used.items()][:1]})
+    first = {name: each.limit for name, each in [*used.items()][:1]}
     try:
-        inspect = app.control.inspect(timeout=PATIENCE)
-        alive, said = inspect.ping() or {}, inspect._request("ratelimits") or {}
-        clock = standings_of(app, {name: each.limit for name, each in [*used.items()][:1]}) if now else []
-    except (OperationalError, NotImplementedError, OSError) as error:
+        now = standings_of(app, first)
+        is_lost = False
+    except STORE_TROUBLES:  # which is said already
+        now, is_lost = [], True
+    try:
+        alive, said = asked_workers(app, "ping", PATIENCE), asked_workers(app, "ratelimits", PATIENCE)
+        clock = standings_of(app, first) if now else []
+    except NoAnswer as error:
         yield f"the broker does not answer, so no worker was asked: {error}"
         return
     if not alive:
@@ -108,6 +124,8 @@ def of_workers(app: Celery) -> Iterator[str]:
                 f"the clock of worker {worker} is off by about {told['now'] - clock[0].now:.0f} s from the store's: "
                 "limits do not mind, but countdowns and expires do. Let NTP set it"
             )
+    if is_lost:
+        return
     seen = parking.register.seen((), ()).limits if parking.can_park else {}
     for name, owned in used.items():
         if seen and seen.get(name, float("inf")) >= UNATTENDED:
@@ -116,3 +134,6 @@ def of_workers(app: Celery) -> Iterator[str]:
                 f"no live worker has the limit {name!r} (of {what}): what is parked for it goes back to its queue. "
                 "Start workers of this version of the code"
             )
+    of_ours = {worker: told for worker, told in said.items() if isinstance(told, dict) and "version" in told}
+    yield from of_processes(app, of_ours)
+    yield from of_connections(app, of_ours)

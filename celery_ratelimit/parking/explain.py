@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 from kombu.utils.json import loads
 
-from ..app.plan import limits_of_app
+from .._celery import NoAnswer, asked_workers
+from ..app.plan import limits_of_app, plan_of
+from ..counts.would import Would
 from ..limiter.stored import LimitConfig
 from .lot import Parking
-from .overview import standings_of
+from .overview import in_shadow, standings_of
 from .parked import Bucket, text
+from .weights import weights_text
 
 __all__ = ["Explanation", "explain"]
 
@@ -39,13 +42,18 @@ class Explanation:
         worker: that has it.
         limit: the limit in whose lot it is; ``""``: none.
         key: of the limit's bucket.
-        place: how many tasks are parked before it.
+        place: how many tasks are parked before it; where the limit is fair, how many have their turns before it, if no
+            more come.
         parked: how many are parked in that lot.
         since: when it was throttled first, in seconds since 1970; ``None``: it was not, as far as is known.
         starts_at: when it will start, about; ``None``: that is not known.
         band: seconds that it may be off by.
         config: of that limit: who set it, and until when.
         ended: what the result backend says of it, a state of Celery's.
+        unasked: why workers were not asked; ``""``: they were, or need not be.
+        share: whose it is, of those who share the limit, as the store has it; ``None``: nobody shares it.
+        weight: of that share; 0: it is held back, and has no turn.
+        would: what limits of the task would have done that are in shadow, by their names.
     """
 
     id: str
@@ -63,6 +71,10 @@ class Explanation:
     band: float = 0.0
     config: LimitConfig | None = None
     ended: str = ""
+    unasked: str = ""
+    share: str | None = None
+    weight: float | None = None
+    would: Mapping[str, Would] = field(default_factory=dict)
 
     @property
     def found(self) -> bool:
@@ -90,9 +102,10 @@ class Explanation:
                 return f"runs in worker {self.worker}"
             case "ended":
                 return f"has ended: {self.ended}"
+        workers = self.unasked or "no worker that has answered has it"
         return (
-            "is not known: it is in no parking lot, no worker that has answered has it, and the result backend has "
-            "nothing of it. Is the id right? It may also wait in a queue of the broker, or have ended without a result"
+            f"is not known: it is in no parking lot, {workers}, and the result backend has nothing of it. Is "
+            "the id right? It may also wait in a queue of the broker, or have ended without a result"
         )
 
     def _lines(self) -> list[str]:
@@ -106,9 +119,13 @@ class Explanation:
             lines.append(f"The limit is {config.in_force or 'not known here'}{by}{reason}.")
             if config.paused:
                 lines.append(f"The limit is paused for another {config.paused:.0f} s.")
+        if self.share is not None and self.weight is not None:
+            held = ", which holds its tasks back until it has another one" if self.weight == 0 else ""
+            lines.append(f"Its share {self.share!r} has the weight {self.weight:g}{held}.")
         if self.starts_at is not None:
             wait = max(0.0, self.starts_at - self.now)
             lines.append(f"It will start in {wait:.1f} s, give or take {self.band:.1f} s, if the rate is not changed.")
+        lines += [f"The limit {name!r} is in shadow: {would}." for name, would in self.would.items()]
         return lines
 
     def _ago(self, at: float) -> str:
@@ -117,11 +134,28 @@ class Explanation:
 
 def explain(app: Celery, parking: Parking, id: str) -> Explanation:
     """See :meth:`ParkingLots.explain`."""
-    for look in (_in_lots, _in_workers, _in_backend):
-        found = look(app, parking, id)
-        if found is not None:
-            return found
-    return Explanation(id, "unknown", time.time())
+    unasked = ""
+    found = _in_lots(app, parking, id)
+    if found is None:
+        try:
+            found = _in_workers(app, id)
+        except NoAnswer as error:
+            unasked = f"the broker does not answer, so no worker was asked ({error})"
+    if found is None:
+        found = _in_backend(app, id)
+    if found is None:
+        return Explanation(id, "unknown", time.time(), unasked=unasked)
+    return replace(found, would=_would(app, found))
+
+
+def _would(app: Celery, found: Explanation) -> dict[str, Would]:
+    """Of the limits of its task."""
+    task = app.tasks.get(found.task)
+    plan = plan_of(task, found.queue) if task is not None else None
+    limits = {str(limit.name): limit for limit in plan.limits} if plan is not None else {}
+    if found.limit and found.limit not in limits and found.config is not None and found.config.in_force is not None:
+        limits[found.limit] = found.config.in_force
+    return in_shadow(app, standings_of(app, limits))[1] if limits else {}
 
 
 def _in_lots(app: Celery, parking: Parking, id: str) -> Explanation | None:
@@ -146,9 +180,14 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
     parcel: dict[str, Any] = loads(message)
     headers = parcel["headers"]
     (standing,) = standings_of(app, {bucket[0]: limits_of_app(app).get(bucket[0])}, bucket[1])
+    limit, share, turn = limits_of_app(app).get(bucket[0]), None, None
+    if where == "parked" and limit is not None and limit.fair is not None and "share" in parcel:
+        share, turn = parcel["share"], parking.contents.turn(bucket, stored, weights_text(limit))
+    ahead: float | None = place * cost / number if where == "parked" and number else 0.0
+    if turn is not None:
+        place, ahead = turn.tasks, turn.permits
     starts_at = None
-    if standing.interval and where != "aside":
-        ahead = place * cost / number if where == "parked" and number else 0.0
+    if standing.interval and where != "aside" and ahead is not None:
         starts_at = now / 1e6 + max(standing.retry_after, standing.config.paused) + ahead * standing.interval
     wait = max(0.0, (starts_at or 0.0) - now / 1e6)
     return Explanation(
@@ -165,25 +204,20 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
         starts_at=starts_at,
         band=BAND * wait + LEAST_BAND if starts_at is not None else 0.0,
         config=standing.config,
+        share=share,
+        weight=turn.weight if turn is not None else None,
     )
 
 
-def _in_workers(app: Celery, parking: Parking, id: str) -> Explanation | None:
-    try:
-        # Of workers of a version before this one nothing is said: they answer with an error.
-        replies = app.control.broadcast("ratelimit_task", {"id": id}, reply=True, timeout=PATIENCE) or []
-    except (OperationalError, NotImplementedError, OSError):
-        return None
-    for reply in replies:
-        for worker, told in reply.items():
-            if isinstance(told, dict) and "where" in told:
-                return Explanation(
-                    id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=str(worker)
-                )
+def _in_workers(app: Celery, id: str) -> Explanation | None:
+    # Of workers of a version before this one nothing is said: they answer with an error.
+    for worker, told in asked_workers(app, "ratelimit_task", PATIENCE, id=id).items():
+        if isinstance(told, dict) and "where" in told:
+            return Explanation(id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=worker)
     return None
 
 
-def _in_backend(app: Celery, parking: Parking, id: str) -> Explanation | None:
+def _in_backend(app: Celery, id: str) -> Explanation | None:
     try:
         state = str(app.AsyncResult(id).state)
     except Exception:  # of a backend that is not there, or that somebody has written

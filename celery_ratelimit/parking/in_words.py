@@ -8,7 +8,7 @@ from typing import Any
 
 from ..limiter.history import Change, Stored
 from ..limiter.stored import LimitConfig
-from ..words import NO_END, clock, length, plain, unnamed
+from ..words import clock, end_of, length, plain, unnamed
 from .overview import LimitStatus
 
 __all__ = [
@@ -22,17 +22,18 @@ __all__ = [
     "parked_row",
     "rate_set_by",
     "row_of",
+    "shadow_set_by",
 ]
 
 #: What is shown of each limit.
-HEADS = ("LIMIT", "CODE", "STORED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
+HEADS = ("LIMIT", "CODE", "STORED", "USED", "LEFT", "WAITING", "PARKED", "OLDEST", "QUEUED", "DRAINS IN", "STATE")
 #: What is shown of each change.
 HISTORY_HEADS = ("WHEN", "WHO", "WHAT", "KEY", "BEFORE", "AFTER", "REASON")
 
 #: What is shown of each parked task.
 PARKED_HEADS = ("PLACE", "KEY", "ID", "TASK", "QUEUE", "WAITS SINCE", "TURN IN")
 
-_STATES = ("paused", "backlogged", "at its limit", "active", "idle")
+_STATES = ("paused", "backlogged", "at its limit", "shadow", "active", "idle")
 
 
 def busiest(each: LimitStatus) -> tuple[int, int, str]:
@@ -44,20 +45,40 @@ def rate_set_by(config: LimitConfig) -> str:
     """The stored limit, and who set it, until when and why; ``""``: none is stored."""
     if config.stored is None:
         return ""
-    until = f", until {clock(config.until)}" if config.until else ""
+    until = f", {end_of('unset', config.until)}" if config.until else ""
     reason = f", {config.reason!r}" if config.reason else ""
     return plain(f"{unnamed(config.stored)} by {config.by} {clock(config.since)}{until}{reason}")
+
+
+def shadow_set_by(config: LimitConfig) -> str:
+    """Who has put a limit into shadow, since when and why; or that the code says so."""
+    stored = config.stored_shadow
+    if stored is None:
+        return "as in the code"
+    reason = f", {stored.reason!r}" if stored.reason else ""
+    return plain(f"by {stored.by} {clock(stored.since)}{reason}")
+
+
+def in_force_now(config: LimitConfig) -> str:
+    """What is in force for a limit, and who has said so."""
+    rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
+    if config.shadow:
+        rate += f", in shadow {shadow_set_by(config)}"
+    if not config.paused:
+        return rate
+    return f"{rate}, paused {end_of('resumed', time.time() + config.paused)}"
 
 
 def row_of(each: LimitStatus) -> tuple[str, ...]:
     """As :data:`HEADS` says."""
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
-    state = f"paused, {clock(each.paused_until)}" if each.state == "paused" else each.state
+    state = f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
     return (
         plain(each.name),
         unnamed(config.code) if config.code is not None else "-",
         rate_set_by(config) or "-",
+        _used(each),
         left,
         "-" if each.by_key else str(standing.waiting),
         str(each.parked) + ("" if each.attended else " (nobody attends)"),
@@ -66,6 +87,20 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         length(each.drains_in) if each.drains_in != 0 else "-",
         state,
     )
+
+
+def _used(each: LimitStatus) -> str:
+    """As in ``93 of 100/s``; of a limit by key, how much of all its buckets together."""
+    if not each.used:
+        return "?" if each.used is None else "-"
+    number = f"{each.used:.2g}" if each.used < 9.95 else f"{each.used:.0f}"
+    limit = each.standing.config.in_force
+    rate = getattr(limit, "rate", None)
+    if rate is None:
+        return f"{number} of {each.standing.size}" if limit is not None else f"{number}/s"
+    if each.share is not None:
+        return f"{number} of {rate}"
+    return number + rate[rate.find("/") :] if "/" in rate else f"{number}, of {rate} each"
 
 
 def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
@@ -77,33 +112,33 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
     facts = [
         ("in the code", f"{row['CODE']}{plain(by_key)}"),
         ("stored", row["STORED"]),
+        ("used", f"{row['USED']}{_share(each)}"),
         ("left of it", row["LEFT"] + ("" if each.by_key else f", full in {length(standing.reset_after)}")),
         ("have a slot", row["WAITING"]),
         ("parked", f"{row['PARKED']}{lots}" + (f", the oldest for {row['OLDEST']}" if each.parked else "")),
         ("in queues", row["QUEUED"] + (f" ({plain(', '.join(each.queues))})" if each.queues else "")),
         ("drains in", row["DRAINS IN"]),
     ]
+    if each.would is not None:
+        facts.append(("in shadow", f"{shadow_set_by(config)}: {each.would}"))
     if each.paused_until is not None:
-        facts.append(("paused until", clock(each.paused_until)))
+        facts.append(("paused", end_of("resumed", each.paused_until)))
     if each.tasks:
         facts.append(("for the tasks", plain(", ".join(each.tasks))))
     return facts
 
 
-def in_force_now(config: LimitConfig) -> str:
-    """What is in force for a limit, and who has said so."""
-    rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
-    if not config.paused:
-        return rate
-    end = "until it is resumed" if config.paused > NO_END else f"until {clock(time.time() + config.paused)}"
-    return f"{rate}, paused {end}"
+def _share(each: LimitStatus) -> str:
+    if each.share is None or not each.used:
+        return ""
+    return f": {each.share:.0%}" + (" lately" if hasattr(each.standing.config.in_force, "rate") else "")
 
 
 def history_rows(found: Sequence[Change]) -> list[tuple[str, ...]]:
     """A row a change; and one for what was changed between two of them by a version that notes nothing."""
     rows, last = [], dict[str, Any]()
     for each in found:
-        if each.verb != "reset":
+        if each.verb not in ("reset", "shadow"):
             before = last.get(each.key)
             has_ended = before is not None and before.until is not None and before.until <= each.at
             if before is not None and not has_ended and before.shown != each.before.shown:
@@ -115,20 +150,18 @@ def history_rows(found: Sequence[Change]) -> list[tuple[str, ...]]:
 
 
 def _changed(each: Change) -> tuple[str, ...]:
-    before, after = (
-        ("", "") if each.verb == "reset" else (_in_store(each.before, each.at), _in_store(each.after, each.at))
-    )
+    before = after = ""
+    if each.verb != "reset":
+        before, after = _in_store(each.before, each.at), _in_store(each.after, each.at)
     shown = (clock(each.at), each.by, each.verb, each.key, before, after, each.reason)
     return tuple(plain(part) or "-" for part in shown)
 
 
 def _in_store(stored: Stored, now: float) -> str:
     rate = stored.shown or "code"
-    until = f" until {clock(stored.until)}" if stored.until else ""
-    if not stored.paused_until:
-        return rate + until
-    no_end = stored.paused_until - now > NO_END
-    return f"{rate}{until}, paused {'until it is resumed' if no_end else 'until ' + clock(stored.paused_until)}"
+    until = f" {end_of('unset', stored.until, now)}" if stored.until else ""
+    paused = f", paused {end_of('resumed', stored.paused_until, now)}" if stored.paused_until else ""
+    return rate + until + paused
 
 
 def parked_row(row: dict[str, Any]) -> tuple[str, ...]:

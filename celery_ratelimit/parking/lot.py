@@ -184,7 +184,7 @@ class Parking:
         prefix, name = self._asker.prefix, demand.name
         lots, code, *_ = self._scripts.shared_keys(name)
         keys = (lots, code, config_keys(prefix, name, "")[0], weights_key(prefix, name))
-        method, count, period, size, _, extra = demand.limit.wire(1)
+        method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
         now, moved = self._scripts.call("wake", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
@@ -211,7 +211,7 @@ class Parking:
         """
         if not demands:
             return []
-        demands = self._of_one_script(demands)
+        demands = [self._asker.shadows.opened(demand) for demand in self._of_one_script(demands)]
         methods = {demand.method for demand in demands}
         keys_of, lot_keys = self._scripts.keys_of, LOT_KEYS
         if any(demand.limit.fair is not None for demand in demands):

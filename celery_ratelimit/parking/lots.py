@@ -120,7 +120,8 @@ class ParkingLots:
     def tasks(
         self, name: str, key: str = "", *, first: int = 0, number: int = 100, force: bool = False
     ) -> list[ParkedTask]:
-        """Tasks that are parked for one bucket, in the order of their turns.
+        """Tasks that are parked for one bucket, in the order of their turns; where the limit is fair, in that in which
+        they came (:meth:`explain` says when one has its turn).
 
         Args:
             name: of the limit.

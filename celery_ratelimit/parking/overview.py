@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -13,15 +13,18 @@ from .._celery import messages_of, queue_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
+from ..counts.would import Would
 from ..limiter.demand import Demand, own_key
+from ..limiter.shadows import ask_shadows
 from ..limiter.standing import Standing, read_standing
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
 from .lot import Parking
 from .lots import parking_of
 from .register import UNATTENDED
+from .usage import usages_of
 
-__all__ = ["LimitStatus", "overview", "standings_of"]
+__all__ = ["LimitStatus", "in_shadow", "overview", "standings_of"]
 
 #: Looks into lots, of all limits together, each as dear as so many lots: of more, tasks are counted, and the oldest is
 #: not known.
@@ -41,12 +44,18 @@ class LimitStatus:
         lots: how many lots; one for each key in which tasks are parked.
         oldest: when the first parked task was throttled, in seconds since 1970; ``None``: nobody is parked, or there
             are too many lots to look into.
+        used: permits that are taken of it in each period of the rate in force (a second, of ``"100/s"``): on average
+            within the last minute, or the last period if that is longer, up to a day; of places, those that are held.
+            ``None``: it is not known, or nothing is counted (``ratelimit_counts``).
+        share: that, of what the rate in force allows: 1.0 is all of it, and a burst may be more. ``None``: it is not
+            known, or the limit has a bucket for each key or worker.
         queues: those that its tasks are sent to.
         queued: messages in these and in their return queues that no worker has; ``None``: the broker does not say.
         drains_in: seconds until all of these have had their turn, at the rate that is in force, if no more come;
             ``None``: that is not known.
         attended: whether some worker has this limit, or nobody is parked.
         tasks: that it is for.
+        would: what it would have done, while it is in shadow; ``None``: it is not.
     """
 
     name: str
@@ -55,13 +64,15 @@ class LimitStatus:
     parked: int
     lots: int
     oldest: float | None
+    used: float | None
+    share: float | None
     queues: tuple[str, ...]
     queued: int | None
     drains_in: float | None
     attended: bool
     tasks: tuple[str, ...]
 
-    # Here belongs what is used of it now, of the last minutes: once decisions are counted in the store.
+    would: Would | None = None
 
     @property
     def paused_until(self) -> float | None:
@@ -77,8 +88,10 @@ class LimitStatus:
 
     @property
     def state(self) -> str:
-        """In one word: ``"paused"``, ``"backlogged"``, ``"at its limit"``, ``"active"`` or ``"idle"``."""
+        """In one word: ``"shadow"``, ``"paused"``, ``"backlogged"``, ``"at its limit"``, ``"active"`` or ``"idle"``."""
         standing = self.standing
+        if self.would is not None:
+            return "shadow"
         if standing.config.paused:
             return "paused"
         if self.parked:
@@ -131,7 +144,9 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     wanted = [each for some in queues.values() for queue in some for each in (queue, return_queue_for(queue))]
     messages = messages_of(app, wanted)
     found = []
-    for (name, code), standing in zip(chosen.items(), standings_of(app, chosen), strict=True):
+    standings, would = in_shadow(app, standings_of(app, chosen))
+    usages = usages_of(app, standings)
+    for (name, code), standing, usage in zip(chosen.items(), standings, usages, strict=True):
         asked = {each for queue in queues[name] for each in (queue, return_queue_for(queue))}
         queued = sum(messages[each] for each in asked) if asked <= messages.keys() else None
         lots = of_lots.get(name, _NOBODY)
@@ -144,11 +159,13 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
                 lots.parked,
                 lots.lots,
                 lots.oldest,
+                *usage,
                 queues[name],
                 queued,
                 _drains_in(standing, code, lots, queued or 0, by_key=by_key),
                 not lots.parked or seen.get(name, inf) < UNATTENDED,
                 tuple(owned[name].tasks) if name in owned else (),
+                would.get(name),
             )
         )
     return found
@@ -165,6 +182,18 @@ def standings_of(app: Celery, limits: Mapping[str, AnyLimit | None], key: str = 
         read_standing(demand, code, reply)
         for demand, code, reply in zip(demands, limits.values(), replies, strict=True)
     ]
+
+
+def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing], dict[str, Would]]:
+    """The same with what is stored about their shadows; and what those that are in shadow would have done."""
+    limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
+    asker = limiter_of(app).asker
+    found = asker.drive(ask_shadows(asker.core, limits))
+    told = []
+    for each in standings:
+        stored, _ = found.get(each.config.name, (None, None))
+        told.append(replace(each, config=replace(each.config, stored_shadow=stored)))
+    return told, {each.config.name: found[each.config.name][1] for each in told if each.config.shadow}
 
 
 def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:

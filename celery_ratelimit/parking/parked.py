@@ -10,7 +10,19 @@ from kombu.utils.json import dumps, loads
 from .._celery.parcel import Parcel
 from ..limits.weights import USUAL
 
-__all__ = ["Bucket", "Looked", "Lot", "Parked", "ToPark", "marker_of", "read_parcel", "several", "text", "written"]
+__all__ = [
+    "Bucket",
+    "Looked",
+    "Lot",
+    "Parked",
+    "ToPark",
+    "Turn",
+    "marker_of",
+    "read_parcel",
+    "several",
+    "text",
+    "written",
+]
 
 #: A limit's name, and the key of one of its buckets.
 Bucket = tuple[str, str]
@@ -83,6 +95,20 @@ class ToPark(NamedTuple):
     alone: str = ""
     share: str | None = None
     weight: float = USUAL
+
+
+class Turn(NamedTuple):
+    """What comes before a task whose limit is shared.
+
+    Attributes:
+        tasks: how many.
+        permits: that they cost; ``None``: its share is held back, and it has no turn.
+        weight: of its share.
+    """
+
+    tasks: int
+    permits: float | None
+    weight: float
 
 
 def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:

@@ -28,6 +28,8 @@ __all__ = [
     "lot_keys",
     "lots_key",
     "seen_keys",
+    "shadow_key",
+    "shadow_keys",
     "short",
     "touched_key",
     "weights_key",
@@ -95,6 +97,17 @@ def count_keys(prefix: str, name: str) -> tuple[str, str, str, str]:
         bucket_key(prefix, name, "", kind) for kind in ("counted", "seconds", "minutes", "users")
     ]
     return counted, seconds, minutes, users
+
+
+def shadow_key(prefix: str, name: str) -> str:
+    """Whether a limit is in shadow, if that is not as in the code; see ``lua/set_shadow.lua``."""
+    return bucket_key(prefix, name, "", "shadow")
+
+
+def shadow_keys(prefix: str, name: str) -> tuple[str, ...]:
+    """What is reckoned of a limit in shadow, in the order of ``lua/shadow.lua``; with what is stored for it."""
+    kinds = ("config", "shadow", "arrivals", "queues", "ends", "would")
+    return tuple([bucket_key(prefix, name, "", kind) for kind in kinds])
 
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.

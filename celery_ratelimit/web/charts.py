@@ -63,7 +63,7 @@ def limit_at(code: AnyLimit | None, changes: Sequence[Change]) -> Callable[[floa
 
     ``None``: it is one of places, each key has as many, or nobody here knows it.
     """
-    of_all = [change for change in changes if not change.key and change.verb not in ("reset", "weight")]
+    of_all = [change for change in changes if not change.key and change.verb not in ("reset", "weight", "shadow")]
 
     def at(time: float) -> float | None:
         if code is not None and code.key is not None:

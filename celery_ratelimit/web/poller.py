@@ -18,7 +18,7 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds between two looks; and how many times as long as this process has worked for a look, if that is longer:
 #: no more than a twentieth of a core is used, however many limits there are. (A broker that lets it wait is no work.)
-PAUSE, BUSY = 2.0, 20.0
+PAUSE, BUSY = 2.5, 20.0
 #: Pages that may be open at once, and seconds after which each has to ask anew, and to say who it is.
 MOST_VIEWERS, LASTS = 200, 3600.0
 #: Seconds after which something is said, so that it is noticed if a browser is gone.

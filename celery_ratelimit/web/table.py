@@ -10,13 +10,12 @@ from celery import Celery
 
 from ..app.state import limiter_of
 from ..counts.figures import Moment, Stats
-from ..limits.concurrency import Concurrency
 from ..parking.in_words import HEADS, busiest, rate_set_by, row_of
 from ..parking.overview import LimitStatus, overview
 from ..words import number_of, unnamed
 from .names import address_of
 
-__all__ = ["MINUTES", "row_for", "table", "used_of"]
+__all__ = ["MINUTES", "row_for", "table"]
 
 #: Minutes that a sparkline shows.
 MINUTES = 30
@@ -34,7 +33,6 @@ def table(app: Celery) -> Mapping[str, Any]:
 
 def row_for(each: LimitStatus, stats: Stats) -> dict[str, Any]:
     """One limit, as the command line says it; and how much of it is used."""
-    used, share = used_of(each, stats)
     config = each.standing.config
     return {
         **dict(zip(_COLUMNS, row_of(each), strict=True)),
@@ -43,27 +41,10 @@ def row_for(each: LimitStatus, stats: Stats) -> dict[str, Any]:
         "set by": rate_set_by(config).removeprefix(unnamed(config.stored)).strip(),
         "word": each.state,
         "rank": busiest(each)[0],
-        "used": used,
-        "share": share,
+        "share": None if each.share is None else round(100 * each.share),
         "spark": _spark(each, stats),
         "attended": each.attended,
     }
-
-
-def used_of(each: LimitStatus, stats: Stats) -> tuple[str, int | None]:
-    """How much was used within the last minute, in words, and in per cent; ``None``: that is not known."""
-    in_force = each.standing.config.in_force
-    if isinstance(in_force, Concurrency):
-        if each.remaining is None:
-            return "?", None
-        held = max(0, each.standing.size - each.remaining)
-        return f"{held} of {each.standing.size}", round(100 * held / max(1, each.standing.size))
-    permits = _last_minute(stats.minutes, stats.at)
-    most = _a_minute(each)
-    if most is None:
-        return f"{permits:.0f} a minute", None
-    share = round(100 * permits / most)
-    return f"{share} %", share
 
 
 def _spark(each: LimitStatus, stats: Stats) -> list[int]:

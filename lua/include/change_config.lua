@@ -4,10 +4,11 @@
 --
 -- Uses CONFIG_KEY and CONFIG, see config_text.lua; CHANGES, one key for a limit and all of its keys; TOUCHED and BUCKET, which touch takes (touch.lua);
 -- HISTORY and NOTE, which says who and why, for keep_change (history.lua).
--- Gives config, a table; keep_config(verb), which writes it, and the change; tell(), which tells those that wait.
+-- Gives config, a table, and its text; write_config(), which writes it; keep_config(verb), which writes it, and the change; tell(),
+-- which tells those that wait.
 --!include config_text.lua
 local config = {version = 0, expiry = 0, paused = 0, method = '-', count = 0, period = 0, size = 0, extra = 0, since = 0,
-    resumed = 0, note = ''}
+    resumed = 0, note = '', mark = ''}
 local text = call('GET', CONFIG_KEY)
 if text then
     local version, expiry, paused, method, count, period, size, extra, since, resumed, note =
@@ -15,7 +16,7 @@ if text then
     config = {
         version = tonumber(version), expiry = tonumber(expiry), paused = tonumber(paused), method = method,
         count = count, period = period, size = size, extra = extra, since = tonumber(since),
-        resumed = tonumber(resumed), note = note,
+        resumed = tonumber(resumed), note = note, mark = match(version, '^0%d') and '0' or '',
     }
     if config.expiry > 0 and config.expiry <= now then
         config.method, config.since, config.expiry, config.note = '-', config.expiry, 0, ''
@@ -39,12 +40,16 @@ local function tell()
     touch(TOUCHED, BUCKET)
 end
 
-local function keep_config(verb)
+local function write_config()
     local c = config
-    local kept = format('%d %d %d %s %d %d %d %d %d %d\n', c.version, c.expiry, c.paused, c.method, c.count, c.period, c.size,
-        c.extra, c.since, c.resumed) .. c.note
+    local kept = c.mark .. format('%d %d %d %s %d %d %d %d %d %d\n', c.version, c.expiry, c.paused, c.method, c.count, c.period,
+        c.size, c.extra, c.since, c.resumed) .. c.note
     call('SET', CONFIG_KEY, kept)
-    keep_change(HISTORY, verb, BUCKET, NOTE, text or '', kept)
-    local stays = c.version > 0 or (c.method ~= '-' and c.expiry == 0)
+    local stays = c.version > 0 or c.mark ~= '' or (c.method ~= '-' and c.expiry == 0)
     if not stays then call('PEXPIRE', CONFIG_KEY, int(ceil((max(c.expiry, c.paused, now) - now + HOUR_US) / 1000))) end
+    return kept
+end
+
+local function keep_config(verb)
+    keep_change(HISTORY, verb, BUCKET, NOTE, text or '', write_config())
 end

@@ -6,5 +6,8 @@
 -- which goes first. What people store stays: it expires only if it was given an end, and then an hour after that, so that tasks
 -- that wait still find it when they come.
 --
+-- The version has a zero before it while the limit is in shadow (set_shadow.lua): an older version of the scripts, which has no
+-- shadow, reads the same number.
+--
 -- Gives CONFIG, a pattern: a match has these ten parts in this order, as texts.
 local CONFIG = '^(%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%-?%d+) (%d+) (%d+)'

@@ -19,7 +19,9 @@ do
         if config and method ~= 'concurrency' and (not own or own == config) then -- places are no rate
             local algorithm, n, each, size, more
             version, expiry, paused, algorithm, n, each, size, more = match(config, CONFIG)
-            if algorithm == '-' or expiry ~= '0' and expiry - now <= 0 then
+            if version < '1' and version ~= '0' then -- in shadow
+                method = ''
+            elseif algorithm == '-' or expiry ~= '0' and expiry - now <= 0 then
                 version = nil
             elseif algorithm == method and extra + 1 >= 0 then -- else the call leaves something to others
                 count, period, burst, extra, stored = n, each, size, more, true

@@ -4,7 +4,9 @@
 -- Uses AGAIN_US, after which a task is let out once more; MEMORY_US, for which it is remembered that there may be two messages of
 -- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, WHERE, ALONE, SHARES, copies, note_copies,
 -- no_more_aside, count_cost, place_of, shares; place_in of order.lua.
--- Gives let_out(id, wait, known), `wait` us until its turn, `known`: it is taken out of `shares` elsewhere; out, of each task that was let out its id, us until its turn, its message;
+-- Gives let_out(id, wait, known, message), `wait` us until its turn, `known`: it is taken out of `shares` elsewhere, unless false is
+-- returned: then it is not parked, and was not let out; `message`: what is
+-- kept in `messages`, if it was read; out, of each task that was let out its id, us until its turn, its message;
 -- bytes, of all these messages; note_for_a_while(id, chosen, newest, several), which is note_copies for MEMORY_US.
 local out, bytes = {}, 0
 local has_alone = {} -- by key: whether of some tasks of the lot one is to wait
@@ -14,9 +16,10 @@ local function note_for_a_while(id, chosen, newest, several)
     call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
 end
 
-local function let_out(id, wait, known)
-    local message = call('HGET', MESSAGES, id)
+local function let_out(id, wait, known, message)
+    message = message or call('HGET', MESSAGES, id)
     local was_here = call('ZREM', PARKED, id) == 1
+    if known and not was_here then return false end
     call('ZREM', EXPIRING, id)
     if not message then return end
     if not was_here then was_here = no_more_aside(id, place_in(message)) end
@@ -38,4 +41,5 @@ local function let_out(id, wait, known)
     out[#out + 1] = int(wait)
     out[#out + 1] = message
     bytes = bytes + #message
+    return true
 end

@@ -5,6 +5,7 @@
 -- not in this script.
 local function put_in_force(limit, now, text)
     local version, expiry, paused, method, count, period, size, extra, since, resumed = match(text, CONFIG)
+    if limit.method ~= 'concurrency' and match(version, '^0%d') then limit.in_shadow = true end
     if paused - now > 0 then limit.paused = max(limit.paused or 0, tonumber(paused)) end
     local ended = expiry ~= '0' and expiry - now <= 0
     if expiry ~= '0' and not ended then limit.ends = min(limit.ends or expiry, tonumber(expiry)) end

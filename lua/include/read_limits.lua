@@ -1,7 +1,7 @@
 -- The limits of the request: as the caller sent them, or as people have stored them; and the state of each.
 --
 -- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; algorithms; got, see read_keys.lua; read_other, see
--- from_other_algorithm.lua; CONFIG and put_in_force. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the same where
+-- from_other_algorithm.lua; CONFIG and put_in_force; open, see open_limit.lua. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the same where
 -- it has none), KEYS[3 NUMBER + i] its slots; from ARGV[FIRST_LIMIT + 6(i-1)] on
 --   algorithm   text      the name of a file beside this one
 --   count       permits   per period, whole, >= 1
@@ -43,7 +43,11 @@ for i = 1, NUMBER do
         if config and not put_in_force(limit, now, config) or own and own ~= config and not put_in_force(limit, now, own) then
             return redis.error_reply('LOAD ' .. limit.method)
         end
+        if limit.in_shadow then
+--!include open_limit.lua
+            open(limit, now)
+        end
     end
-    read_other(limit, now)
+    if not limit.in_shadow then read_other(limit, now) end
     limits[i] = limit
 end

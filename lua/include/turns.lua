@@ -2,26 +2,32 @@
 --
 -- What a look changes is written at its end, together.
 --
--- Uses a lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; shares, HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD,
--- MARKS, precise of shares.lua; room(), whether the script may do more; did(work), which notes what it has done.
+-- Uses a lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE, FROM_PLACE,
+-- SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; precise of share_weights.lua; weight_in_code of weight_in_code.lua;
+-- room(), whether the script may do more; did(work), which notes what it has done.
 -- Gives turns, which is nil where this text is not put in:
 --   use(weights)    is the lot shared? `weights`: the code's, "<number> NUL <share> <weight> NUL <share> <weight> NUL", where the
 --                   number says which they are
---   next(may_come)  the id whose turn it is; nil: there is none; false: the script has done enough. may_come(id, place) is false
---                   for a task that was set aside
---   charge(cost)    that one is let out
+--   next(may_come)  the id whose turn it is, unless it is not parked any more; nil: there is none; false: the script has done enough.
+--                   may_come(id, place) is false for a task that was set aside; nil: any may come
+--   count(cost)     that one is let out; without a cost: it is not parked any more
 --   index(id, place), a task is parked again
 --   keep()          at the end
+--   stay(look)      there is to be a look at that time; returns when there has to be one
+--!include weight_in_code.lua
 local MOST_HELD = 2147483648 -- 2^31
 local AT_FIRST, SOME = 3, 20 -- shares that are read at first, and then
 local STEP, CHOICE = 0.2, 0.5 -- what a step takes, in tasks that are let out; and what it takes besides to let out one of a share
-turns = {}
-local in_code, held, clock, marks
-local least, bound -- shares by their tags, the least of all; no other one has less than that
+local MOST_NAMED = 50 -- weights that are looked for
+local OFTEN_US, RARE_US = 600000000, 10000000
+turns = {use = false, next = false, count = false, index = false, keep = false, stay = false, entry = false, weight = false} -- has room
+local in_code, held, clock, marks, first -- `first`: how many members of `turns` are no share
+local least, head, bound -- shares by their tags, the least of all, from `head` on; no other one has less than that
 local tags, gone, dropped, after -- what has changed
 
 local function keep()
     local changed = {precise(-clock), CLOCK}
+    if #gone > 0 then changed = {changed[1], CLOCK, precise(-known[TURNS]), SUM} end
     for share, tag in next, tags do
         changed[#changed + 1] = precise(tag)
         changed[#changed + 1] = share
@@ -33,14 +39,27 @@ local function keep()
 end
 turns.keep = keep
 
-local function read(number)
-    local got = call('ZRANGE', TURNS, 0, MARKS + number - 1, 'WITHSCORES')
-    marks, least, bound = {}, {}, math.huge
+-- Of looks that are often some are enough.
+function turns.stay(look)
+    if look - now > RARE_US or now % OFTEN_US < RARE_US then
+        call('PEXPIRE', TURNS, KEPT_MS)
+        call('PEXPIRE', SHARES, KEPT_MS)
+    end
+    return min(look, now + MONTH_US)
+end
+
+local function read(from, to)
+    local got = call('ZRANGE', TURNS, from, to, 'WITHSCORES')
+    least, head, bound = {}, 1, math.huge
     for i = 1, #got, 2 do
         local tag = got[i + 1] + 0
-        if tag < 0 then marks[got[i]] = -tag else least[#least + 1] = {got[i], tag} end
+        if tag < 0 then
+            marks[got[i]], first = -tag, first + 1
+        else
+            least[#least + 1] = {got[i], tag}
+        end
     end
-    if #got == 2 * (MARKS + number) then bound = least[#least][2] end
+    if #got == 2 * (to - from + 1) then bound = least[#least][2] end
 end
 
 local function begins_now(some)
@@ -51,7 +70,7 @@ end
 -- Those whose weight was changed last begin at the present: what they have had was at the weight that they had.
 local function heed_changes(since)
     local last = 0
-    for at, share in string.gmatch(shares.changes() or '', '(%d+) (%S*) ') do
+    for at, share in string.gmatch(shares.changes(), '(%d+) (%S*) ') do
         last = tonumber(at)
         if last > since then begins_now({share}) end
     end
@@ -71,10 +90,26 @@ end
 local function index(id, place)
     local share = shares.of(call('HGET', MESSAGES, id) or '}}') or ''
     keep()
-    if call('ZADD', SHARES, 0, shares.entry(share, place, id)) == 1 then shares.add(share) end
+    if call('ZADD', SHARES, 0, shares.entry(share, place, id)) == 1 and not call('ZSCORE', TURNS, share) then
+        shares.add(share, weight_in_code(in_code, share))
+    end
     least = nil
 end
 turns.index = index
+
+-- What all shares weigh that are there. Of those that weigh something else than 1 only some are looked for: of those in the code, and
+-- of those that were changed last.
+local function sum_up()
+    local sum, changes, named, is_named = call('ZCARD', TURNS), shares.changes() or '', {}, {}
+    for _ in next, marks do sum = sum - 1 end
+    for share in string.gmatch(in_code .. string.gsub(changes, '%d+ (%S* )', '\0%1'), '%z([^%z ]*) ') do
+        if #named < MOST_NAMED and not is_named[share] then named[#named + 1], is_named[share] = share, true end
+    end
+    for _, share in ipairs(named) do
+        if call('ZSCORE', TURNS, share) then sum = sum + shares.weight(share, weight_in_code(in_code, share)) - 1 end
+    end
+    known[TURNS] = 1 + max(0, sum) + (changes ~= '' and STORED or 0)
+end
 
 -- Tasks that are in no index, as a version before this one has parked them, or as the limit was not fair: some are put into it.
 local function index_some()
@@ -93,52 +128,58 @@ local function index_some()
 end
 
 function turns.use(weights)
-    read(AT_FIRST)
+    marks, first = {}, 0
+    read(0, MARKS + AT_FIRST - 1)
     clock = marks[CLOCK]
     if not clock then return false end
     in_code, tags, gone, dropped, after = weights, {}, {}, {}, {}
-    held = HELD + (heed_changes(marks[SINCE]) + (match(weights, '^%d+') or 0)) % MOST_HELD
+    known[TURNS] = marks[SUM] or 1
+    local number, last = match(weights, '^%d+') or -0.5, shares.changes() and heed_changes(marks[SINCE]) or 0
+    if last > marks[SINCE] or number + 1 ~= (marks[IN_CODE] or 0.5) or (known[TURNS] >= STORED) ~= (shares.changes() ~= false) then
+        sum_up()
+        first = first + call('ZADD', TURNS, precise(-known[TURNS]), SUM, -number - 1, IN_CODE)
+    end
+    held = HELD + (last + max(0, number)) % MOST_HELD
     if marks[SOME_HELD] and not let_go() and call('ZCOUNT', TURNS, int(HELD), '+inf') == 0 then
-        call('ZREM', TURNS, SOME_HELD)
+        first = first - call('ZREM', TURNS, SOME_HELD)
     end
     index_some()
     return true
 end
 
-local function weight_in_code(share)
-    local _, at = string.find(in_code, '\0' .. share .. ' ', 1, true)
-    return at and match(in_code, '^[^%z]+', at + 1) or 1
-end
-
 function turns.next(may_come)
     while room() > 0 do
-        if not least or not least[1] then
+        if not least or not least[head] then
             keep()
-            read(SOME)
+            read(first, first + SOME - 1)
         end
-        local share, tag = unpack(least[1] or {})
+        local share, tag
+        if least[head] then share, tag = least[head][1], least[head][2] end
         if not share or tag >= HELD then
             keep()
             if not let_go() and not index_some() then return nil end
         else
             local from = after[share] and '(' .. after[share] or '[' .. share .. '\0'
             local entry = call('ZRANGEBYLEX', SHARES, from, '(' .. share .. '\1', 'LIMIT', 0, 1)[1]
-            local weight = entry and shares.weight(share, weight_in_code(share))
+            local weight = entry and shares.weight(share, weight_in_code(in_code, share))
             if not entry then
                 clock = max(clock, tag)
                 gone[#gone + 1] = share
+                known[TURNS] = max(known[TURNS] < STORED and 1 or STORED + 1, known[TURNS] - shares.weight(share, weight_in_code(in_code, share)))
                 tags[share] = nil
-                table.remove(least, 1)
+                head = head + 1
             elseif weight == 0 then
-                call('ZADD', TURNS, int(held), share, -0.5, SOME_HELD)
+                first = first + call('ZADD', TURNS, int(held), share, -0.5, SOME_HELD)
                 tags[share] = nil
-                table.remove(least, 1)
+                head = head + 1
             else
-                local place, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
+                local at = #share + 2
+                local id = string.sub(entry, at + 17)
                 turns.entry, turns.weight = entry, weight
+                if not may_come then return id end
+                local place = string.sub(entry, at, at + 15)
                 if (call('ZSCORE', PARKED, id) or -1) - place == 0 and may_come(id, place) then return id end
-                dropped[#dropped + 1] = entry
-                after[share] = entry
+                turns.count()
             end
             did(STEP)
         end
@@ -146,16 +187,22 @@ function turns.next(may_come)
     if call('EXISTS', PARKED) + call('EXISTS', ASIDE) > 0 then return false end
 end
 
-function turns.charge(cost)
-    local share, tag = unpack(table.remove(least, 1))
+function turns.count(cost)
+    dropped[#dropped + 1] = turns.entry
+    if not cost then
+        after[least[head][1]] = turns.entry
+        did(STEP)
+        return
+    end
+    local share, tag = least[head][1], least[head][2]
+    head = head + 1
     clock = max(clock, tag)
     did(CHOICE)
     local new = min(clock + cost / turns.weight, HELD - 1)
     tags[share], after[share] = new, turns.entry
-    dropped[#dropped + 1] = turns.entry
     if new < bound then
         local at = #least
-        while at > 0 and (least[at][2] > new or least[at][2] == new and least[at][1] > share) do at = at - 1 end
+        while at >= head and (least[at][2] > new or least[at][2] == new and least[at][1] > share) do at = at - 1 end
         table.insert(least, at + 1, {share, new})
     end
 end

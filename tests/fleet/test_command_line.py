@@ -87,7 +87,9 @@ def test_celery_s_remote_control_changes_limits(server: EmbeddedServer, store: r
             replies = control.broadcast(verb, arguments=arguments, reply=True, timeout=20, limit=2)
             return [said for reply in replies for said in reply.values()]
 
-        assert [set(each) for each in command("ratelimits")] == [{"version", "now", "limits"}] * 2
+        assert [set(each) for each in command("ratelimits")] == [
+            {"version", "now", "limits", "processes", "queues", "takes"}
+        ] * 2
         assert [each["limits"][NAME] for each in command("ratelimits")] == ["100/s"] * 2
         paused = command("ratelimit_pause", name=NAME, seconds=600)
         assert [each["ok"].partition(" for ")[0] for each in paused] == [f"{NAME} is paused"] * 2

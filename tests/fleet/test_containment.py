@@ -148,6 +148,7 @@ def test_properties_of_the_sender_that_no_worker_may_set(
 MESSAGES = int(os.environ.get("TEST_MESSAGES", "300"))
 
 
+@pytest.mark.slow
 def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Generated ones, raw, in the queue of real workers, mixed with good ones: these run, and nothing stays."""
     with Falling(server, tmp_path, rate="20/s") as fleet:

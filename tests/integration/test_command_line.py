@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -66,9 +67,18 @@ def run(app: Celery) -> Run:
     return run
 
 
-def park(app: Celery, name: str, number: int, *, key: str = "", task: str = "shop.charge", cost: int = 1) -> list[str]:
+def park(
+    app: Celery,
+    name: str,
+    number: int,
+    *,
+    key: str = "",
+    task: str = "shop.charge",
+    cost: int = 1,
+    share: str | None = None,
+) -> list[str]:
     """Messages as a worker parks them."""
-    parking, ids = parking_of(app), [f"{name}-{key}-{n}" for n in range(number)]
+    parking, ids = parking_of(app), [f"{name}-{share or key}-{n}" for n in range(number)]
     messages = []
     for n, id in enumerate(ids):
         marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
@@ -85,8 +95,9 @@ def park(app: Celery, name: str, number: int, *, key: str = "", task: str = "sho
             "delivery_mode": 2,
             "expires": None,
             "properties": {},
+            **({} if share is None else {"share": share}),
         }
-        messages.append(ToPark(f"{id}~0@celery", cost, json.dumps(parcel), 1))
+        messages.append(ToPark(f"{id}~0@celery", cost, json.dumps(parcel), 1, share=share))
     parking.park({(name, key): messages})
     return ids
 
@@ -104,7 +115,7 @@ def test_status_shows_every_limit(run: Run, app: Celery) -> None:
     found = run("status")
     assert found.exit_code == 0, found.output
     heads, *rows = found.output.splitlines()
-    assert heads.split()[:4] == ["LIMIT", "CODE", "STORED", "LEFT"]
+    assert heads.split()[:5] == ["LIMIT", "CODE", "STORED", "USED", "LEFT"]
     assert [row.split()[0] for row in rows] == ["e\\nmails", "gpu", "stripe", "tenant"], "nothing that breaks a line"
     assert "20/s, burst 5 by ann@host" in rows[2]
     assert "'the upstream is slow'" in rows[2]
@@ -127,6 +138,42 @@ def test_status_as_json(run: Run, app: Celery) -> None:
     assert 80 / 20 <= stripe["drains_in"] <= 80 / 20 + 0.06, "by cost, at the rate in force"
     assert (each["tenant"]["by_key"], each["tenant"]["remaining"]) == (True, None)
     assert (each["gpu"]["code"], each["gpu"]["state"]) == ("4 at once", "idle")
+
+
+def note_seconds(store: redis.Redis, name: str) -> None:
+    """As ``lua/count.lua`` has written it: 999 permits 90 seconds ago, which is too long, and 2,400 later."""
+    key = f"ratelimit:v1:{{{name}}}::seconds"
+    store.rpush(key, "50 p999", "30 p1200", f"{int(time.time()) - 10} p1200")
+    store.expire(key, 240)
+
+
+def test_what_is_used_lately_is_beside_what_is_allowed(run: Run, app: Celery, store: redis.Redis) -> None:
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "hourly": "1000/h", "slow": "1/d"}
+    limiter = limiter_of(app)
+    limiter.set_rate("stripe", "50/s", by="ann@host")
+    for name in ("stripe", "tenant", "emails"):
+        note_seconds(store, name)
+    store.rpush("ratelimit:v1:{hourly}::minutes", f"{int(time.time()) // 60 - 2} p730")
+    store.expire("ratelimit:v1:{hourly}::minutes", 90000)
+    limiter.acquire("gpu")
+    rows = {row.split()[0]: row for row in run("status").output.splitlines()}
+    assert "  40 of 50/s  " in rows["stripe"], "on average: a minute has 3,000 at the rate in force"
+    assert "  730 of 1000/h  " in rows["hourly"]
+    assert "  40/s  " in rows["tenant"], "of all its buckets together"
+    assert "  1 of 4  " in rows["gpu"]
+    assert "  -  " in rows["slow"]
+    each = {one["name"]: one for one in json.loads(run("status", "--json").output)}
+    assert [each["stripe"]["used"], each["stripe"]["share"]] == pytest.approx([40, 0.8], abs=0.02)
+    assert [each["hourly"]["used"], each["hourly"]["share"]] == pytest.approx([730, 0.73])
+    assert [each["gpu"]["used"], each["gpu"]["share"]] == [1, 0.25]
+    assert [each["tenant"]["used"], each["tenant"]["share"]] == [pytest.approx(40, abs=0.02), None]
+    assert [each["slow"]["used"], each["slow"]["share"]] == [0, 0]
+    assert "  used            40 of 50/s: 80% lately" in run("status", "stripe").output
+
+
+def test_where_nothing_is_counted_it_is_not_known_what_is_used(run: Run, server: EmbeddedServer) -> None:
+    (stripe,) = json.loads(run("status", "stripe", "--json", of=make_app(server.url, ratelimit_counts=False)).output)
+    assert (stripe["used"], stripe["share"]) == (None, None)
 
 
 def test_what_the_broker_still_holds_counts(run: Run, app: Celery) -> None:
@@ -160,9 +207,9 @@ def test_the_lots_of_each_key_drain_for_themselves(run: Run, app: Celery) -> Non
         (["pause", "strpe"], 2, "did you mean 'stripe'?"),
         (["history", "strpe"], 2, "pass --force"),
         (["parked", "strpe"], 2, "did you mean 'stripe'?"),
-        (["set", "stripe", "20"], 2, "places cannot become a rate"),
+        (["set", "stripe", "20"], 2, "write 20/s, or 20/m"),
         (["set", "stripe", "20/x"], 2, "cannot read the rate '20/x'"),
-        (["set", "stripe"], 2, "Missing argument 'RATE'"),
+        (["set", "stripe"], 2, "set what? A RATE, --shadow or --no-shadow"),
         (["set", "stripe", "20/s", "--for", "soon"], 2, "'soon' is no length of time"),
         (["set", "stripe", "20/s", "--key", "tenant:7"], 2, "is not kept by key"),
         (["reset", "tenant"], 2, "is kept by key"),
@@ -360,6 +407,32 @@ def test_explain_a_parked_task(run: Run, app: Celery) -> None:
     assert json.loads(run("explain", ids[10], "--json").output)["starts_at"] - said["now"] > 100
 
 
+def test_explain_a_task_that_shares_its_limit(run: Run, app: Celery) -> None:
+    crm = Limit("2/s", name="crm", fair="{tenant}", weights={"gold": 4})
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "crm": crm}
+
+    @app.task(name="shop.call", base=RateLimitedTask, limits="crm", shared=False)
+    def call(tenant: str) -> None: ...
+
+    limiter_of(app).acquire("crm", args={"tenant": "x"})
+    park(app, "crm", 50, key="", task="shop.call", share="big")
+    (id,) = park(app, "crm", 1, key="", task="shop.call", share="gold")
+    said = json.loads(run("explain", id, "--json").output)
+    assert (said["where"], said["place"], said["parked"], said["share"], said["weight"]) == (
+        "parked",
+        1,
+        51,
+        "gold",
+        4.0,
+    )
+    assert said["starts_at"] - said["now"] == pytest.approx(1.0, abs=0.3)
+    assert "Its share 'gold' has the weight 4." in run("explain", id).output
+    limiter_of(app).set_weight("crm", "gold", 0)
+    said = json.loads(run("explain", id, "--json").output)
+    assert (said["starts_at"], said["weight"]) == (None, 0.0)
+    assert "which holds its tasks back" in run("explain", id).output
+
+
 @pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
 def test_explain_an_id_that_nobody_has(run: Run, app: Celery, id: str) -> None:
     park(app, "stripe", 3)
@@ -460,7 +533,9 @@ def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redi
     store.config_resetstat()
     each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
     assert (each["limit70"]["remaining"], each["limit71"]["remaining"]) == (0, 1)
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + 3, "seen, parked, forty limits a step"
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + 3 + 5, (
+        "who was seen, who is parked, forty limits in a step, and what is used of twenty-five"
+    )
 
 
 def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

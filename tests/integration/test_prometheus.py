@@ -168,6 +168,7 @@ def test_promtool_finds_nothing_in_the_metrics(server: EmbeddedServer, store: re
     assert said.returncode == 0, said.stdout + said.stderr
 
 
+@pytest.mark.slow
 @needs_prometheus
 def test_a_real_prometheus_scrapes_a_fleet(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     ours, theirs = free_port(), free_port()

@@ -11,7 +11,7 @@ import redis
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from celery_ratelimit import Throttled
+from celery_ratelimit import Limiter, Throttled
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.fleet_of import Fleet, until
 
@@ -146,6 +146,7 @@ def test_a_limit_that_does_not_fit_a_task_fails_it_with_one_line(
         assert "Traceback" not in fleet.log()
 
 
+@pytest.mark.slow
 def test_500_tasks_in_an_outage_are_received_once_each_and_the_outage_is_a_handful_of_lines(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path
 ) -> None:
@@ -166,3 +167,26 @@ def test_500_tasks_in_an_outage_are_received_once_each_and_the_outage_is_a_handf
         others = [line for line in during if not re.search(r"received$|succeeded in", line)]
         start = next(i for i, line in enumerate(others) if line.endswith("ready."))
         assert len(others) - start < 10, others[start:]
+
+
+def test_the_line_says_which_rate_holds_and_who_has_set_it(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """Also of what is parked behind others, for which no decision was asked."""
+    name = f"{NAME}.retry"
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        results = [fleet.send("retry", index) for index in range(3)]
+        until(lambda: all(line_of(fleet, each) for each in results[1:]), 20, "two lines")
+        assert all(f"'{name}' (1/h): " in line_of(fleet, each)[0] for each in results[1:])
+        limiter.set_rate(name, "2/h", by="anna", force=True)
+
+        def said() -> str:
+            result = fleet.send("retry", 9)
+            until(lambda: line_of(fleet, result), 20, "a line")
+            return str(line_of(fleet, result)[0])
+
+        until(lambda: f"'{name}' (1/h in code, 2/h set by anna): parked, " in said(), 20, "who has set it")
+        limiter.delete(name, force=True)
+        until(lambda: f"'{name}' (1/h): parked, " in said(), 20, "the code's rate")

@@ -113,7 +113,7 @@ def returned(id: str, copy: int) -> Any:
 
 def held(id: str, copy: int) -> Any:
     request = SimpleNamespace(message=returned(id, copy), delivery_info={})
-    return SimpleNamespace(request=request, id=id, demands=(API,), doubts=0)
+    return SimpleNamespace(request=request, id=id, demands=(API,), shadow=(), doubts=0)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import redis
 from celery_ratelimit import ConfigurationError, Limiter
 from celery_ratelimit.counts.figures import Moment, Stats
 from celery_ratelimit.counts.tally import MOST_USERS, Tally
-from celery_ratelimit.limiter.counted import tell_counts
+from celery_ratelimit.limiter.counted import ask_used, tell_counts
 from celery_ratelimit.store.keys import count_keys
 from tests.conftest import Clock
 
@@ -101,6 +101,56 @@ def test_who_has_used_it_long_ago_counts_less_and_who_uses_it_most_stays(frozen:
     assert len(users) == MOST_USERS
     assert (users[0].name, users[0].permits) == ("big", 600.0)
     assert ("old", 16.0) in [(user.name, user.permits) for user in users]
+
+
+def used(limiter: Limiter, *asked: tuple[str, float]) -> list[int]:
+    found: list[int] = limiter.asker.drive(ask_used(limiter.asker.core, asked))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_used_lately_is_that_of_whole_seconds_and_of_parts_of_minutes(
+    frozen: Limiter, clock: Clock, seed: int
+) -> None:
+    random_ = random.Random(seed)
+    tally, told = Tally(), list[tuple[int, int]]()  # the second, and its permits
+    clock.advance(random_.uniform(0, 60))
+    for _ in range(150):
+        clock.advance(random_.choice([0.1, 0.9, 1, 5, 40, 150]))
+        permits = random_.randrange(1, 100)
+        tally.started("acquired", [("api", "", permits)], 0.0)
+        tell(frozen, tally)
+        told.append((clock.us // 1_000_000, permits))
+    clock.advance(random_.choice([0, 0.5, 1, 30, 170]))
+    now = clock.us / 1e6
+    minutes: dict[int, int] = {}
+    for second, permits in told:
+        minutes[second // 60] = minutes.get(second // 60, 0) + permits
+
+    def of_minutes(within: float) -> float:
+        shares = {minute: min(1, (60 * minute + 60 - (now - within)) / 60) for minute in minutes}
+        return sum(minutes[minute] * share for minute, share in shares.items() if share > 0)
+
+    asked = (60.0, 180.0, 181.0, 600.0, 3600.0, 86400.0)
+    exact = [sum(permits for at, permits in told if now // 1 - within <= at < now // 1) for within in asked]
+    assert used(frozen, *[("api", each) for each in asked]) == [
+        *exact[:2],
+        *[int(of_minutes(each) + 0.5) for each in asked[2:]],
+    ]
+    assert used(frozen, ("nobody", 60.0), ("api", 60.0), ("nobody", 3600.0)) == [0, exact[0], 0]
+    assert used(frozen, ("api", 60.0)) == [stats(frozen).used(60)]
+
+
+def test_what_was_used_of_many_limits_is_asked_in_steps(limiter: Limiter, store: redis.Redis) -> None:
+    tally = Tally()
+    for number in range(300):
+        tally.started("acquired", [(f"limit {number}", "", number + 1)], 0.0)
+    tell(limiter, tally)
+    store.config_resetstat()
+    found = used(limiter, *[(f"limit {number}", 3600.0 if number % 2 else 86400.0) for number in range(300)])
+    assert found == list(range(1, 301))
+    calls = store.info("commandstats")
+    assert 50 <= sum(calls.get(f"cmdstat_{verb}", {}).get("calls", 0) for verb in ("evalsha", "eval")) <= 160
 
 
 def test_a_day_of_a_busy_limit_takes_less_than_64_kb(frozen: Limiter, store: redis.Redis, clock: Clock) -> None:

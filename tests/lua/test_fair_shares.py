@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import redis
 
-from celery_ratelimit import Concurrency, Limit
+from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.parking.lot import FULL, Parking, ToPark
 from celery_ratelimit.parking.parked import Parked
@@ -74,6 +74,13 @@ def test_a_small_tenant_has_its_turns_beside_a_big_one(parking: Parking) -> None
     assert ids(leave(parking))[:7] == ["b0", "s0", "b1", "s1", "b2", "s2", "b3"]
 
 
+def test_less_has_left_that_a_newcomer_cannot_overtake(parking: Parking) -> None:
+    park(parking, *[to_park("big", f"b{number}") for number in range(200)])
+    assert len(leave(parking, limit("100/s"))) == 76, "those of three quarters of a second"
+    park(parking, to_park("small", "s0"))
+    assert leave(parking, limit("100/s")) == []
+
+
 def test_turns_come_by_weight(parking: Parking) -> None:
     for number in range(200):
         park(parking, to_park("gold", f"g{number}"), to_park("other", f"o{number}"))
@@ -108,6 +115,15 @@ def test_what_a_version_before_this_one_has_let_out_is_passed_over(parking: Park
     assert ids(leave(parking)) == ["a20", "b0", "a21", "b1", *[f"a{number}" for number in range(22, 30)]]
 
 
+def test_what_an_older_worker_is_about_to_publish_does_not_leave_twice(parking: Parking, store: redis.Redis) -> None:
+    park(parking, *[to_park(share, f"{share}{number}") for number in range(3) for share in "ab"])
+    older = Demand(Limit("100/s", burst=2, name="api"), "api")
+    (looked,) = parking.unpark([older], horizon=0)
+    assert ids(looked.leaving) == ["a0", "b0"]
+    assert ids(leave(parking, limit("100/s", burst=6), horizon=1)) == ["a1", "b1", "a2", "b2"]
+    assert store.zcard(SHARES) == 0
+
+
 def test_within_a_share_the_more_important_go_first(parking: Parking) -> None:
     park(parking, to_park("a", "a0", order=3), to_park("b", "b0"), to_park("a", "a1"), to_park("a", "a2", order=-2))
     assert ids(leave(parking)) == ["a2", "b0", "a1", "a0"]
@@ -127,9 +143,26 @@ def test_who_comes_anew_begins_at_the_present(parking: Parking, clock: Clock) ->
 def test_each_is_told_what_is_before_it_by_the_shares(parking: Parking) -> None:
     assert park(parking, *[to_park("a", f"a{number}", cost=2) for number in range(10)])[-1] == 18
     assert park(parking, to_park("b", "b0", cost=2), to_park("b", "b1", cost=2)) == [0, 4]
-    assert park(parking, to_park("b", "b2", cost=2, weight=4.0)) == [5]
-    assert park(parking, to_park("b", "b3", cost=2), most=12) == [FULL - 12]
-    assert park(parking, to_park("b", "b3", cost=2), most=13) == [12]
+    assert park(parking, *[to_park("c", f"c{number}", cost=2, weight=4.0) for number in range(5)])[1:] == [3, 6, 9, 12]
+    assert park(parking, to_park("b", "b3", cost=2), most=24) == [FULL - 24], "two of its own, and a sixth is its part"
+    assert park(parking, to_park("b", "b3", cost=2), most=25) == [24]
+
+
+def test_what_it_is_told_is_by_the_weights_that_hold(frozen: Limiter, parking: Parking) -> None:
+    """Also by those that people have stored, from the next look on; and who has left counts no more."""
+    code = limit("1/s", weights={"gold": 8})
+    for share, weight in (("gold", 8.0), ("a", 1.0), ("b", 1.0)):
+        park(parking, *[to_park(share, f"{share}{number}", weight=weight) for number in range(20)])
+    assert park(parking, to_park("c", "c0"), to_park("c", "c1")) == [0, 11]
+    frozen.set_weight(code.limit, "gold", 2)
+    leave(parking, code)
+    assert park(parking, to_park("c", "c2")) == [10], "two of its own, and a fifth is its part"
+    frozen.set_weight(code.limit, "gold", None)
+    leave(parking, code)
+    assert park(parking, to_park("c", "c3")) == [33]
+    parking.contents.pick(BUCKET, [f"{share}{number}" for share in "ab" for number in range(20)], purge=True)
+    parking.unpark([limit(weights={"gold": 8})])
+    assert park(parking, to_park("d", "d0"), to_park("d", "d1"))[1] <= 10
 
 
 def test_a_task_that_is_parked_again_pays_once(parking: Parking, store: redis.Redis, clock: Clock) -> None:
@@ -161,6 +194,31 @@ def test_a_lot_that_is_empty_leaves_nothing(parking: Parking, store: redis.Redis
     parking.published({BUCKET: leave(parking)})
     leave(parking)
     assert not store.exists(TURNS, SHARES)
+
+
+def test_what_an_older_worker_leaves_of_an_index_has_its_time(
+    parking: Parking, store: redis.Redis, clock: Clock
+) -> None:
+    """It ends the lot, and knows of no index. As long as a lot is looked at its index stays."""
+
+    def days() -> set[int]:
+        ends = [int(store.hget("test:expires", key) or 0) for key in (SHARES, TURNS)]
+        return {round((at - int(store.get("test:clock") or 0)) / 86_400e6) for at in ends}
+
+    park(parking, *[to_park("a", f"a{number}") for number in range(300)])
+    assert days() == {60}
+    for _ in range(3):  # seldom
+        clock.advance(29 * 86_400)
+        (looked,) = parking.unpark([limit("1/90d")])
+        assert looked.again is not None
+        assert looked.again <= 30 * 86_400
+        assert days() == {60}
+    clock.advance(29 * 86_400)
+    for _ in range(150):  # often
+        clock.advance(5)
+        parking.unpark([limit("1/5s")])
+    assert days() == {60}
+    assert store.exists(SHARES, TURNS) == 2
 
 
 def test_those_whose_queue_nobody_consumes_are_passed_over_until_it_is(parking: Parking) -> None:

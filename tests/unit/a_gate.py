@@ -19,11 +19,12 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.gate import alarms, answers, batch, coming, exits, gate, local_share, loop
+from celery_ratelimit.gate import alarms, answers, batch, coming, exits, gate, local_share, loop, passing
 from celery_ratelimit.gate.gate import Gate
 from celery_ratelimit.gate.held import State
 from celery_ratelimit.gate.line import Line
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.shadows import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.parking.lot import NOBODY, ToPark
 
@@ -83,6 +84,7 @@ class Bench:
         self.asked: list[int] = []  # how many might have asked with one script
         self.parks: list[int] = []  # how many were parked by one script
         self.numbers = itertools.count(1)
+        self.shadows = Shadows()
         self.lost = False
         self.tats: dict[str, float] = {}
         self.places: dict[str, set[str]] = {}
@@ -94,10 +96,12 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.answers: list[int] = []  # of the lot
-        for module in (alarms, answers, batch, coming, exits, gate, local_share, loop):
+        for module in (alarms, answers, batch, coming, exits, gate, local_share, loop, passing):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         for name in ("Outage", "Changes", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
+        nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
+        monkeypatch.setattr(gate, "StoredRates", lambda *_: nothing_stored)
         monkeypatch.setattr(gate, "parking_of", lambda app: None)
         monkeypatch.setattr(gate, "is_built_in", lambda name: False)
         for name, value in {

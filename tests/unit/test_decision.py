@@ -23,5 +23,5 @@ def test_a_decision_is_frozen_and_equal_by_value() -> None:
 
 def test_the_fields_are_the_contract() -> None:
     contract = ["allowed", "limit", "remaining", "retry_after", "reset_after", "binding", "states"]
-    contract += ["full", "id", "granted_at", "demands"]
+    contract += ["full", "id", "granted_at", "demands", "shadow"]
     assert [field.name for field in dataclasses.fields(Decision)] == contract

@@ -13,6 +13,7 @@ from celery import Celery
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, RateLimitedTask
 from celery_ratelimit.app.plan import limits_of_app, make_plan
 from celery_ratelimit.app.settings import settings_of
+from celery_ratelimit.store.keys import escape
 
 FAIR = Limit("5/s", name="stripe", fair="{tenant_id}", weights={"gold": 4, "held": 0})
 
@@ -39,6 +40,19 @@ def test_a_share_is_a_template_or_a_callable_as_a_key_is() -> None:
     assert share_of(lambda order, tenant_id: f"{tenant_id} {order}", 1, "acme") == "acme 1"
     assert share_of(None, 1, "acme") is None
     assert len(share_of("{tenant_id}", 1, "x" * 5000) or "") < 100
+
+
+@pytest.mark.parametrize(
+    "made", [None, "", 7, 0.5, b"x", "é / \0", "\ud800", "x" * 1_000_000, "é" * 1_000_000, ["a"], float("nan")]
+)
+def test_whatever_a_callable_makes_is_a_share_of_bounded_length(made: Any) -> None:
+    """Something else than a text is taken as it is shown, as a key is."""
+    share = share_of(lambda order, tenant_id: made, 1, "acme")
+    assert share is not None
+    assert share == share_of(lambda order, tenant_id: made, 2, "other")
+    assert len(escape(share)) <= 80
+    if not isinstance(made, str):
+        assert share == str(made)
 
 
 def test_calls_of_different_shares_ask_the_same_bucket() -> None:
@@ -75,6 +89,7 @@ def test_a_share_that_cannot_be_made_is_said_as_a_key_is() -> None:
         ({"fair": "{a}", "weights": {"a": True}}, "weight True of 'a'"),
         ({"fair": "{a}", "weights": {"a": "4"}}, "weight '4' of 'a'"),
         ({"fair": "{a}", "weights": {"a": 1e-4}}, "from 0.001 to 1000000"),
+        ({"fair": "{a}", "weights": {"a": 1e308}}, r"weight 1e\+308 of 'a'"),
         ({"fair": "{a}", "weights": {"a": 1e7}}, "from 0.001 to 1000000"),
     ],
 )

@@ -26,7 +26,7 @@ def seen() -> list[Observation]:
 def bench(monkeypatch: pytest.MonkeyPatch, seen: list[Observation]) -> Bench:
     observers: list[Any] = [seen.append]
 
-    def hook(_: Any) -> said.Hook:
+    def hook(*_: Any) -> said.Hook:
         return said.Hook(observers)
 
     monkeypatch.setattr(gate, "Hook", hook)
@@ -89,7 +89,7 @@ def test_an_observer_that_raises_is_said_once_and_harms_nothing(
         raise ZeroDivisionError("observer")
 
     hook = said.Hook([broken, later.append])
-    monkeypatch.setattr(gate, "Hook", lambda _: hook)
+    monkeypatch.setattr(gate, "Hook", lambda *_: hook)
     bench = Bench(monkeypatch)
     for _ in range(3):
         bench.come(bench.task("drop", "r1"))

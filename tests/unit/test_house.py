@@ -33,6 +33,19 @@ def test_no_class_of_the_workers_side_has_more_than_fifteen_methods() -> None:
     assert not {name: number for name, number in found.items() if number > 15}
 
 
+def test_an_option_of_several_commands_is_declared_in_one_place() -> None:
+    declared = [
+        ast.unparse(node)
+        for path in sorted((ROOT / "celery_ratelimit" / "cli").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.option", "click.argument")
+    ]
+    flags = [re.findall(r"'(--?[\w/-]+|\w+)'", each)[0] for each in declared]
+    twice = {flag for flag in flags if flags.count(flag) > 1}
+    assert twice <= {"--for"}, "of a rate, and of a pause"
+    assert len(flags) > 15
+
+
 def test_few_files_are_longer_than_three_hundred_lines() -> None:
     files = [*(ROOT / "celery_ratelimit").rglob("*.py"), *(ROOT / "lua").rglob("*.lua")]
     assert len(files) > 150

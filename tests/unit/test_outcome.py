@@ -26,7 +26,12 @@ TENANT = Demand(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant",
         ),
         (
             Outcome("returned", 5, STRIPE, 0.5),
-            "throttled by limit 'stripe' (100/s, 2/s now): sent back, its turn is in 5.000 s",
+            "throttled by limit 'stripe' (100/s in code, 2/s now): sent back, its turn is in 5.000 s",
+        ),
+        (
+            Outcome("returned", 5, TENANT, 0.5, "2/s set by anna"),
+            "throttled by limit 'tenant' (5/s in code, 2/s set by anna, key 'tenant:7'): sent back, "
+            "its turn is in 5.000 s",
         ),
         (
             Outcome("dropped", 0.01, STRIPE, 0.01),

@@ -173,7 +173,7 @@ def test_light_and_dark(page: Page, read_only: Server, dark: bool) -> None:
     assert abs(ground - ink) > 450, "one can read it"
 
 
-@pytest.mark.parametrize("width", [375, 700, 1060, 1200])
+@pytest.mark.parametrize("width", [375, 700, 1060, 1130, 1200])
 def test_nothing_is_wider_than_the_screen(page: Page, with_token: Server, app: Celery, width: int) -> None:
     limiter = Limiter.from_app(app)
     rate, who = Limit("200000/m", burst=20_000), "a.rather.long.name@a-host.somewhere.example"

@@ -162,7 +162,7 @@ def test_a_limit_of_any_name_can_be_changed(with_token: Server, name: str) -> No
 WRONG = [
     ({"verb": "set", "rate": "fast"}, "'fast'"),
     ({"verb": "set", "rate": ""}, "''"),
-    ({"verb": "set", "rate": "5"}, "places"),
+    ({"verb": "set", "rate": "5"}, "write 5/s"),
     ({"verb": "set", "rate": "5/s", "burst": "-1"}, "burst '-1'"),
     ({"verb": "set", "rate": "5/s", "burst": "²"}, "burst"),
     ({"verb": "set", "rate": "5/s", "for": "soon"}, "'soon'"),

@@ -31,7 +31,8 @@ const FILL = {
   state(part) {
     at("state").className = `is-${part.word.replaceAll(" ", "-")}`;
     say(at("state").firstElementChild, part.state);
-    say(at("used"), part.share === null ? part.used : `${part.used} used of the last minute`);
+    const used = part.used === "-" ? "nothing" : part.used;
+    say(at("used"), `${used} used${part.share === null ? "" : `, ${part.share} % lately`}`);
   },
   facts: (part) => at("facts").replaceChildren(...pairs(part)),
   results: (part) => at("results").replaceChildren(...pairs(part)),

@@ -52,8 +52,7 @@ function fill(row, part) {
   cell("parked").classList.toggle("nothing", part.parked === "0");
   cell("parked").classList.toggle("alarming", !part.attended);
   say(cell("state").firstElementChild, part.word);
-  const end = part.state.slice(part.word.length + 2);
-  say(cell("state").lastElementChild, end && (end.startsWith("until") ? end : `until ${end}`));
+  say(cell("state").lastElementChild, part.state.slice(part.word.length + 1));
 }
 
 function sift() {

@@ -1,0 +1,90 @@
+"""What a limit in shadow would have done, as it is read from the store."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Would", "read_would"]
+
+
+@dataclass(frozen=True, slots=True)
+class Would:
+    """What a limit in shadow would have done to requests, had it been in force: a queue in order of arrival.
+
+    Attributes:
+        requests: that were reckoned.
+        delayed: of these, those that would have waited for more than 10 ms.
+        refused: that would have found no room to wait (a leaky bucket's ``capacity``).
+        longest: seconds that one of them would have waited, at the most.
+        waited: seconds that all of them would have waited, together.
+        since: when the first of them came, in seconds since 1970; 0.0: none has.
+        used: the share of its rate that was asked of a bucket in the minute in which most was; where a permit comes
+            back in more than a minute, in that time.
+        used_at: when that minute began, in seconds since 1970.
+        rate: that was in force then, in words; ``""``: next to nothing was asked.
+        pending: requests of the last seconds that are not reckoned yet: others may be told of that came earlier.
+    """
+
+    requests: int = 0
+    delayed: int = 0
+    refused: int = 0
+    longest: float = 0.0
+    waited: float = 0.0
+    since: float = 0.0
+    used: float = 0.0
+    used_at: float = 0.0
+    rate: str = ""
+    pending: int = 0
+
+    def __str__(self) -> str:
+        if not self.requests:
+            return "nothing has come yet"
+        if self.delayed:
+            said = f"would have delayed {self.delayed:,} of {_tasks(self.requests)}, by {self.longest:.1f} s at most"
+        else:
+            said = f"would have delayed none of {_tasks(self.requests)}"
+        if self.refused:
+            said += f", and refused {self.refused:,}"
+        if not self.rate:  # next to nothing
+            return said
+        used = f"{self.used:.{0 if self.used >= 0.1 else 2}%}"
+        return f"{said}; used {used} of {self.rate} at {self._minute()}".replace("%", " %")
+
+    def _minute(self) -> str:
+        then = time.localtime(self.used_at)
+        return time.strftime("%H:%M" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def _tasks(number: int) -> str:
+    return f"{number:,} task{'' if number == 1 else 's'}"
+
+
+def read_would(text: Any, pending: int, us: int) -> Would:
+    """What ``lua/shadow.lua`` says of one limit."""
+    said = text.decode() if isinstance(text, bytes) else text
+    number = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", said)}
+    if not number:
+        return Would(pending=pending)
+    return Would(
+        number["requests"],
+        number["delayed"],
+        number["refused"],
+        number["longest"] / 1e6,
+        number["waited"] / 1e6,
+        number["since"] / 1e6,
+        number["peak"] / 1e6,
+        number["at"] / 1e6,
+        _rate(number["count"], number["period"]) if number["period"] else "",
+        pending,
+    )
+
+
+def _rate(count: int, period_us: int) -> str:
+    """As people write it: per second, or per the first longer unit in which it is a whole number."""
+    for unit, us in (("s", 1_000_000), ("m", 60_000_000), ("h", 3_600_000_000), ("d", 86_400_000_000)):
+        if count * us % period_us == 0:
+            return f"{count * us // period_us}/{unit}"
+    return f"{count * 1e6 / period_us:.4g}/s"

@@ -1,0 +1,229 @@
+"""Which limits are in shadow, as far as this process knows, and what is to be told and read of them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..counts.arrivals import Arrival, Arrivals
+from ..counts.would import Would, read_would
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit
+from ..observing import Asked
+from ..store.keys import config_keys, shadow_keys
+from ..store.resp import bulk
+from .demand import Demand
+from .questions import Asks, Question, each_of
+from .stored_shadow import StoredShadow, read_shadow
+
+if TYPE_CHECKING:
+    from .core import Core
+
+__all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
+
+#: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
+_LIMITS, _TOLD, _RECKONED = 20, 400, 500
+#: Seconds between two looks of a process that does not tell.
+_LOOK = 1.0
+#: The rate at which parked tasks of a limit in shadow leave: as fast as they can.
+_OPEN = "1000000/s"
+#: Reservations and settlements that a process remembers.
+_REMEMBERED = 10_000
+#: What the script reckons by itself; other algorithms are put in.
+_OWN = ("token_bucket", "leaky_bucket", "sliding_log", "concurrency")
+
+
+class Shadows:
+    """Which limits are in shadow: as the code says, or somebody has stored since.
+
+    A process learns what is stored when it tells of requests, about once a second; a worker also when it looks for
+    changes. While it does not know yet that a limit is in shadow, the store does, which then lets everybody through.
+
+    Attributes:
+        limits: those that were in shadow here, by name, as the code has them.
+        stored: what is stored, by name, where it is known.
+    """
+
+    def __init__(self) -> None:
+        self.limits: dict[str, AnyLimit] = {}
+        self.stored: dict[str, bool] = {}
+        self._ids: dict[Hashable, None] = {}
+        self._looks_at = float("-inf")
+
+    def has(self, name: str, limit: AnyLimit) -> bool:
+        """Whether a limit is in shadow."""
+        stored = self.stored.get(name)
+        return (limit.shadow if stored is None else stored) and not isinstance(limit, Concurrency)
+
+    def learn(self, told: Mapping[str, bool | None]) -> None:
+        """What is stored for these; ``None``: nothing, so that the code's word holds."""
+        for name, flag in told.items():
+            if flag is None:
+                self.stored.pop(name, None)
+            else:
+                self.stored[name] = flag
+
+    def note(self, shadow: Sequence[Demand]) -> None:
+        """By which limits what is told of these is to be reckoned."""
+        for demand in shadow:
+            self.limits[demand.name] = demand.limit
+
+    def opened(self, demand: Demand) -> Demand:
+        """The same for tasks that were parked before: of a limit in shadow all may leave."""
+        limit = demand.limit
+        if not self.has(demand.name, limit):
+            return demand
+        return replace(demand, limit=Limit(_OPEN, burst=1000, name=limit.name, fair=limit.fair, weights=limit.weights))
+
+    def hear(self, decision: Decision) -> None:
+        """The store says of a limit that it is in shadow: who has asked did not know."""
+        for state in decision.states:
+            if state.version < 0:
+                self.stored[state.name] = True
+
+    def any_of(self, limits: Mapping[str, AnyLimit]) -> bool:
+        """Whether one of these is in shadow."""
+        return any(self.has(name, limit) for name, limit in limits.items())
+
+    def is_to_look(self, now: float) -> bool:
+        """Whether a process that tells of nothing, and so does not learn, is to look what is stored: once a second."""
+        if now < self._looks_at:
+            return False
+        self._looks_at = now + _LOOK
+        return True
+
+    def is_first(self, id: Hashable) -> bool:
+        """Whether this is done for the first time under an id, as far as is remembered: here, of the last ones."""
+        if id in self._ids:
+            return False
+        if len(self._ids) >= _REMEMBERED:
+            self._ids.pop(next(iter(self._ids)), None)
+        self._ids[id] = None
+        return True
+
+    def forget(self, id: Hashable) -> bool:
+        """Was it done under this id? From now on it was not."""
+        return self._ids.pop(id, self) is not self
+
+    def split(self, demands: tuple[Demand, ...]) -> tuple[tuple[Demand, ...], tuple[Demand, ...]]:
+        """Those that decide, and those of limits in shadow."""
+        if not self.stored:
+            for demand in demands:
+                if demand.limit.shadow:
+                    break
+            else:
+                return demands, ()
+        shadow = tuple([demand for demand in demands if self.has(demand.name, demand.limit)])
+        if not shadow:
+            return demands, ()
+        self.note(shadow)
+        return tuple([demand for demand in demands if demand not in shadow]), shadow
+
+
+def asked_of(demands: Sequence[Demand]) -> tuple[Asked, ...]:
+    """What they ask, as it is counted."""
+    return tuple([(demand.name, demand.key, demand.cost) for demand in demands])
+
+
+def passed(shadow: Sequence[Demand], id: str) -> Decision:
+    """The decision about a call all of whose limits are in shadow: the store was not asked."""
+    states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
+    first = states[0]
+    return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
+
+
+def tell_arrivals(core: Core, arrivals: Arrivals) -> Asks[None]:
+    """Tell what came, in the order in which it came, and learn what is stored."""
+    nonces = _nonces()
+    for several in _together(core, arrivals.take()):
+        yield from _reckon(core, several, arrivals, nonces)
+
+
+def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[str, Would]]:
+    """What limits in shadow would have done, as far as it is reckoned; and which of them are is known from then on.
+
+    ``None``: a limit that is not known here, which others reckon.
+    """
+    found = yield from ask_shadows(core, limits)
+    return {name: would for name, (_, would) in found.items()}
+
+
+def ask_shadows(
+    core: Core, limits: Mapping[str, AnyLimit | None]
+) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
+    """The same, with what is stored about it."""
+    found: dict[str, tuple[StoredShadow | None, Would]] = {}
+    nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
+    most = 1 if core.is_cluster else _LIMITS
+    for at in range(0, len(names), most):
+        found.update((yield from _reckon(core, names[at : at + most], nothing, iter(()), limits)))
+    return found
+
+
+def _nonces() -> Iterator[str]:
+    stem, number = f"{os.getpid():x}{uuid.uuid4().hex[:12]}", 0
+    while True:
+        number += 1
+        yield f"{stem}.{number:x}"
+
+
+def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
+    """Those of which one script is told."""
+    batch: list[tuple[str, list[Arrival]]] = []
+    size = 0
+    for name, those in of:
+        for at in range(0, len(those), _TOLD):
+            some = those[at : at + _TOLD]
+            if batch and (core.is_cluster or len(batch) >= _LIMITS or size + len(some) > _TOLD or batch[-1][0] == name):
+                yield batch
+                batch, size = [], 0
+            batch.append((name, some))
+            size += len(some)
+    if batch:
+        yield batch
+
+
+def _reckon(
+    core: Core,
+    several: Sequence[tuple[str, list[Arrival]]],
+    arrivals: Arrivals,
+    nonces: Iterator[str],
+    limits: Mapping[str, AnyLimit | None] | None = None,
+) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
+    limits = core.shadows.limits if limits is None else limits
+    prefix = core.calls.prefix
+    keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
+    places: dict[str, int] = {}
+    values: list[str | int] = [len(several), _RECKONED]
+    methods = set()
+    for name, those in several:
+        limit = limits.get(name)
+        if limit is not None:
+            methods.add(limit.method)
+        values += [*(_without_reserve(limit).wire(1) if limit is not None else ("-", 1, 1, 1, 1, 0)), len(those)]
+        for each in those:
+            at = 0
+            if each.key:
+                own = config_keys(prefix, name, each.key)[1]
+                at = places.setdefault(own, len(keys) + len(places) + 1)
+            values += [arrivals.age_of(each), each.number, each.cost, at, next(nonces), each.key]
+    keys += places
+    call = frozenset(methods.difference(_OWN)), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+    (reply,) = yield from each_of([Question(core.scripts.shadow, call)])
+    us, *said = reply
+    found = {
+        name: (read_shadow(each[0]), read_would(each[1], int(each[2]), int(us)))
+        for (name, _), each in zip(several, said, strict=True)
+    }
+    core.shadows.learn({name: None if stored is None else stored.on for name, (stored, _) in found.items()})
+    return found
+
+
+def _without_reserve(limit: AnyLimit) -> AnyLimit:
+    """What is set aside for important calls holds back others, not the queue as a whole."""
+    return replace(limit, reserve=None) if isinstance(limit, Limit) and limit.reserve is not None else limit

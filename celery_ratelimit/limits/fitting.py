@@ -1,0 +1,45 @@
+"""Whether a limit can be kept exactly, and grants what calls may cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigurationError, shown
+from .rate import Rate
+
+__all__ = ["WINDOWS", "check_exact", "check_room_for_costs"]
+
+#: The algorithms that hold a window's count.
+WINDOWS = ("fixed_window", "sliding_window", "sliding_log")
+
+#: Whole numbers below this stay exact in Lua, whose numbers are doubles.
+_EXACT = 2**53
+_YEAR_US = 31_557_600_000_000
+
+
+def check_room_for_costs(limit: Any, who: str) -> None:
+    """Calls differ in cost, so some cost more than one permit: the limit must be able to grant more at once."""
+    if limit.most > 1:
+        return
+    mend = "make its window's count larger" if limit.algorithm in WINDOWS else "give it burst= of at least the most"
+    if limit.algorithm == "leaky_bucket":
+        mend = "take algorithm='token_bucket' with burst= of at least the most"
+    written = limit.cost if isinstance(limit.cost, str) else getattr(limit.cost, "__name__", limit.cost)
+    raise ConfigurationError(
+        f"{who}: cost={shown(written)} takes from 1 permit up, but the limit holds 1 at most, so that every call "
+        f"which costs more is impossible: {mend} that one call may cost"
+    )
+
+
+def check_exact(limit: Any, who: str, parsed: Rate) -> None:
+    if limit.most * parsed.period_us // parsed.count >= _EXACT // 8:
+        years = limit.burst * parsed.period_us // (parsed.count * _YEAR_US)
+        raise ConfigurationError(
+            f"{who}: burst={shown(limit.burst)} at this rate would take {shown(years)} years to refill, more than "
+            "can be kept exactly: lower the burst or raise the rate"
+        )
+    if limit.algorithm == "sliding_window" and parsed.count * (parsed.period_us // limit.precision + 1) >= _EXACT:
+        raise ConfigurationError(
+            f"{who}: a sliding window of this length and count cannot be reckoned exactly: raise precision, or "
+            "take a shorter period"
+        )

@@ -1,0 +1,27 @@
+-- set_shadow: put a limit into shadow for everybody, or in force, whatever the code says; or leave it to the code again.
+--
+-- KEYS   1  config of the name, see include/config_text.lua; 2  changes, see include/change_config.lua; 3  what was touched, see
+--        include/touch.lua; 4  history, see include/history.lua; 5  shadow; 6  arrivals, 7  queues, 8  ends, 9  would, see
+--        shadow.lua
+-- ARGV   1  flag      1: in shadow; 0: in force; '': as the code says
+--        2  note      text: what only clients read
+-- Reply  1 if that is something else than before, else 0
+-- Writes shadow: string, "<flag> <us since>", a line feed and the note; config, history. shadow has no time to live, nor has config
+--        while it says so: it is somebody's decision. Nobody stands in a virtual queue any more, and what would have been done is
+--        forgotten, but for those who read it after its end.
+local CONFIG_KEY, CHANGES, TOUCHED, HISTORY, SHADOW, BUCKET = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ''
+local ARRIVALS, QUEUES, ENDS, WOULD = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local flag, NOTE = ARGV[1], ARGV[2]
+--!include prelude.lua
+--!include now.lua
+--!include change_config.lua
+
+local before = match(call('GET', SHADOW) or '', '^%d?')
+if before == flag then return 0 end
+if flag == '' then call('DEL', SHADOW) else call('SET', SHADOW, format('%s %s\n%s', flag, int(now), NOTE)) end
+config.mark, config.resumed = flag == '1' and '0' or '', now -- slots from before this are void
+write_config()
+keep_change(HISTORY, 'shadow', BUCKET, NOTE, before, flag)
+tell()
+for _, key in ipairs({ARRIVALS, QUEUES, ENDS, flag ~= '0' and WOULD or nil}) do call('DEL', key) end
+return 1

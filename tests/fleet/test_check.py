@@ -1,0 +1,110 @@
+"""``check --fleet`` of real workers: each thing that is wrong is said, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from benchmarks.processes import ROOT
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.fleet_of import Fleet, until
+from tests.rabbitmq import Broker
+
+
+def checked(fleet: Fleet, **env: str) -> dict[str, Any]:
+    """What the command says, as somebody runs it who has the code of ``tests.apps.slow``; and how it ends."""
+    command = [sys.executable, "-m", "celery", "-A", "tests.apps.slow", "ratelimit", "check", "--fleet", "--json"]
+    ran = subprocess.run(command, env={**os.environ, **fleet.env, **env}, cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout, ran.stderr
+    said: dict[str, Any] = json.loads(ran.stdout)
+    assert ran.returncode == bool(said["warnings"])
+    return said
+
+
+def until_said(fleet: Fleet, part: str, kind: str = "warnings", **env: str) -> str:
+    """Workers have a second to answer, which a busy machine's may not do."""
+    found: list[str] = []
+
+    def is_said() -> bool:
+        found[:] = [each for each in checked(fleet, **env)[kind] if part in each]
+        return bool(found)
+
+    until(is_said, 20, f"{part!r} being said")
+    return found[0]
+
+
+#: Of the store that tests have; and of the fleet's app, which has tasks of all kinds.
+ALWAYS = ("the store keeps nothing on disk", "task 'tests.apps.fleet.overflowing': overflow='later'")
+
+
+def test_a_fleet_that_is_well(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
+        fleet.start()
+        until(lambda: all(each.startswith(ALWAYS) for each in checked(fleet)["warnings"]), 20, "no warning")
+
+
+@pytest.mark.slow
+def test_workers_are_asked_by_way_of_rabbitmq(
+    broker: Broker, server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.strange", broker=broker.url, ratelimit_url=server.url) as fleet:
+        fleet.env["TEST_STRANGE"] = "version"
+        fleet.start()
+        assert until_said(fleet, "worker w0@test has version 0.0.7 of this package")
+
+
+@pytest.mark.parametrize(
+    ("strange", "says"),
+    [
+        ("version", "worker w0@test has version 0.0.7 of this package, and this process "),
+        ("clock", "the clock of worker w0@test is off by about -9"),
+        ("silent", "worker w0@test does not know of `ratelimits`: it has an older version of this package, or none"),
+    ],
+)
+def test_a_worker_that_is_not_as_it_should_be(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, strange: str, says: str
+) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.strange") as fleet:
+        fleet.env["TEST_STRANGE"] = strange
+        fleet.start()
+        assert until_said(fleet, says)
+
+
+def test_a_limit_that_no_worker_has(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
+        fleet.start()
+        said = until_said(fleet, "no live worker has the limit 'newer' (of tests.apps.slow.newer)", TEST_NEWER="1")
+        assert "Start workers of this version of the code" in said
+        assert not [each for each in checked(fleet)["warnings"] if "no live worker" in each]
+
+
+def test_processes_that_are_too_few_for_the_rate(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Little's law: 20/s of half a second want ten; and more of what takes a while longer on a busy machine."""
+    with Fleet(server, tmp_path, app="tests.apps.slow") as fleet:
+        fleet.start("-c", "2", number=2)
+        results = [fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5]) for n in range(4)]
+        for result in results:
+            result.get(timeout=60)
+        note = until_said(fleet, "limit 'slow': 20/s of tasks that take 0.5", "notes")
+        assert "and the workers that answered have 4 for their queues (celery): no more than " in note
+        for n in range(200):  # five seconds' worth and more, at the least
+            fleet.sender.send_task("tests.apps.slow.sleep", args=[n, 0.5])
+        until_said(fleet, "limit 'slow': 20/s of tasks that take 0.5")
+
+
+def test_a_store_that_takes_few_clients(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with embedded_server() as small, redis.Redis.from_url(small.url) as client:
+        client.config_set("maxclients", 50)
+        with Fleet(server, tmp_path, app="tests.apps.slow", ratelimit_url=small.url) as fleet:
+            fleet.start("-c", "44", "-P", "threads")
+            said = until_said(fleet, "the store takes 50 clients (maxclients)")
+            assert "1 worker(s) with 44 processes may come to 47" in said
+            client.config_set("maxclients", 500)
+            until(lambda: not [each for each in checked(fleet)["warnings"] if "maxclients" in each], 20, "no warning")

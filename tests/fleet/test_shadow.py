@@ -1,0 +1,117 @@
+"""Limits in shadow on real workers: whatever the throttle, without gate or store; and what tasks settle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.conftest import PATIENT
+from tests.fleet_of import Fleet, assert_never_over, assert_over, errors, until
+
+NAME = "tests.apps.fleet"
+
+
+def limiter_on(server: EmbeddedServer, task: str, **options: Any) -> Limiter:
+    name = f"{NAME}.{task}"
+    return Limiter.from_url(server.url + PATIENT, quotas={name: Limit("1/h", **{"name": name, **options})})
+
+
+def reckoned(limiter: Limiter, name: str, number: int) -> Any:
+    until(lambda: limiter.would(name).requests >= number, 15, f"{number} requests of {name}")
+    return limiter.would(name)
+
+
+@pytest.mark.parametrize("task", ["retry", "drop", "fail", "impatient"])
+def test_before_workers_start(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
+    """What was stored while no worker was there: none of their tasks is throttled, from the first one on."""
+    name = f"{NAME}.{task}"
+    with Fleet(server, tmp_path, rate="1/h") as fleet, limiter_on(server, task) as limiter:
+        limiter.set_shadow(name, True)
+        for index in range(20):
+            fleet.send(task, index)
+        fleet.start(number=2)
+        fleet.wait_for(20, 30)
+        said = reckoned(limiter, name, 20)
+        assert (said.requests, said.delayed) == (20, 19)
+        assert not fleet.signals()
+        assert fleet.sent_back() == 0
+
+
+def test_without_the_gate(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    name = f"{NAME}.retry"
+    with (
+        Fleet(server, tmp_path, rate="1/h", app="tests.apps.no_gate") as fleet,
+        limiter_on(server, "retry") as limiter,
+    ):
+        limiter.set_shadow(name, True)
+        fleet.start("-c", "1")
+        results = [fleet.send("retry", index) for index in range(20)]
+        assert [result.get(timeout=30) for result in results] == list(range(20))
+        assert not errors(fleet.log())
+
+
+def test_what_tasks_settle_is_heeded(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    name = f"{NAME}.settled"
+    with (
+        Fleet(server, tmp_path) as fleet,
+        limiter_on(server, "settled", burst=100, cost="estimate") as limiter,
+    ):
+        limiter.set_shadow(name, True)
+        fleet.start("-c", "1")
+        assert fleet.send("settled", 0, 100, 1000).get(timeout=20) == [True, False]
+        assert fleet.send("settled", 1, 10, 10).get(timeout=20) == [True, False]
+        said = reckoned(limiter, name, 2)
+        assert said.longest > 60, "1,000 permits, not 100, were before it"
+
+
+@pytest.mark.parametrize("choice", ["defer", "raise", "local"])
+def test_a_store_that_is_lost_holds_up_no_task_whose_limits_are_in_shadow(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, choice: str
+) -> None:
+    quotas = {"tried": {"rate": "1/h", "shadow": True}}
+    conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.plain": ["tried"]}}
+    with (
+        embedded_server() as limits_store,
+        Fleet(
+            server,
+            tmp_path,
+            ratelimit_url=limits_store.url,
+            install=True,
+            ratelimit_on_store_error=choice,
+            **conf,
+        ) as fleet,
+    ):
+        fleet.start()
+        assert fleet.send("plain", 0).get(timeout=20) == 0
+        limits_store.kill()
+        results = [fleet.send("plain", index) for index in range(1, 21)]
+        assert [result.get(timeout=20) for result in results] == list(range(1, 21))
+        assert not errors(fleet.log())
+
+
+@pytest.mark.parametrize("task", ["retry", "wait"])
+def test_beside_a_limit_that_holds(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
+    """The other one decides alone: never over, nothing lost; each task comes once, when the other lets it start."""
+    quotas = {"tried": {"rate": "1/h", "shadow": True}}
+    conf = {"ratelimit_quotas": quotas, "ratelimit_tasks": {f"{NAME}.*": ["tried"]}}
+    with (
+        Fleet(server, tmp_path, rate="40/s", install=True, **conf) as fleet,
+        Limiter.from_url(server.url + PATIENT, quotas=quotas) as limiter,
+    ):
+        fleet.start(number=2)
+        for index in range(120):
+            fleet.send(task, index)
+        fleet.wait_for(120, 40)
+        assert sorted(start.index for start in fleet.starts()) == list(range(120))
+        assert_never_over(fleet.permits(), 40)
+        assert_over(fleet.permits(), 40 / 3)
+        said = reckoned(limiter, "tried", 120)
+        assert (said.requests, said.delayed, said.pending) == (120, 119, 0)
+        until(lambda: limiter.stats("tried").results["shadow"] == 120, 10, "the counts")
+        stats = limiter.stats(f"{NAME}.{task}", force=True)
+        assert stats.started == 120

@@ -1,0 +1,281 @@
+"""The command line at three in the morning: something is down, misspelt or too narrow, and each answer is of use."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import CliRunner, Result
+from kombu import pools
+
+from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.app.survey import limits_shown
+from celery_ratelimit.cli import ratelimit
+from celery_ratelimit.cli.shown import table_of
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+
+from .test_command_line import Run, make_app, park
+
+NOWHERE = "redis://:secret@127.0.0.1:1/0"
+NASTY = "e\nmails"
+
+
+@pytest.fixture
+def app(server: EmbeddedServer, store: redis.Redis) -> Celery:
+    pools.reset()
+    return make_app(server.url)
+
+
+@pytest.fixture
+def run(app: Celery) -> Run:
+    def run(*arguments: str, of: Celery = app) -> Result:
+        return CliRunner().invoke(ratelimit, list(arguments), obj=SimpleNamespace(app=of), prog_name="ratelimit")
+
+    return run
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line]
+
+
+# -- Something is down -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_broker(server: EmbeddedServer, store: redis.Redis) -> Celery:
+    app = make_app(server.url, ratelimit_fleet="one")  # or the lots would be those of another broker
+    park(app, "stripe", 5)
+    app.conf.broker_url = NOWHERE
+    app.amqp.__dict__.pop("_producer_pool", None)
+    return app
+
+
+@pytest.mark.parametrize("arguments", [["release", "stripe"], ["release", "stripe", "stripe--1"], ["drain"]])
+def test_a_broker_that_is_down_is_one_line_and_nothing_is_lost(
+    run: Run,
+    no_broker: Celery,
+    arguments: list[str],
+) -> None:
+    found = run(*arguments, of=no_broker)
+    assert found.exit_code == 1
+    assert found.output.startswith("Error: the broker does not answer: "), found.output
+    assert len(lines(found.output)) == 1
+    assert "secret" not in found.output
+    assert json.loads(run("parked", "stripe", "--json", of=no_broker).output)["parked"] == 5
+
+
+def test_a_task_that_workers_could_not_be_asked_for_is_not_said_to_be_nowhere(run: Run, no_broker: Celery) -> None:
+    found = run("explain", "nobody", of=no_broker)
+    assert found.exit_code == 1
+    assert "the broker does not answer, so no worker was asked" in found.output
+    assert "no worker that has answered has it" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "nobody"], "the broker does not answer, so no worker was asked"),
+        (["check", "--fleet"], "the broker does not answer, so no worker was asked"),
+        (["status", "stripe"], "  in queues       ? (celery)"),
+    ],
+)
+def test_a_broker_that_hangs_is_waited_for_no_longer_than_one_waits(
+    run: Run, server: EmbeddedServer, store: redis.Redis, arguments: list[str], says: str
+) -> None:
+    with embedded_server() as hung:
+        app = make_app(server.url)
+        app.conf.broker_url = hung.url
+        hung.freeze()
+        found = run(*arguments, of=app)
+    assert says in found.output, found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["release", "stripe"], "Error: the broker refuses what it was told: "),
+        (["drain"], "Error: the broker refuses what it was told: "),
+        (["explain", "nobody"], "so no worker was asked"),
+        (["check", "--fleet"], "so no worker was asked"),
+    ],
+)
+def test_a_broker_that_is_full_is_a_line(
+    run: Run, server: EmbeddedServer, store: redis.Redis, arguments: list[str], says: str
+) -> None:
+    with embedded_server() as full, redis.Redis.from_url(full.url) as client:
+        app = make_app(server.url, ratelimit_fleet="one")
+        park(app, "stripe", 5)
+        app.conf.broker_url = full.url
+        client.config_set("maxmemory", 1)
+        found = run(*arguments, of=app)
+        assert found.exit_code == 1
+        assert says in found.output, found.output
+    assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:leaving@one")) == 5
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_top_goes_on_while_the_store_is_lost(
+    run: Run, server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    with embedded_server() as lost:
+        app = make_app(server.url)
+        app.conf.ratelimit_url = lost.url
+        happens = [lost.freeze, *([lost.thaw] if comes_back else [])]
+
+        def sleep(_: float) -> None:
+            if not happens:
+                raise KeyboardInterrupt
+            happens.pop(0)()
+
+        monkeypatch.setattr(sys.modules["celery_ratelimit.cli.status"], "sleep", sleep)
+        found = run("top", of=app)
+    assert found.exit_code == 0, found.output
+    assert "stripe" in found.output
+    assert ("The store does not answer; this was so at " in found.output) is not comes_back
+
+
+def test_a_check_of_a_fleet_says_that_the_store_is_down_beside_the_rest(run: Run, app: Celery) -> None:
+    app.conf.ratelimit_url = NOWHERE
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "unused": "1/s"}
+    found = run("check", "--fleet", "--json")
+    assert found.exit_code == 1
+    said = json.loads(found.stdout)
+    assert any("the store at redis://**@127.0.0.1:1/0 does not answer" in warning for warning in said["warnings"])
+    assert any("the quota 'unused'" in warning for warning in said["warnings"])
+    assert any("no worker has answered" in warning for warning in said["warnings"]), "they are asked all the same"
+    assert said["limits"]
+
+
+def command(*arguments: str, of: str, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", of, "ratelimit", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{os.getcwd()}", **env},
+        cwd=path,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["set", "a", "1/s"], ["check"], ["watch"], ["metrics", "--once"]])
+def test_tasks_that_cannot_be_imported_are_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "late.py").write_text(
+        "from celery import Celery\n"
+        "app = Celery('late', broker='redis://127.0.0.1:1/0', include=['late_tasks'])\n"
+        "app.conf.ratelimit_quotas = {'a': '1/s'}\n"
+    )
+    (tmp_path / "late_tasks.py").write_text("\nimport no_such_module\n")
+    found = command(*arguments, of="late", path=tmp_path)
+    assert found.returncode == 1
+    (line,) = lines(found.stderr)
+    assert line.startswith("Error: the tasks of the app cannot be imported: ModuleNotFoundError")
+    assert "no_such_module" in line
+    assert line.endswith("late_tasks.py:2)")
+    assert not found.stdout
+
+
+# -- Something is wrong ------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_line_whatever_is_in_the_names(run: Run, app: Celery) -> None:
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "x\ny\x1b[31m": "1/s"}
+    for arguments in (["reset", "strpe"], ["status", "x\ny"], ["parked", "x\ny"]):
+        found = run(*arguments)
+        assert found.exit_code == 2
+        assert len(lines(found.output)) == 1, found.output
+        assert "\x1b" not in found.output
+
+
+def test_a_limit_is_a_line_whatever_its_name(run: Run, app: Celery) -> None:
+    shown = json.loads(run("check", "--json").output)["limits"]
+    assert "  . e\\nmails: 14/s (queue e\\nmails)" in shown
+    assert limits_shown(app).splitlines() == shown, "in a worker's banner, too"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["stripe", "20"], "stripe is a rate in the code (100/s, burst 5): write 20/s, or 20/m"),
+        (["gpu", "2/s"], "gpu is 4 at once in the code: write how many places, a whole number of at least 1"),
+        (["gpu", "--", "-1"], "gpu is 4 at once in the code: write how many places"),
+        (["gpu", "0"], "gpu is 4 at once in the code: write how many places"),
+    ],
+)
+def test_places_and_rates_that_are_taken_for_each_other(run: Run, app: Celery, arguments: list[str], says: str) -> None:
+    found = run("set", *arguments)
+    assert (found.exit_code, says in found.output) == (2, True), found.output
+
+
+def test_an_end_that_nobody_means_is_none(run: Run, app: Celery) -> None:
+    found = run("set", "stripe", "20/s", "--for", "9999999d")
+    assert "until until" not in found.output
+    assert "until it is resumed" not in found.output, "that is a pause's"
+    assert ", until it is unset" in found.output
+    assert "until it is unset" in run("history", "stripe").output
+    assert "until it is resumed" in run("pause", "stripe").output
+
+
+# -- Something is narrow -----------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(columns: int, code: str) -> str:
+    """What Python prints on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**os.environ, "TERM": "xterm"}
+    env.pop("COLUMNS", None)
+    with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as child:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            said += part
+    os.close(ours)
+    assert child.returncode == 0, said.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [200, 80, 60, 40])
+def test_a_narrow_terminal_shows_what_matters_whole(server: EmbeddedServer, store: redis.Redis, columns: int) -> None:
+    app = make_app(server.url)
+    limiter_of(app).set_rate("stripe", "20/s", by="ann@host", reason="the upstream is slow")
+    park(app, "stripe", 40)
+    code = (
+        "from types import SimpleNamespace\n"
+        "from tests.integration.test_command_line import make_app\n"
+        "from celery_ratelimit.cli import ratelimit\n"
+        f"ratelimit(['status'], obj=SimpleNamespace(app=make_app({server.url!r})))\n"
+    )
+    said = on_a_terminal(columns, code)
+    heads = said.splitlines()[0].split()
+    assert heads[0] == "LIMIT"
+    assert heads[-1] == "STATE", said
+    (row,) = [line for line in said.splitlines() if line.startswith("stripe")]
+    assert row.split()[-1] == "backlogged", said
+    assert all(len(line) <= columns for line in said.splitlines()), said
+    if columns == 200:
+        assert "OLDEST" in heads
+        assert "not shown" not in said
+    else:
+        assert "not shown, as the terminal is narrow: " in " ".join(said.split())
+
+
+def test_wide_characters_are_as_wide_as_they_are() -> None:
+    shown = table_of(("LIMIT", "STATE"), [("你好", "idle"), ("naïve", "idle"), ("e\u0301", "idle")])
+    assert shown.splitlines() == ["LIMIT  STATE", "你好   idle", "naïve  idle", "e\u0301      idle"]

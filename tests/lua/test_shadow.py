@@ -1,0 +1,216 @@
+"""What limits in shadow would have done, by a virtual queue in the store: a model agrees, and the limits themselves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.counts.arrivals import Arrivals
+from celery_ratelimit.counts.would import Would
+from celery_ratelimit.limiter.shadows import ask_would, tell_arrivals
+from tests.conftest import Clock
+
+from .virtual_queue import Queue
+
+LATE = 2.6
+LIMITS = {
+    "token_bucket": Limit("100/s", name="api"),
+    "burst": Limit("3/s", burst=7, name="api"),
+    "debt": Limit("10/s", burst=5, debt=20, name="api"),
+    "leaky_bucket": Limit("100/s", algorithm="leaky_bucket", capacity=9, name="api"),
+    "sliding_log": Limit("20/s", algorithm="sliding_log", name="api"),
+    "fixed_window": Limit("20/s", algorithm="fixed_window", name="api"),
+    "stepped_bucket": Limit("5/s", burst=8, refill="interval", name="api"),
+    "sliding_window": Limit("20/s", algorithm="sliding_window", name="api"),
+    "warm_up": Limit("20/s", burst=5, warmup=2, name="api"),
+}
+MODELLED = [name for name in LIMITS if name not in ("sliding_window", "warm_up")]
+
+
+class Process:
+    """One that tells: its clock is the store's."""
+
+    def __init__(self, limiter: Limiter, clock: Clock) -> None:
+        self._limiter, self._clock = limiter, clock
+        self.arrivals = Arrivals(lambda: clock.us / 1e6)
+
+    def came(self, limit: Limit, cost: int = 1, key: str = "") -> None:
+        self._limiter.asker.core.shadows.limits[str(limit.name)] = limit
+        self.arrivals.came([(str(limit.name), key, cost)])
+
+    def tell(self) -> None:
+        self._limiter.asker.drive(tell_arrivals(self._limiter.asker.core, self.arrivals))
+
+
+def would(limiter: Limiter, limit: Limit) -> Would:
+    name = str(limit.name)
+    return limiter.asker.drive(ask_would(limiter.asker.core, {name: limit}))[name]
+
+
+def delays_by(queue: Queue, trace: Sequence[tuple[int, int]]) -> list[float]:
+    turns = [(at, queue.ask(at, cost)) for at, cost in trace]
+    return [0.0 if turn is None else float(turn - at) for at, turn in turns]
+
+
+def cost_of(limit: Limit, numbers: random.Random) -> int:
+    return numbers.randint(1, min(4, limit.most)) if limit.method != "leaky_bucket" else 1
+
+
+def assert_alike(said: Would, delays: Sequence[float]) -> None:
+    assert said.requests == len(delays)
+    most, least = [sum(delay > 10_000 + more for delay in delays) for more in (-3, 3)]
+    assert least <= said.delayed <= most
+    assert said.longest * 1e6 == pytest.approx(max(delays), abs=3 + 0.1 * len(delays))  # a double's
+    assert said.waited * 1e6 == pytest.approx(sum(delays), abs=20 * len(delays) + 1)
+
+
+@pytest.mark.parametrize("name", MODELLED)
+def test_the_model_agrees(frozen: Limiter, clock: Clock, name: str) -> None:
+    """Several processes, bursts and pauses; each tells in its own second."""
+    limit, numbers = LIMITS[name], random.Random(name)
+    clock.advance(56.7)  # soon it is another minute
+    queue, processes = Queue(limit), [Process(frozen, clock) for _ in range(3)]
+    trace = []
+    told = [clock.us + numbers.randint(0, 1_000_000) for _ in processes]
+    for _ in range(600):
+        pause = numbers.expovariate(1 / limit.interval) if numbers.random() < 0.97 else 20 * limit.interval
+        until = clock.us + round(pause * 1e6)
+        while clock.us < until:
+            clock.set(min(until, clock.us + 500_000))
+            for i, process in enumerate(processes):
+                if clock.us - told[i] > 1_000_000:
+                    process.tell()
+                    told[i] = clock.us
+        cost = cost_of(limit, numbers)
+        numbers.choice(processes).came(limit, cost)
+        trace.append((clock.us, cost))
+    for process in processes:
+        process.tell()
+    clock.advance(LATE)
+    delays = delays_by(queue, trace)
+    assert max(delays) > 50_000
+    assert_alike(would(frozen, limit), delays)
+    assert would(frozen, limit).pending == 0
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_request_waits_as_if_it_had_reserved(frozen: Limiter, clock: Clock, name: str) -> None:
+    """The limit itself, asked without end for permits ahead, gives the same times."""
+    limit, numbers, process = LIMITS[name], random.Random(name), Process(frozen, clock)
+    real = Limit.__new__(Limit)
+    real.__dict__.update({**limit.__dict__, "name": "real"})
+    waits, refused = [], 0
+    for number in range(200):
+        clock.advance(round(numbers.expovariate(1.4 / limit.interval), 6))
+        cost = cost_of(limit, numbers) if limit.method != "warm_up" else 1
+        decision = frozen.reserve(real, id=f"{number}", horizon=1e6, cost=cost)
+        refused += not decision.allowed
+        waits.append(decision.retry_after * 1e6 if decision.allowed else 0.0)
+        process.came(limit, cost)
+    process.tell()
+    clock.advance(LATE)
+    said = would(frozen, limit)
+    assert said.refused == refused
+    assert_alike(said, waits)
+
+
+def test_it_grows_as_a_real_queue_does(frozen: Limiter, clock: Clock) -> None:
+    """100/s limited and 140/s offered: after ten seconds the last one would have waited four."""
+    limit, process = LIMITS["token_bucket"], Process(frozen, clock)
+    clock.advance(55)
+    began = clock.us
+    for number in range(1400):
+        clock.set(began + number * 1_000_000 // 140)
+        process.came(limit)
+        if number % 140 == 139:
+            process.tell()
+    clock.advance(LATE)
+    for _ in range(3):
+        said = would(frozen, limit)
+    assert said.requests == 1400
+    assert said.delayed > 1390
+    assert said.longest == pytest.approx(4.0, abs=0.02)
+    assert "would have delayed" in str(said)
+
+
+def test_keys_have_a_queue_each(frozen: Limiter, clock: Clock) -> None:
+    limit, process = Limit("10/s", name="tenant", key="t:{t}"), Process(frozen, clock)
+    for _ in range(10):
+        for key in ("a", "b", "odd key\n\0é %s 1"):
+            process.came(limit, key=key)
+    process.tell()
+    clock.advance(LATE)
+    said = would(frozen, limit)
+    assert (said.requests, said.delayed) == (30, 27)
+    assert said.longest == pytest.approx(0.9)
+
+
+def test_the_rate_may_change_and_what_waits_comes_at_the_new_pace(frozen: Limiter, clock: Clock) -> None:
+    numbers = random.Random(1)
+    for round_ in range(30):
+        frozen.client.flushdb()
+        clock.set(clock.us)
+        before, after = [LIMITS[numbers.choice(MODELLED)] for _ in range(2)]
+        queue, process, delays = Queue(before), Process(frozen, clock), list[float]()
+        for limit in (before, after):
+            if limit is after and after != before:
+                frozen.set_rate("api", after, force=True)
+            clock.advance(0.001)
+            changed = False
+            for _ in range(numbers.randint(1, 60)):
+                clock.advance(round(numbers.expovariate(1.5 / before.interval), 6))
+                if limit is after and after != before and not changed:
+                    queue.change(after, clock.us)
+                    changed = True
+                process.came(before)
+                turn = queue.ask(clock.us, 1)
+                delays.append(0.0 if turn is None else float(turn - clock.us))
+            process.tell()
+            clock.advance(LATE)
+            said = would(frozen, before)
+        assert said.requests == len(delays), round_
+        assert said.waited * 1e6 == pytest.approx(sum(delays), abs=3 * len(delays) + 1), (round_, before, after)
+
+
+def test_nothing_is_kept_for_long(frozen: Limiter, clock: Clock, store: Any) -> None:
+    limit, process = LIMITS["token_bucket"], Process(frozen, clock)
+    process.came(limit, key="a")
+    process.tell()
+    clock.advance(LATE)
+    would(frozen, limit)
+    assert store.hkeys("ratelimit:v1:{api}::queues") == ["a"]
+    clock.advance(120)
+    process.came(limit, key="b")
+    process.tell()
+    clock.advance(LATE)
+    would(frozen, limit)
+    assert store.hkeys("ratelimit:v1:{api}::queues") == ["b"]
+
+
+def test_what_is_said_in_a_sentence(frozen: Limiter, clock: Clock) -> None:
+    usual, fast = Limit("600/m", burst=5, name="api"), Limit("1000000/s", burst=9, name="fast")
+    assert str(would(frozen, usual)) == "nothing has come yet"
+    process = Process(frozen, clock)
+    process.came(fast)
+    process.came(usual)
+    process.tell()
+    clock.advance(LATE)
+    assert str(would(frozen, fast)) == "would have delayed none of 1 task"
+    at = str(would(frozen, usual)).rpartition(" at ")
+    assert at[0] == "would have delayed none of 1 task; used 0.17 % of 10/s"
+    for _ in range(1999):
+        process.came(usual)
+    process.tell()
+    clock.advance(LATE)
+    for _ in range(4):
+        said = would(frozen, usual)
+    assert str(said).startswith("would have delayed 1,994 of 2,000 tasks, by 199.4 s at most; used 333 % of 10/s at ")
+    assert (
+        Would(5, 2, 1, 0.2, 0.3, 1.0, 0.5, 1.0, "1/s")
+        .__str__()
+        .startswith("would have delayed 2 of 5 tasks, by 0.2 s at most, and refused 1; used 50 % of 1/s at ")
+    )

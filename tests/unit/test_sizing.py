@@ -1,0 +1,77 @@
+"""What ``check --fleet`` reckons from: how long tasks take, what they cost, and whether two URLs mean one server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Limit
+from celery_ratelimit._celery import Pool
+from celery_ratelimit._celery.found import pool_here
+from celery_ratelimit.app.survey import Owned
+from celery_ratelimit.counts.figures import Stats, User
+from celery_ratelimit.parking.sizing import _cost, _server_of, _takes
+
+
+def stats(*users: tuple[str, str, float], started: int = 0, permits: int = 0) -> Stats:
+    results = {"acquired": started, "waited": 0}
+    return Stats("slow", 0.0, results, permits, (), 0.0, users=tuple([User(*user) for user in users]))
+
+
+def owned(*tasks: str, cost: Any = 1) -> Owned:
+    return Owned(Limit("10/s", burst=10, cost=cost), list(tasks), [])
+
+
+POOLS = {"w0": {"takes": {"a": 1.0, "other": 99.0}}, "w1": {"takes": {"a": 3.0, "b": 10.0}}}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "users", "takes"),
+    [
+        (("a",), (), 2.0),  # of the workers that know
+        (("a", "b"), (), 6.0),
+        (("a", "b"), (("task", "a", 30.0), ("task", "b", 10.0)), 4.0),
+        (("a", "b"), (("task", "a", 30.0), ("queue", "b", 10.0)), 2.0),
+        (("a", "unknown"), (("task", "unknown", 30.0),), 2.0),
+        (("unknown",), (("task", "unknown", 30.0),), None),
+    ],
+)
+def test_how_long_a_task_takes(tasks: tuple[str, ...], users: Any, takes: float | None) -> None:
+    assert _takes(owned(*tasks), POOLS, stats(*users)) == takes
+
+
+def test_what_a_call_costs() -> None:
+    assert _cost(owned(cost=3), stats(started=5, permits=50)) == 3
+    assert _cost(owned(cost="size"), stats(started=5, permits=50)) == 10
+    assert _cost(owned(cost="size"), stats()) == 1
+
+
+@pytest.mark.parametrize(("is_green", "processes"), [(True, 100), (False, 3)])
+def test_what_a_worker_says_of_its_pool(is_green: bool, processes: int) -> None:
+    pool = SimpleNamespace(is_green=is_green, limit=100, num_processes=3)
+    consumer = SimpleNamespace(pool=pool, task_consumer=SimpleNamespace(queues=[SimpleNamespace(name="celery")]))
+    state = SimpleNamespace(consumer=consumer)
+    assert pool_here(state) == {"processes": processes, "queues": ["celery"], "takes": {}}
+    Pool(pool)._takes.update({f"task {n}": float(n) for n in range(300)})
+    takes = pool_here(state)["takes"]
+    assert (len(takes), takes["task 299"], "task 0" in takes) == (200, 299.0, False), "those that take the longest"
+    consumer.task_consumer = None  # while Celery connects anew
+    assert pool_here(state)["queues"] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("redis://h:6379/0", "redis://user:secret@h/3", True),
+        ("redis://h:6379/0", "redis://h:6380/0", False),
+        ("redis://localhost", "redis:///1", True),
+        ("unix:///run/a.sock", "redis+socket:///run/a.sock", True),
+        ("redis://h/0", "amqp://h//", False),
+        ("redis://h/0", None, False),
+        ("redis://h:port/0", "redis://h/0", False),
+    ],
+)
+def test_which_server_a_url_means(one: str, other: Any, same: bool) -> None:
+    assert (_server_of(one) == _server_of(other)) is same
