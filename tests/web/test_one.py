@@ -55,6 +55,16 @@ def test_it_shows_who_waits_who_uses_it_and_who_has_changed_it(app: Celery) -> N
     assert "weights" not in parts
 
 
+def test_a_limit_in_shadow_says_what_it_would_have_done(app: Celery) -> None:
+    Limiter.from_app(app).set_shadow("stripe", True, by="ann", reason="a trial")
+    looks = Looks(app)
+    assert looks.at("")["limit stripe"]["word"] == "shadow"
+    parts = looks.at("stripe")
+    assert dict(parts["facts"])["in shadow"].endswith("'a trial': nothing has come yet")
+    assert parts["history"][0][2] == "shadow"
+    assert set(parts["chart 3 minutes"]["limits"]) == {100.0}
+
+
 def test_parked_tasks_come_in_pages(app: Celery) -> None:
     park(app, "stripe", 30)
     looks = Looks(app)
