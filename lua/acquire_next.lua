@@ -13,6 +13,7 @@ local FIRST_OTHER = FIRST_LIMIT + 6 * NUMBER
 local FIRST, others = ARGV[1], {unpack(ARGV, FIRST_OTHER)}
 --!include prelude.lua
 --!include now.lua
+--!include goes_on.lua
 
 local function acquire(id)
 --!include acquire_one.lua
@@ -21,7 +22,7 @@ end
 local said = {acquire(FIRST)}
 for _, id in ipairs(others) do
     local last = said[#said]
-    if type(last) ~= 'string' or match(last, '^1') == nil then break end
+    if type(last) ~= 'string' or not goes_on(last) then break end
     said[#said + 1] = acquire(id)
 end
 return type(said[1]) == 'string' and said or said[1] -- an error is of all: nothing was taken

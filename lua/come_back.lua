@@ -20,6 +20,7 @@ local FIRST_ASKING = FIRST_LIMIT + 6 * NUMBER
 local FIRST_LOT = FIRST_ASKING + 2 * ASKING
 --!include prelude.lua
 --!include now.lua
+--!include goes_on.lua
 --!include lot.lua
 --!include arrive_one.lua
 
@@ -42,6 +43,6 @@ for i = FIRST_ASKING, FIRST_LOT - 1, 2 do
     local answer = may[tonumber(ARGV[i + 1])] == 0 and 0 or acquire(ARGV[i])
     if type(answer) == 'table' and answer.err then return answer end -- of all: nothing was taken
     said[#said + 1] = answer
-    if type(answer) == 'string' and not match(answer, '^1') then break end
+    if type(answer) == 'string' and not goes_on(answer) then break end
 end
 return {said, may}
