@@ -1,9 +1,10 @@
--- acquire_next: what acquire does, for several requests that ask the same limits, one after the other, until one is refused.
+-- acquire_next: what acquire does, for several requests that ask the same limits, one after the other, until one has
+-- neither its permits nor a slot.
 --
 -- Each is decided as if it had asked by itself, at the same time: what was taken for those before it is taken.
 -- KEYS   as acquire
 -- ARGV   as acquire, for the first of them; then the ids of the others
--- Reply  the reply of acquire for each, up to the first that was refused: those behind it were not asked
+-- Reply  the reply of acquire for each, up to the first that has neither permits nor a slot that is kept: those behind it were not asked
 -- Writes as acquire
 local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
 local NUMBER = #KEYS / 4 -- of limits

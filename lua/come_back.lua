@@ -9,8 +9,8 @@
 --        5  asking    how many ask
 --        6+           six per limit, as acquire; for each that asks its id, and the how-manieth copy it is of those below, 0: none of
 --                     them; then for each lot, as arrive: how many copies follow, and three for each of these
--- Reply  for each that asks, up to the first that was refused, what acquire replies; 0: it may not run. Then for each copy what arrive
---        replies
+-- Reply  for each that asks, up to the first that has neither permits nor a slot, what acquire replies; 0: it may not run. Then for
+--        each copy what arrive replies
 -- Writes as acquire and arrive
 local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
 local NUMBER, MEMORY_US, ASKING = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])

@@ -135,7 +135,7 @@ class Answers:
         """Ask for a permit, or for a slot alone: for requests of a line that ask the same, one after the other.
 
         Returns:
-            An answer for each that was asked, see :meth:`verdict`: up to the first that was refused.
+            An answer for each that was asked, see :meth:`verdict`: up to the first that has neither permits nor a slot.
         """
         first = asking[0]
         began = monotonic()

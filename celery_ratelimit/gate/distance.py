@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["FAR", "REACH", "Distance"]
 
 #: Seconds of a round trip from which on the store is far away.
-FAR = 0.002
+FAR = 0.005
 #: Round trips in whose time those ask together that come back to a worker whose store is far away.
 REACH = 3
 #: Seconds that are believed of a single round trip, and what it counts for in the mean.
