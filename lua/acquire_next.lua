@@ -1,9 +1,10 @@
--- acquire_next: what acquire does, for several requests that ask the same limits, one after the other, until one is refused.
+-- acquire_next: what acquire does, for several requests that ask the same limits, one after the other, until one has
+-- neither its permits nor a slot.
 --
 -- Each is decided as if it had asked by itself, at the same time: what was taken for those before it is taken.
 -- KEYS   as acquire
 -- ARGV   as acquire, for the first of them; then the ids of the others
--- Reply  the reply of acquire for each, up to the first that was refused: those behind it were not asked
+-- Reply  the reply of acquire for each, up to the first that has neither permits nor a slot that is kept: those behind it were not asked
 -- Writes as acquire
 local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
 local NUMBER = #KEYS / 4 -- of limits
@@ -13,6 +14,7 @@ local FIRST_OTHER = FIRST_LIMIT + 6 * NUMBER
 local FIRST, others = ARGV[1], {unpack(ARGV, FIRST_OTHER)}
 --!include prelude.lua
 --!include now.lua
+--!include goes_on.lua
 
 local function acquire(id)
 --!include acquire_one.lua
@@ -21,7 +23,7 @@ end
 local said = {acquire(FIRST)}
 for _, id in ipairs(others) do
     local last = said[#said]
-    if type(last) ~= 'string' or match(last, '^1') == nil then break end
+    if type(last) ~= 'string' or not goes_on(last) then break end
     said[#said + 1] = acquire(id)
 end
 return type(said[1]) == 'string' and said or said[1] -- an error is of all: nothing was taken

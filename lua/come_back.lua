@@ -9,8 +9,8 @@
 --        5  asking    how many ask
 --        6+           six per limit, as acquire; for each that asks its id, and the how-manieth copy it is of those below, 0: none of
 --                     them; then for each lot, as arrive: how many copies follow, and three for each of these
--- Reply  for each that asks, up to the first that was refused, what acquire replies; 0: it may not run. Then for each copy what arrive
---        replies
+-- Reply  for each that asks, up to the first that has neither permits nor a slot, what acquire replies; 0: it may not run. Then for
+--        each copy what arrive replies
 -- Writes as acquire and arrive
 local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
 local NUMBER, MEMORY_US, ASKING = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -20,6 +20,7 @@ local FIRST_ASKING = FIRST_LIMIT + 6 * NUMBER
 local FIRST_LOT = FIRST_ASKING + 2 * ASKING
 --!include prelude.lua
 --!include now.lua
+--!include goes_on.lua
 --!include lot.lua
 --!include arrive_one.lua
 
@@ -42,6 +43,6 @@ for i = FIRST_ASKING, FIRST_LOT - 1, 2 do
     local answer = may[tonumber(ARGV[i + 1])] == 0 and 0 or acquire(ARGV[i])
     if type(answer) == 'table' and answer.err then return answer end -- of all: nothing was taken
     said[#said + 1] = answer
-    if type(answer) == 'string' and not match(answer, '^1') then break end
+    if type(answer) == 'string' and not goes_on(answer) then break end
 end
 return {said, may}

@@ -35,6 +35,8 @@ __all__ = ["Pool"]
 NEWEST = 0.1
 #: Running tasks that are looked at for one that may end soon: a pool of greenlets has thousands.
 LOOKED_AT = 50
+#: A task that is said to take so many seconds, and was handed over so many times as long ago, does not.
+MOST_UNHEARD = 10
 #: Seconds by which the worker hears of an end later than it was, and that count: more if it waits for a store.
 HEARD_LATE = 0.01
 
@@ -95,6 +97,13 @@ class Pool:
                 if number <= 0:
                     return True
         return False
+
+    def have_ended(self, now: float, seconds: float) -> int:
+        """How many tasks will have ended in so many seconds, of those that take no longer: it may not be heard yet."""
+        return sum(
+            now - job.handed < MOST_UNHEARD * seconds and self.takes(job.name) <= seconds
+            for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT)
+        )
 
     def have_soon(self, now: float, seconds: float) -> bool:
         """Whether one of them is probably free within ``seconds``, by what tasks take: how many end in that time?"""

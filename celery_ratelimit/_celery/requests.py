@@ -31,6 +31,7 @@ __all__ = [
     "drop",
     "fail",
     "has_come",
+    "is_back",
     "is_of_a_canvas",
     "note_come",
     "priority_of",
@@ -84,6 +85,11 @@ def comes_back_in(message: Any) -> float | None:
         return datetime.fromisoformat(eta).timestamp() - time.time() if eta else None
     except (TypeError, ValueError):
         return None
+
+
+def is_back(message: Any) -> bool:
+    """Whether a message was throttled before."""
+    return bool(marker_in(message))
 
 
 def came_beside(request: Any) -> bool:

@@ -26,6 +26,7 @@ from .channels import end_connection_with
 from .clients import keep_client
 from .outbox import Outbox
 from .prefetch import Prefetch
+from .resting import rest_while
 from .return_names import ReturnNames, like
 from .together import Together
 
@@ -60,6 +61,7 @@ class Returns:
         self._main: Any = None
         self._beside: Any = None
         self.are_left = False
+        self.is_late: Callable[[], bool] = lambda: False
 
     def set_up(self, make: Any) -> None:
         """``make``: a class of consumers."""
@@ -106,6 +108,8 @@ class Returns:
             end_connection_with(each)
             keep_client(each)
             self._together.watch(each)
+        if self._celerys.hub is not None:
+            rest_while(main.channel, lambda: self.is_late())
         self._prefetch.keep()
 
     # -- Left to others --------------------------------------------------------------------------------------------

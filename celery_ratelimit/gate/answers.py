@@ -17,12 +17,13 @@ from ..limits.decision import Decision
 from ..parking.arrivals import Arrivals
 from ..parking.publisher import LEAD
 from .clock import monotonic
+from .distance import REACH
 from .ear import Ear
 from .handing import Handing
 from .held import HeldRequest
 from .line import Line
 from .local_share import LocalShare
-from .room import AHEAD, Room
+from .room import Room
 from .slots import Slots
 from .verdict import (
     RETURN_HOLD,
@@ -48,8 +49,6 @@ LOOK = 0.1
 SLOT_ONLY = -1e6
 #: Round trips in whose time a line may have its turns with a single one: a tenth of a worker's time goes into waiting.
 BUSY = 10
-#: Round trips that those who come back ask earlier, where they ask together.
-REACH = 3
 #: Requests that ask together, at the most.
 MOST_TOGETHER = 16
 #: Seconds after which all that wait here for places say so, and how many of them at the most.
@@ -96,21 +95,21 @@ class Answers:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
         self._ear, self._handing = ear, handing
         self._room, self._slots, self._share, self._arrivals = room, slots, share, arrivals
+        self._store = room.store
         self._parks, self._ahead, self._early, self._longest = parks, ahead, early, longest
-        self._round_trip = 0.0  # seconds, a mean
 
     # -- How long it takes -----------------------------------------------------------------------------------------
 
     def early(self) -> float:
         """Seconds before its turn that a line asks: no longer than a permit may be taken ahead."""
-        return min(self._early() + self._round_trip, self._ahead())
+        return min(self._early() + self._store.round_trip, self._ahead())
 
     def asks_from(self, now: float, slot_at: float) -> float:
         """When a request asks that comes back now for a turn at ``slot_at``: those that come until then ask, too.
 
         One that comes much sooner was called: there is another rate.
         """
-        gathered = max(now + self._round_trip / 4, slot_at - self.early())
+        gathered = max(now + self._store.round_trip / 4, slot_at - self.early())
         return gathered if gathered <= now + LEAD else now
 
     def together(self, line: Line, held: HeldRequest) -> int:
@@ -120,13 +119,15 @@ class Answers:
         interval = line.interval or max(demand.interval for demand in held.demands)
         if interval <= 0:
             return 1
-        return min(MOST_TOGETHER, 1 + int(BUSY * self._round_trip / interval))
+        return min(MOST_TOGETHER, 1 + int(BUSY * self._store.round_trip / interval))
 
     def reach(self, line: Line, held: HeldRequest) -> float:
         """Seconds within which those that come back have their turns who ask together: more, the further away the
         store is, and no more than a permit may be taken ahead.
         """
-        return min(self.early() + REACH * self._round_trip, self._ahead()) if self.together(line, held) > 1 else 0.0
+        if self.together(line, held) == 1:
+            return 0.0
+        return min(self.early() + REACH * self._store.round_trip, self._ahead())
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ class Answers:
         """Ask for a permit, or for a slot alone: for requests of a line that ask the same, one after the other.
 
         Returns:
-            An answer for each that was asked, see :meth:`verdict`: up to the first that was refused.
+            An answer for each that was asked, see :meth:`verdict`: up to the first that has neither permits nor a slot.
         """
         first = asking[0]
         began = monotonic()
@@ -155,7 +156,7 @@ class Answers:
             return [Fail(error)]
         if decisions is None:
             return [None]
-        self._round_trip += (min(AHEAD, monotonic() - began) - self._round_trip) / 8
+        self._store.note(monotonic() - began)
         return [EndCopy() if decision is None else decision for decision in decisions]
 
     def _decisions(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> Sequence[Decision | None]:

@@ -57,6 +57,7 @@ class Coming:
         self._come: list[tuple[Line, HeldRequest]] = []
         self._cancel: Callable[[], None] | None = None
         exits.batch.on_wait = self._park_later
+        worker.intake.rest_while(loop.is_late)
         worker.together.set_up(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
 
     def add(self, line: Line, held: HeldRequest) -> bool:

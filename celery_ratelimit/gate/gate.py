@@ -190,6 +190,8 @@ class Gate:
                 self.worker.timers.call_after(0, self._leave_returned_to_others)
             else:
                 self._coming.comes_back(message)
+        elif requests.is_back(message) and not self._reach.has_left:  # its turn has come, or has passed
+            self._coming.comes_back(message)
         self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------
@@ -284,6 +286,7 @@ class Gate:
         """Rates of these limits are others now: whoever waits asks again."""
         self._stored.forget(names)
         self._loop.note_changed(names)
+        self._attendant.occupied.forget_turns(names)
         self._loop.run(self._lines)
         self._attendant.waking.wake(names)
         self.worker.timers.recall(lambda request: self._is_limited_by(request, names))

@@ -126,6 +126,12 @@ class Line:
         """Those among whom it asks, or would."""
         return self.with_slot if held.has_slot else self.new
 
+    def is_late(self, by: float) -> bool:
+        """Whether somebody's time was before that one: to start, or to ask for who has a slot."""
+        if self.due and self.due.next < by:
+            return True
+        return bool(self.with_slot) and max(self.next_ask, self.with_slot[0].asks_from) < by
+
     @property
     def only_newcomers(self) -> bool:
         return bool(self.new and not self.with_slot and not self.due)

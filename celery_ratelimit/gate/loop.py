@@ -33,6 +33,9 @@ __all__ = ["Loop"]
 
 logger = logging.getLogger("celery_ratelimit")
 
+#: Seconds after its time at which a task is late, and lines of which it is asked, those first that wait the longest.
+LATE, LOOKED_AT = 0.005, 10
+
 
 class Loop:
     """Moves the lines of one worker on.
@@ -103,6 +106,14 @@ class Loop:
             self._handing.give_rest()
             if (self._lines.wanting or len(self._entrance)) and self._cancel_look is None:
                 self._cancel_look = self._worker.timers.call_after(LOOK, self._look)
+
+    def is_late(self) -> bool:
+        """Whether somebody's turn has passed while this worker waited for answers of a store that is far away."""
+        if not self._room.store.is_far:
+            return False
+        by = monotonic() - LATE
+        lines = (self._lines.get(key) for key in itertools.islice(self._lines.wanting, LOOKED_AT))
+        return any(line is not None and line.is_late(by) for line in lines)
 
     def store_is_back(self) -> None:
         """Everybody may ask."""

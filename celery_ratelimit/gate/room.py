@@ -11,6 +11,7 @@ import math
 from bisect import insort
 
 from .._celery import Pool
+from .distance import Distance
 from .expected import KEEP, Expected
 from .line import ASK_EARLY
 
@@ -38,11 +39,13 @@ class Room:
     Attributes:
         held: requests that were received and are in the gate.
         coming: who is expected to come.
+        store: how far away it is.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.held = 0
+        self.store = Distance()
         self.coming = Expected()
         self._grants: list[tuple[float, float]] = []  # when, and the share of a process until the next may begin
         self._kept_until = 0.0
@@ -81,9 +84,14 @@ class Room:
 
     # -- Who may have one ------------------------------------------------------------------------------------------
 
-    def idle(self) -> int:
-        """Processes that would start a task at once."""
-        return self._pool.idle(self.held)
+    def idle(self, asks_at: float | None = None) -> int:
+        """Processes that would start a task at once; or, if the store is asked at that time, when it has answered: of
+        what ends while it is far away nobody hears before.
+        """
+        idle = self._pool.idle(self.held)
+        if asks_at is None or not self.store.is_far:
+            return idle
+        return idle + self._pool.have_ended(asks_at, self.store.round_trip)
 
     def is_out_of_reach(self, now: float) -> bool:
         """Whether all processes are busy, and none is likely to be free for as long as it would be kept for a turn."""
@@ -95,7 +103,7 @@ class Room:
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
         what proves wrong is one permit, which is not used. ``owed``: the next process is somebody else's.
         """
-        idle, promised = self.idle(), self._promised(now + ASK_EARLY) + owed
+        idle, promised = self.idle(now), self._promised(now + ASK_EARLY) + owed
         return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
 
     def free(self, now: float) -> int:
@@ -110,11 +118,11 @@ class Room:
         """How many permits may be taken together, at least one, for tasks of this name, each to start at its time."""
         promised, busy = self._promised(now + ASK_EARLY), min(1.0, self._pool.takes(name) / AHEAD)
         later = sum(at > now + ASK_EARLY for at, _ in self._grants)
-        return max(1, int((self.idle() - promised) / max(busy, 0.01)) - later)
+        return max(1, int((self.idle(now) - promised) / max(busy, 0.01)) - later)
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""
-        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.takes(name)))
+        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.takes(name)) + self.store.reach)
 
     def seconds_of_one(self, name: str) -> float:
         """Seconds from one to the next, when tasks of this name have all processes."""

@@ -86,7 +86,8 @@ class Asker:
     def ask_next(
         self, demands: Sequence[Demand], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
     ) -> list[Decision]:
-        """One round trip: the same ``demands`` for several requests, one after the other, until one is refused.
+        """One round trip: the same ``demands`` for several requests, one after the other, until one has neither its
+        permits nor a slot.
 
         Args:
             demands: of each of them.
@@ -95,7 +96,7 @@ class Asker:
             claim: see :meth:`Core.ask`.
 
         Returns:
-            A decision for each that was asked: those behind the first that was refused were not.
+            A decision for each that was asked: those behind the first for which no slot is kept were not.
         """
         core = self.core
         if len(ids) == 1 or not core.takes_one_script(demands):

@@ -15,6 +15,7 @@ from .._celery.parcel import expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
+from ..limits.concurrency import Concurrency
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from .arrivals import Arrivals
@@ -24,7 +25,7 @@ from .due import LOOK, DueLots
 from .lot import NOBODY, Parking, ToPark
 from .occupied import Occupied
 from .orphans import Orphans
-from .parked import Bucket, written
+from .parked import Bucket, Looked, written
 from .publisher import Publisher
 from .revoked import Revoked
 from .waking import NEXT, TURN, Waking
@@ -148,6 +149,7 @@ class Attendant:
         self._note_acknowledged()
         for name, _ in requests_of:
             self._orphans.say(name)
+        only_behind = only_behind and not all(map(self.occupied.is_closed, requests_of))
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
         said_of = self.parking.park(messages_of, only_behind=only_behind, most=most)
         for bucket, said in said_of.items():
@@ -204,6 +206,11 @@ class Attendant:
         self._due.clear()
         self._not_acknowledged.clear()
 
+    def _note_turn(self, looked: Looked) -> None:
+        """Until the last of those that have left has its turn, nobody else has one. (A place may be free sooner.)"""
+        if not isinstance(self._limits[looked.bucket[0]], Concurrency):
+            self.occupied.note_turn(looked.bucket, time.monotonic() + max(each.wait for each in looked.leaving))
+
     def _look_soon(self) -> None:
         """The first task in a lot may have its turn before the next look."""
         if self._cancel is not None and not self._soon:
@@ -254,6 +261,8 @@ class Attendant:
             for each in looked:
                 if each.again is None or each.again >= AGAIN:  # nobody is left in it, or for long: who comes asks first
                     self.occupied.forget(each.bucket)
+                if each.leaving:
+                    self._note_turn(each)
                 if each.another:
                     self.waking.has_another_code(each.bucket[0])
             self._publisher.publish({each.bucket: each.leaving for each in looked if each.leaving})

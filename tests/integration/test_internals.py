@@ -38,6 +38,7 @@ from kombu.transport import pyamqp, virtual
 from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
+from kombu.transport.redis import Transport as RedisTransport
 
 from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.broker import Broker
@@ -331,9 +332,12 @@ def test_a_channel_counts_by_itself() -> None:
 
 
 def test_what_was_asked_for_is_read_and_nothing_else_is_asked_for() -> None:
-    """``Returns`` leaves return queues alone while the answer to what was asked before may be on its way."""
+    """``Returns`` leaves return queues alone while the answer to what was asked before may be on its way; a worker that
+    is late asks for nothing new, ``rest_while``.
+    """
     assert "channel._brpop_start()" in source(MultiChannelPoller._register_BRPOP)
     assert "self._register_BRPOP(channel)" in source(MultiChannelPoller.on_poll_start)
+    assert "loop.on_tick.add(on_poll_start)" in source(RedisTransport.register_with_event_loop)  # again in each turn
     assert "chan.qos.can_consume()" in source(MultiChannelPoller.on_readable)
     assert "self.qos.can_consume()" in source(virtual.Channel.drain_events)
 

@@ -294,6 +294,9 @@ class Bench:
     def takes(self, name: str) -> float:
         return 0.05
 
+    def have_ended(self, now: float, seconds: float) -> int:
+        return sum(now - since < 10 * seconds for since in self.running.values()) if self.takes("") <= seconds else 0
+
     def have_young(self, number: int, now: float, seconds: float) -> bool:
         return sum(now - since < 0.05 for since in self.running.values()) >= number
 
@@ -347,6 +350,11 @@ class Bench:
     # -- The store -------------------------------------------------------------------------------------------------
 
     may_park = True
+
+    def rest_while(self, is_late: Any) -> None:
+        self.is_late = is_late
+
+    def forget_turns(self, names: Any) -> None: ...
 
     @property
     def parking(self) -> Any:

@@ -1,0 +1,231 @@
+"""A worker whose store is far away: while it waits for an answer, tasks end and turns come of which it hears later."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from celery_ratelimit._celery import Pool
+from celery_ratelimit._celery.pool import _Job
+from celery_ratelimit._celery.resting import MOST_REST, rest_while
+from celery_ratelimit.gate.distance import Distance
+from celery_ratelimit.gate.room import AHEAD, Room
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limits.concurrency import Concurrency
+from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.parking.attendant import Attendant
+from celery_ratelimit.parking.lot import NOBODY
+from celery_ratelimit.parking.occupied import Occupied
+from celery_ratelimit.parking.parked import Looked, Parked
+from tests.unit.a_gate import Bench
+
+NOW = 100.0
+
+
+def away(seconds: float) -> Distance:
+    distance = Distance()
+    for _ in range(300):
+        distance.note(seconds)
+    return distance
+
+
+def test_how_far_it_is_is_a_mean() -> None:
+    distance = Distance()
+    assert not distance.is_far
+    distance.note(0.008)
+    assert distance.round_trip == 0.001
+    assert distance.reach == 0.0, "one slow answer says little"
+    assert away(0.02).round_trip == pytest.approx(0.02)
+    assert away(0.02).reach == pytest.approx(0.06)
+    assert away(30.0).round_trip == pytest.approx(0.1), "an outage says nothing"
+
+
+def pool(*jobs: tuple[str, float]) -> Pool:
+    """Of four processes, busy with tasks of these names, which were handed over so many seconds ago."""
+    made = Pool(SimpleNamespace(num_processes=4, is_green=False))
+    made._takes.update(short=0.004, long=5.0)
+    for number, (name, ago) in enumerate(jobs):
+        made._jobs[number] = _Job(name, NOW - ago, None)
+    made.idle = lambda held: 4 - len(made._jobs)  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("jobs", "ended"),
+    [
+        ([], 0),
+        ([("short", 0.0), ("short", 0.03)], 2),
+        ([("short", 0.01), ("long", 0.01), ("unknown", 0.01)], 1),
+        ([("short", 0.21)], 0),  # it should have been heard of long ago: this one takes long
+    ],
+)
+def test_what_ends_while_the_store_is_asked(jobs: list[tuple[str, float]], ended: int) -> None:
+    assert pool(*jobs).have_ended(NOW, 0.02) == ended
+    room = Room(pool(*jobs))
+    assert room.idle(NOW) == room.idle() == 4 - len(jobs), "near a store it is heard in time"
+    room.store = away(0.02)
+    assert room.idle(NOW) == room.idle() + ended
+
+
+def test_a_permit_is_asked_for_where_processes_are_free_when_the_answer_comes() -> None:
+    busy = [("short", 0.01)] * 4
+    near, far = Room(pool(*busy)), Room(pool(*busy))
+    far.store = away(0.02)
+    assert not near.has_for_permit(NOW)
+    assert far.has_for_permit(NOW)
+    assert far.permits(NOW, "short") > 4, "they are short, and permits may be taken ahead"
+    long = Room(pool(*[("long", 0.01)] * 4))
+    long.store = away(0.02)
+    assert not long.has_for_permit(NOW)
+
+
+def test_beside_unlimited_tasks_permits_are_taken_as_far_ahead_as_it_takes_to_ask() -> None:
+    room = Room(pool())
+    assert room.ahead("short") == 0.02
+    room.store = away(0.02)
+    assert room.ahead("short") == pytest.approx(0.08)
+    room.store = away(0.09)
+    assert room.ahead("short") == AHEAD
+
+
+# -- Nothing new comes in while it is late -----------------------------------------------------------------------------
+
+
+class Channel:
+    asked = 0
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        self.asked += 1
+
+
+def test_a_worker_that_is_late_asks_for_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, late, channel = [NOW], [False], Channel()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    rest_while(channel, lambda: late[0])
+    channel._brpop_start()
+    assert channel.asked == 1
+    late[0] = True
+    for _ in range(14):
+        channel._brpop_start()
+        now[0] += 0.01
+    assert channel.asked == 1
+    now[0] += MOST_REST - 0.14
+    channel._brpop_start()
+    assert channel.asked == 2, "something comes in, however late it is"
+    channel._brpop_start()
+    assert channel.asked == 2, "and then it rests again"
+    late[0] = False
+    channel._brpop_start()
+    assert channel.asked == 3
+
+
+def test_other_brokers_send_what_they_like() -> None:
+    channel = SimpleNamespace()
+    rest_while(channel, lambda: True)
+    assert vars(channel) == {}
+
+
+def test_a_worker_is_late_when_a_turn_has_passed_that_it_could_not_see_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, processes=1)
+    bench.come(bench.task("unlimited"))
+    bench.tats["r1"] = bench.now - 5.0
+    request = bench.come(bench.task("retry", "r1"), "back", returned=True)
+    assert request.ends == []
+    assert not bench.is_late(), "the store is near: it is the pool that is busy"
+    bench.gate._room.store = away(0.02)
+    assert not bench.is_late()
+    bench.run(0.02)
+    assert bench.is_late()
+    bench.finish()
+    assert request.ends == ["started"]
+    assert not bench.is_late()
+
+
+# -- Newcomers behind those that have just left the lot ----------------------------------------------------------------
+
+API = Demand(Limit("100/s", name="api"), "api")
+BUCKET = ("api", "")
+
+
+def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [NOW]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    occupied = Occupied()
+    assert occupied.lot_of([API]) is None
+    occupied.note_turn(BUCKET, NOW + 0.5)
+    assert occupied.is_closed(BUCKET)
+    assert occupied.lot_of([API]) is API
+    occupied.forget(BUCKET)  # nobody is parked
+    assert occupied.lot_of([API]) is API
+    now[0] += 0.41
+    assert occupied.lot_of([API]) is None, "its own turn comes soon: it asks"
+    occupied.note_turn(BUCKET, now[0] + 0.5)
+    occupied.forget_turns({"other"})
+    assert occupied.is_closed(BUCKET)
+    occupied.forget_turns({"api"})  # it is another limit now
+    assert occupied.lot_of([API]) is None
+
+
+def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_ratelimit.parking.occupied.MOST_KNOWN", 3)
+    occupied, soon = Occupied(), time.monotonic() + 60.0
+    for number in range(5):
+        occupied.note_turn(("api", str(number)), soon)
+    assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]
+
+
+def test_rates_that_change_void_what_is_known_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, processes=1)
+    forgotten: list[Any] = []
+    bench.forget_turns = forgotten.append  # type: ignore[method-assign]
+    bench.gate._changed({"r1"})
+    assert forgotten == [{"r1"}]
+
+
+class Lots:
+    """What an attendant asks of the lots: each call, and that nobody is parked before whom is parked now."""
+
+    def __init__(self) -> None:
+        self.first_waits: dict[Any, float] = {}
+        self.only_behind: list[bool] = []
+
+    def acknowledged(self, bucket: Any, id: str) -> None: ...
+
+    def park(self, messages_of: Any, *, only_behind: bool, most: int | None) -> dict[Any, list[int]]:
+        self.only_behind.append(only_behind)
+        return {bucket: [NOBODY if only_behind else 0] * len(each) for bucket, each in messages_of.items()}
+
+
+@pytest.fixture
+def attendant(monkeypatch: pytest.MonkeyPatch) -> Attendant:
+    for part in ("Orphans", "Arrivals", "Waking", "Publisher", "Revoked", "Attending"):
+        monkeypatch.setattr(f"celery_ratelimit.parking.attendant.{part}", MagicMock())
+    lots: Any = Lots()
+    lots.bell = MagicMock()
+    limits: Any = {"api": API.limit, "places": Concurrency(2, name="places")}
+    return Attendant(MagicMock(), lots, limits, MagicMock(), 60.0)
+
+
+def let_out(attendant: Attendant, *names: str) -> None:
+    for name in names:
+        leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
+        attendant._note_turn(Looked((name, ""), 1.0, False, leaving))
+
+
+def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(attendant: Attendant) -> None:
+    lots: Any = attendant.parking
+    packed, held = MagicMock(), MagicMock()
+    attendant.park({BUCKET: [(held, packed)]}, only_behind=True)
+    let_out(attendant, "api")
+    attendant.park({BUCKET: [(held, packed)]}, only_behind=True)
+    attendant.park({BUCKET: [(held, packed)], ("other", ""): [(held, packed)]}, only_behind=True)
+    assert lots.only_behind == [True, False, True]
+
+
+def test_a_place_may_be_free_sooner_than_was_foreseen(attendant: Attendant) -> None:
+    let_out(attendant, "places")
+    assert not attendant.occupied.is_closed(("places", ""))
