@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ RATE, TASKS = 50, 100
 POOLS = {"threads": ("-P", "threads", "-c", "8"), "solo": ("-P", "solo"), "prefork": ("-c", "4")}
 
 
-def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str) -> None:
+def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[], None] = lambda: None) -> None:
+    """``then``: before the workers are killed, who may not have acknowledged what has just started."""
     with fleet:
         for index in range(TASKS):
             fleet.send(throttles[index % len(throttles)], index)
@@ -32,6 +34,7 @@ def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str) -> None:
         if len(throttles) == 1:  # else each of the two tasks has a limit of its own
             assert_never_over(fleet.permits(), RATE)
             assert_over(fleet.permits(), RATE / 2)
+        then()
         assert "Traceback" not in fleet.log()
 
 
@@ -58,8 +61,11 @@ def test_on_rabbitmq(
 ) -> None:
     """Whoever publishes reads from the connection: never a timer from the one that another thread reads from."""
     options = {"rate": f"{RATE}/s", "app": "tests.apps.loopless", "ratelimit_url": server.url}
-    a_backlog_leaves(Fleet(server, tmp_path, broker=broker.url, **options), pool, *throttles)
-    until(lambda: broker.ready("celery", "celery.throttled") == 0, 10, "empty queues")
+
+    def queues_are_empty() -> None:
+        until(lambda: broker.ready("celery", "celery.throttled") == 0, 10, "empty queues")
+
+    a_backlog_leaves(Fleet(server, tmp_path, broker=broker.url, **options), pool, *throttles, then=queues_are_empty)
     assert not store.keys("ratelimit:*:messages@*")
 
 
