@@ -86,8 +86,8 @@ class Asker:
     def ask_next(
         self, demands: Sequence[Demand], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
     ) -> list[Decision]:
-        """One round trip: the same ``demands`` for several requests, one after the other, until one has neither its permits
-        nor a slot.
+        """One round trip: the same ``demands`` for several requests, one after the other, until one has neither its
+        permits nor a slot.
 
         Args:
             demands: of each of them.
