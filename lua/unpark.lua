@@ -15,9 +15,9 @@
 --        9  bytes     >= 1: no more tasks are let out when their messages are that long
 --        10 absent    how many queues follow that no worker consumes
 --        11 attended  how many queues follow that a worker consumes; 0 if none is absent
---        12+          these; for each lot: key of its bucket, text; then its limit, see include/read_limits.lua, where the cost says
---                     nothing: each message has its own; then, of each limit that has weights in the code, the first of its lots,
---                     counted from 1, and the weights, see include/turns.lua (put in where a limit is fair)
+--        12+          these; for each lot: key of its bucket, text; then its limit, see include/read_limits.lua, where the cost
+--                     says nothing, each message has its own, but 0: see include/shadow_in_code.lua; then, of each limit that has
+--                     weights in the code, the first of its lots, from 1, and the weights, see turns.lua (put in where a limit is fair)
 -- Reply  for each lot that was looked after: us until it is due again (-1: it is empty; 0: at once, not all tasks that may were let
 --        out); 1 if the worker that looked after a lot of this limit last had another limit in its code, else 0; then for each
 --        task that is let out: its id, us until its turn, its message
@@ -39,6 +39,8 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include algorithms.lua
+--!include read_keys.lua
+--!include shadow_in_code.lua
 --!include read_limits.lua
 --!include lot.lua
 --!include order.lua
@@ -223,7 +225,8 @@ end
 local function let_out_next(limit, back)
     local extra = limit.extra
     -- A task that has a slot and does not come loses it to others.
-    for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '(0', int(now - LATE_US), 'LIMIT', 0, WORK)) do
+    local late = limit.version ~= -1 and int(now - LATE_US) or '-1'
+    for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '(0', late, 'LIMIT', 0, WORK)) do
         work = work + 1
         limit.extra = extra
         limit.algorithm.give_up(limit, now, id)

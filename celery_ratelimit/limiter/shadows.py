@@ -74,11 +74,14 @@ class Shadows:
             self.limits[demand.name] = demand.limit
 
     def opened(self, demand: Demand) -> Demand:
-        """The same for tasks that were parked before: of a limit in shadow all may leave."""
+        """The same for tasks that were parked before: of a limit in shadow all may leave (the cost says so, see
+        ``lua/unpark.lua``).
+        """
         limit = demand.limit
         if not self.has(demand.name, limit):
             return demand
-        return replace(demand, limit=Limit(_OPEN, burst=1000, name=limit.name, fair=limit.fair, weights=limit.weights))
+        opened = Limit(_OPEN, burst=1000, name=limit.name, fair=limit.fair, weights=limit.weights)
+        return replace(demand, limit=opened, cost=0)
 
     def hear(self, decision: Decision) -> None:
         """The store says of a limit that it is in shadow: who has asked did not know."""

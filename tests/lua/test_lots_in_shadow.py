@@ -1,0 +1,67 @@
+"""What is parked for a limit that is in shadow leaves, and changes nothing of what the limit has granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.parking.lot import Parking, ToPark
+from tests.conftest import Clock
+
+BUCKET = ("api", "")
+SHADOW: dict[str, Any] = {"name": "api", "shadow": True}
+
+
+def park(parking: Parking, number: int) -> None:
+    parking.park({BUCKET: [ToPark(f"id{each}", 1, "{}", 1) for each in range(number)]})
+
+
+def let_out(parking: Parking, limit: Limit) -> int:
+    return sum(len(each.leaving) for each in parking.unpark([Demand(limit, "api")]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"burst": 10},
+        {"algorithm": "fixed_window"},
+        {"algorithm": "sliding_window"},
+        {"algorithm": "sliding_log"},
+        {"algorithm": "leaky_bucket", "capacity": 3},
+    ],
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_worker_whose_code_has_it_in_shadow_forgets_nothing_of_it(
+    frozen: Limiter, clock: Clock, options: dict[str, Any], stored: bool
+) -> None:
+    """Others may have it in force: an older code, or somebody has just said so."""
+    limit = Limit("10/h", name="api", **options)
+    if stored:
+        frozen.set_rate("api", limit, force=True)
+        frozen.pause("api", 60, force=True)
+        frozen.resume("api", force=True)
+    while frozen.acquire(limit).allowed:
+        pass
+    parking = Parking(frozen, "fleet", 3600)
+    park(parking, 20)
+    assert let_out(parking, Limit("10/h", **SHADOW, **options)) == 20
+    clock.advance(1)
+    assert not frozen.acquire(limit).allowed
+
+
+def test_slots_of_before_hold_up_nobody(frozen: Limiter, clock: Clock) -> None:
+    """Those that have lost their slots elsewhere are not looked for at each look, before anybody leaves."""
+    limit = Limit("100/s", name="api")
+    parking = Parking(frozen, "fleet", 3600)
+    park(parking, 500)
+    out = sum(let_out(parking, limit) for _ in range(3))
+    clock.advance(1)
+    out += sum(let_out(parking, limit) for _ in range(3))
+    assert 160 <= out < 500
+    clock.advance(1.95)
+    for _ in range(20):
+        out += let_out(parking, Limit("100/s", **SHADOW))
+    assert out == 500
