@@ -434,6 +434,9 @@ class Worker:
         if self._reading is message.channel and self._reading.may_gather(self.fleet.world.now) and most > 0:
             self._wanted, self.is_at_it = most, True
 
+    def rest_while(self, is_late: Callable[[], bool]) -> None:
+        """Its store is near."""
+
     def return_queue_for(self, queue: str) -> str:
         return settings_of(self.app).return_queue_for(queue)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from celery_ratelimit import Limit, RateLimitedTask
 from tests.apps.fleet import RATE, app, note
+from tests.weighed import DEAREST, WEIGHTS
 
-__all__ = ["DEAREST", "WEIGHTS", "app"]
-
-DEAREST = 20
-WEIGHTS = {f"t{number:02}": 1 + number % 8 for number in range(50)}
+__all__ = ["app"]
 
 
 @app.task(

@@ -18,8 +18,8 @@ import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
-from tests.apps.weighed import DEAREST, WEIGHTS
 from tests.fleet_of import Fleet, assert_never_over, errors, until
+from tests.weighed import DEAREST, WEIGHTS
 
 #: Seconds of the rate that have left the lot, and tasks that two workers of two processes hold beside these.
 LEFT, HELD = 1.0, 16

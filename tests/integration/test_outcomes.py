@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_ratelimit import ImpossibleRequest, Throttled
+from celery_ratelimit import ImpossibleRequest, RateLimitedTask, Throttled
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, errors, outcome, until
 
@@ -121,10 +122,12 @@ def test_a_revoked_task_gives_its_slot_back(server: EmbeddedServer, store: redis
         assert results[1].get(timeout=15) == 1
 
 
-def test_direct_calls_and_eager_mode_are_not_throttled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TEST_RECORDS", str(tmp_path))
-    monkeypatch.setenv("TEST_BROKER", "redis://127.0.0.1:1/0")  # nobody is there: nobody is asked
-    from tests.apps.fleet import retry
+def test_direct_calls_and_eager_mode_are_not_throttled() -> None:
+    app = Celery("eager", broker="redis://127.0.0.1:1/0", set_as_current=False)  # nobody is there: nobody is asked
+
+    @app.task(base=RateLimitedTask, limits="1/h", shared=False)
+    def retry(index: int) -> int:
+        return index
 
     assert [retry(index) for index in range(200)] == list(range(200))
     assert [retry.apply((index,)).get() for index in range(200)] == list(range(200))

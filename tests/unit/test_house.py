@@ -50,3 +50,31 @@ def test_few_files_are_longer_than_three_hundred_lines() -> None:
     files = [*(ROOT / "celery_ratelimit").rglob("*.py"), *(ROOT / "lua").rglob("*.lua")]
     assert len(files) > 150
     assert not [path.name for path in files if len(path.read_text().splitlines()) > 300]
+
+
+def test_no_test_takes_an_apps_tasks_into_the_process_of_all_others() -> None:
+    """Celery puts them into each app that is made there."""
+    apps = {path.stem for path in (ROOT / "tests" / "apps").glob("*.py") if "app" in _names(path)}
+    assert len(apps) > 20
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "apps"]
+    taken = [
+        (path.name, node.module)
+        for path in tests
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").removeprefix("tests.apps.") in apps
+    ]
+    assert taken == []
+
+
+def _names(path: Path) -> set[str]:
+    """What stands at a module's top level."""
+    body = ast.parse(path.read_text()).body
+    imported = {alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assigned = {
+        target.id
+        for node in body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return imported | assigned
