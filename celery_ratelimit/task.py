@@ -146,8 +146,9 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     limiter = limiter_of(task.app)
     every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
     demands, shadow = limiter.asker.shadows.split(every)
+    users = f"t{task.name}", f"q{queue}"
     if not demands:
-        limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
+        limiter.pass_by(shadow, users)
         permit = {"worker": request.hostname, **permit_of(queue, own_id, 0, shadow)}
         request.delivery_info = {**delivery, PERMIT: permit}
         return
@@ -161,7 +162,7 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
         leases_of(task.app).begin(own_id, decision.demands, decision.granted_at)
         permit = {"worker": request.hostname, **permit_of(queue, own_id, decision.granted_at, shadow)}
         if shadow:
-            limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
+            limiter.pass_by(shadow, users)
         request.delivery_info = {**delivery, PERMIT: permit}
         time.sleep(decision.retry_after)
         return
@@ -173,7 +174,7 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     what = {"drop": "dropped", "fail": "failed"}.get(outcome, "diverted" if to else "returned")
     stored = ""
     with contextlib.suppress(*STORE_TROUBLES):  # it is only said
-        config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
+        config = limiter.config(demand.name, key=demand.key or None, force=True)
         stored = stored_in_place_of(demand.limit, config)
     why = Outcome(what, decision.retry_after, demand, stored=stored, max_wait=max_wait, full=decision.full, to=to)
     logger.info("Task %s[%s] %s", task.name, task_id, why)
