@@ -42,6 +42,7 @@ def app_on(url: str) -> Celery:
         "gpu": Concurrency(4),
         "tenant": Limit("5/s", key="{tenant_id}"),
         NASTY: "1/m",
+        "tried": Limit("1/h", shadow=True),
     }
     return app
 
@@ -70,10 +71,13 @@ def test_the_figures_of_a_scrape(server: EmbeddedServer, store: redis.Redis) -> 
     place = limiter.acquire("gpu")
     limiter.acquire(NASTY)
     limiter.acquire(NASTY)
+    limiter.acquire("tried")
+    limiter.acquire("tried")
     limiter.set_rate("stripe", "20/s")
     limiter.pause("tenant", 60)
     assert limiter._counting is not None
     limiter._counting.send()
+    until(lambda: limiter.would("tried").requests == 2, 10, "what a limit in shadow would have done is reckoned later")
     text, samples = scraped(app)
     assert samples["up", ()] == 1
     assert samples["requests_total", of("stripe", result="acquired")] == 1
@@ -88,6 +92,9 @@ def test_the_figures_of_a_scrape(server: EmbeddedServer, store: redis.Redis) -> 
     assert (samples["paused", of("tenant")], samples["paused", of("stripe")]) == (1, 0)
     assert samples["parked_tasks", of("stripe")] == 0
     assert samples["store_errors_total", of("stripe")] == 0
+    assert (samples["shadow", of("tried")], samples["shadow", of("stripe")]) == (1, 0)
+    assert samples["requests_total", of("tried", result="shadow")] == 2
+    assert samples["shadow_delayed_total", of("tried")] == 1
     assert "bob" not in text, "keys are never labels"
     limiter.release(place)
 
