@@ -218,9 +218,15 @@ def _known(connection: type) -> frozenset[str]:
     return _parameters(connection) | own
 
 
+@cache
 def _parameters(*kinds: type) -> frozenset[str]:
-    """What these of redis-py's classes, and those that they are built on, are made of."""
-    constructors = [vars(base)["__init__"] for kind in kinds for base in kind.__mro__ if "__init__" in vars(base)]
+    """What these of redis-py's classes, and those that they are built on, are made of.
+
+    Not ``object``: its signature is a text that ``inspect`` parses, which CPython before 3.11.8 may fail to do in
+    several threads at once.
+    """
+    bases = [base for kind in kinds for base in kind.__mro__ if base is not object]
+    constructors = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
     return frozenset(name for each in constructors for name in signature(each).parameters) - {"self", "kwargs", "args"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 from importlib.resources import files
@@ -17,6 +18,7 @@ from redis.sentinel import SentinelConnectionPool
 from celery_ratelimit import ConfigurationError, StoreUnavailable
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.store import url as urls
 from celery_ratelimit.store.health import check_fitness, trouble
 from celery_ratelimit.store.url import async_client_of, client_of
 from celery_ratelimit.store.url_text import without_password
@@ -134,6 +136,21 @@ def test_the_same_for_asyncio(url: str, kind: str) -> None:
     assert type(client).__name__ == kind
     kwargs = client.connection_kwargs if kind == "RedisCluster" else client.connection_pool.connection_kwargs
     assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"]) == (0.5, 0.5)
+
+
+def test_their_options_are_known_without_parsing_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython before 3.11.8 fails to parse in several threads at once, and six made their limiters in that moment."""
+
+    def parse(source: str, *_: Any, **__: Any) -> None:
+        pytest.fail(f"parsed {source!r}")
+
+    urls._known.cache_clear()
+    urls._parameters.cache_clear()
+    for url in ("redis://host/0?nosuch=1", "redis+cluster://host?nosuch=1"):
+        with monkeypatch.context() as patched:
+            patched.setattr(ast, "parse", parse)
+            with pytest.raises(ConfigurationError, match="nosuch"):
+                client_of(url)
 
 
 @pytest.mark.parametrize(
