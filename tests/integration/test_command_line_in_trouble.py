@@ -12,21 +12,17 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import redis
 from celery import Celery
-from click.testing import CliRunner, Result
 from kombu import pools
 
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.app.survey import limits_shown
-from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.cli.shown import table_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-
-from .test_command_line import Run, make_app, park
+from tests.shop import Run, command_line, make_app, park
 
 NOWHERE = "redis://:secret@127.0.0.1:1/0"
 NASTY = "e\nmails"
@@ -40,10 +36,7 @@ def app(server: EmbeddedServer, store: redis.Redis) -> Celery:
 
 @pytest.fixture
 def run(app: Celery) -> Run:
-    def run(*arguments: str, of: Celery = app) -> Result:
-        return CliRunner().invoke(ratelimit, list(arguments), obj=SimpleNamespace(app=of), prog_name="ratelimit")
-
-    return run
+    return command_line(app)
 
 
 def lines(text: str) -> list[str]:
@@ -258,7 +251,7 @@ def test_a_narrow_terminal_shows_what_matters_whole(server: EmbeddedServer, stor
     park(app, "stripe", 40)
     code = (
         "from types import SimpleNamespace\n"
-        "from tests.integration.test_command_line import make_app\n"
+        "from tests.shop import make_app\n"
         "from celery_ratelimit.cli import ratelimit\n"
         f"ratelimit(['status'], obj=SimpleNamespace(app=make_app({server.url!r})))\n"
     )

@@ -12,7 +12,7 @@ from celery import Celery
 from benchmarks.chromium import Chromium, Page, chromium, find_chromium
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
-from tests.integration.test_command_line import make_app, park
+from tests.shop import make_app, park
 from tests.web.server import NAMES, SCRIPT, TOKEN, Server, page_of
 
 pytestmark = pytest.mark.slow

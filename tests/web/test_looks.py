@@ -16,7 +16,7 @@ from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from celery_ratelimit.web.looks import Looks
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
-from tests.integration.test_command_line import make_app, park
+from tests.shop import make_app, park
 from tests.web.server import TOKEN, Server, page_of
 
 

@@ -16,7 +16,7 @@ from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.web.looks import Looks
 from celery_ratelimit.words import plain
 from tests.fleet_of import until
-from tests.integration.test_command_line import make_app, park
+from tests.shop import make_app, park
 from tests.web.server import NAMES, SCRIPT, TOKEN, Server
 from tests.web.test_attacks import OTHER_SITES, is_hardened
 
