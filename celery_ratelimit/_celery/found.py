@@ -5,8 +5,6 @@ What is relied on; line numbers are those of Celery 5.7.0:
 * ``state.requests`` by id, ``state.active_requests``, which run, and ``state.scheduled_requests``, which wait for their
   countdowns (celery/worker/state.py 79 to 88). An older Celery has no such set, and these requests in none: they are
   arguments in entries of the timer (celery/worker/control.py 442).
-* A pool of greenlets has ``limit`` of them (celery/concurrency/gevent.py 151); what an older Celery says as
-  ``num_processes`` is how many there are at the moment.
 * ``state.consumer.task_consumer.queues``, as ``active_queues`` reads them (celery/worker/control.py 658).
 """
 
@@ -15,6 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from celery.worker import state as worker_state
+
+from .pool import processes_of
 
 __all__ = ["pool_here", "task_here"]
 
@@ -45,8 +45,7 @@ def pool_here(state: Any) -> dict[str, Any]:
     ours = getattr(pool, "ratelimit_pool", None)
     takes = sorted(ours.taken().items(), key=lambda each: -each[1])[:_KINDS] if ours is not None else []
     queues = [queue.name for queue in consumer.queues] if consumer is not None else []
-    processes = pool.limit if pool.is_green else pool.num_processes
-    return {"processes": processes, "queues": queues, "takes": {name: round(each, 6) for name, each in takes}}
+    return {"processes": processes_of(pool), "queues": queues, "takes": {name: round(each, 6) for name, each in takes}}
 
 
 def _told(request: Any, where: str) -> dict[str, str]:

@@ -7,7 +7,9 @@ What is relied on; line numbers are those of Celery 5.7.0:
   process begins with the task, and one of the others at its end; gevent calls the last one alone for a task that a hard
   time limit has ended (celery/concurrency/gevent.py 28), eventlet knows no time limits.
 * What the second is called with (``Request.on_success``, celery/worker/request.py 576): ``failed, result, runtime``.
-* ``pool.is_green`` (celery/concurrency/base.py 61): gevent's and eventlet's ``spawn`` waits for a free greenlet.
+* ``pool.is_green`` (celery/concurrency/base.py 61): gevent's and eventlet's ``spawn`` waits for a free greenlet. Of how
+  many there may be, ``pool._pool.size`` is what counts: before Celery 5.7 gevent's ``num_processes`` is how many run
+  (celery/concurrency/gevent.py 121 of 5.4.0), and its ``limit`` stays what it was when the pool grows (113).
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
   (celery/worker/worker.py 295).
@@ -29,7 +31,7 @@ from typing import Any
 
 from celery.worker import state
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "processes_of"]
 
 #: The share of the newest task in the running mean of what tasks take.
 NEWEST = 0.1
@@ -67,8 +69,7 @@ class Pool:
 
     @property
     def processes(self) -> int:
-        number: int = self._pool.num_processes
-        return number
+        return processes_of(self._pool)
 
     def idle(self, held: int) -> int:
         """Processes that would start a task at once, when ``held`` of the received requests are in the gate.
@@ -210,6 +211,12 @@ class Pool:
             took = min(took, runtime + HEARD_LATE)
             known = self._takes.get(job.name, took)
             self._takes[job.name] = known + NEWEST * (took - known)
+
+
+def processes_of(pool: Any) -> int:
+    """How many tasks a pool can run at once, whether they do or not."""
+    number: int = getattr(pool._pool, "size", pool.limit) if pool.is_green else pool.num_processes
+    return number
 
 
 def _runtime_in(args: Sequence[Any]) -> float:

@@ -29,13 +29,17 @@ def observe(app: Celery, observer: Observer) -> None:
 
 
 def observers_of(app: Celery) -> Sequence[Observer]:
-    """All of them. A class is called once, without arguments.
+    """All of them. A class is called once, without arguments; one of which an observer was given is that observer.
 
     Raises:
         ConfigurationError: one of the setting that is not to be had, or cannot be called; names it.
     """
-    named: list[Observer] = kept(app, "observers named", lambda: [_found(each) for each in settings_of(app).observers])
-    return [*named, *_given(app)]
+    named: list[tuple[Any, Observer]] = kept(
+        app, "observers named", lambda: [_found(each) for each in settings_of(app).observers]
+    )
+    given = _given(app)
+    classes = {type(each) for each in given}
+    return [*(observer for found, observer in named if found not in classes), *given]
 
 
 def _given(app: Celery) -> list[Observer]:
@@ -43,7 +47,8 @@ def _given(app: Celery) -> list[Observer]:
     return given
 
 
-def _found(named: Any) -> Observer:
+def _found(named: Any) -> tuple[Any, Observer]:
+    """What a name means: a function or a class; and who is told."""
     try:
         found = symbol_by_name(named)
         observer: Any = found() if isinstance(found, type) else found
@@ -51,5 +56,4 @@ def _found(named: Any) -> Observer:
         raise ConfigurationError(f"ratelimit_observers: {named!r} is not to be had: {error!r}") from error
     if not callable(observer):
         raise ConfigurationError(f"ratelimit_observers: {named!r} is {observer!r}, which cannot be called")
-    called: Observer = observer
-    return called
+    return found, observer

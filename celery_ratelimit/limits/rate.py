@@ -21,7 +21,8 @@ _UNITS = {
 
 
 _RATE = re.compile(
-    r"\s*(?P<count>\d+(?:\.\d+)?)\s*(?:/|per\b)\s*(?P<span>\d+(?:\.\d+)?)?\s*(?P<unit>[a-z]+)\s*",
+    # Not \d: other scripts' digits look like these, or like nothing, to whoever reads the settings.
+    r"\s*(?P<count>[0-9]+(?:\.[0-9]+)?)\s*(?:/|per\b)\s*(?P<span>[0-9]+(?:\.[0-9]+)?)?\s*(?P<unit>[a-z]+)\s*",
     re.IGNORECASE,
 )
 

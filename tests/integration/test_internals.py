@@ -18,7 +18,7 @@ from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
 from celery.app.task import Context
 from celery.apps import worker
-from celery.concurrency import prefork
+from celery.concurrency import eventlet, gevent, prefork
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import BasePool
 from celery.events.state import State
@@ -112,6 +112,11 @@ def test_what_a_task_is_told_when_it_starts() -> None:
 def test_a_pool_says_how_many_run_at_once_and_prefork_is_of_one_class() -> None:
     assert isinstance(BasePool.num_processes, property)
     assert issubclass(prefork.TaskPool, BasePool)
+    for greenlets in (gevent.TaskPool, eventlet.TaskPool):
+        assert greenlets.is_green
+        assert "self._pool = self.Pool(self.limit)" in source(greenlets.on_start)
+        for change in (greenlets.grow, greenlets.shrink):
+            assert "self._pool.size" in source(change)
 
 
 def test_gossip_knows_the_workers_that_are_alive() -> None:

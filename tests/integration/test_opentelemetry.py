@@ -78,6 +78,20 @@ def test_it_can_be_named_in_the_settings() -> None:
     assert isinstance(observer, Telemetry)
 
 
+def test_it_counts_once_if_it_is_named_in_the_settings_as_well() -> None:
+    app = Celery("shop", broker="redis://localhost:6379/0", set_as_current=False)
+    app.conf.ratelimit_observers = ["celery_ratelimit.opentelemetry.Telemetry", "builtins.print"]
+    assert len(observers_of(app)) == 2
+    reader = InMemoryMetricReader()
+    instrument(app, meter_provider=MeterProvider([reader]))
+    for observer in observers_of(app):
+        observer(seen("parked", "stripe"))
+    data = reader.get_metrics_data()
+    assert data is not None, "it is the one that was told where to"
+    assert points(json.loads(data.to_json()))["celery_ratelimit.requests"]["stripe", "parked"]["value"] == 1
+    assert [type(each) for each in observers_of(app)] == [type(print), Telemetry]
+
+
 def test_without_opentelemetry_it_says_what_to_install() -> None:
     code = (
         "import sys, celery_ratelimit; sys.modules['opentelemetry'] = None\n"

@@ -73,6 +73,7 @@ def test_rates_that_can_be_read(text: str, count: int, period_us: int) -> None:
         *("100/ms", "100/us", "abc", "-1/s", "+1/s", "", " ", "100", "100/", "/s", "s", "100 s", "100//s", "1e3/s"),
         *("100 per", "100per", "per second", "100 pers", "1,000/s", "1_000/s", "1/-1s", "nan/s", "inf/s", "100/s/s"),
         *("100/w", "100/week", "100/month", "100/y", "0x10/s", ".5/s", "5./s", "100/s\n100/s", "100/5"),
+        *("٣/s", "3/٣s", "１００/s", "1.٥/s"),
         *(5, 0.5, None, True, b"100/s", ("100/s",), ["100/s"], {"rate": "100/s"}, object),
     ],
 )

@@ -62,6 +62,16 @@ def test_whether_one_is_free_soon() -> None:
     assert pool.have_soon(10.0, 1.0), "five of five seconds"
 
 
+def test_greenlets_that_do_not_run_are_free() -> None:
+    """Before Celery 5.7 gevent's ``num_processes`` is how many run: none, and so nothing would ever start."""
+    greenlets = SimpleNamespace(size=10)
+    pool = Pool(SimpleNamespace(is_green=True, limit=10, num_processes=0, _pool=greenlets))
+    assert (pool.processes, pool.idle(0)) == (10, 10)
+    greenlets.size = 12  # grown, which such a pool's limit does not tell
+    assert pool.processes == 12
+    assert Pool(SimpleNamespace(is_green=True, limit=10, num_processes=0, _pool=None)).processes == 10, "not yet begun"
+
+
 def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> None:
     given: dict[str, Any] = {}
     pool = Pool(

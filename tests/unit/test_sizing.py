@@ -50,7 +50,8 @@ def test_what_a_call_costs() -> None:
 
 @pytest.mark.parametrize(("is_green", "processes"), [(True, 100), (False, 3)])
 def test_what_a_worker_says_of_its_pool(is_green: bool, processes: int) -> None:
-    pool = SimpleNamespace(is_green=is_green, limit=100, num_processes=3)
+    greenlets = SimpleNamespace(size=100)  # as of gevent and eventlet, once they have grown from ten
+    pool = SimpleNamespace(is_green=is_green, limit=10, num_processes=3, _pool=greenlets)
     consumer = SimpleNamespace(pool=pool, task_consumer=SimpleNamespace(queues=[SimpleNamespace(name="celery")]))
     state = SimpleNamespace(consumer=consumer)
     assert pool_here(state) == {"processes": processes, "queues": ["celery"], "takes": {}}
