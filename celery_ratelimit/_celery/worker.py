@@ -28,6 +28,7 @@ from .consuming import Consuming
 from .departures import Departures
 from .intake import Intake
 from .outbox import Outbox
+from .pipes import Pipes
 from .pool import Pool
 from .receipts import Receipts
 from .requests import PERMIT, note_come
@@ -63,7 +64,7 @@ class Worker:
         self._consumer = consumer
         self._start = consumer.on_task_request
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
-        self.pool = Pool(consumer.pool)
+        self.pool, self._pipes = Pool(consumer.pool), Pipes(consumer)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
         self.receipts = Receipts()
@@ -120,6 +121,7 @@ class Worker:
             request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
             self.acknowledgements.of_started(request)
         self._start(request)
+        self._pipes.write()
 
     # -- What it knows ---------------------------------------------------------------------------------------------
 
