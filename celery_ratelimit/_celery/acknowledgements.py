@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kombu.transport import virtual
@@ -36,6 +36,9 @@ MOST_AT_ONCE, AT_LATEST = 20, 0.02
 #: Seconds after which it is tried again, if the broker did not answer.
 AGAIN = 1.0
 
+#: Where the broker has what is unacknowledged: all channels of a connection have it there.
+Keys = tuple[str, str]
+
 
 class Acknowledgements:
     """What one worker has not told its broker yet.
@@ -47,7 +50,7 @@ class Acknowledgements:
 
     def __init__(self, broker: Broker, timers: Timers) -> None:
         self._broker, self._timers = broker, timers
-        self._waiting: dict[Any, list[Any]] = {}  # by the QoS that they came by
+        self._waiting: dict[Keys, list[Any]] = {}  # messages, by where the broker has them
         self._rings_at = float("inf")
         self._cancel: Callable[[], None] | None = None
         self._home = threading.get_ident()
@@ -82,7 +85,7 @@ class Acknowledgements:
         qos = _qos(message)
         virtual.QoS.ack(qos, message.delivery_tag)  # kombu: another may come in now
         self.take_along(qos)
-        waiting = self._waiting.setdefault(qos, [])
+        waiting = self._waiting.setdefault(_keys(qos), [])
         waiting.append(message)
         if len(waiting) >= MOST_AT_ONCE:
             self._say_all()
@@ -96,24 +99,34 @@ class Acknowledgements:
         append, pipe_or_acquire = qos.append, qos.pipe_or_acquire
 
         def append_and_acknowledge(message: Any, delivery_tag: str) -> None:
-            messages = self._waiting.pop(qos, None)
-            if not messages:
+            if _keys(qos) not in self._waiting:
                 append(message, delivery_tag)
                 return
             try:
-                with pipe_or_acquire() as pipe:
-                    _acknowledge(qos, pipe, messages)
+                with self.said_along(qos) as tags, pipe_or_acquire() as pipe:
+                    _acknowledge(qos, pipe, tags)
                     qos.pipe_or_acquire = lambda: nullcontext(pipe)
                     append(message, delivery_tag)
-            except BaseException:
-                self._said_nothing_of(qos, messages)
-                raise
             finally:
                 qos.pipe_or_acquire = pipe_or_acquire
-            _note(messages)
 
         qos.ratelimit_takes_along = True
         qos.append = append_and_acknowledge
+
+    @contextmanager
+    def said_along(self, qos: Any) -> Iterator[list[str]]:
+        """The delivery tags of those that are done, of which the broker is told in this block: by whichever channel
+        they came.
+        """
+        keys = _keys(qos)
+        messages = self._waiting.pop(keys, [])
+        try:
+            yield [message.delivery_tag for message in messages]
+        except BaseException:  # also of a greenlet that is killed
+            self._said_nothing_of(keys, messages)
+            raise
+        for message in messages:
+            message._state = "ACK"
 
     # -- In a moment -----------------------------------------------------------------------------------------------
 
@@ -134,20 +147,16 @@ class Acknowledgements:
 
     def _say_all(self) -> None:
         """What kombu's QoS.ack does, for many messages at once."""
-        while self._waiting:
-            qos, messages = self._waiting.popitem()
-            try:
-                with qos.pipe_or_acquire() as pipe:
-                    _acknowledge(qos, pipe, messages)
-                    pipe.execute()
-            except BaseException:  # also of a greenlet that is killed
-                self._said_nothing_of(qos, messages)
-                raise
-            _note(messages)
+        for messages in list(self._waiting.values()):
+            qos = _qos(messages[0])
+            with self.said_along(qos) as tags, qos.pipe_or_acquire() as pipe:
+                _acknowledge(qos, pipe, tags)
+                pipe.execute()
 
-    def _said_nothing_of(self, qos: Any, messages: list[Any]) -> None:
-        self._waiting[qos] = [*messages, *self._waiting.get(qos, ())]
-        self._ring(AGAIN)
+    def _said_nothing_of(self, keys: Keys, messages: list[Any]) -> None:
+        if messages:
+            self._waiting[keys] = [*messages, *self._waiting.get(keys, ())]
+            self._ring(AGAIN)
 
     def open(self) -> None:
         """The worker's loop runs, or will in a moment."""
@@ -171,11 +180,9 @@ def _qos(message: Any) -> Any:
     return getattr(message.channel, "qos", None)
 
 
-def _acknowledge(qos: Any, pipe: Any, messages: Sequence[Any]) -> None:
-    tags = [message.delivery_tag for message in messages]
+def _keys(qos: Any) -> Keys:
+    return qos.unacked_key, qos.unacked_index_key
+
+
+def _acknowledge(qos: Any, pipe: Any, tags: Sequence[str]) -> None:
     pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags)
-
-
-def _note(messages: Sequence[Any]) -> None:
-    for message in messages:
-        message._state = "ACK"

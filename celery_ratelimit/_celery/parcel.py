@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -38,7 +38,9 @@ OLD_HEADER = "ratelimit"
 
 #: What a marker says in any case, and what it may say.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
-_AT_TIMES = {"again", "lot", "id", "copy", "since", "CC"}
+_ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC"}
+#: Those of them that are texts, if they are there.
+_TEXTS = ("eta", "exchange", "routing_key", "id")
 
 #: Properties that the transport writes anew at every publish.
 _TRANSPORT_PROPERTIES = (
@@ -73,8 +75,18 @@ def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def marker_in(message: Any) -> dict[str, Any]:
-    """What a message that has come back says of itself; nothing if it comes from its sender."""
-    return marker_among(message.headers)
+    """What a message that has come back says of itself; nothing if it comes from its sender.
+
+    Read once: a worker asks a dozen times of each message.
+    """
+    headers = message.headers
+    read: Any = getattr(message, "ratelimit_marker", None)
+    if read is None or read[0] is not headers:
+        read = headers, marker_among(headers)
+        with suppress(AttributeError):  # py-amqp's own has no room for it: kombu makes its message of that
+            message.ratelimit_marker = read
+    marker: dict[str, Any] = read[1]
+    return marker
 
 
 def with_survivor(parcel: Parcel) -> Parcel:
@@ -104,13 +116,15 @@ def _mark(headers: dict[str, Any], marker: Mapping[str, Any]) -> None:
 
 def _is_ours(marker: Any) -> bool:
     """Whether a header is a marker of ours, and not one of the user's under the same name, or what somebody made up."""
-    if not isinstance(marker, dict) or not _ALWAYS <= marker.keys() <= _ALWAYS | _AT_TIMES:
+    if not isinstance(marker, dict) or not _ALWAYS <= marker.keys() <= _ALL:
         return False
     if not isinstance(marker["queue"], str) or not marker["queue"]:
         return False
-    texts = [marker.get(name) for name in ("eta", "exchange", "routing_key", "id")]
-    numbers = [marker.get(name, 0) for name in ("copy", "since")]
-    if not all(text is None or isinstance(text, str) for text in texts) or not all(map(_is_count, numbers)):
+    for name in _TEXTS:
+        text = marker.get(name)
+        if text is not None and not isinstance(text, str):
+            return False
+    if not _is_count(marker.get("copy", 0)) or not _is_count(marker.get("since", 0)):
         return False
     if "lot" not in marker:
         return True

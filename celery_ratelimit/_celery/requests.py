@@ -5,6 +5,8 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 * ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
 * ``Request.name`` may be a list, by a message's shadow, which Celery cannot count (celery/worker/state.py 211).
 * ``chord``, ``chain``, ``group``, ``callbacks`` and ``errbacks`` of ``Request._context``.
+* ``Request._eventer`` (request.py 521), a ``Dispatcher`` that leaves out events of other groups than its ``groups``
+  (celery/events/dispatcher.py 190).
 * ``request.request_dict`` and ``request.delivery_info``, which is in it (request.py 177): what the task is told when it
   starts.
 """
@@ -12,7 +14,7 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -124,9 +126,11 @@ def restore(request: Any) -> None:
         request.delivery_info["routing_key"] = marker.get("routing_key")
 
 
-def announce(request: Any, fields: Mapping[str, Any]) -> None:
-    """The event for monitors. ``task-throttled`` shows as state THROTTLED there."""
-    request.send_event("task-throttled", **fields)
+def announce(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:
+    """The event for monitors, if one is told of tasks. ``task-throttled`` shows as state THROTTLED there."""
+    eventer = request._eventer
+    if eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups):
+        request.send_event("task-throttled", **fields())
 
 
 def fail(request: Any, error: BaseException) -> None:

@@ -216,7 +216,7 @@ class Exits:
             wait += (FULL - ahead) * interval
             self._end(line, held, End(held.plan.policy.overflow, demand, wait), now)
         else:
-            why = outcome_of(line, held, demand, wait + ahead * interval, now)
+            why = outcome_of(line, held, demand, wait + ahead * interval, now, what="parked")
             self._holdings.leave(line, held)
             # Whoever leaves the lot next is to find a process, if it comes to this worker. Until it is here, and says
             # when, long tasks could have them all.
@@ -224,7 +224,7 @@ class Exits:
                 self._room.coming.expect(held.request.id, now + wait, now)
             elif verdict.only_behind and interval <= KEEP:
                 self._room.coming.expect_some(f"{demand.name}:{demand.key}", now)
-            self._hook.announce(held, replace(why, what="parked"))
+            self._hook.announce(held, why)
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:
         delay = min(verdict.wait, self.longest) - LEAD

@@ -100,7 +100,7 @@ class Gate:
         counting = Counting(asker, worker.timers.call_after, lambda: bool(outage))
         self._counting = counting if settings.counts and not settings.in_memory else None
         stored = self._stored = StoredRates(asker, outage)
-        hook = Hook([*observers, counting.counter] if self._counting is not None else observers, stored.of)
+        hook = Hook(observers, stored.of, counting.counter if self._counting is not None else None)
         self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings, hook)
         share = LocalShare(worker.live_workers, leases)
         ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))

@@ -27,10 +27,18 @@ __all__ = ["Hook", "outcome_of", "permit_of"]
 logger = logging.getLogger("celery_ratelimit")
 
 
-def outcome_of(line: Line, held: HeldRequest, demand: Demand, wait: float, now: float, full: bool = False) -> Outcome:
+def outcome_of(
+    line: Line,
+    held: HeldRequest,
+    demand: Demand,
+    wait: float,
+    now: float,
+    full: bool = False,
+    what: str = "waiting",
+) -> Outcome:
     """Why a request does not start, as far as it waits for its turn."""
     interval = line.intervals.get(demand.name, 0.0)
-    return Outcome("waiting", wait, demand, interval, waited=now - held.since, full=full)
+    return Outcome(what, wait, demand, interval, waited=now - held.since, full=full)
 
 
 def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) -> dict[str, Any]:
@@ -40,17 +48,22 @@ def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) 
 
 
 class Hook:
-    """Tells what has become of requests.
+    """Tells what has become of requests. What nobody would hear is not put into words.
 
     Args:
         observers: are told of each outcome, those included by which a task starts.
         stored: which rate people have put in the place of a limit's in the code, as a decision was told an interval.
+        counter: is told of the same, without a word of why.
     """
 
     def __init__(
-        self, observers: Sequence[Observer] = (), stored: Callable[[Demand, float], str] = lambda *_: ""
+        self,
+        observers: Sequence[Observer] = (),
+        stored: Callable[[Demand, float], str] = lambda *_: "",
+        counter: Observer | None = None,
     ) -> None:
         self._observers, self._stored = list(observers), stored
+        self._all = [*self._observers, *([counter] if counter is not None else ())]
         self._failed: set[int] = set()
 
     def announce(self, held: HeldRequest, outcome: Outcome) -> None:
@@ -58,13 +71,17 @@ class Hook:
         if held.announced == outcome.what:
             return
         held.announced, held.throttled_by = outcome.what, outcome.limit or ""
-        if outcome.demand is not None:
-            outcome = replace(outcome, stored=self._stored(outcome.demand, outcome.interval))
-        seen = _throttled(held, outcome)
-        for tell in (_log, _show, _signal):
-            tell(held.request, seen, outcome)
-        if self._observers:
-            self._tell(seen)
+        if outcome.demand is not None and (stored := self._stored(outcome.demand, outcome.interval)):
+            outcome = replace(outcome, stored=stored)
+        level = logging.INFO if outcome.demand is not None else logging.DEBUG
+        logs = logger.isEnabledFor(level)
+        seen = _throttled(held, outcome) if logs or self._observers else _counted(held, outcome)
+        if logs:
+            _log(level, seen, outcome)
+        requests.announce(held.request, outcome.fields)
+        if task_throttled.receivers:
+            task_throttled.send(sender=held.request.task, request=held.request, **outcome.fields())
+        self._tell(seen)
 
     def started(self, held: HeldRequest, permit_at_us: int) -> dict[str, Any]:
         """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store.
@@ -72,7 +89,7 @@ class Hook:
         Returns:
             What the process that runs the task is told of its permit, and of how long it was throttled by which limit.
         """
-        if self._observers:
+        if self._all:
             self._tell(_started(held, permit_at_us))
         permit = permit_of(held.queue, held.id, permit_at_us, held.shadow)
         if _was_throttled(held):
@@ -82,20 +99,20 @@ class Hook:
 
     def passed(self, waiting: Unlimited, shadow: Sequence[Demand]) -> None:
         """A request starts all of whose limits are in shadow."""
-        if self._observers:
+        if self._all:
             request, first = waiting.request, shadow[0]
             names = request.name, request.id, waiting.queue, first.name, first.key, first.cost
             self._tell(Observation("shadow", *names, shadow=asked_of(shadow)))
 
     def failed(self, held: HeldRequest, error: Exception, *, without_store: bool) -> None:
         """A request fails, as the store did not answer, or as no waiting would grant what it asks."""
-        if self._observers:
+        if self._all:
             outcome = "store_error" if without_store else "failed"
             limit = None if without_store else held.demands[0].name
             self._tell(_observed(held, outcome, limit, reason=str(error)))
 
     def _tell(self, seen: Observation) -> None:
-        for observer in self._observers:
+        for observer in self._all:
             try:
                 observer(seen)
             except Exception as error:
@@ -104,21 +121,15 @@ class Hook:
                     logger.error("The observer %r raised %r, which is said once", observer, error, exc_info=True)
 
 
-def _log(request: Any, seen: Observation, outcome: Outcome) -> None:
+def _log(level: int, seen: Observation, outcome: Outcome) -> None:
     """While the store does not answer, which is said when it begins and ends, the line is for whoever debugs."""
-    level = logging.INFO if seen.limit is not None else logging.DEBUG
-    if logger.isEnabledFor(level):
-        fields = {**outcome.fields(), "task": seen.task, "id": seen.id, "queue": seen.queue, "cost": seen.cost}
-        fields["throttled_for"] = seen.throttled_for
-        logger.log(level, "Task %s[%s] %s", seen.task, seen.id, seen.said, extra={"data": fields})
+    fields = {**outcome.fields(), "task": seen.task, "id": seen.id, "queue": seen.queue, "cost": seen.cost}
+    fields["throttled_for"] = seen.throttled_for
+    logger.log(level, "Task %s[%s] %s", seen.task, seen.id, seen.said, extra={"data": fields})
 
 
-def _show(request: Any, seen: Observation, outcome: Outcome) -> None:
-    requests.announce(request, outcome.fields())
-
-
-def _signal(request: Any, seen: Observation, outcome: Outcome) -> None:
-    task_throttled.send(sender=request.task, request=request, **outcome.fields())
+def _counted(held: HeldRequest, outcome: Outcome) -> Observation:
+    return _observed(held, outcome.what if outcome.demand is not None else "store_error", outcome.limit, outcome.key)
 
 
 def _throttled(held: HeldRequest, outcome: Outcome) -> Observation:

@@ -39,12 +39,13 @@ class Timers:
 class Worker:
     """Consumes a queue, as a worker does."""
 
-    def __init__(self, channel: Any, store: redis.Redis) -> None:
+    def __init__(self, channel: Any, store: redis.Redis, name: str = "tasks") -> None:
+        self.name = name
         self.channel, self.store, self.timers = channel, store, Timers()
         self.broker = SimpleNamespace(apart=False)
         self.acknowledgements = Acknowledgements(self.broker, self.timers)  # type: ignore[arg-type]
         self.messages: list[Any] = []
-        self.queue = Queue("tasks")(channel)
+        self.queue = Queue(name)(channel)
         self.producer = Producer(channel)
         self.consumer = Consumer(channel, [self.queue], on_message=self.messages.append, prefetch_count=100)
         self.consumer.consume()
@@ -52,7 +53,7 @@ class Worker:
     def come(self, number: int = 1) -> list[Any]:
         """Requests, one after the other."""
         for _ in range(number):
-            self.producer.publish("{}", routing_key="tasks", declare=[self.queue])
+            self.producer.publish("{}", routing_key=self.name, declare=[self.queue])
             self.channel.connection.client.drain_events(timeout=5)
         return [self.request(message) for message in self.messages[-number:]]
 
@@ -104,6 +105,20 @@ def test_where_none_comes_it_is_said_in_a_moment(worker: Worker) -> None:
     worker.timers.ring()
     assert worker.at_broker == 1
     assert not worker.timers.waiting
+
+
+def test_the_next_message_takes_along_what_came_by_another_channel(server: EmbeddedServer, store: redis.Redis) -> None:
+    """What comes back has a channel of its own."""
+    with Connection(server.url) as connection:
+        worker, beside = Worker(connection.channel(), store), Worker(connection.channel(), store, "beside")
+        beside.acknowledgements = worker.acknowledgements
+        (first,), (second,) = worker.come(), beside.come()
+        first._on_ack()
+        second._on_ack()
+        before = execs(store)
+        beside.come()
+        assert execs(store) - before == 1
+        assert (first.message.acknowledged, second.message.acknowledged, worker.at_broker) == (True, True, 1)
 
 
 def test_many_are_said_at_once(worker: Worker) -> None:

@@ -22,6 +22,8 @@ from celery.apps import worker
 from celery.concurrency import eventlet, gevent, prefork
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import BasePool
+from celery.events import EventDispatcher
+from celery.events.event import group_from
 from celery.events.state import State
 from celery.utils.collections import LimitedSet
 from celery.utils.timer2 import Timer as Timer2
@@ -494,6 +496,8 @@ def test_each_connection_has_a_dispatcher_that_requests_send_by() -> None:
 
     assert "dis = c.event_dispatcher = c.app.events.Dispatcher(" in source(events.Events.start)
     assert "self._eventer.send(type, uuid=self.id, **fields)" in source(request.Request.send_event)
+    assert "groups, group = self.groups, group_from(type)" in source(EventDispatcher.send)
+    assert group_from("task-throttled") == "task"
 
 
 def test_tasks_are_counted_by_what_may_not_be_hashable() -> None:

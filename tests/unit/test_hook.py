@@ -98,6 +98,35 @@ def test_an_observer_that_raises_is_said_once_and_harms_nothing(
     assert caplog.text.count("which is said once") == 1
 
 
+def test_what_nobody_hears_is_not_put_into_words_but_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counted: list[Observation] = []
+    words: list[Any] = []
+    told: list[Observation] = []
+    hook = said.Hook([], lambda *_: "", counted.append)
+    monkeypatch.setattr(gate, "Hook", lambda *_: hook)
+    throttled = said._throttled
+    monkeypatch.setattr(said, "_throttled", lambda held, outcome: words.append(outcome) or throttled(held, outcome))
+    bench = Bench(monkeypatch)
+    task = bench.task("drop", "r1")
+    caplog.set_level(logging.WARNING, "celery_ratelimit")
+    bench.come(task)
+    bench.come(task)
+    assert outcomes(counted) == [("acquired", "r1"), ("dropped", "r1")]
+    assert (words, counted[-1].asked, counted[-1].queue) == ([], (("r1", "", 1),), "celery")
+    caplog.set_level(logging.INFO, "celery_ratelimit")
+    bench.come(task)
+    assert "dropped" in caplog.text
+    caplog.set_level(logging.WARNING, "celery_ratelimit")
+    hook._observers.append(told.append)
+    hook._all.append(told.append)
+    bench.come(task)
+    assert told[0].said.startswith("throttled by limit 'r1'")
+    assert len(words) == 2
+    assert outcomes(counted)[2:] == [("dropped", "r1")] * 2
+
+
 class Observer:
     def __call__(self, seen: Observation) -> None: ...
 

@@ -76,3 +76,23 @@ def test_the_version_before_keeps_one_of_the_two_up_to_date() -> None:
     assert marker_among(headers)["copy"] == 2
     assert without_marker(headers)["copy"] == 2
     assert headers == {}
+
+
+def test_a_message_is_read_once_as_long_as_it_has_the_same_headers() -> None:
+    message = a_request(**{"celery-ratelimit-return": BACK}).message
+    first = marker_in(message)
+    assert first == BACK
+    assert marker_in(message) is first
+    message.headers = {"id": "1"}
+    assert marker_in(message) == {}
+
+
+def test_a_message_that_nothing_can_be_noted_on_is_read_each_time() -> None:
+    """py-amqp's."""
+
+    class Bare:
+        __slots__ = ("headers",)
+
+    message = Bare()
+    message.headers = {"celery-ratelimit-return": BACK}
+    assert marker_in(message) == marker_in(message) == BACK
