@@ -3,7 +3,8 @@
 -- KEYS   for each lot those of include/lot.lua; where one of the limits is fair, with those of who shares it
 -- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
 --        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
---        3+           for each lot: the key of its bucket, text; how many messages follow; how many ids after them;
+--        3+           for each lot: the key of its bucket, text; us after which a worker has to look at it if nobody is parked in it
+--                     now; how many messages follow; how many ids after them;
 --                     for each message nine:
 --                     order    steps that it stands behind tasks without a priority, see include/order.lua; where the limit is
 --                              fair, then " <its weight in the code> <its share>", see include/shares.lua
@@ -39,7 +40,7 @@ local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 9
 --!include bell.lua
 
 local twice -- there are several messages of some tasks of the lot in use
-local is_due -- has a worker to look at it at once?
+local is_due, is_new -- has a worker to look at it at once? or was nobody parked in it?
 local survivors = {}
 
 local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
@@ -129,9 +130,10 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
         call('ZADD', EXPIRING, expires, id)
         call('ZADD', LOTS, 'XX', 'LT', expires, bucket)
     end
-    -- A worker has to look at once if the task is the first of the lot, or has a place before the first.
-    if parked == 0 or place < last and call('ZRANK', PARKED, id) == 0 then
-        is_due = true
+    if parked == 0 then
+        is_new = true
+    elseif place < last and call('ZRANK', PARKED, id) == 0 then
+        is_due = true -- its place is before the first
     end
     return ahead
 end
@@ -139,22 +141,22 @@ end
 local said, waited, at = {}, {}, 3
 for lot = 0, #KEYS - 1, LOT_KEYS do
     use_lot(lot, ARGV[at])
-    local first = at + 3
-    local last = first + FIELDS * ARGV[at + 1]
-    acknowledged(last, last + ARGV[at + 2] - 1)
-    twice, is_due = call('EXISTS', TWICE) == 1, false
+    local later, first = tonumber(ARGV[at + 1]), at + 4
+    local last = first + FIELDS * ARGV[at + 2]
+    acknowledged(last, last + ARGV[at + 3] - 1)
+    twice, is_due, is_new = call('EXISTS', TWICE) == 1, false, false
     for i = first, last - 1, FIELDS do
         local order, since, expires, id, cost, copy, doubts, alone, sent = unpack(ARGV, i, i + FIELDS - 1)
         said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), alone, sent)
     end
-    if is_due then
+    if is_due or is_new then
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does
-        call('ZADD', LOTS, int(now), bucket)
+        call('ZADD', LOTS, 'LT', int(is_due and now or now + later), bucket)
         if is_first then ring(LOTS) end
     end
     local us = now - (call('ZRANGE', PARKED, 0, 0, 'WITHSCORES')[2] or now)
     waited[#waited + 1] = us < ORDER_US / 2 and max(0, us) or 0 -- else it is more important than those without a priority
-    at = last + ARGV[at + 2]
+    at = last + ARGV[at + 3]
 end
 for _, us in ipairs(waited) do said[#said + 1] = us end
 for _, id in ipairs(survivors) do said[#said + 1] = id end

@@ -186,6 +186,7 @@ class Gate:
         if seconds is not None:
             now = monotonic()
             self._room.coming.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
+            self._attendant.occupied.note_coming(message, seconds + LEAD)
             if self._reach.has_left:  # it was on its way, and soon waits for the end of its countdown
                 self.worker.timers.call_after(0, self._leave_returned_to_others)
             else:

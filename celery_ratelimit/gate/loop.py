@@ -245,7 +245,7 @@ class Loop:
             return [first]
         most = MOST_TOGETHER if first.has_slot and not first.plan.leased else self._answers.together(line, first)
         if not first.plan.leased:
-            most = min(most, self._room.permits(now, first.request.task.name))
+            most = min(most, self._room.permits(now, first.request.task.name, line.interval))
         together = [first]
         for held in list(itertools.islice(asking, 1, most)):
             if len(together) >= most or now >= held.until or not _asks_the_same(first, held):

@@ -114,11 +114,18 @@ class Room:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
         return int(self._pool.processes * max(1.0, AHEAD / max(0.001, self._pool.takes(name))))
 
-    def permits(self, now: float, name: str) -> int:
-        """How many permits may be taken together, at least one, for tasks of this name, each to start at its time."""
-        promised, busy = self._promised(now + ASK_EARLY), min(1.0, self._pool.takes(name) / AHEAD)
+    def permits(self, now: float, name: str, interval: float = 0.0) -> int:
+        """How many permits may be taken together, at least one, for tasks of this name, each to start at its time.
+
+        Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew.
+        """
+        takes, free = self._pool.takes(name), self.idle(now) - self._promised(now + ASK_EARLY)
         later = sum(at > now + ASK_EARLY for at, _ in self._grants)
-        return max(1, int((self.idle(now) - promised) / max(busy, 0.01)) - later)
+        most = free / max(min(1.0, takes / AHEAD), 0.01)
+        ended = free * interval / max(takes, 0.001)  # in the time from one to the next
+        if 0.0 < ended < 1.0:
+            most = min(most, free / (1.0 - ended))
+        return max(1, int(most) - later)
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""

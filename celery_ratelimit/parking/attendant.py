@@ -15,7 +15,6 @@ from .._celery.parcel import expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
-from ..limits.concurrency import Concurrency
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from .arrivals import Arrivals
@@ -23,9 +22,9 @@ from .attending import Attending
 from .contents import AGAIN
 from .due import LOOK, DueLots
 from .lot import NOBODY, Parking, ToPark
-from .occupied import Occupied
+from .occupied import SOON, Occupied
 from .orphans import Orphans
-from .parked import Bucket, Looked, written
+from .parked import Bucket, written
 from .publisher import Publisher
 from .revoked import Revoked
 from .waking import NEXT, TURN, Waking
@@ -34,8 +33,6 @@ __all__ = ["Attendant"]
 
 #: Seconds between two looks of a worker that has found and parked nothing for so many seconds.
 RARELY, QUIET = 1.0, 2.0
-#: Seconds after which a lot is looked at that was empty before: tasks that are parked together leave together.
-SOON = 0.05
 #: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
 OTHERS_TELL = 1.5
 
@@ -82,7 +79,7 @@ class Attendant:
         self._publisher = Publisher(worker, parking, self._orphans)
         self._revoked = Revoked(worker, parking, limits, self._publisher)
         self._attending = Attending(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
-        self.occupied = Occupied()
+        self.occupied = Occupied(limits)
         self._due = DueLots(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
@@ -151,7 +148,8 @@ class Attendant:
             self._orphans.say(name)
         only_behind = only_behind and not all(map(self.occupied.is_closed, requests_of))
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
-        said_of = self.parking.park(messages_of, only_behind=only_behind, most=most)
+        later = {bucket: self.occupied.looks_in(bucket) - SOON for bucket in requests_of}
+        said_of = self.parking.park(messages_of, only_behind=only_behind, most=most, later=later)
         for bucket, said in said_of.items():
             for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
                 if ahead >= 0:
@@ -163,7 +161,7 @@ class Attendant:
     def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
         self.occupied.note(bucket, self.parking.first_waits.get(bucket, 0.0))
         if ahead == 0 or self._is_quiet:
-            self._look_soon()
+            self._look_soon(self.occupied.looks_in(bucket))
         self._busy_at = time.monotonic()
         self._worker.departures.acknowledge(held.request)
         self._not_acknowledged.append((bucket, held.id, held.request.message))
@@ -206,18 +204,13 @@ class Attendant:
         self._due.clear()
         self._not_acknowledged.clear()
 
-    def _note_turn(self, looked: Looked) -> None:
-        """Until the last of those that have left has its turn, nobody else has one. (A place may be free sooner.)"""
-        if not isinstance(self._limits[looked.bucket[0]], Concurrency):
-            self.occupied.note_turn(looked.bucket, time.monotonic() + max(each.wait for each in looked.leaving))
-
-    def _look_soon(self) -> None:
+    def _look_soon(self, seconds: float) -> None:
         """The first task in a lot may have its turn before the next look."""
         if self._cancel is not None and not self._soon:
             self._soon = True
             self._due.are_new()
             self._cancel()
-            self._cancel = self._worker.timers.call_after(SOON, self._look)
+            self._cancel = self._worker.timers.call_after(seconds, self._look)
 
     def _look(self) -> None:
         self._cancel, self._soon = self._worker.timers.call_after(RARELY, self._look), False
@@ -262,7 +255,7 @@ class Attendant:
                 if each.again is None or each.again >= AGAIN:  # nobody is left in it, or for long: who comes asks first
                     self.occupied.forget(each.bucket)
                 if each.leaving:
-                    self._note_turn(each)
+                    self.occupied.note_turn(each.bucket, time.monotonic() + max(one.wait for one in each.leaving))
                 if each.another:
                     self.waking.has_another_code(each.bucket[0])
             self._publisher.publish({each.bucket: each.leaving for each in looked if each.leaving})

@@ -8,6 +8,7 @@ id; where two copies of one may be about, the store says which of them may run. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ..limiter.calls import ARGUMENTS, KEYS
 from ..limiter.demand import Demand
@@ -100,7 +101,12 @@ class Parking:
     # -- In --------------------------------------------------------------------------------------------------------
 
     def park(
-        self, messages_of: Mapping[Bucket, Sequence[ToPark]], *, only_behind: bool = False, most: int | None = None
+        self,
+        messages_of: Mapping[Bucket, Sequence[ToPark]],
+        *,
+        only_behind: bool = False,
+        most: int | None = None,
+        later: Mapping[Bucket, float] = MappingProxyType({}),
     ) -> dict[Bucket, list[int]]:
         """Park messages in the lots of buckets, in their order. Idempotent by id.
 
@@ -109,6 +115,7 @@ class Parking:
                 (:meth:`parts`).
             only_behind: only if other tasks are parked there.
             most: only if the tasks that are parked there cost fewer permits.
+            later: seconds after which a worker has to look at a lot in which nobody is parked now; default: at once.
 
         Returns:
             For each message the permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there;
@@ -120,7 +127,7 @@ class Parking:
         told: dict[Bucket, int] = {}
         for bucket, messages in messages_of.items():
             acknowledged = list(self._untold.acknowledged.get(bucket, ()))
-            arguments += [bucket[1], len(messages), len(acknowledged)]
+            arguments += [bucket[1], microseconds(later.get(bucket, 0.0)), len(messages), len(acknowledged)]
             for each in messages:
                 order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
                 arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
+from .._celery.parcel import marker_in
 from ..limiter.demand import Demand
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from .lot import HORIZON, LOOK_APART
 from .parked import Bucket
 
 __all__ = ["Occupied"]
 
 #: Seconds for which newcomers wait in the worker for others, to be parked together: at the most; and as a share of the
 #: time for which the first in their lot has been parked, which passes before anybody has its turn who is parked now.
-GATHER, GATHER_SHARE = 0.5, 0.5
+GATHER, GATHER_SHARE = 1.0, 0.5
+GATHER_TURN = 0.15
+#: Seconds before its turn by which a newcomer is parked: the next look at its lot, and its way back.
+AHEAD = 0.25
+#: Seconds after which a lot is looked at that was empty before, at the soonest: tasks that are parked together leave
+#: together; and before the first turn that is possible by which it has been: the way back.
+SOON, BACK, LOOK_SHARE = 0.05, 0.15, 0.75
 #: Seconds until the turn of the last that was let out from which on whoever comes is parked, and does not ask.
 CLOSED = 0.1
 #: Seconds for which it is known how long that was.
@@ -23,11 +34,16 @@ MOST_KNOWN = 10_000
 
 
 class Occupied:
-    """The lots in which tasks are parked, as far as one worker knows."""
+    """The lots in which tasks are parked, as far as one worker knows.
 
-    def __init__(self) -> None:
+    Args:
+        limits: by name. Places may be free sooner than was foreseen: nothing is known of their turns.
+    """
+
+    def __init__(self, limits: Mapping[str, AnyLimit]) -> None:
+        self._limits = limits
         self._waited: OrderedDict[Bucket, tuple[float, float]] = OrderedDict()  # for how long, and when that was so
-        self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last that was let out here
+        self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last that was let out
 
     def note(self, bucket: Bucket, waited: float) -> None:
         """Tasks are parked there, the first of them for so many seconds."""
@@ -37,11 +53,20 @@ class Occupied:
             self._waited.popitem(last=False)
 
     def note_turn(self, bucket: Bucket, at: float) -> None:
-        """The last that this worker has let out of it has its turn at that time."""
-        self._turns[bucket] = at
+        """One that was let out of it has its turn at that time: who is parked from now on has a later one."""
+        if isinstance(self._limits.get(bucket[0]), Concurrency):
+            return
+        self._turns[bucket] = max(at, self._turns.get(bucket, 0.0))
         self._turns.move_to_end(bucket)
         if len(self._turns) > MOST_KNOWN:
             self._turns.popitem(last=False)
+
+    def note_coming(self, message: Any, seconds: float) -> None:
+        """A message comes back, to have its turn in so many seconds: some worker has just let it out."""
+        marker = marker_in(message)
+        if "lot" in marker and not marker.get("again"):  # else it was sent back for another reason
+            name, key = marker["lot"]
+            self.note_turn((name, key), time.monotonic() + min(seconds, HORIZON))
 
     def is_closed(self, bucket: Bucket) -> bool:
         """Whether nobody who comes now has a turn soon: those who were parked have theirs before, if nobody is now."""
@@ -66,10 +91,17 @@ class Occupied:
                 return demand
         return None
 
+    def looks_in(self, bucket: Bucket) -> float:
+        """Seconds after which the lot has to be looked at if nobody was parked in it."""
+        turn = self._turns.get(bucket, 0.0) - time.monotonic()
+        return min(LOOK_APART, max(SOON, LOOK_SHARE * (turn - BACK)))
+
     def gathers(self, bucket: Bucket) -> float:
         """Seconds for which a newcomer may wait in this worker for others that are parked with it.
 
         Nobody's turn comes later by that: before whoever comes now others have theirs, for longer than this.
         """
-        waited, at = self._waited.get(bucket, (0.0, 0.0))
-        return min(GATHER, GATHER_SHARE * waited) if time.monotonic() < at + KNOWN else 0.0
+        now, (waited, at) = time.monotonic(), self._waited.get(bucket, (0.0, 0.0))
+        before = GATHER_SHARE * waited if now < at + KNOWN else 0.0
+        turn = self._turns.get(bucket, 0.0) - now - AHEAD
+        return max(0.0, min(GATHER, before), min(GATHER_TURN, turn))

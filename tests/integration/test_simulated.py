@@ -8,6 +8,8 @@ from benchmarks.simulated import excess
 from benchmarks.simulation import EPOCH, simulated
 
 WORKERS, RATE, TASKS = 12, 120, 600
+#: Store operations a permit, at the most, of a fleet whose lot has just begun to fill: it was 3.05, and is 2.3.
+MOST_ASKED = 2.6
 
 
 def test_more_than_the_limit_allows_is_parked_and_starts_once_and_never_early() -> None:
@@ -20,3 +22,4 @@ def test_more_than_the_limit_allows_is_parked_and_starts_once_and_never_early() 
     assert Counter(start.index for start in started) == dict.fromkeys(range(TASKS), 1)
     assert excess(sorted(start.permit_at for start in started), RATE) < 1e-3
     assert all(start.at >= start.permit_at - 1e-6 for start in started)
+    assert asked.total() / TASKS < MOST_ASKED, asked

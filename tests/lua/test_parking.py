@@ -10,7 +10,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import FULL, LATE, NOBODY, Parking
+from celery_ratelimit.parking.lot import FULL, LATE, NOBODY, Parking, ToPark
 from celery_ratelimit.parking.parked import Parked
 from celery_ratelimit.parking.register import Attendance
 from tests.conftest import START, Clock
@@ -90,6 +90,26 @@ def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     assert frozen.asker.ask((API,), id="t2").allowed
     assert not frozen.asker.ask((API,), id="t3").allowed
     assert not frozen.asker.ask((API,), id="newcomer").allowed
+
+
+def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Parking, clock: Clock) -> None:
+    some = [ToPark(id, 1, message_of(id), 1) for id in "abc"]
+    parking.park({BUCKET: some[:1]}, later={BUCKET: 0.15})
+    assert parking.due(["api"]) == []
+    clock.set(START + 100_000)
+    parking.park({BUCKET: some[1:2]}, later={BUCKET: 0.15})
+    clock.set(START + 150_000)
+    assert parking.due(["api"]) == [BUCKET], "whoever comes second delays nobody"
+    assert [id for id, _ in unpark(parking)] == ["a", "b"]
+    parking.park({BUCKET: some[2:]}, later={BUCKET: 0.0})
+    assert parking.due(["api"]) == [BUCKET]
+
+
+def test_what_has_its_place_before_the_first_is_looked_for_at_once(parking: Parking, clock: Clock) -> None:
+    for id, since in (("a", START - 1_000_000), ("b", START - 2_000_000)):
+        assert parking.due(["api"]) in (None, [])
+        parking.park({BUCKET: [ToPark(id, 1, message_of(id), 1, since)]}, later={BUCKET: 0.15})
+    assert parking.due(["api"]) == [BUCKET]
 
 
 def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Parking, clock: Clock) -> None:

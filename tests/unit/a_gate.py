@@ -356,6 +356,8 @@ class Bench:
 
     def forget_turns(self, names: Any) -> None: ...
 
+    def note_coming(self, message: Any, seconds: float) -> None: ...
+
     @property
     def parking(self) -> Any:
         """The attendant's parts are all the same."""

@@ -83,6 +83,16 @@ def test_a_permit_is_asked_for_where_processes_are_free_when_the_answer_comes() 
     assert not long.has_for_permit(NOW)
 
 
+@pytest.mark.parametrize(
+    ("interval", "permits"),
+    [(0.0, 8), (0.001, 4), (0.005, 6), (0.0125, 8), (1.0, 8)],  # a task takes 50 ms, and there are four processes
+)
+def test_permits_close_upon_each_other_are_as_many_as_processes_end_meanwhile(interval: float, permits: int) -> None:
+    some = pool()
+    some._takes["half"] = AHEAD / 2
+    assert Room(some).permits(NOW, "half", interval) == permits
+
+
 def test_beside_unlimited_tasks_permits_are_taken_as_far_ahead_as_it_takes_to_ask() -> None:
     room = Room(pool())
     assert room.ahead("short") == 0.02
@@ -154,7 +164,7 @@ BUCKET = ("api", "")
 def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [NOW]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    occupied = Occupied()
+    occupied = Occupied({})
     assert occupied.lot_of([API]) is None
     occupied.note_turn(BUCKET, NOW + 0.5)
     assert occupied.is_closed(BUCKET)
@@ -172,7 +182,7 @@ def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(mo
 
 def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_ratelimit.parking.occupied.MOST_KNOWN", 3)
-    occupied, soon = Occupied(), time.monotonic() + 60.0
+    occupied, soon = Occupied({}), time.monotonic() + 60.0
     for number in range(5):
         occupied.note_turn(("api", str(number)), soon)
     assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]
@@ -189,15 +199,21 @@ def test_rates_that_change_void_what_is_known_of_turns(monkeypatch: pytest.Monke
 class Lots:
     """What an attendant asks of the lots: each call, and that nobody is parked before whom is parked now."""
 
+    register = SimpleNamespace(workers=1)
+
     def __init__(self) -> None:
         self.first_waits: dict[Any, float] = {}
         self.only_behind: list[bool] = []
 
     def acknowledged(self, bucket: Any, id: str) -> None: ...
 
-    def park(self, messages_of: Any, *, only_behind: bool, most: int | None) -> dict[Any, list[int]]:
+    def park(self, messages_of: Any, *, only_behind: bool, most: int | None, later: Any) -> dict[Any, list[int]]:
         self.only_behind.append(only_behind)
         return {bucket: [NOBODY if only_behind else 0] * len(each) for bucket, each in messages_of.items()}
+
+
+class Limits(dict[str, Any]):
+    names = ("api", "places")
 
 
 @pytest.fixture
@@ -206,14 +222,17 @@ def attendant(monkeypatch: pytest.MonkeyPatch) -> Attendant:
         monkeypatch.setattr(f"celery_ratelimit.parking.attendant.{part}", MagicMock())
     lots: Any = Lots()
     lots.bell = MagicMock()
-    limits: Any = {"api": API.limit, "places": Concurrency(2, name="places")}
+    limits: Any = Limits({"api": API.limit, "places": Concurrency(2, name="places")})
     return Attendant(MagicMock(), lots, limits, MagicMock(), 60.0)
 
 
 def let_out(attendant: Attendant, *names: str) -> None:
-    for name in names:
-        leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
-        attendant._note_turn(Looked((name, ""), 1.0, False, leaving))
+    """These lots are due, and each lets three tasks out."""
+    lots: Any = attendant.parking
+    lots.due = lambda _: [(name, "") for name in names]
+    leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
+    lots.unpark = lambda demands, **_: [Looked((each.name, ""), 1.0, False, leaving) for each in demands]
+    assert attendant._let_out(float("inf"))
 
 
 def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(attendant: Attendant) -> None:

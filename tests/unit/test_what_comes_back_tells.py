@@ -1,0 +1,113 @@
+"""What comes back to any worker says when its turn is: whoever comes now has a later one, and need not ask."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit._celery.parcel import RETURN_HEADER
+from celery_ratelimit.limits.concurrency import Concurrency
+from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.parking.lot import HORIZON, LOOK_APART
+from celery_ratelimit.parking.occupied import (
+    AHEAD,
+    BACK,
+    CLOSED,
+    GATHER,
+    GATHER_SHARE,
+    GATHER_TURN,
+    SOON,
+    Occupied,
+)
+from tests.unit.a_gate import Bench
+
+NOW = 100.0
+API, PLACES = ("api", ""), ("places", "")
+LIMITS: dict[str, Any] = {"api": Limit("100/s", name="api"), "places": Concurrency(2, name="places")}
+
+
+def message(name: str = "api", **marker: Any) -> Any:
+    said = {
+        "queue": "q",
+        "eta": None,
+        "exchange": "",
+        "routing_key": "q",
+        "lot": [name, ""],
+        "id": "a~0@q",
+        "copy": 1,
+        **marker,
+    }
+    return SimpleNamespace(headers={"id": "a", RETURN_HEADER: said})
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [NOW]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def occupied(now: list[float]) -> Occupied:
+    return Occupied(LIMITS)
+
+
+def test_nobody_has_a_turn_before_what_comes_back(occupied: Occupied, now: list[float]) -> None:
+    occupied.note_coming(message(), 0.4)
+    occupied.note_coming(message(), 0.2)
+    assert occupied.is_closed(API), "the later turn counts, in whatever order they come"
+    now[0] += 0.39 - CLOSED
+    assert occupied.is_closed(API)
+    now[0] += 0.02
+    assert not occupied.is_closed(API)
+
+
+def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: Occupied, now: list[float]) -> None:
+    occupied.note_coming(message(), 3600.0)
+    assert occupied.is_closed(API)
+    now[0] += HORIZON
+    assert not occupied.is_closed(API)
+
+
+def test_nothing_is_said_by_what_was_sent_back_in_doubt_nor_by_what_waits_for_a_place(occupied: Occupied) -> None:
+    occupied.note_coming(message(again=1), 0.9)
+    occupied.note_coming(message("places"), 0.9)
+    occupied.note_coming(SimpleNamespace(headers={"id": "a"}), 0.9)
+    assert not occupied.is_closed(API)
+    assert not occupied.is_closed(PLACES)
+
+
+def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, heard = Bench(monkeypatch, processes=1), []
+    bench.note_coming = lambda message, seconds: heard.append(seconds)  # type: ignore[method-assign]
+    monkeypatch.setattr("celery_ratelimit._celery.requests.comes_back_in", lambda _: 0.5)
+    bench.gate.on_message(message())
+    assert heard == [pytest.approx(0.55)], "it comes back a little before its turn"
+
+
+def test_newcomers_wait_for_others_while_there_is_time_before_their_turns(occupied: Occupied) -> None:
+    assert occupied.gathers(API) == 0.0
+    occupied.note_coming(message(), AHEAD)
+    assert occupied.gathers(API) == 0.0, "there is time to be parked, looked for, and back"
+    occupied.note_coming(message(), AHEAD + 0.1)
+    assert occupied.gathers(API) == pytest.approx(0.1)
+    occupied.note_coming(message(), 0.9)
+    assert occupied.gathers(API) == GATHER_TURN, "those that others park meanwhile go before them"
+
+
+def test_where_many_are_parked_they_wait_for_longer_and_lose_nothing(occupied: Occupied) -> None:
+    occupied.note(API, 1.0)
+    assert occupied.gathers(API) == GATHER_SHARE
+    occupied.note(API, 60.0)
+    assert occupied.gathers(API) == GATHER
+
+
+@pytest.mark.parametrize(("turn", "seconds"), [(0.0, SOON), (0.2, SOON), (0.25, 0.075), (0.9, LOOK_APART)])
+def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: Occupied, turn: float, seconds: float) -> None:
+    if turn:
+        occupied.note_coming(message(), turn)
+    assert occupied.looks_in(API) == pytest.approx(seconds)
+    assert turn == 0.0 or seconds == SOON or seconds + BACK <= turn
