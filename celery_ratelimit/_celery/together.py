@@ -66,7 +66,7 @@ class Together:
         self._reading: Any = None  # the channel that is just delivering a message
         self.is_at_it = False
 
-    def set_up(self, source: str, after: Callable[[], None], have_left: Callable[[], bool] = lambda: False) -> None:
+    def set_up(self, source: str, after: Callable[[], None], have_left: Callable[[], bool]) -> None:
         """``source``: of the script ``take``; ``after`` is called when all that came together are in the gate, and
         ``have_left`` says whether they have all left it then, and others may come.
         """

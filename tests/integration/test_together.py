@@ -134,7 +134,7 @@ def test_what_the_broker_did_not_take_is_acknowledged_later(connection: Connecti
     """Done, and said with a script that is not run."""
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.together.set_up(full + load_source("broker/take", ()), lambda: None)
+    worker.together.set_up(full + load_source("broker/take", ()), lambda: None, lambda: False)
     worker.publish(0)
     worker.turn()
     worker.publish(1, 2)
@@ -312,7 +312,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.together.set_up(full + load_source("broker/take", ()), lambda: None)
+    worker.together.set_up(full + load_source("broker/take", ()), lambda: None, lambda: False)
     worker.publish(*range(30))
     store.set("full", 1)
     assert worker.turn() == [0]
@@ -385,7 +385,7 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
 def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
     broker: Any = SimpleNamespace(apart=False)
     nobodys = Together(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
-    nobodys.set_up("return {}", lambda: None)
+    nobodys.set_up("return {}", lambda: None, lambda: False)
     nobodys.gather(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
     with Connection("memory://") as connection:
         channel = connection.channel()
