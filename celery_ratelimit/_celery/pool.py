@@ -10,6 +10,9 @@ What is relied on; line numbers are those of Celery 5.7.0:
 * ``pool.is_green`` (celery/concurrency/base.py 61): gevent's and eventlet's ``spawn`` waits for a free greenlet. Of how
   many there may be, ``pool._pool.size`` is what counts: before Celery 5.7 gevent's ``num_processes`` is how many run
   (celery/concurrency/gevent.py 121 of 5.4.0), and its ``limit`` stays what it was when the pool grows (113).
+* A cold shutdown stops the pool in the handler of the signal (celery/apps/worker.py 486), and what is in the worker's
+  loop goes on after it. A prefork pool that was stopped has no ``_pool`` (celery/concurrency/prefork.py 269), and no
+  ``num_processes``.
 * ``state.reserved_requests`` (celery/worker/state.py 82): every request that was received and has not ended, however it
   did. A request that waits for a process when it is revoked, or expires, leaves it without any callback
   (celery/worker/worker.py 295).
@@ -29,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery.concurrency import prefork
 from celery.worker import state
 
 __all__ = ["Pool", "processes_of"]
@@ -214,7 +218,9 @@ class Pool:
 
 
 def processes_of(pool: Any) -> int:
-    """How many tasks a pool can run at once, whether they do or not."""
+    """How many tasks a pool can run at once, whether they do or not; 0: it has ended, and the worker is about to."""
+    if isinstance(pool, prefork.TaskPool) and pool._pool is None:
+        return 0
     number: int = getattr(pool._pool, "size", pool.limit) if pool.is_green else pool.num_processes
     return number
 

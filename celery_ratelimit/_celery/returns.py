@@ -173,6 +173,8 @@ class Returns:
             )
 
     def _receive(self, message: Any) -> None:
+        if self._main is None:
+            return  # AMQP's broker goes on until it has the cancellation: it gets back what nobody acknowledges
         message.ratelimit_beside = True
         with self._prefetch.untouched():
             self._main.on_message(message)

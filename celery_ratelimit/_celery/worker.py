@@ -9,6 +9,9 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0.
   ``apply_eta_task`` and ``_limit_move_to_pool``.
 * ``Consumer.gossip`` knows the workers of the fleet, where it is ``enabled`` (celery/worker/consumer/gossip.py 38).
 * ``state.revoked._data``, of a LimitedSet (celery/utils/collections.py): who comes, comes last.
+* ``Consumer.perform_pending_operations`` (consumer.py 305): without an event loop Celery before 5.7 keeps an
+  acknowledgement for the next turn, and forgets those that it has when it ends: their tasks, which have run, would come
+  once more.
 * A prefork pool is a ``prefork.TaskPool`` (celery/concurrency/prefork.py).
 """
 
@@ -122,6 +125,10 @@ class Worker:
             self.acknowledgements.of_started(request)
         self._start(request)
         self._pipes.write()
+
+    def tell_what_waits(self) -> None:
+        """The worker ends: nothing is left for a turn of its loop that does not come."""
+        self._consumer.perform_pending_operations()
 
     # -- What it knows ---------------------------------------------------------------------------------------------
 

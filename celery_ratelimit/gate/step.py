@@ -102,8 +102,13 @@ class GateStep(bootsteps.StartStopStep):
             self.gate.worker.receipts.close()
             self.gate.close()
 
+    def close(self, consumer: Any) -> None:
+        self.stop(consumer)
+        if self.gate is not None:
+            self.gate.worker.tell_what_waits()
+
     # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
-    close = terminate = shutdown = stop
+    terminate = shutdown = stop
 
 
 def _warn(app: Any, consumed: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
-from ..limits.templates import cost_of, key_of, share_of
+from ..limits.templates import called, cost_of, key_of, share_of
 from ..store.keys import short
 from .demand import Demand, each_bucket_once, own_key
 
@@ -158,7 +158,7 @@ def alike_of(
         args, kwargs: of the call.
     """
     if callable(key):
-        alike: Any = key(*args, **kwargs)
+        alike: Any = called(key, args, kwargs)
     else:
         arguments = _arguments(signature, args, kwargs)
         if signature is None and key is None:

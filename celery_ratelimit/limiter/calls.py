@@ -243,7 +243,7 @@ class Calls:
         searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
         """
         traces = [*self.change_keys(name, key)[:3], *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
-        traces.append(shadow_key(self.prefix, name))
+        traces += shadow_keys(self.prefix, name)  # in shadow it has no bucket
         for bucket in ("", short(key or "")):
             traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
         return list(dict.fromkeys(traces))

@@ -8,7 +8,19 @@ from typing import Any
 from ..errors import ConfigurationError, shown
 from .any_limit import AnyLimit, check_cost
 
-__all__ = ["cost_of", "key_of", "share_of"]
+__all__ = ["called", "cost_of", "key_of", "share_of"]
+
+
+def called(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a user's callable says of a call. Its ``sys.exit()`` is an error as any other, and no end of a worker: the
+    message would come to the next one, and end that.
+    """
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as error:
+        if type(error) is not SystemExit:
+            raise  # Celery's own, by which a worker ends
+        raise RuntimeError(f"{function!r} has called sys.exit({shown(error.code)})") from error
 
 
 def key_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -38,7 +50,7 @@ def _filled(
     kwargs: Mapping[str, Any],
 ) -> str:
     if not isinstance(written, str):
-        return str(written(*args, **kwargs))
+        return str(called(written, args, kwargs))
     try:
         return written.format_map(arguments)
     except Exception as error:  # a missing argument, one without that attribute, or one that cannot be written so
@@ -52,7 +64,7 @@ def cost_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], 
     """The permits that the call takes; the arguments are those of :func:`key_of`."""
     cost: Any = limit.cost
     if callable(cost):
-        cost = cost(*args, **kwargs)
+        cost = called(cost, args, kwargs)
     elif isinstance(cost, str):
         try:
             cost = arguments[cost]

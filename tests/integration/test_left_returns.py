@@ -15,6 +15,7 @@ from celery_ratelimit._celery.intake import Intake
 from celery_ratelimit._celery.outbox import Outbox
 from celery_ratelimit._celery.return_names import ReturnNames
 from celery_ratelimit._celery.together import Together
+from tests.fleet_of import until
 from tests.rabbitmq import Broker
 
 
@@ -110,3 +111,13 @@ def test_nobody_is_told_of_what_is_not_wanted_any_more(worker: Worker) -> None:
     assert said == []
     worker.publish("one", "two")
     assert worker.reads() == ["one", "two"]
+
+
+def test_what_comes_back_while_the_worker_ends_stays_at_the_broker(worker: Worker, broker: Broker) -> None:
+    """Until it answers a cancellation, the broker goes on, and whoever waits for the answer reads what it sends."""
+    worker.publish(*map(str, range(20)))
+    until(lambda: broker.ready("orders.throttled") == 0, 10, "the delivery")
+    worker.task_consumer.cancel()
+    assert worker.came == []
+    worker.connection.close()
+    until(lambda: broker.ready("orders.throttled") == 20, 10, "the broker having all of them again")

@@ -53,6 +53,9 @@ def test_nobody_waits_and_it_is_told_what_would_have_been(server: EmbeddedServer
             with limiter.permit("tried", max_wait=0.01):
                 pass
         assert not store.exists("ratelimit:v1:{tried}::state")
+        until(lambda: store.exists("ratelimit:v1:{tried}::arrivals"), 10, "the store being told")
+        with Limiter.from_url(server.url + PATIENT) as elsewhere:  # where nothing is told of its quota
+            assert elsewhere.would("tried").requests <= 10
         said = reckoned(limiter, "tried", 10)
         assert (said.requests, said.delayed) == (10, 9)
         assert said.longest > 8 * 3600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
@@ -10,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from celery.exceptions import WorkerShutdown
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ from celery_ratelimit import (
     Limiter,
     StoreUnavailable,
 )
-from celery_ratelimit.limiter.arguments import demands_of
+from celery_ratelimit.limiter.arguments import alike_of, demands_of
 from celery_ratelimit.limits.limit import ALGORITHMS
 from celery_ratelimit.limits.rate import parse_rate
 from celery_ratelimit.store.keys import LONGEST_KEY, bucket_key
@@ -147,6 +149,23 @@ def test_the_value_is_named_and_never_at_length(bad: Any) -> None:
         with pytest.raises((ConfigurationError, ImpossibleRequest)) as caught:
             make()
         assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("option", ["key", "fair", "cost"])
+def test_a_callable_that_calls_sys_exit_ends_no_worker(option: str) -> None:
+    limit = Limit("10/s", burst=10, name="exits", **{option: lambda: sys.exit(3)})
+    with pytest.raises(RuntimeError, match=r"has called sys.exit\(3\)"):
+        demands_of([limit], None, (), {})
+    with pytest.raises(RuntimeError, match=r"has called sys.exit\(3\)"):
+        alike_of("task", lambda: sys.exit(3), None, (), {})
+
+
+def test_the_end_of_a_worker_in_the_middle_of_a_callable_is_its_end() -> None:
+    def interrupted() -> str:
+        raise WorkerShutdown(0)
+
+    with pytest.raises(WorkerShutdown):
+        demands_of([Limit("10/s", name="exits", key=interrupted)], None, (), {})
 
 
 # -- Long keys ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.concurrency.prefork import TaskPool
 
 from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.pool import HEARD_LATE, _Job
@@ -70,6 +71,13 @@ def test_greenlets_that_do_not_run_are_free() -> None:
     greenlets.size = 12  # grown, which such a pool's limit does not tell
     assert pool.processes == 12
     assert Pool(SimpleNamespace(is_green=True, limit=10, num_processes=0, _pool=None)).processes == 10, "not yet begun"
+
+
+def test_a_pool_that_was_stopped_has_no_process_free() -> None:
+    """A cold shutdown stops it in the middle of whatever the worker is at: no task is to end by that."""
+    pool = Pool(TaskPool(2))
+    assert pool.processes == 0
+    assert pool.idle(0) <= 0
 
 
 def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> None:
