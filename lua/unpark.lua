@@ -260,6 +260,9 @@ local function look_after(limit)
     local back = call('EXISTS', ASIDE) == 1 and those_to_bring_back() or {}
     is_shared = turns and turns.use(weights[WEIGHTS] or '')
     horizon = is_shared and floor(HORIZON_US * SHARED) or HORIZON_US
+    if limit.method == 'concurrency' and not call('ZSCORE', limit.state_key, '') then
+        horizon = min(horizon, EARLY_US) -- slots are a guess until one has ended: no more come than would come at once
+    end
     local look = let_out_once_more() and let_out_expired() and let_out_next(limit, back)
     if is_shared then turns.keep() end
     if not look then

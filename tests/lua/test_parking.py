@@ -210,11 +210,14 @@ def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
 ) -> None:
     """When a place will be free is an estimate: somebody is to be there if it is sooner."""
     asked = Demand(Concurrency(1, name="api"), "api")
+    first = frozen.asker.ask((asked,), id="first")
+    clock.advance(0.1)
+    assert frozen.release(first)
     assert frozen.asker.ask((asked,), id="holder").allowed
     park(parking, *[f"t{number}" for number in range(30)], asked=asked)
     left = unpark(parking, asked)
     slots = store.zrange("ratelimit:v1:{api}::slots", 0, -1, withscores=True)
-    assert [(id, max(0, round(at) - START - 500_000)) for id, at in slots] == left
+    assert [(id, max(0, round(at) - clock.us - 500_000)) for id, at in slots] == left
     assert left[-1][1] > 0
 
 
@@ -628,6 +631,23 @@ def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Pa
     assert frozen.release(held)
     assert parking.due(["api"]) == [BUCKET]
     assert unpark(parking, asked) == [("a", 0)]
+
+
+def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_are_held(
+    frozen: Limiter, parking: Parking, clock: Clock
+) -> None:
+    """Who comes is bound to a worker, which may have no process for it when another one has."""
+    asked = Demand(Concurrency(5, name="api", lease=60), "api")
+    held = [frozen.asker.ask((asked,), id=f"h{index}") for index in range(5)]
+    park(parking, *[f"t{index:02}" for index in range(60)], asked=asked)
+    come = unpark(parking, asked)
+    assert [wait for _, wait in come] == [0] * 25, "whose slots are within half a second, by a guess of 0.1 s each"
+    clock.advance(0.2)
+    for each in held:
+        assert frozen.release(each)
+    come = unpark(parking, asked)
+    assert come[0] == ("t25", 340_000)
+    assert come[-1] == ("t29", 500_000), "within a second, by 0.2 s each"
 
 
 def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
