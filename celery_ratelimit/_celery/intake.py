@@ -60,7 +60,7 @@ class Intake:
         Else it would be sent back to where nobody consumes, and wait for ever.
         """
         marker = marker_in(message)
-        if not marker:
+        if not marker or marker["queue"] in self._names.queues:
             return
         came_by = noted(message, "ratelimit_queue")
         origin = self._names.origin_of(came_by)
