@@ -30,7 +30,7 @@ from .acknowledgements import Acknowledgements
 from .broker import Broker
 from .identity import RedisQoS
 
-__all__ = ["MOST", "MOST_BACK", "Together"]
+__all__ = ["MOST", "Together"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -38,9 +38,9 @@ logger = logging.getLogger("celery_ratelimit")
 AGAIN = 60.0
 #: Seconds for which nobody is looked for where nobody was behind a message: at first, and after many times.
 FIRST_REST, LAST_REST = 0.01, 0.64
-#: Messages that come in together, those that come back together, and bytes after which there are no more: some
-#: milliseconds of the worker's loop. And how many are enough for one turn of it, where those that came have left again.
-MOST, MOST_BACK, BYTES, ENOUGH = 12, 32, 200_000, 20
+#: Messages that come in together, and bytes after which there are no more: some milliseconds of the worker's loop. And
+#: how many are enough for one turn of it, where those that came have left again.
+MOST, BYTES, ENOUGH = 12, 200_000, 8
 
 
 class Together:

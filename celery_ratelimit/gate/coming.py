@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._celery import Worker
-from .._celery.together import MOST, MOST_BACK
+from .._celery.together import MOST
 from ..parking.attendant import Attendant
 from ..store.script import load_source
 from .batch import Leaving
@@ -75,7 +75,7 @@ class Coming:
     def comes_back(self, message: Any) -> None:
         """A message has come that was parked: others come back with it."""
         most = self._room.in_a_moment(str(message.headers.get("task")))
-        self._worker.together.gather(message, min(MOST_BACK, most))
+        self._worker.together.gather(message, min(MOST, most))
 
     def clear(self) -> None:
         self._come.clear()
