@@ -31,7 +31,7 @@ from celery_ratelimit import RateLimitedTask
 from celery_ratelimit._celery import MOST_RETURNED, requests
 from celery_ratelimit._celery.parcel import Parcel, parcel_of, publish
 from celery_ratelimit._celery.pool import Pool, _Job
-from celery_ratelimit._celery.together import BYTES, ENOUGH, FIRST_REST, LAST_REST, MOST
+from celery_ratelimit._celery.together import BYTES, FIRST_REST, LAST_REST, MOST
 from celery_ratelimit.app.plan import AppLimits
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import leases_of, limiter_of
@@ -263,7 +263,7 @@ class Channel:
 
     def take(self, most: int, now: float) -> list[Message]:
         """See :mod:`celery_ratelimit._celery.together`."""
-        taken = self._worker.fleet.queues.take(self.queue, min(most, self.room(), BYTES // MESSAGE_BYTES))
+        taken = self._worker.fleet.queues.take(self.queue, min(MOST, most, self.room(), BYTES // MESSAGE_BYTES))
         if taken:
             self._rest = FIRST_REST
             self.unacknowledged += len(taken)
@@ -337,7 +337,6 @@ class Worker:
         self.queues = [QUEUE]
         self.is_at_it = False
         self._after: Callable[[], None] = lambda: None
-        self._have_left: Callable[[], bool] = lambda: False
         self._wanted = 0
         self._reading: Channel | None = None
         self._is_busy = False
@@ -396,19 +395,14 @@ class Worker:
         self._reading = channel
         self._deliver(channel, message)
         self._reading = None
-        wanted, self._wanted, come = self._wanted, 0, 0
-        while wanted:
+        if self._wanted:
+            wanted, self._wanted = self._wanted, 0
             world.pass_for(takes.broker)
-            taken = channel.take(wanted, world.now)
-            for each in taken:
+            for each in channel.take(wanted, world.now):
                 world.pass_for(takes.follow)
                 self._deliver(channel, each)
             self.is_at_it = False
             self._after()
-            come += len(taken)
-            if not taken or come >= ENOUGH or not self._have_left():
-                break
-            self.is_at_it = True
 
     def _deliver(self, channel: Channel, message: Message) -> None:
         message.channel = channel
@@ -430,8 +424,8 @@ class Worker:
         requests.note_come(request)
         self.gate.on_request(request)
 
-    def set_up(self, source: str, after: Callable[[], None], have_left: Callable[[], bool]) -> None:
-        self._after, self._have_left = after, have_left
+    def set_up(self, source: str, after: Callable[[], None]) -> None:
+        self._after = after
 
     def gather(self, message: Message, most: int = MOST) -> None:
         if self._reading is message.channel and self._reading.may_gather(self.fleet.world.now) and most > 0:

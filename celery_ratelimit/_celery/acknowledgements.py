@@ -181,7 +181,10 @@ def _qos(message: Any) -> Any:
 
 
 def _keys(qos: Any) -> Keys:
-    return qos.unacked_key, qos.unacked_index_key
+    keys: Keys | None = getattr(qos, "ratelimit_keys", None)
+    if keys is None:
+        keys = qos.ratelimit_keys = qos.unacked_key, qos.unacked_index_key  # kombu looks for them each time
+    return keys
 
 
 def _acknowledge(qos: Any, pipe: Any, tags: Sequence[str]) -> None:

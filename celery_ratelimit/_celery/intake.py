@@ -60,9 +60,15 @@ class Intake:
         Else it would be sent back to where nobody consumes, and wait for ever.
         """
         marker = marker_in(message)
+        if not marker or marker["queue"] in self._names.queues:
+            return
         came_by = noted(message, "ratelimit_queue")
-        origin = self._names.origin_of(came_by) if marker else came_by
-        if marker and origin and marker["queue"] not in {came_by, origin, *self._consumer.app.amqp.queues}:
+        origin = self._names.origin_of(came_by)
+        if (
+            origin
+            and marker["queue"] not in (came_by, origin)
+            and marker["queue"] not in self._consumer.app.amqp.queues
+        ):
             logger.warning(
                 "A message in queue %r says to be from queue %r, which is not known here: taken as from %r",
                 *(came_by, marker["queue"], origin),

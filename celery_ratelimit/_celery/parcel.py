@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import Any
 
 from kombu import Producer
@@ -68,8 +69,8 @@ def marker_among(headers: Mapping[str, Any] | None) -> dict[str, Any]:
 def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
     """Take the marker out of headers; returns it."""
     marker = marker_among(headers)
-    for name in (OLD_HEADER, RETURN_HEADER):
-        if _is_ours(headers.get(name)):
+    for name in (OLD_HEADER, RETURN_HEADER) if marker else ():
+        if headers.get(name) == marker or _is_ours(headers.get(name)):
             del headers[name]
     return marker
 
@@ -108,9 +109,11 @@ def doubts_in(message: Any) -> int:
     return again if _is_count(again) else 0
 
 
-def _mark(headers: dict[str, Any], marker: Mapping[str, Any]) -> None:
+def _mark(headers: dict[str, Any], marker: Mapping[str, Any], before: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """``before``: the marker that it has, known to be ours."""
     headers[RETURN_HEADER] = marker
-    if OLD_HEADER not in headers or _is_ours(headers[OLD_HEADER]):
+    old = headers.get(OLD_HEADER)
+    if OLD_HEADER not in headers or (before and old == before) or _is_ours(old):
         headers[OLD_HEADER] = marker
 
 
@@ -223,7 +226,7 @@ def publish(
     headers = dict(parcel["headers"])
     before = marker_among(headers)
     if before:
-        _mark(headers, {**before, **(marker or {})})
+        _mark(headers, {**before, **(marker or {})}, before)
         headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
     if _on_amqp(producer):
         headers.pop("CC", None)  # RabbitMQ would send it to those queues once more

@@ -3,6 +3,8 @@
 What is relied on; line numbers are those of Celery and kombu 5.7.0:
 
 * ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
+* ``Request.tzlocal`` (request.py 293): each request with an ETA or ``expires`` looks for the app's ``timezone`` in all
+  its settings, which takes as long as all else. ``create_request_cls`` (request.py 990) makes a class for each task.
 * ``Request.name`` may be a list, by a message's shadow, which Celery cannot count (celery/worker/state.py 211).
 * ``chord``, ``chain``, ``group``, ``callbacks`` and ``errbacks`` of ``Request._context``.
 * ``Request._eventer`` (request.py 521), a ``Dispatcher`` that leaves out events of other groups than its ``groups``
@@ -17,6 +19,8 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
+
+from celery.worker.request import Request
 
 from . import endings
 from .consumers import noted
@@ -55,6 +59,9 @@ def note_come(request: Any) -> None:
     request.name = str(request.name)
     if getattr(request, "_eta_timer_entry", None) is not None:
         request._eta_timer_entry = None  # strategy.py 212: the two would live until the next full collection
+    kind = type(request)
+    if kind is not Request and getattr(kind, "tzlocal", None) is Request.tzlocal:  # the first of its task
+        kind.tzlocal = request.tzlocal
 
 
 def has_come(request: Any) -> bool:

@@ -83,14 +83,17 @@ class Timers:
 
         @functools.wraps(function)
         def contained(*args: Any) -> None:
-            try:
-                function(*args)
-            except Exception as error:
-                if isinstance(error, self._broker.connection_errors):
-                    raise
-                logger.error("%r in %s: the worker goes on", error, function, exc_info=True)
+            self._contain(function, *args)
 
         return contained
+
+    def _contain(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:
+            if isinstance(error, self._broker.connection_errors):
+                raise
+            logger.error("%r in %s: the worker goes on", error, function, exc_info=True)
 
     def at_home(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
         """The same, called where the gate is at home, which is here, from any thread or greenlet."""
@@ -112,9 +115,9 @@ class Timers:
 
         def ring() -> None:
             if waiting:
-                waiting.pop()()
+                self._contain(waiting.pop())
 
-        entry = timer.call_after(seconds, self.in_turn(self.contained(ring)))
+        entry = timer.call_after(seconds, self.in_turn(ring))
 
         def cancel() -> None:
             if waiting:

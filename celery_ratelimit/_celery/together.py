@@ -30,7 +30,7 @@ from .acknowledgements import Acknowledgements
 from .broker import Broker
 from .identity import RedisQoS
 
-__all__ = ["MOST", "MOST_BACK", "Together"]
+__all__ = ["MOST", "Together"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -38,9 +38,8 @@ logger = logging.getLogger("celery_ratelimit")
 AGAIN = 60.0
 #: Seconds for which nobody is looked for where nobody was behind a message: at first, and after many times.
 FIRST_REST, LAST_REST = 0.01, 0.64
-#: Messages that come in together, those that come back together, and bytes after which there are no more: some
-#: milliseconds of the worker's loop. And how many are enough for one turn of it, where those that came have left again.
-MOST, MOST_BACK, BYTES, ENOUGH = 12, 32, 200_000, 20
+#: Messages that come in together, and bytes after which there are no more: some milliseconds of the worker's loop.
+MOST, BYTES = 12, 200_000
 
 
 class Together:
@@ -58,7 +57,6 @@ class Together:
         self._broker, self._acknowledgements = broker, acknowledgements
         self._source = ""
         self._after: Callable[[], None] = lambda: None
-        self._have_left: Callable[[], bool] = lambda: False
         self._wanted: Any = None
         self._most = MOST
         self._runs_again = 0.0  # when a broker is asked again that did not run the script
@@ -66,17 +64,14 @@ class Together:
         self._reading: Any = None  # the channel that is just delivering a message
         self.is_at_it = False
 
-    def set_up(self, source: str, after: Callable[[], None], have_left: Callable[[], bool]) -> None:
-        """``source``: of the script ``take``; ``after`` is called when all that came together are in the gate, and
-        ``have_left`` says whether they have all left it then, and others may come.
-        """
-        self._source, self._after, self._have_left = source, after, have_left
+    def set_up(self, source: str, after: Callable[[], None]) -> None:
+        """``source``: of the script ``take``; ``after`` is called when all that came together are in the gate."""
+        self._source, self._after = source, after
 
     def gather(self, message: Any, most: int = MOST) -> None:
         """What becomes of a message becomes of those behind it, probably: so many of them may come in together with it.
 
-        If these leave again at once, others come in behind them, in the same turn of the loop. To be called while it is
-        delivered, or it means nothing.
+        To be called while it is delivered, or it means nothing.
         """
         now = time.monotonic()
         if self._reading is None or message.channel is not self._reading or now < self._runs_again:
@@ -93,38 +88,25 @@ class Together:
             return
         read, script = channel.handlers["BRPOP"], None
 
-        def take(message: Any) -> int:
-            nonlocal script
-            if script is None:
-                with channel.conn_or_acquire() as client:
-                    script = client.register_script(self._source)
-            return self._take(channel, script, message)
-
         def read_and_take(**options: Any) -> Any:
-            self._reading, come = channel, 0
+            nonlocal script
+            self._reading = channel
             try:
                 result = read(**options)
                 self._reading, message = None, self._wanted
                 if message is not None:
-                    come = take(message)
+                    if script is None:
+                        with channel.conn_or_acquire() as client:
+                            script = client.register_script(self._source)
+                    self._take(channel, script, message)
+                return result
             finally:
-                self._all_are_here()
-            while 0 < come < ENOUGH and self._have_left():  # it is told of the next at once
-                self.is_at_it = True
-                try:
-                    more = take(message)
-                finally:
-                    self._all_are_here()
-                come = come + more if more else ENOUGH
-            return result
+                self._reading = self._wanted = None
+                if self.is_at_it:
+                    self.is_at_it = False
+                    self._after()
 
         channel.handlers["BRPOP"] = read_and_take
-
-    def _all_are_here(self) -> None:
-        self._reading = self._wanted = None
-        if self.is_at_it:
-            self.is_at_it = False
-            self._after()
 
     def _room_in(self, channel: Any, queue: str, most: int) -> int:
         """How many messages of a queue may come in together."""
@@ -132,14 +114,14 @@ class Together:
         if queue not in channel.active_queues or "can_consume" in vars(qos):  # worker_disable_prefetch: one by one
             return 0
         estimate = qos.can_consume_max_estimate()
-        return most if estimate is None else min(most, estimate)
+        return min(MOST, most) if estimate is None else min(MOST, most, estimate)
 
-    def _take(self, channel: Any, script: Any, message: Any) -> int:
-        """More of those that were behind a message in its queue; returns how many. What is done is said with it."""
+    def _take(self, channel: Any, script: Any, message: Any) -> None:
+        """More of those that were behind a message in its queue. What is done is said with it."""
         qos, queue = channel.qos, message.ratelimit_queue
         number = self._room_in(channel, queue, self._most)
         if number < 1:
-            return 0
+            return
         of_queue = channel._q_for_pri(queue, channel._get_message_priority(message._raw, reverse=False))
         # A client with a prefix puts it before the first key of a script alone.
         prefix = channel.global_keyprefix
@@ -150,14 +132,13 @@ class Together:
         except channel.ResponseError as error:
             logger.debug("messages come in one by one for a while: the broker does not run the script: %r", error)
             self._runs_again = time.monotonic() + AGAIN
-            return 0
+            return
         if said:
             self._rests.pop(queue, None)
             self._deliver(channel, queue, of_queue, list(zip(said[::2], said[1::2], strict=True)))
         else:
             _, rest = self._rests.get(queue, (0.0, FIRST_REST))
             self._rests[queue] = time.monotonic() + rest, min(2 * rest, LAST_REST)
-        return len(said) // 2
 
     def _deliver(self, channel: Any, queue: str, of_queue: str, taken: Sequence[tuple[bytes, bytes]]) -> None:
         qos = channel.qos

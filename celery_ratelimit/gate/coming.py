@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._celery import Worker
-from .._celery.together import MOST, MOST_BACK
 from ..parking.attendant import Attendant
 from ..store.script import load_source
 from .batch import Leaving
@@ -56,12 +55,10 @@ class Coming:
         self._worker, self._attendant, self._room, self._lines = worker, attendant, room, lines
         self._presence, self._exits, self._loop = presence, exits, loop
         self._come: list[tuple[Line, HeldRequest]] = []
-        self._have_left = False
         self._cancel: Callable[[], None] | None = None
         exits.batch.on_wait = self._park_later
         worker.intake.rest_while(loop.is_late)
-        all_have_come = worker.timers.contained(self._all_have_come)
-        worker.together.set_up(load_source("broker/take", ()), all_have_come, self._may_others_come)
+        worker.together.set_up(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
 
     def add(self, line: Line, held: HeldRequest) -> bool:
         """Whether it comes together with others. A newcomer brings those behind it in its queue along."""
@@ -74,8 +71,7 @@ class Coming:
 
     def comes_back(self, message: Any) -> None:
         """A message has come that was parked: others come back with it."""
-        most = self._room.in_a_moment(str(message.headers.get("task")))
-        self._worker.together.gather(message, min(MOST_BACK, most))
+        self._worker.together.gather(message, self._room.in_a_moment(str(message.headers.get("task"))))
 
     def clear(self) -> None:
         self._come.clear()
@@ -92,14 +88,10 @@ class Coming:
         if self._attendant.occupied.lot_of(held.demands) is not None:
             self._worker.together.gather(request.message)
         elif held.plan.policy.throttle != "wait" or line.closed_until <= monotonic():
-            self._worker.together.gather(request.message, min(MOST, self._room.in_a_moment(request.task.name)))
-
-    def _may_others_come(self) -> bool:
-        """Those that have come last were parked, or have started: there is as much room as before."""
-        return self._have_left and not self._loop.is_late()
+            self._worker.together.gather(request.message, self._room.in_a_moment(request.task.name))
 
     def _all_have_come(self) -> None:
-        come, self._come, self._have_left = self._come, [], False
+        come, self._come = self._come, []
         if not come:
             return
         batch = self._exits.batch
@@ -116,7 +108,6 @@ class Coming:
         self._loop.run(lines)
         for line, held in come:
             self._presence.suspend_if_it_stays(held, line, monotonic())
-        self._have_left = all(held.gone for _, held in come)
 
     def _park_later(self) -> None:
         """Somebody waits for others, for a while."""

@@ -170,7 +170,7 @@ class Gate:
     def _hold(self, held: HeldRequest, *, first: bool) -> None:
         request, returned = held.request, held.returned
         line = self._lines.of(held.plan.buckets(held.demands))
-        line.ask(held, first=first)
+        line.ask(held, is_new=True, first=first)
         self._presence.enter(held)
         if returned and not requests.came_beside(request):
             self._presence.widen(held)

@@ -138,9 +138,13 @@ class Line:
 
     # -- Moves -----------------------------------------------------------------------------------------------------
 
-    def ask(self, held: HeldRequest, *, first: bool = False, has_slot: bool = False) -> None:
-        """It asks, from now on: behind the others, or before them; with a slot, if it has one now."""
-        self._take_out(held)
+    def ask(self, held: HeldRequest, *, is_new: bool = False, first: bool = False, has_slot: bool = False) -> None:
+        """It asks, from now on: behind the others, or before them; with a slot, if it has one now.
+
+        ``is_new``: it was not here; else it is looked for among all that are.
+        """
+        if not is_new:
+            self._take_out(held)
         held.state, held.has_slot = State.ASKS, held.has_slot or has_slot
         if first:
             self.asking(held).appendleft(held)

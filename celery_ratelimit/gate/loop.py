@@ -22,6 +22,7 @@ from .lines import Lines
 from .reach import Reach
 from .room import Room
 from .verdict import (
+    BUNCHED,
     Ask,
     AskAt,
     Stay,
@@ -186,7 +187,7 @@ class Loop:
         again: list[HeldRequest] = []
         while held := line.due.first(now := monotonic()):
             self.at_hand.pair = line, held
-            together = line.due.are_late_together(now)
+            together = now - held.at > BUNCHED and line.due.are_late_together(now)  # sooner it does not matter
             verdict = at_its_time(held, now, together=together, is_idle=self._room.idle() > 0)
             if isinstance(verdict, Stay):
                 line.wants = True

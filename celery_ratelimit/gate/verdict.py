@@ -293,7 +293,7 @@ def at_its_time(held: HeldRequest, now: float, *, together: bool, is_idle: bool)
     """
     if held.state is not State.HOLDS_PERMIT:
         return AskAt(now)
-    stale = now - held.at > max(BUNCHED if together else STALE, *[demand.interval for demand in held.demands])
-    if stale:
+    late = now - held.at
+    if late > (BUNCHED if together else STALE) and late > max([demand.interval for demand in held.demands]):
         return AskAt(now)
     return Start(held.permit_at_us) if is_idle else Stay(None)  # one is free soon, or it asks again

@@ -500,6 +500,30 @@ def test_each_connection_has_a_dispatcher_that_requests_send_by() -> None:
     assert group_from("task-throttled") == "task"
 
 
+@pytest.mark.parametrize("zone", [None, "Europe/Vienna"])
+def test_the_time_zone_of_countdowns_is_looked_up_once_for_a_task(zone: str | None) -> None:
+    app = Celery("zones", broker="memory://", set_as_current=False)
+    app.conf.timezone = zone
+    task = app.task(name="any")(text_of)
+    made = request.create_request_cls(request.Request, task, SimpleNamespace(apply_async=None), "here", None, app=app)
+
+    def come() -> Any:
+        headers = {"id": "1", "task": "any", "eta": "2030-01-01T10:00:00"}
+        body = [[], {}, {}]
+        message = SimpleNamespace(headers=headers, payload=body, body=body, delivery_info={}, properties={})
+        message.content_type = message.content_encoding = None
+        return made(message, hostname="here", app=app, task=task)
+
+    first = come()
+    of_celery = request.Request.tzlocal
+    requests.note_come(first)
+    assert (first.tzlocal, made.tzlocal) == (zone, zone)
+    app.conf.timezone = "Asia/Tokyo"
+    second = come()
+    assert (second.tzlocal, second.eta) == (zone, first.eta)
+    assert request.Request.tzlocal is of_celery, "it is of this task alone"
+
+
 def test_tasks_are_counted_by_what_may_not_be_hashable() -> None:
     """A shadow that is a list; ``note_come`` makes it a text."""
     assert "{request.name: 1}" in source(state.task_accepted)

@@ -33,21 +33,12 @@ class Worker:
         broker: Any = SimpleNamespace(apart=False)
         self.acknowledgements = Acknowledgements(broker, SimpleNamespace(call_after=lambda *_: lambda: None))  # type: ignore[arg-type]
         self.together = Together(broker, self.acknowledgements)
-        self.leave_again = False
-        self.together.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)), self.have_left)
+        self.together.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
         self.channel.basic_qos(0, prefetch, False)
         self.consumer = Consumer(self.channel, self.queues, on_message=self._on_message)
         self.consumer.consume()
         self.together.watch(self.channel)
         self.producer = Producer(connection.channel())
-
-    def have_left(self) -> bool:
-        """As parked ones do: whatever has come is done, and the broker hears of it later."""
-        if self.leave_again:
-            for message in self.come:
-                if not message.acknowledged and message.delivery_tag in self.channel.qos._delivered:
-                    self.acknowledgements._later(message)
-        return self.leave_again
 
     def _on_message(self, message: Any) -> None:
         self.come.append(message)
@@ -83,10 +74,6 @@ class Worker:
         return int(self.store.llen(name))
 
 
-def commands(store: redis.Redis, name: str) -> int:
-    return int(store.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"])
-
-
 @pytest.fixture
 def connection(server: EmbeddedServer) -> Iterator[Connection]:
     with Connection(server.url) as connection:
@@ -107,34 +94,23 @@ def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Conn
     assert worker.turn() == list(range(MOST + 1, MOST + 8))
 
 
-def test_where_they_leave_again_others_come_in_the_same_turn(connection: Connection, store: redis.Redis) -> None:
-    worker = Worker(connection, store, prefetch=8)
-    worker.leave_again = True
-    worker.publish(*range(40))
-    popped = commands(store, "brpop")
-    assert worker.turn() == list(range(24)), "three times what it may have, which is enough for one turn"
-    assert worker.after == [8, 16, 24], "they are parked before the next come"
-    assert commands(store, "brpop") == popped + 1
-    assert len(worker.noted()) == 8, "what had left was acknowledged with those that came next"
-    assert worker.waiting() == 16
-
-
-def test_others_come_in_the_same_turn_as_long_as_there_are_any(connection: Connection, store: redis.Redis) -> None:
-    worker = Worker(connection, store, prefetch=8)
-    worker.leave_again = True
-    worker.publish(*range(11))
-    assert worker.turn() == list(range(11))
-    assert worker.after == [8, 11, 11]
-    assert not worker.together.is_at_it
-    worker.publish(11)
-    assert worker.turn() == [11]
+def test_what_is_done_is_acknowledged_with_those_that_come(connection: Connection, store: redis.Redis) -> None:
+    worker = Worker(connection, store)
+    worker.publish(0)
+    worker.turn()
+    worker.publish(1, 2, 3)
+    worker.together._rests.clear()
+    worker.then = lambda message: worker.acknowledgements._later(worker.come[0]) if len(worker.come) == 2 else None
+    assert worker.turn() == [1, 2, 3]
+    assert worker.come[0].acknowledged
+    assert worker.noted() == {message.delivery_tag for message in worker.come[1:]}
 
 
 def test_what_the_broker_did_not_take_is_acknowledged_later(connection: Connection, store: redis.Redis) -> None:
     """Done, and said with a script that is not run."""
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.together.set_up(full + load_source("broker/take", ()), lambda: None, lambda: False)
+    worker.together.set_up(full + load_source("broker/take", ()), lambda: None)
     worker.publish(0)
     worker.turn()
     worker.publish(1, 2)
@@ -312,7 +288,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.together.set_up(full + load_source("broker/take", ()), lambda: None, lambda: False)
+    worker.together.set_up(full + load_source("broker/take", ()), lambda: None)
     worker.publish(*range(30))
     store.set("full", 1)
     assert worker.turn() == [0]
@@ -385,7 +361,7 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
 def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
     broker: Any = SimpleNamespace(apart=False)
     nobodys = Together(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
-    nobodys.set_up("return {}", lambda: None, lambda: False)
+    nobodys.set_up("return {}", lambda: None)
     nobodys.gather(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
     with Connection("memory://") as connection:
         channel = connection.channel()

@@ -338,8 +338,8 @@ class Bench:
 
     is_at_it = False
 
-    def set_up(self, source: str, after: Callable[[], None], have_left: Callable[[], bool]) -> None:
-        self.after_together, self.have_left = after, have_left
+    def set_up(self, source: str, after: Callable[[], None]) -> None:
+        self.after_together = after
 
     def gather(self, message: Any, most: int = 0) -> None:
         pass

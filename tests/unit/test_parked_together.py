@@ -57,28 +57,6 @@ def test_a_process_is_kept_for_whoever_leaves_their_lot_next(bench: Bench) -> No
     assert ends(requests) == ["started", "started", "started"]
 
 
-def test_others_come_in_the_same_turn_if_all_have_left(bench: Bench) -> None:
-    """Whoever stays keeps its room, and others would be too many."""
-    limited, plain, waits = bench.task("retry", "r1"), bench.task("plain"), bench.task("wait", "r2")
-    bench.together([limited, limited])
-    assert bench.have_left()
-    bench.together([plain])
-    assert not bench.have_left(), "what it asks nobody has said"
-    bench.is_somebody_parked = False
-    bench.together([waits, waits])
-    assert not bench.have_left()
-    bench.is_somebody_parked = True
-    bench.together([limited])
-    assert bench.have_left()
-
-
-def test_nobody_comes_in_the_same_turn_before_who_is_late(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    limited = bench.task("retry", "r1")
-    bench.together([limited, limited])
-    monkeypatch.setattr(bench.gate._loop, "is_late", lambda: True)
-    assert not bench.have_left()
-
-
 def test_who_finds_nobody_there_asks(bench: Bench) -> None:
     bench.answers = [NOBODY, NOBODY, NOBODY]
     task = bench.task("retry", "r1")

@@ -1,0 +1,44 @@
+"""A message that says to come from a queue which nobody knows comes from where it came."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit._celery.intake import Intake
+from celery_ratelimit._celery.parcel import marker_in
+
+MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
+
+
+class Names:
+    """Of a worker that consumes "celery" and "emails", beside their return queues."""
+
+    def __init__(self) -> None:
+        self.queues = {"celery": None, "emails": None}
+
+    def origin_of(self, name: str) -> str:
+        return name.removesuffix(".throttled")
+
+
+@pytest.mark.parametrize(
+    ("says", "came_by", "taken_as"),
+    [
+        ("celery", "celery.throttled", "celery"),
+        ("emails", "celery.throttled", "emails"),  # one return queue for both
+        ("elsewhere", "celery.throttled", "elsewhere"),  # the app has it, other workers consume it
+        ("gone", "celery.throttled", "celery"),
+        ("gone", "gone", "gone"),
+        (None, "celery", None),
+    ],
+)
+def test_where_a_message_comes_from(says: str | None, came_by: str, taken_as: str | None) -> None:
+    intake: Any = Intake.__new__(Intake)
+    intake._names = Names()
+    intake._consumer = SimpleNamespace(app=SimpleNamespace(amqp=SimpleNamespace(queues={"celery": 1, "elsewhere": 1})))
+    headers = {} if says is None else {"celery-ratelimit-return": {**MARKER, "queue": says}}
+    message = SimpleNamespace(headers=headers, ratelimit_queue=came_by, delivery_info={})
+    intake.check_origin(message)
+    assert marker_in(message).get("queue") == taken_as
