@@ -97,7 +97,10 @@ class Gate:
         self._entrance = entrance = Entrance(worker, room, lines, presence)
         slots = self._slots = Slots(asker, outage)
         self._holdings = holdings = Holdings(slots, room, presence, running)
-        counting = Counting(asker, worker.timers.call_after, lambda: bool(outage))
+        counting = Counting(
+            *(asker, worker.timers.call_after, lambda: bool(outage)),
+            lambda: 1.0 if asker.shadows.any_of(limits) else attendant.parking.register.counts_apart,
+        )
         self._counting = counting if settings.counts and not settings.in_memory else None
         stored = self._stored = StoredRates(asker, outage)
         hook = Hook(observers, stored.of, counting.counter if self._counting is not None else None)

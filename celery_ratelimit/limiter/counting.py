@@ -68,6 +68,7 @@ class Counting:
         asker: the way to the store.
         later: calls a function after so many seconds; default: on a thread of its own.
         is_lost: whether the store is known not to answer: what is counted waits.
+        times: how many seconds it is from one time to the next.
 
     Attributes:
         counter: counts.
@@ -78,12 +79,13 @@ class Counting:
         asker: Asker,
         later: Callable[[float, Callable[[], None]], object] | None = None,
         is_lost: Callable[[], bool] = lambda: False,
+        times: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._asker, self._is_lost = asker, is_lost
         call_after = later or _on_a_thread
 
         def in_a_while(seconds: float) -> None:
-            call_after(seconds, self.send)
+            call_after(seconds * times(), self.send)
 
         self.counter = Counter(in_a_while)
         self._refusals = Refusals()

@@ -239,7 +239,8 @@ class Attendant:
         if not due:
             if self.is_idle and not self._bell.has_rung() and not due.are_asked_for:
                 return True
-            due.look()
+            if not due.look(are_seen_to=self.occupied.are_seen_to(self._limits.names)):
+                return True
             if due:
                 self._busy_at = time.monotonic()
                 if self._busy_at >= until:  # the store is far away: others have a turn in between

@@ -61,17 +61,28 @@ class DueLots:
         """There is a lot that was not there."""
         self._asks_for_all = 0.0
 
-    def look(self) -> None:
-        """Those of which the worker knows that they are due; or, now and then, those of which the store says so."""
+    def look(self, *, are_seen_to: bool = False) -> bool:
+        """Those of which the worker knows that they are due; or, now and then, those of which the store says so.
+
+        Args:
+            are_seen_to: some worker lets tasks out of these lots. If it is another one, the store is not asked.
+
+        Returns:
+            Whether it has looked.
+        """
         now = time.monotonic()
         own = [bucket for bucket, at in self._own.items() if at <= now]
         if own and now < self._asks_for_all:
             self._due.update(dict.fromkeys(own))
-            return
+            return True
+        if are_seen_to and not self._own and self._asks_for_all:
+            self._pace.found(False)
+            return False
         self._asks_again = 0.0  # until there is an answer
         self._ask()
         if not self._due:
             self._pace.found(False)
+        return True
 
     def look_for_more(self) -> None:
         """The store has not said all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._celery.parcel import marker_in
@@ -19,12 +19,16 @@ __all__ = ["Occupied"]
 #: Seconds for which newcomers wait in the worker for others, to be parked together: at the most; and as a share of the
 #: time for which the first in their lot has been parked, which passes before anybody has its turn who is parked now.
 GATHER, GATHER_SHARE = 1.0, 0.5
-GATHER_TURN = 0.15
-#: Seconds before its turn by which a newcomer is parked: the next look at its lot, and its way back.
-AHEAD = 0.25
-#: Seconds after which a lot is looked at that was empty before, at the soonest: tasks that are parked together leave
-#: together; and before the first turn that is possible by which it has been: the way back.
-SOON, BACK, LOOK_SHARE = 0.05, 0.15, 0.75
+#: Seconds for which they wait where nobody has been parked for long, but turns are given away for some time: at the
+#: most, since those that others park meanwhile leave before them; and before the turns that are left, so that there is
+#: time for a look at the lot and for the way back.
+GATHER_TURN, AHEAD = 0.1, 0.25
+#: Seconds after which a lot is looked at that was empty, at the soonest: tasks that are parked together leave together.
+SOON = 0.05
+#: Seconds that the way back takes, and the share of what is left before the first turn after which there is a look.
+BACK, LOOK_SHARE = 0.15, 0.75
+#: Seconds until the turn of the last that was let out from which on some worker is at it: tasks leave a second before.
+SEEN_TO = 0.6
 #: Seconds until the turn of the last that was let out from which on whoever comes is parked, and does not ask.
 CLOSED = 0.1
 #: Seconds for which it is known how long that was.
@@ -44,6 +48,7 @@ class Occupied:
         self._limits = limits
         self._waited: OrderedDict[Bucket, tuple[float, float]] = OrderedDict()  # for how long, and when that was so
         self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last that was let out
+        self._last: dict[str, float] = {}  # by limit
 
     def note(self, bucket: Bucket, waited: float) -> None:
         """Tasks are parked there, the first of them for so many seconds."""
@@ -54,9 +59,11 @@ class Occupied:
 
     def note_turn(self, bucket: Bucket, at: float) -> None:
         """One that was let out of it has its turn at that time: who is parked from now on has a later one."""
-        if isinstance(self._limits.get(bucket[0]), Concurrency):
+        limit = self._limits.get(bucket[0])
+        if limit is None or isinstance(limit, Concurrency):
             return
         self._turns[bucket] = max(at, self._turns.get(bucket, 0.0))
+        self._last[bucket[0]] = max(at, self._last.get(bucket[0], 0.0))
         self._turns.move_to_end(bucket)
         if len(self._turns) > MOST_KNOWN:
             self._turns.popitem(last=False)
@@ -72,10 +79,17 @@ class Occupied:
         """Whether nobody who comes now has a turn soon: those who were parked have theirs before, if nobody is now."""
         return self._turns.get(bucket, 0.0) - time.monotonic() > CLOSED
 
+    def are_seen_to(self, names: Iterable[str]) -> bool:
+        """Whether some worker has just let tasks of each of these limits out: it looks for all of their lots."""
+        by = time.monotonic() + SEEN_TO
+        return all(self._last.get(name, 0.0) > by for name in names)
+
     def forget_turns(self, names: Container[str]) -> None:
         """These limits are others now: what was said of turns is void."""
         for bucket in [bucket for bucket in self._turns if bucket[0] in names]:
             del self._turns[bucket]
+        for name in [name for name in self._last if name in names]:
+            del self._last[name]
 
     def forget(self, bucket: Bucket) -> None:
         self._waited.pop(bucket, None)
@@ -99,9 +113,9 @@ class Occupied:
     def gathers(self, bucket: Bucket) -> float:
         """Seconds for which a newcomer may wait in this worker for others that are parked with it.
 
-        Nobody's turn comes later by that: before whoever comes now others have theirs, for longer than this.
+        No turn is lost by that: before whoever comes now others have theirs, for longer than this.
         """
         now, (waited, at) = time.monotonic(), self._waited.get(bucket, (0.0, 0.0))
         before = GATHER_SHARE * waited if now < at + KNOWN else 0.0
-        turn = self._turns.get(bucket, 0.0) - now - AHEAD
-        return max(0.0, min(GATHER, before), min(GATHER_TURN, turn))
+        turn = max(0.0, self._turns.get(bucket, 0.0) - now - AHEAD)
+        return min(GATHER, before + min(GATHER_TURN, turn))

@@ -19,6 +19,8 @@ KNOWN = 30 * 86_400.0
 UNATTENDED = 60.0
 #: Seconds for which a limit or a return queue is known that nobody attends to: what waits there is not to be forgotten.
 REMEMBERED = 365 * 86_400.0
+#: Workers from which on each tells less often what it has counted, and seconds from one time to the next at the most.
+MANY, COUNTS_APART = 100, 2.0
 #: Lots that are told in one step that they may be due sooner.
 WOKEN = 500
 
@@ -57,6 +59,11 @@ class Register:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
         self.workers = 1
+
+    @property
+    def counts_apart(self) -> float:
+        """Seconds after which one of so many workers tells what it has counted: what is told each second is even."""
+        return min(COUNTS_APART, max(1.0, self.workers / MANY))
 
     def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> Attendance:
         """Which queues somebody consumes, and which nobody does.

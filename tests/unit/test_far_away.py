@@ -164,7 +164,7 @@ BUCKET = ("api", "")
 def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [NOW]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    occupied = Occupied({})
+    occupied = Occupied({"api": API.limit})
     assert occupied.lot_of([API]) is None
     occupied.note_turn(BUCKET, NOW + 0.5)
     assert occupied.is_closed(BUCKET)
@@ -182,7 +182,7 @@ def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(mo
 
 def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_ratelimit.parking.occupied.MOST_KNOWN", 3)
-    occupied, soon = Occupied({}), time.monotonic() + 60.0
+    occupied, soon = Occupied({"api": API.limit}), time.monotonic() + 60.0
     for number in range(5):
         occupied.note_turn(("api", str(number)), soon)
     assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]

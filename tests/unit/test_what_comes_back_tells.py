@@ -1,4 +1,4 @@
-"""What comes back to any worker says when its turn is: whoever comes now has a later one, and need not ask."""
+"""What comes back to any worker says when its turn is: a later task need not ask, nor its worker look at the lots."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery.parcel import RETURN_HEADER
+from celery_ratelimit.counts.counter import PAUSE
+from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.parking.due import DueLots
 from celery_ratelimit.parking.lot import HORIZON, LOOK_APART
 from celery_ratelimit.parking.occupied import (
     AHEAD,
@@ -19,9 +22,12 @@ from celery_ratelimit.parking.occupied import (
     GATHER,
     GATHER_SHARE,
     GATHER_TURN,
+    SEEN_TO,
     SOON,
     Occupied,
 )
+from celery_ratelimit.parking.parked import Looked, Parked
+from celery_ratelimit.parking.register import Register
 from tests.unit.a_gate import Bench
 
 NOW = 100.0
@@ -101,6 +107,8 @@ def test_newcomers_wait_for_others_while_there_is_time_before_their_turns(occupi
 def test_where_many_are_parked_they_wait_for_longer_and_lose_nothing(occupied: Occupied) -> None:
     occupied.note(API, 1.0)
     assert occupied.gathers(API) == GATHER_SHARE
+    occupied.note_coming(message(), 0.9)
+    assert occupied.gathers(API) == GATHER_SHARE + GATHER_TURN
     occupied.note(API, 60.0)
     assert occupied.gathers(API) == GATHER
 
@@ -111,3 +119,57 @@ def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: Occupied, turn: flo
         occupied.note_coming(message(), turn)
     assert occupied.looks_in(API) == pytest.approx(seconds)
     assert turn == 0.0 or seconds == SOON or seconds + BACK <= turn
+
+
+# -- Who need not look -------------------------------------------------------------------------------------------------
+
+
+def test_lots_are_seen_to_as_long_as_what_comes_back_has_just_left(occupied: Occupied, now: list[float]) -> None:
+    assert not occupied.are_seen_to(["api"])
+    occupied.note_coming(message(), 0.9)
+    assert occupied.are_seen_to(["api"])
+    assert not occupied.are_seen_to(["api", "other"]), "that of another limit may be due"
+    now[0] += 0.91 - SEEN_TO
+    assert not occupied.are_seen_to(["api"])
+    occupied.note_coming(message(), 0.9)
+    occupied.forget_turns({"api"})
+    assert not occupied.are_seen_to(["api"])
+
+
+def test_whoever_lets_tasks_out_looks_and_others_do_not(now: list[float]) -> None:
+    asked: list[float] = []
+
+    def due(names: Any) -> list[Any]:
+        asked.append(now[0])
+        return []
+
+    parking: Any = SimpleNamespace(due=due, register=SimpleNamespace(workers=10))
+    lots = DueLots(parking, SimpleNamespace(names=["api"]))  # type: ignore[arg-type]
+    assert lots.look(are_seen_to=True), "as long as nobody has looked it may be wrong"
+    now[0] += 10.0
+    assert not lots.look(are_seen_to=True)
+    assert lots.look(are_seen_to=False)
+    now[0] += 10.0
+    lots.are_new()
+    assert lots.look(are_seen_to=True), "somebody was parked here"
+    now[0] += 10.0
+    lots.note([Looked(API, 1.0, False, (Parked("a", 1, 0, 0.9, "{}"),))])
+    assert lots.look(are_seen_to=True), "it is this worker that lets tasks out"
+    assert len(asked) == 4
+
+
+# -- What is counted ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 1.0), (100, 1.0), (150, 1.5), (5000, 2.0)])
+def test_of_many_workers_each_tells_less_often_what_it_has_counted(workers: int, seconds: float) -> None:
+    register = Register(SimpleNamespace())  # type: ignore[arg-type]
+    register.workers = workers
+    later: list[float] = []
+    counting = Counting(
+        SimpleNamespace(),  # type: ignore[arg-type]
+        lambda seconds, call: later.append(seconds),
+        times=lambda: register.counts_apart,
+    )
+    counting.counter.happened("refused", ["api"])
+    assert later == [PAUSE * seconds]
