@@ -291,9 +291,8 @@ for i, limit in ipairs(limits) do
     work, out = work + LOT, {}
     local again, another = look_after(limit), 0
     if not asked[CODE] then
-        local at = FIRST_LIMIT + 6 * (i - 1)
         asked[CODE] = true
-        local number = weights[WEIGHTS] and match(weights[WEIGHTS], '^%d+') -- of its weights
+        local at, number = FIRST_LIMIT + 6 * (i - 1), weights[WEIGHTS] and match(weights[WEIGHTS], '^%d+') -- of its weights
         another = same_code(table.concat({ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5], number}, ' ')) and 0 or 1
     end
     answer[i] = {again, another, unpack(out)}
