@@ -40,7 +40,7 @@ def test_where_tasks_are_while_a_fleet_works(server: EmbeddedServer, store: redi
         assert lots.explain(first.id).where == "ended"
         assert str(lots.explain(first.id)) == f"Task {first.id} has ended: SUCCESS."
         results = [fleet.send("retry", index) for index in range(1, 21)]
-        until(lambda: sum(lot.parked for lot in lots.lots()) >= 15, 20, "a backlog that is parked")
+        until(lambda: sum(lot.parked for lot in lots.lots()) == len(results), 20, "a backlog that is parked")
         found = [lots.explain(result.id) for result in results]
         assert {each.where for each in found} <= {"parked", "held", "leaving"}
         parked = [each for each in found if each.where == "parked"]

@@ -75,7 +75,8 @@ def test_a_worker_that_is_killed_while_messages_come_in_together_loses_none(
         before = {start.index for start in fleet.starts()}
         fleet.launch(QUICK)
         until(lambda: {start.index for start in fleet.starts()} == set(range(tasks)), 60, "every task being run")
-        until(lambda: not store.zcard("unacked_index"), 40, "every copy having come")
+        lots = fleet.parking_lots()
+        until(lambda: not store.zcard("unacked_index") and not lots.lots(), 40, "every copy having come, and left")
         fleet.stop()
         ran = Counter(start.index for start in fleet.starts())
         assert {index for index, times in ran.items() if times > 1} <= before
