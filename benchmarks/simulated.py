@@ -43,17 +43,18 @@ def _send(fleet: Fleet, tasks: int, rate: float) -> None:
     """From a second after the workers are there."""
     step = 0.01
     world, index = fleet.world, 0
+    began = world.now + 2.0
 
     def send() -> None:
         nonlocal index
-        most = tasks if rate <= 0 else min(tasks, index + max(1, round(rate * step)))
+        most = tasks if rate <= 0 else min(tasks, 1 + int(rate * (world.now - began)))
         while index < most:
             fleet.send(index)
             index += 1
         if index < tasks:
             world.at(world.now + step, send)
 
-    world.at(world.now + 2.0, send)
+    world.at(began, send)
 
 
 def _show(fleet: Fleet, tasks: int, rate: int) -> None:

@@ -122,7 +122,7 @@ class Room:
         takes, free = self._pool.takes(name), self.idle(now) - self._promised(now + ASK_EARLY)
         later = sum(at > now + ASK_EARLY for at, _ in self._grants)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
-        ended = free * interval / max(takes, 0.001)  # in the time from one to the next
+        ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
         if 0.0 < ended < 1.0:
             most = min(most, free / (1.0 - ended))
         return max(1, int(most) - later)

@@ -93,6 +93,13 @@ def test_permits_close_upon_each_other_are_as_many_as_processes_end_meanwhile(in
     assert Room(some).permits(NOW, "half", interval) == permits
 
 
+def test_processes_that_are_busy_end_meanwhile_as_well() -> None:
+    """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
+    some = pool(*[("brief", 0.0)] * 3)
+    some._takes["brief"] = AHEAD / 5
+    assert Room(some).permits(NOW, "brief", 0.01) == 5
+
+
 def test_beside_unlimited_tasks_permits_are_taken_as_far_ahead_as_it_takes_to_ask() -> None:
     room = Room(pool())
     assert room.ahead("short") == 0.02
