@@ -117,13 +117,14 @@ class Room:
     def permits(self, now: float, name: str, interval: float = 0.0) -> int:
         """How many permits may be taken together, at least one, for tasks of this name, each to start at its time.
 
-        Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew.
+        Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew. Tasks that
+        take less than by what may be asked too early may stand behind one another all the same.
         """
         takes, free = self._pool.takes(name), self.idle(now) - self._promised(now + ASK_EARLY)
         later = sum(at > now + ASK_EARLY for at, _ in self._grants)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
         ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
-        if 0.0 < ended < 1.0:
+        if takes > ASK_EARLY and 0.0 < ended < 1.0:
             most = min(most, free / (1.0 - ended))
         return max(1, int(most) - later)
 

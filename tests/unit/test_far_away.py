@@ -93,6 +93,12 @@ def test_permits_close_upon_each_other_are_as_many_as_processes_end_meanwhile(in
     assert Room(some).permits(NOW, "half", interval) == permits
 
 
+def test_tasks_that_are_brief_may_stand_behind_one_another() -> None:
+    """With a limit that does not bind turns are at once: a store that is 2 ms away had been asked for four by four."""
+    some = pool()
+    assert Room(some).permits(NOW, "short", 1e-6) == Room(some).permits(NOW, "short") == 100
+
+
 def test_processes_that_are_busy_end_meanwhile_as_well() -> None:
     """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
     some = pool(*[("brief", 0.0)] * 3)
