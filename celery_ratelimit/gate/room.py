@@ -117,8 +117,8 @@ class Room:
     def permits(self, now: float, name: str, interval: float = 0.0) -> int:
         """How many permits may be taken together, at least one, for tasks of this name, each to start at its time.
 
-        Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew. Tasks that
-        take less than by what may be asked too early may stand behind one another all the same.
+        Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew. Brief
+        tasks may stand behind one another: none is late by more than its permit may be early.
         """
         takes, free = self._pool.takes(name), self.idle(now) - self._promised(now + ASK_EARLY)
         later = sum(at > now + ASK_EARLY for at, _ in self._grants)
