@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..app.plan import Plan
 from ..errors import ImpossibleRequest
 from ..limiter.asker import Asker
-from ..limiter.calls import Asking
-from ..limiter.durations import microseconds
 from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
@@ -23,6 +22,7 @@ from .handing import Handing
 from .held import HeldRequest
 from .line import Line
 from .local_share import LocalShare
+from .places import MOST_TOGETHER, Places
 from .room import Room
 from .slots import Slots
 from .verdict import (
@@ -49,10 +49,8 @@ LOOK = 0.1
 SLOT_ONLY = -1e6
 #: Round trips in whose time a line may have its turns with a single one: a tenth of a worker's time goes into waiting.
 BUSY = 10
-#: Requests that ask together, at the most.
-MOST_TOGETHER = 16
-#: Seconds after which all that wait here for places say so, and how many of them at the most.
-LINE_UP, MOST_WAITING = 1.0, 32
+#: Round trips before its turn that a line asks: one for the answer, and one in which the worker waits for another.
+TRIPS = 2
 
 
 class Answers:
@@ -93,7 +91,7 @@ class Answers:
         longest: float,
     ) -> None:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
-        self._ear, self._handing = ear, handing
+        self._places = Places(asker, ear, handing, room, parks, ahead)
         self._room, self._slots, self._share, self._arrivals = room, slots, share, arrivals
         self._store = room.store
         self._parks, self._ahead, self._early, self._longest = parks, ahead, early, longest
@@ -102,7 +100,7 @@ class Answers:
 
     def early(self) -> float:
         """Seconds before its turn that a line asks: no longer than a permit may be taken ahead."""
-        return min(self._early() + self._store.round_trip, self._ahead())
+        return min(self._early() + TRIPS * self._store.round_trip, self._ahead())
 
     def asks_from(self, now: float, slot_at: float) -> float:
         """When a request asks that comes back now for a turn at ``slot_at``: those that come until then ask, too.
@@ -114,8 +112,8 @@ class Answers:
 
     def together(self, line: Line, held: HeldRequest) -> int:
         """How many may ask at once, so that the worker does not wait for answers most of the time."""
-        if held.plan.leased:  # one that no process is for would only stand in the way of others
-            return MOST_WAITING if self._lines_up(line) else self._places()
+        if held.plan.leased:
+            return self._places.together(line)
         interval = line.interval or max(demand.interval for demand in held.demands)
         if interval <= 0:
             return 1
@@ -137,44 +135,56 @@ class Answers:
         Returns:
             An answer for each that was asked, see :meth:`verdict`: up to the first that has neither permits nor a slot.
         """
-        first = asking[0]
+
+        def decisions() -> Sequence[Decision | None]:
+            if asking[0].plan.leased:
+                return self._places.ask(line, asking, for_permit=for_permit)
+            return self._decisions(asking, for_permit=for_permit)
+
+        return self.said_to(asking[0], decisions)
+
+    def said_to(
+        self, first: HeldRequest, decisions: Callable[[], Sequence[Decision | None]], seconds: float | None = None
+    ) -> list[Decision | Verdict | None]:
+        """What the store decides, or what is to become of those who ask it if it can not; in so many seconds, if it has
+        decided already.
+        """
         began = monotonic()
         try:
-            decisions = self._outage.ask(
-                lambda: (
-                    self._ask_for_places(line, asking, for_permit=for_permit)
-                    if first.plan.leased
-                    else self._decisions(asking, for_permit=for_permit)
-                ),
-                None,
-            )
+            said = self._outage.ask(decisions, None)
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
             if not first.is_checked and self._outage.ask(lambda: self._arrivals.may_run(first), None) is False:
                 return [EndCopy()]
             logger.error("Task %s[%s] can never start: %s", first.request.name, first.request.id, error)
             self._slots.forget(first)
             return [Fail(error)]
-        if decisions is None:
-            return [None]
-        self._store.note(monotonic() - began)
-        return [EndCopy() if decision is None else decision for decision in decisions]
+        if said is not None:
+            self._store.note(monotonic() - began if seconds is None else seconds)
+        return [None] if said is None else [EndCopy() if decision is None else decision for decision in said]
+
+    def question(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> Callable[[], list[Decision]]:
+        """For those of whom nothing is to be told."""
+        first = asking[0]
+        return partial(self._asker.ask_next, first.demands, _ids(asking), **self._how(asking, for_permit=for_permit))
+
+    def _how(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> dict[str, float]:
+        """Seconds ahead that permits are taken, and within which slots are kept."""
+        first = asking[0]
+        seconds = horizon(first, self._ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY
+        return {"horizon": seconds, "claim": claim(first, parks=self._parks(first.plan))}
 
     def _decisions(self, asking: Sequence[HeldRequest], *, for_permit: bool) -> Sequence[Decision | None]:
         """What the store says; ``None``: another copy may run. Those that have come from a lot are told with it."""
         asking = self._who_may_run(asking)
         if not asking:
             return [None]
-        first = asking[0]
-        plan, demands = first.plan, first.demands
-        ids = [held.id if plan.policy.waits else "" for held in asking]
-        seconds = horizon(first, self._ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY
-        kept = claim(first, parks=self._parks(plan))
         if all(held.is_checked for held in asking):
-            return self._asker.ask_next(demands, ids, horizon=seconds, claim=kept)
+            return self.question(asking, for_permit=for_permit)()
         with self._arrivals.told_along(asking) as told:
             if told is None:
-                return self._asker.ask_next(demands, ids, horizon=seconds, claim=kept)
-            decisions, told.may = self._asker.ask_along(demands, ids, told.along, horizon=seconds, claim=kept)
+                return self.question(asking, for_permit=for_permit)()
+            how = self._how(asking, for_permit=for_permit)
+            decisions, told.may = self._asker.ask_along(asking[0].demands, _ids(asking), told.along, **how)
             told.answered = len(decisions)
         for held, _ in zip(asking, decisions, strict=False):
             held.is_checked = True
@@ -190,37 +200,6 @@ class Answers:
                 return []
             first.is_checked = True
         return [*itertools.takewhile(lambda held: held.is_checked or self._arrivals.asks_along(held), asking)]
-
-    def _ask_for_places(self, line: Line, asking: Sequence[HeldRequest], *, for_permit: bool) -> list[Decision]:
-        """What has ended here gives its places back in the same step."""
-        first, ended = asking[0], self._handing.going_to(asking[0].demands)
-        lines_up = len(asking) > 1 and self._lines_up(line)
-        if lines_up:
-            line.lined_up = monotonic()
-        if first.stays:
-            line.ear = self._ear.name_of(line)
-        said = self._asker.hand_on(
-            first.demands,
-            Asking(
-                [held.id for held in asking],
-                microseconds(horizon(first, self._ahead())),
-                microseconds(claim(first, parks=self._parks(first.plan))),
-                line.ear if first.stays else "",
-                self._places() if for_permit else 0,
-                lines_up,
-            ),
-            ended,
-        )
-        self._handing.given(ended)
-        return said
-
-    def _places(self) -> int:
-        """How many may have places now: each is held from then on, so there has to be a process for it."""
-        return max(1, min(MOST_TOGETHER, self._room.free(monotonic())))
-
-    def _lines_up(self, line: Line) -> bool:
-        """Whether it is time for those of a line that wait for places to say so, or their slots would be others'."""
-        return monotonic() - line.lined_up >= LINE_UP and bool(line.with_slot)
 
     def verdict(self, line: Line, held: HeldRequest, answer: Decision | Verdict | None, *, for_permit: bool) -> Verdict:
         """What becomes of a request by what the store has said; ``None``: it has not."""
@@ -274,3 +253,8 @@ class Answers:
     def store_is_back(self) -> None:
         """This worker does not decide alone any more."""
         self._share.clear()
+
+
+def _ids(asking: Sequence[HeldRequest]) -> list[str]:
+    """Under which they are known to the store; empty: who does not wait need not be known."""
+    return [held.id if held.plan.policy.waits else "" for held in asking]

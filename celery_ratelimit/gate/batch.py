@@ -4,18 +4,21 @@ long until their turns, also those that come in one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._celery import Worker
+from ..limiter.demand import Demand
 from ..limiter.durations import microseconds
 from ..limiter.outage import Outage
-from ..parking.attendant import Attendant
+from ..parking.attendant import Attendant, ToBeParked
 from ..parking.lot import ToPark
 from ..parking.parked import Bucket
+from ..parking.parks import answered, asked
 from .clock import monotonic
+from .errands import Errands
 from .held import HeldRequest, State
 from .line import LEAST_PAUSE, Line
 from .verdict import Park
@@ -24,6 +27,10 @@ __all__ = ["Batch", "Leaving"]
 
 #: Requests that wait for others: as many as come in together.
 MOST = 12
+#: Seconds after which those are looked at in any case who wait for an answer to others, that these are parked.
+ON_THEIR_WAY = 0.1
+#: Seconds for which they are parked one by one, after something that nobody has foreseen.
+ALONE = 1.0
 
 
 class Leaving(NamedTuple):
@@ -35,6 +42,10 @@ class Leaving(NamedTuple):
     packed: ToPark
     since: float = 0.0
 
+    @property
+    def bucket(self) -> Bucket:
+        return self.verdict.demand.name, self.verdict.demand.key
+
 
 class Batch:
     """The requests that are parked in a moment.
@@ -43,15 +54,19 @@ class Batch:
         worker: the worker.
         attendant: parks.
         outage: of the store.
+        errands: to a store that is some way off.
 
     Attributes:
+        errands: park those while the worker goes on.
         is_open: those that have come in together are moved on: who stands behind others is parked in a moment.
         on_wait: called when somebody waits for others that come later.
     """
 
-    def __init__(self, worker: Worker, attendant: Attendant, outage: Outage) -> None:
-        self._worker, self._attendant, self._outage = worker, attendant, outage
+    def __init__(self, worker: Worker, attendant: Attendant, outage: Outage, errands: Errands) -> None:
+        self._worker, self._attendant, self._outage, self.errands = worker, attendant, outage, errands
         self._leaving: dict[Bucket, list[Leaving]] = {}
+        self._on_their_way: list[dict[Bucket, list[Leaving]]] = []
+        self._alone_until = 0.0
         self._since = 0.0  # when the first of them came
         self.is_open = False
         self.on_wait: Callable[[], None] = lambda: None
@@ -64,56 +79,142 @@ class Batch:
         finally:
             self.is_open = False
 
-    def takes(self, bucket: Bucket, packed: ToPark) -> bool:
-        """Whether a newcomer of this lot is parked together with others: not one that may go before them."""
+    def takes(self, bucket: Bucket, packed: ToPark, *, only_behind: bool) -> bool:
+        """Whether a request of this lot is parked together with others: not one that may go before them, but where the
+        worker does not wait for it; and not one that has been refused, but there.
+        """
+        if self.errands.are_run or not only_behind:
+            return self.errands.are_run and monotonic() >= self._alone_until
         goes_behind = packed.order >= 0 and packed.share is None
         return self.is_open or (goes_behind and self._attendant.occupied.gathers(bucket) > 0)
 
+    def lot_of(self, demands: Sequence[Demand]) -> Demand | None:
+        """The demand that has refused one that is parked in a moment: a request that comes now stands behind it."""
+        each = demands if self._leaving or self._on_their_way else ()
+        return next((demand for demand in each if self._is_closed((demand.name, demand.key))), None)
+
+    def _is_closed(self, bucket: Bucket) -> bool:
+        there = [batch[bucket] for batch in (self._leaving, *self._on_their_way) if bucket in batch]
+        return any(not each.verdict.only_behind and not each.held.gone for those in there for each in those)
+
     def add(self, leaving: Leaving) -> None:
-        demand = leaving.verdict.demand
         leaving.line.park_soon(leaving.held)
         now = monotonic()
         if not self._leaving:
             self._since = now
-        self._leaving.setdefault((demand.name, demand.key), []).append(leaving._replace(since=now))
+        self._leaving.setdefault(leaving.bucket, []).append(leaving._replace(since=now))
         if not self.is_open:
             self.on_wait()
 
     def pause(self) -> float:
         """Seconds for which they wait for others; 0.0: they are to be parked now, or nobody is here."""
         number = sum(map(len, self._leaving.values()))
+        if number and self._on_their_way:
+            return ON_THEIR_WAY
         if not number or number >= MOST or self._worker.intake.is_full:
             return 0.0
         rest = self._since + min(map(self._attendant.occupied.gathers, self._leaving)) - monotonic()
         return rest if rest >= LEAST_PAUSE else 0.0
 
-    def park(self, done: Callable[[Leaving, int | None], None]) -> list[Line]:
-        """Park them all.
+    def park(self, done: Callable[[Leaving, int | None], None], after: Callable[[list[Line]], None]) -> list[Line]:
+        """Park them all; those who come while others are on their way, after them.
 
         Args:
             done: is called with each, and what the store says of it; ``None``: no answer came.
+            after: is called with lines whose answers come later, as the worker has not waited for them.
 
         Returns:
-            The lines that they were in. Whoever is left there asks: in an outage, or if nobody is parked any more.
+            The lines of the others. Whoever is left there asks: in an outage, or if nobody is parked any more.
         """
+        if self._on_their_way:
+            return []
         batch, self._leaving = self._leaving, {}
-        everybody = [each for together in batch.values() for each in together]
+        heard = [each for together in batch.values() for each in together]
         try:
-            for part in self._attendant.parking.parts(batch):
-                leaving = {bucket: [each for each in batch[bucket] if not each.held.gone] for bucket in part}
-                leaving = {bucket: together for bucket, together in leaving.items() if together}
-                if leaving and not self._outage:
+            with self._what_fails_together_goes_alone():
+                for only_behind, part in self._parts(batch):
+                    leaving = {bucket: [each for each in batch[bucket] if not each.held.gone] for bucket in part}
+                    leaving = {bucket: together for bucket, together in leaving.items() if together}
+                    if not leaving or self._outage:
+                        continue
                     pairs = {bucket: _packed(those) for bucket, those in leaving.items()}
-                    said_of = self._outage.ask(partial(self._attendant.park, pairs, only_behind=True), None)
-                    for bucket, those in leaving.items():
-                        answers: Sequence[int | None] = said_of[bucket] if said_of else [None] * len(those)
-                        for each, answer in zip(those, answers, strict=True):
-                            done(each, answer)
+                    if self.errands.are_run and self._send(leaving, pairs, done, after, only_behind=only_behind):
+                        heard = [each for each in heard if each.bucket not in leaving]
+                        continue
+                    asks = self._attendant.parks(pairs, only_behind=only_behind)
+                    said_of = self._outage.ask(partial(asked, asks), None)
+                    _tell(leaving, said_of, done)
         finally:
-            for each in everybody:
-                if each.held.state is State.IS_PARKED:
-                    each.line.ask(each.held)
-        return list(dict.fromkeys(each.line for each in everybody))
+            lines = _ask(heard)
+        return lines
+
+    def clear(self) -> None:
+        """The connection is lost, or the worker stops: the broker has them all."""
+        self._leaving.clear()
+        self._on_their_way.clear()
+
+    @contextmanager
+    def _what_fails_together_goes_alone(self) -> Iterator[None]:
+        """For a while: whatever nobody has foreseen ends the request at which it is raised then, and no other."""
+        try:
+            yield
+        except Exception:
+            self._alone_until = monotonic() + ALONE
+            raise
+
+    def _parts(self, batch: Mapping[Bucket, Sequence[Leaving]]) -> Iterator[tuple[bool, list[Bucket]]]:
+        """Lots that go together; and whether those alone are parked that stand behind others: nobody was refused."""
+        behind = {bucket: all(each.verdict.only_behind for each in those) for bucket, those in batch.items()}
+        for only_behind in (False, True):
+            for part in self._attendant.parking.parts(bucket for bucket in batch if behind[bucket] is only_behind):
+                yield only_behind, part
+
+    def _send(
+        self,
+        leaving: dict[Bucket, list[Leaving]],
+        pairs: ToBeParked,
+        done: Callable[[Leaving, int | None], None],
+        after: Callable[[list[Line]], None],
+        *,
+        only_behind: bool,
+    ) -> bool:
+        """Park them, and go on. Not in an outage."""
+        asks = self._attendant.parks(pairs, only_behind=only_behind)
+        question = self._outage.ask(lambda: next(asks), None)
+        if question is None:
+            return False
+
+        def is_back(reply: Callable[[], Any], _: float) -> None:
+            self._on_their_way = [each for each in self._on_their_way if each is not leaving]
+            try:
+                with self._what_fails_together_goes_alone():
+                    _tell(leaving, self._outage.ask(lambda: answered(asks, reply), None), done)
+            finally:
+                after(_ask([each for those in leaving.values() for each in those]))
+
+        self._on_their_way.append(leaving)
+        self.errands.run(question, is_back)
+        return True
+
+
+def _tell(
+    leaving: Mapping[Bucket, Sequence[Leaving]],
+    said_of: Mapping[Bucket, Sequence[int]] | None,
+    done: Callable[[Leaving, int | None], None],
+) -> None:
+    for bucket, those in leaving.items():
+        answers: Sequence[int | None] = said_of[bucket] if said_of else [None] * len(those)
+        for each, answer in zip(those, answers, strict=True):
+            if not each.held.gone:
+                done(each, answer)
+
+
+def _ask(everybody: Sequence[Leaving]) -> list[Line]:
+    """Those that are not parked. Returns the lines of all."""
+    for each in everybody:
+        if each.held.state is State.IS_PARKED:
+            each.line.ask(each.held)
+    return list(dict.fromkeys(each.line for each in everybody))
 
 
 def _packed(those: Sequence[Leaving]) -> list[tuple[HeldRequest, ToPark]]:

@@ -19,6 +19,7 @@ from .lines import Lines
 from .loop import Loop
 from .presence import Presence
 from .room import Room
+from .sent import Sent
 
 __all__ = ["Coming"]
 
@@ -39,6 +40,7 @@ class Coming:
         lines: who waits.
         presence: of those who stay.
         exits: parks.
+        sent: questions for whose answers the worker does not wait.
         loop: moves lines on.
     """
 
@@ -50,13 +52,14 @@ class Coming:
         lines: Lines,
         presence: Presence,
         exits: Exits,
+        sent: Sent,
         loop: Loop,
     ) -> None:
         self._worker, self._attendant, self._room, self._lines = worker, attendant, room, lines
-        self._presence, self._exits, self._loop = presence, exits, loop
+        self._presence, self._exits, self._sent, self._loop = presence, exits, sent, loop
         self._come: list[tuple[Line, HeldRequest]] = []
         self._cancel: Callable[[], None] | None = None
-        exits.batch.on_wait = self._park_later
+        exits.batch.on_wait, sent.on_answer = self._park_later, self._go_on
         worker.intake.rest_while(loop.is_late)
         worker.together.set_up(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
 
@@ -75,6 +78,8 @@ class Coming:
 
     def clear(self) -> None:
         self._come.clear()
+        self._sent.clear()
+        self._exits.batch.clear()
         self._cancel_parking()
 
     def _cancel_parking(self) -> None:
@@ -94,20 +99,28 @@ class Coming:
         come, self._come = self._come, []
         if not come:
             return
+        self._go_on(*dict.fromkeys(line for line, _ in come))
+        for line, held in come:
+            self._presence.suspend_if_it_stays(held, line, monotonic())
+
+    def _go_on(self, *lines: Line) -> None:
+        """These lines are moved on, and whoever stands behind others that are parked is parked by one script."""
         batch = self._exits.batch
-        lines: Sequence[Line] = list(dict.fromkeys(line for line, _ in come))
         for _ in range(ROUNDS):
             with self._contained(), batch.open():
                 self._loop.run(lines)
-            lines = list(self._lines)
+            lines = tuple(self._lines)
             if batch.pause() > 0:
                 self._park_later()
                 break
             with self._contained():
-                lines = batch.park(self._has_parked)
+                lines = tuple(batch.park(self._has_parked, self._are_parked))
         self._loop.run(lines)
-        for line, held in come:
-            self._presence.suspend_if_it_stays(held, line, monotonic())
+
+    def _are_parked(self, lines: Sequence[Line]) -> None:
+        """The answer has come for which the worker did not wait; others may have come meanwhile."""
+        self._cancel_parking()
+        self._go_on(*lines)
 
     def _park_later(self) -> None:
         """Somebody waits for others, for a while."""
@@ -124,7 +137,7 @@ class Coming:
             return
         lines: Sequence[Line] = list(self._lines)
         with self._contained():
-            lines = batch.park(self._has_parked)
+            lines = batch.park(self._has_parked, self._are_parked)
         self._loop.run(lines)
 
     @contextmanager

@@ -16,11 +16,13 @@ from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN, REPLACED
+from ..parking.parks import asked
 from ..parking.publisher import LEAD
 from . import coalesced
 from .answers import LOOK
 from .batch import Batch, Leaving
 from .clock import monotonic
+from .errands import Errands
 from .expected import KEEP
 from .held import HeldRequest
 from .holdings import Holdings
@@ -73,11 +75,10 @@ class Exits:
         holdings: Holdings,
         hook: Hook,
     ) -> None:
-        self._hook = hook
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
-        self._in_memory = settings.in_memory
-        self.batch = Batch(worker, attendant, outage)
+        self._hook, self._in_memory = hook, settings.in_memory
+        self.batch = Batch(worker, attendant, outage, Errands(worker, room.store))
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
@@ -88,7 +89,8 @@ class Exits:
         """In whose lot others are known to wait, behind whom a newcomer stands. Who may use more than they asks."""
         if held.has_slot or held.plan.policy.max_wait is not None or not self.parks(held.plan) or self._outage:
             return None
-        return self._attendant.occupied.lot_of([demand for demand in held.demands if not demand.passes])
+        demands = [demand for demand in held.demands if not demand.passes]
+        return self._attendant.occupied.lot_of(demands) or self.batch.lot_of(demands)
 
     def carry_out(self, line: Line, held: HeldRequest, verdict: Verdict, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
@@ -181,12 +183,11 @@ class Exits:
         if max_wait is not None and interval > 0 and not held.returned:
             most = 1 + int((max_wait - verdict.wait) / interval)
         packed = self._attendant.to_park(held, demand, verdict.since)
-        if verdict.only_behind and self.batch.takes(bucket, packed):
+        if most is None and self.batch.takes(bucket, packed, only_behind=verdict.only_behind):
             self.batch.add(Leaving(line, held, verdict, packed))
             return True
-        said = self._outage.ask(
-            lambda: self._attendant.park({bucket: [(held, packed)]}, only_behind=verdict.only_behind, most=most), None
-        )
+        asks = self._attendant.parks({bucket: [(held, packed)]}, only_behind=verdict.only_behind, most=most)
+        said = self._outage.ask(lambda: asked(asks), None)
         self._parked(line, held, verdict, said[bucket][0] if said else None, now)
         return True
 

@@ -49,6 +49,7 @@ from .reach import Reach
 from .room import Room
 from .running import Running
 from .said import Hook
+from .sent import Sent
 from .slots import Slots
 from .stored_rates import StoredRates
 from .within import Within
@@ -79,11 +80,9 @@ class Gate:
         limits: AppLimits,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.worker, asker = worker, limiter.asker
-        self._limits = limits
-        self._numbers = itertools.count()
-        self._connections = 0  # that were lost
-        self._within = Within()
+        self.worker, self._limits, self._within = worker, limits, Within()
+        asker = self._asker = limiter.asker
+        self._numbers, self._connections = itertools.count(), 0  # that were lost
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
         self._changes = Changes(
@@ -114,13 +113,13 @@ class Gate:
             early=entrance.early,
             longest=exits.longest,
         )
+        sent = Sent(exits.batch.errands, answers, room)
         self._reach = reach = Reach(worker, room, self._leave_returned_to_others)
         self._loop = Loop(
-            *(worker, answers, holdings, room, lines, entrance, exits, reach, handing),
+            *(worker, answers, sent, holdings, room, lines, entrance, exits, reach, handing),
             on_error=lambda held, error: self.on_error(held.request, error),
         )
-        self._coming = Coming(worker, attendant, room, lines, presence, exits, self._loop)
-        self._shadows = asker.shadows
+        self._coming = Coming(worker, attendant, room, lines, presence, exits, sent, self._loop)
         self._passing = Passing(entrance, self._numbers, hook, self._loop.run)
 
     # -- Coming in -------------------------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ class Gate:
         if plan is None:
             self._passing.let(request, queue)
             return
-        demands, shadow = self._shadows.split(every)
+        demands, shadow = self._asker.shadows.split(every)
         now, longest = monotonic(), self._exits.longest
         returned = requests.came_back(request)
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
@@ -242,6 +241,7 @@ class Gate:
     def begin(self) -> None:
         """The worker has started, or has a new connection. What ran before runs on."""
         self.worker.acknowledgements.open()
+        self._outage.ask(lambda: self._exits.batch.errands.open(self._asker.ping), None, quietly=True)
         self._changes.watch()
         self._attendant.watch()
         self._running.watch()
@@ -281,7 +281,7 @@ class Gate:
 
     def _is_idle(self) -> bool:
         """Nobody waits here, comes back, or is parked; and no limit is in shadow."""
-        if self._shadows.any_of(self._limits):
+        if self._asker.shadows.any_of(self._limits):
             return False
         waiting = self._presence.limited or self._room.coming.next_comer(monotonic()) < float("inf")
         return self._attendant.is_idle and not waiting

@@ -33,7 +33,7 @@ class Holdings:
     def hold(self, line: Line, held: HeldRequest, at: float, permit_at_us: int) -> None:
         """It has a permit that is good at that time: a process is kept for it."""
         line.hold(held, at, permit_at_us)
-        self._room.promise(at, held.request.task.name)
+        self._room.promises.add(at, held.request.task.name)
 
     def recall(self, line: Line, held: HeldRequest, *, behind: Sequence[HeldRequest] = ()) -> None:
         """What it was told is void: it asks. A permit that was not used is lost; a place is free for others."""
@@ -65,7 +65,7 @@ class Holdings:
     def _free_process(self, held: HeldRequest) -> None:
         """If it holds a permit: no process is kept for it any more."""
         if held.state is State.HOLDS_PERMIT:
-            self._room.take_back(held.at)
+            self._room.promises.take_back(held.at)
 
     def give_back(self, held: HeldRequest) -> None:
         """Its places are free, if it has any."""

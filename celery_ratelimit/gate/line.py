@@ -93,6 +93,7 @@ class Line:
         cancel: cancels the line's timer, which goes off at ``alarm``.
         due: those who have a time.
         leaving: those who are parked in a moment.
+        is_asking: the store is asked for the first of them, while the worker goes on; the others wait for the answer.
     """
 
     key: tuple[tuple[str, str], ...] = ()
@@ -113,6 +114,7 @@ class Line:
     alarm: float = 0.0
     due: Due = field(default_factory=Due)
     leaving: list[HeldRequest] = field(default_factory=list)
+    is_asking: bool = False
 
     # -- Who is here -----------------------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class Line:
         heads = [asking[0].until for asking in (self.with_slot, self.new) if asking]
         # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
         turns = [self.due.next] if self.due and (self.due.next > now or not self.wants) else []
-        if heads and not self.wants:
+        if heads and not self.wants and not self.is_asking:
             turns.append(max(self.next_ask, now + LEAST_PAUSE))
         return min(turns, default=0.0), min([min(heads, default=now + longest), *turns])
 

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from .._celery import Worker
-from ..parking.publisher import LEAD
 from .alarms import Alarms
-from .answers import LOOK, MOST_TOGETHER, Answers
+from .answers import LOOK, Answers
 from .at_hand import AtHand
 from .clock import monotonic
+from .company import Company
 from .entrance import Entrance
 from .exits import Exits
 from .handing import Handing
@@ -21,6 +21,7 @@ from .line import Line
 from .lines import Lines
 from .reach import Reach
 from .room import Room
+from .sent import Asked, Sent
 from .verdict import (
     BUNCHED,
     Ask,
@@ -44,6 +45,7 @@ class Loop:
     Args:
         worker: the worker.
         answers: of the store.
+        sent: questions for whose answers the worker does not wait.
         holdings: what requests have.
         room: of the pool.
         lines: who waits.
@@ -61,6 +63,7 @@ class Loop:
         self,
         worker: Worker,
         answers: Answers,
+        sent: Sent,
         holdings: Holdings,
         room: Room,
         lines: Lines,
@@ -70,10 +73,11 @@ class Loop:
         handing: Handing,
         on_error: Callable[[HeldRequest, Exception], None],
     ) -> None:
-        self._worker, self._answers = worker, answers
+        self._worker, self._answers, self._sent = worker, answers, sent
         self._holdings, self._room, self._lines, self._entrance, self._exits = holdings, room, lines, entrance, exits
         self._reach, self._handing = reach, handing
         self.at_hand = AtHand(worker, on_error)
+        self._company = Company(worker, answers, room, exits, self.at_hand)
         self._alarms = Alarms(worker, lines, exits.longest, lambda line: self.run([line]))
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
@@ -173,6 +177,8 @@ class Loop:
         while True:
             self.at_hand.pair = None
             try:
+                if (asked := self._sent.take(line)) is not None:
+                    self._hear(line, asked)
                 self._start_due(line)
                 self._ask_for(line, has_slot=True)
                 self._ask_for(line, has_slot=False)
@@ -200,7 +206,7 @@ class Loop:
 
     def _ask_for(self, line: Line, *, has_slot: bool) -> None:
         asking = line.with_slot if has_slot else line.new
-        while asking:
+        while asking and not line.is_asking:
             held = asking[0]
             self.at_hand.pair = line, held
             if self._exits.is_over(line, held):
@@ -219,47 +225,21 @@ class Loop:
 
     def _ask(self, line: Line, first: HeldRequest, asking: Sequence[HeldRequest], *, for_permit: bool) -> bool:
         """For the first of those who ask, and for others who would ask the same next."""
-        if for_permit and first.has_slot:
-            self._call_back(line, first, monotonic())
-        together = self._together(line, first, asking, monotonic()) if for_permit else [first]
-        answers = self._answers.ask(line, together, for_permit=for_permit)
+        together = self._company.of(line, first, asking, monotonic()) if for_permit else [first]
+        asked = Asked(together, for_permit)
+        if self._sent.may_send(together):
+            self._sent.send(line, asked)
+            return False
+        asked.answers = self._answers.ask(line, together, for_permit=for_permit)
+        return self._hear(line, asked)
+
+    def _hear(self, line: Line, asked: Asked) -> bool:
+        """What the store has said of each. Returns whether the line may go on."""
         goes_on = True
-        for held, answer in zip(together, answers, strict=False):
+        for held, answer in zip(asked.those, asked.answers or (), strict=False):
             with self.at_hand.contains(line, held):
-                verdict = self._answers.verdict(line, held, answer, for_permit=for_permit)
+                verdict = self._answers.verdict(line, held, answer, for_permit=asked.for_permit)
                 goes_on = self._exits.carry_out(line, held, verdict, monotonic())
+                if isinstance(verdict, Stay):  # and those behind it, whose turns come later
+                    break
         return goes_on
-
-    def _call_back(self, line: Line, first: HeldRequest, now: float) -> None:
-        """Where the store is far away: those whose turn comes soon need not wait for the end of their countdown."""
-        reach = self._answers.reach(line, first)
-        if reach > LEAD and self._room.coming.next_comer(now) <= now + reach:
-            self._worker.timers.recall(lambda request: self._room.coming.has_turn(request.id, now + reach))
-
-    def _together(self, line: Line, first: HeldRequest, asking: Sequence[HeldRequest], now: float) -> list[HeldRequest]:
-        """Who has a slot takes it from nobody; others take turns with other workers, so they are as many as have to be.
-
-        For places, which are held from then on, as many as there are processes. Not for who has yet to learn whether it
-        may run.
-        """
-        if len(asking) < 2 or (first.plan.leased and not first.stays):
-            return [first]
-        most = MOST_TOGETHER if first.has_slot and not first.plan.leased else self._answers.together(line, first)
-        if not first.plan.leased:
-            most = min(most, self._room.permits(now, first.request.task.name, line.interval))
-        together = [first]
-        for held in list(itertools.islice(asking, 1, most)):
-            if len(together) >= most or now >= held.until or not _asks_the_same(first, held):
-                break
-            self.at_hand.pair = line, held
-            if self._exits.is_over(line, held):
-                continue
-            if held.doubtful:  # the store did not say
-                break
-            together.append(held)
-        self.at_hand.pair = line, first
-        return together
-
-
-def _asks_the_same(one: HeldRequest, other: HeldRequest) -> bool:
-    return one.plan is other.plan and one.demands == other.demands

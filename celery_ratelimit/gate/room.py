@@ -8,12 +8,12 @@ to the pool starts at once; where tasks are very short a few wait in the pool, o
 from __future__ import annotations
 
 import math
-from bisect import insort
 
 from .._celery import Pool
 from .distance import Distance
 from .expected import KEEP, Expected
 from .line import ASK_EARLY
+from .promises import Promises
 
 __all__ = ["AHEAD", "Room"]
 
@@ -39,6 +39,7 @@ class Room:
     Attributes:
         held: requests that were received and are in the gate.
         coming: who is expected to come.
+        promises: processes that somebody has spoken for.
         store: how far away it is.
     """
 
@@ -47,30 +48,10 @@ class Room:
         self.held = 0
         self.store = Distance()
         self.coming = Expected()
-        self._grants: list[tuple[float, float]] = []  # when, and the share of a process until the next may begin
+        self.promises = Promises(pool)
         self._kept_until = 0.0
 
-    # -- Who has spoken for a process -------------------------------------------------------------------------------
-
-    def promise(self, at: float, name: str) -> None:
-        """A permit was taken for a task of this name that is held; it is good at that time.
-
-        Tasks that are short may have one process, one after the other.
-        """
-        insort(self._grants, (at, min(1.0, self._pool.takes(name) / ASK_EARLY)))
-
-    def take_back(self, at: float) -> None:
-        """Undo :meth:`promise`: the task starts, or does not."""
-        self._grants.remove(next(each for each in self._grants if each[0] == at))
-
-    def _promised(self, until: float) -> float:
-        """Processes that permits which are good by then were taken for."""
-        promised = 0.0
-        for at, share in self._grants:
-            if at > until:
-                break
-            promised += share
-        return promised
+    # -- What is known of them -----------------------------------------------------------------------------------------
 
     def keep_for_returned(self, now: float) -> None:
         """Somebody waits at the broker to come back, and may now: nobody without limits has the last process."""
@@ -79,7 +60,7 @@ class Room:
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nobody is held or comes."""
         self.held = 0
-        self._grants.clear()
+        self.promises.clear()
         self.coming.clear()
 
     # -- Who may have one ------------------------------------------------------------------------------------------
@@ -103,12 +84,12 @@ class Room:
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
         what proves wrong is one permit, which is not used. ``owed``: the next process is somebody else's.
         """
-        idle, promised = self.idle(now), self._promised(now + ASK_EARLY) + owed
+        idle, promised = self.idle(now), self.promises.by(now + ASK_EARLY) + owed
         return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
 
     def free(self, now: float) -> int:
         """Processes that no permit was taken for."""
-        return int(self.idle() - self._promised(now + ASK_EARLY))
+        return int(self.idle() - self.promises.by(now + ASK_EARLY))
 
     def in_a_moment(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
@@ -120,8 +101,8 @@ class Room:
         Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew. Brief
         tasks may stand behind one another: none is late by more than its permit may be early.
         """
-        takes, free = self._pool.takes(name), self.idle(now) - self._promised(now + ASK_EARLY)
-        later = sum(at > now + ASK_EARLY for at, _ in self._grants)
+        takes, free = self._pool.takes(name), self.idle(now) - self.promises.by(now + ASK_EARLY)
+        later = self.promises.after(now + ASK_EARLY)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
         ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
         if takes > ASK_EARLY and 0.0 < ended < 1.0:
@@ -155,7 +136,7 @@ class Room:
         takes, idle = self._pool.takes(name), self.idle()
         if now < self._kept_until and idle <= 1:
             return False
-        kept = claims + math.ceil(self._promised(now + max(LEAST_BACKLOG, 2 * takes)))
+        kept = claims + math.ceil(self.promises.by(now + max(LEAST_BACKLOG, 2 * takes)))
         if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):
             # Not the only one, for long: nothing without limits would run any more.
             kept = self._pool.processes > 1 or takes <= LEAST_BACKLOG

@@ -25,11 +25,12 @@ from .lot import NOBODY, Parking, ToPark
 from .occupied import SOON, Occupied
 from .orphans import Orphans
 from .parked import Bucket, written
+from .parks import Asks
 from .publisher import Publisher
 from .revoked import Revoked
 from .waking import NEXT, TURN, Waking
 
-__all__ = ["Attendant"]
+__all__ = ["Attendant", "ToBeParked"]
 
 #: Seconds between two looks of a worker that has found and parked nothing for so many seconds.
 RARELY, QUIET = 1.0, 2.0
@@ -40,7 +41,7 @@ OTHERS_TELL = 1.5
 class TurnedAway(Protocol):
     """A request that the gate turns away: the queue that it came from, what the store knows it by, what it asks, how
     often it was sent anew since it was not known whether it was parked, and what it has in common with tasks of which
-    one is to wait.
+    one is to wait. ``gone``: the broker has it again, and hands it out anew.
     """
 
     request: Any
@@ -49,6 +50,13 @@ class TurnedAway(Protocol):
     demands: tuple[Demand, ...]
     doubts: int
     alone: str
+
+    @property
+    def gone(self) -> bool: ...
+
+
+#: Requests, each with its message as it is parked, by lot.
+ToBeParked = Mapping[Bucket, Sequence[tuple[TurnedAway, ToPark]]]
 
 
 class Attendant:
@@ -131,13 +139,9 @@ class Attendant:
             weight=demand.limit.weights.get(demand.share or "", USUAL),
         )
 
-    def park(
-        self,
-        requests_of: Mapping[Bucket, Sequence[tuple[TurnedAway, ToPark]]],
-        *,
-        only_behind: bool,
-        most: int | None = None,
-    ) -> dict[Bucket, list[int]]:
+    def parks(
+        self, requests_of: ToBeParked, *, only_behind: bool, most: int | None = None
+    ) -> Asks[dict[Bucket, list[int]]]:
         """Park the messages of requests, in their order, and let go of them. See :meth:`Parking.park`: of lots that go
         together.
 
@@ -149,10 +153,10 @@ class Attendant:
         only_behind = only_behind and not all(map(self.occupied.is_closed, requests_of))
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
         later = {bucket: self.occupied.looks_in(bucket) - SOON for bucket in requests_of}
-        said_of = self.parking.park(messages_of, only_behind=only_behind, most=most, later=later)
+        said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
         for bucket, said in said_of.items():
             for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
-                if ahead >= 0:
+                if ahead >= 0 and not held.gone:
                     self._let_go(held, bucket, ahead)
                 elif ahead == NOBODY:
                     self.occupied.forget(bucket)
@@ -228,6 +232,8 @@ class Attendant:
     def _see_to_lots(self, until: float) -> bool:
         """False: there is more to do, and time is up."""
         self._attending.say(is_idle=self.is_idle)
+        if time.monotonic() >= until:  # the store is far away
+            return False
         self._note_acknowledged()  # to be told with what is let out
         done = self._revoked.let_out(until) and self._let_out(until)
         self.parking.flush()

@@ -8,6 +8,7 @@ id; where two copies of one may be about, the store says which of them may run. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from ..limiter.calls import ARGUMENTS, KEYS
@@ -22,6 +23,7 @@ from ..store.script import FAIR, Script
 from .contents import AGAIN, BYTES, LOTS, Contents
 from .copies import Copies
 from .parked import Bucket, Looked, Parked, ToPark, several, text
+from .parks import Asks, arguments_of, asked
 from .register import WOKEN, Attendance, Register
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
 from .untold import Untold
@@ -123,20 +125,21 @@ class Parking:
             :data:`FULL` and less: ``FULL`` less those permits, which are as many as there may be;
             :data:`OVERTAKEN`: a message that was sent anew meanwhile may run in its place.
         """
-        arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
-        told: dict[Bucket, int] = {}
-        for bucket, messages in messages_of.items():
-            acknowledged = list(self._untold.acknowledged.get(bucket, ()))
-            arguments += [bucket[1], microseconds(later.get(bucket, 0.0)), len(messages), len(acknowledged)]
-            for each in messages:
-                order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
-                arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]
-                arguments += [each.copy, each.doubts, each.alone, each.message]
-            arguments += acknowledged
-            told[bucket] = len(acknowledged)
+        return asked(self.parks(messages_of, only_behind=only_behind, most=most, later=later))
+
+    def parks(
+        self,
+        messages_of: Mapping[Bucket, Sequence[ToPark]],
+        *,
+        only_behind: bool,
+        most: int | None,
+        later: Mapping[Bucket, float],
+    ) -> Asks[dict[Bucket, list[int]]]:
+        """The same for who need not wait."""
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
-        reply = iter(self._scripts.of_lots("park", list(messages_of), *arguments, fair=fair))
-        self._untold.was_told(told, {})
+        with self._untold.telling(messages_of) as told:
+            arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
+            reply = iter((yield partial(self._scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         self.first_waits = {bucket: int(next(reply)) / 1e6 for bucket in messages_of}
         replaced = [
@@ -218,7 +221,9 @@ class Parking:
         """
         if not demands:
             return []
-        demands = [self._asker.shadows.opened(demand) for demand in self._of_one_script(demands)]
+        demands = [
+            self._asker.shadows.opened(demand) for demand in _of_one_script(demands, is_cluster=self._asker.is_cluster)
+        ]
         methods = {demand.method for demand in demands}
         keys_of, lot_keys = self._scripts.keys_of, LOT_KEYS
         if any(demand.limit.fair is not None for demand in demands):
@@ -253,13 +258,6 @@ class Parking:
             for bucket, (again, another, *leaving) in zip(buckets, reply, strict=False)
         ]
 
-    def _of_one_script(self, demands: Sequence[Demand]) -> Sequence[Demand]:
-        """The first, and as many of the others as one script may see with it."""
-        if not self._asker.is_cluster:
-            return demands[:AT_ONCE]
-        slot = slot_of(hash_tag(demands[0].name))
-        return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
-
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """These tasks have left their lots: they are at the broker. What was noted is told with them."""
         untold = self._untold
@@ -282,6 +280,14 @@ class Parking:
             slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
             parts.setdefault((slot, place // LOTS), []).append(bucket)
         return list(parts.values())
+
+
+def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[Demand]:
+    """The first, and as many of the others as one script may see with it."""
+    if not is_cluster:
+        return demands[:AT_ONCE]
+    slot = slot_of(hash_tag(demands[0].name))
+    return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
 
 
 def _counts(noted: Mapping[Bucket, Sequence[object]]) -> dict[Bucket, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from .parked import Bucket, Parked
 
@@ -39,6 +40,19 @@ class Untold:
         for bucket, those in leaving.items():
             self.published.setdefault(bucket, []).extend(those)
             self._noted_at.setdefault(bucket, time.monotonic())
+
+    @contextmanager
+    def telling(self, buckets: Iterable[Bucket]) -> Iterator[Mapping[Bucket, Sequence[str]]]:
+        """Messages that were acknowledged are told within; nobody else tells of them meanwhile. If it fails, later."""
+        told = {bucket: self.acknowledged.get(bucket, []) for bucket in buckets}
+        self.was_told({bucket: len(ids) for bucket, ids in told.items()}, {})
+        try:
+            yield told
+        except BaseException:
+            for bucket, ids in told.items():
+                for id in ids:
+                    self.note_acknowledged(bucket, id)
+            raise
 
     def was_told(self, acknowledged: Mapping[Bucket, int], published: Mapping[Bucket, int]) -> None:
         """The first so many of each lot; others may have been noted meanwhile."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,19 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.gate import alarms, answers, batch, coming, exits, gate, local_share, loop, passing
+from celery_ratelimit.gate import (
+    alarms,
+    answers,
+    batch,
+    coming,
+    errands,
+    exits,
+    gate,
+    local_share,
+    loop,
+    passing,
+    places,
+)
 from celery_ratelimit.gate.gate import Gate
 from celery_ratelimit.gate.held import State
 from celery_ratelimit.gate.line import Line
@@ -73,7 +87,16 @@ class Task(SimpleNamespace):
 class Bench:
     """The gate, and what is around it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_store_error: str = "defer", processes: int = 2) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        on_store_error: str = "defer",
+        processes: int = 2,
+        *,
+        seconds_away: float = 0.0,
+    ) -> None:
+        self.seconds_away = seconds_away  # the store: 0.0: the worker waits for its answers
+        self.lost_connections = 0
         self.now, self.processes, self.workers = 1000.0, processes, 2
         self.is_left = False  # what comes back is, to others
         self.answers_late = False  # the broker, who is told that it is
@@ -82,7 +105,7 @@ class Bench:
         self.at: dict[str, list[Any]] = {}
         self.timers: list[tuple[float, int, list[Any]]] = []
         self.asked: list[int] = []  # how many might have asked with one script
-        self.parks: list[int] = []  # how many were parked by one script
+        self.together_parked: list[int] = []  # how many were parked by one script
         self.numbers = itertools.count(1)
         self.shadows = Shadows()
         self.lost = False
@@ -96,8 +119,10 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.answers: list[int] = []  # of the lot
-        for module in (alarms, answers, batch, coming, exits, gate, local_share, loop, passing):
+        for module in (alarms, answers, batch, coming, errands, exits, gate, local_share, loop, passing, places):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr(errands, "ThreadPoolExecutor", lambda *_: self)
+        monkeypatch.setattr(errands, "AWAY", 0.0)
         for name in ("Outage", "Changes", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
         nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
@@ -118,11 +143,13 @@ class Bench:
         worker: Any = SimpleNamespace(
             app=None,
             pool=self,
-            broker=SimpleNamespace(redelivery=3600.0, hears_after=0.0, connection_errors=(Lost,)),
+            broker=SimpleNamespace(
+                redelivery=3600.0, hears_after=0.0, connection_errors=(Lost,), apart=not seconds_away
+            ),
             timers=SimpleNamespace(
                 call_after=self.call_after,
-                call_soon=None,
-                are_called_soon=False,
+                call_soon=lambda callback: callback(),
+                are_called_soon=True,
                 turn=nullcontext(),
                 recall=self._recall,
                 contained=lambda function: function,
@@ -168,6 +195,26 @@ class Bench:
         waiting: list[Any] = [callback]
         heapq.heappush(self.timers, (self.now + seconds, next(self.numbers), waiting))
         return waiting.clear
+
+    def submit(self, question: Callable[[], Any]) -> Future[Any]:
+        """In a thread: the answer comes after a while, unless the connection is lost, and with it the worker's loop."""
+        answer: Future[Any] = Future()
+        connection = self.lost_connections
+
+        def ask() -> None:
+            try:
+                said = question()
+            except Exception as error:
+                set_answer = partial(answer.set_exception, error)
+            else:
+                set_answer = partial(answer.set_result, said)
+            if connection == self.lost_connections:
+                set_answer()
+
+        self.call_after(self.seconds_away, ask)
+        return answer
+
+    def ping(self) -> None: ...
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
@@ -255,6 +302,7 @@ class Bench:
 
     def lose_connection(self) -> None:
         requests = list(self.requests)
+        self.lost_connections += 1
         self.gate.close()
         for request in requests:
             if not request.ends and request not in self.running:
@@ -497,9 +545,9 @@ class Bench:
     def parts(self, buckets: Any) -> Any:
         return [[bucket] for bucket in buckets]
 
-    def park(self, requests_of: Any, *, only_behind: bool, **_: Any) -> Any:
-        self.step("park")
-        self.parks.append(sum(map(len, requests_of.values())))
+    def parks(self, requests_of: Any, *, only_behind: bool, **_: Any) -> Any:
+        yield lambda: self.step("park")
+        self.together_parked.append(sum(map(len, requests_of.values())))
         return {
             bucket: [self._park(held, only_behind) for held, _ in requests] for bucket, requests in requests_of.items()
         }
@@ -509,7 +557,7 @@ class Bench:
         if answer == NOBODY:
             self.is_somebody_parked = False
             answer = NOBODY if only_behind else 0  # whoever asked is parked
-        if answer >= 0 and not self.is_stale(held.request):
+        if answer >= 0 and not held.gone and not self.is_stale(held.request):
             held.request.end("parked")
         return answer
 
@@ -545,7 +593,7 @@ class Bench:
         assert presence.limited == len(held)
         assert room.held == len(held) + len(self.gate._entrance)
         holding = sorted(each.at for _, each in held if each.state is State.HOLDS_PERMIT)
-        assert [at for at, _ in room._grants] == holding
+        assert room.promises.times == holding
         assert presence._outside == self.widened >= 0
         assert self.left == set(presence._suspended._queues)
         assert {request.id for request in self.requests if len(request.ends) > 1 and request.ends[0] != "lost"} == set()

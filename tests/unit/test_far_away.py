@@ -21,6 +21,7 @@ from celery_ratelimit.parking.attendant import Attendant
 from celery_ratelimit.parking.lot import NOBODY
 from celery_ratelimit.parking.occupied import Occupied
 from celery_ratelimit.parking.parked import Looked, Parked
+from celery_ratelimit.parking.parks import asked
 from tests.unit.a_gate import Bench
 
 NOW = 100.0
@@ -220,8 +221,8 @@ class Lots:
 
     def acknowledged(self, bucket: Any, id: str) -> None: ...
 
-    def park(self, messages_of: Any, *, only_behind: bool, most: int | None, later: Any) -> dict[Any, list[int]]:
-        self.only_behind.append(only_behind)
+    def parks(self, messages_of: Any, *, only_behind: bool, most: int | None, later: Any) -> Any:
+        yield lambda: self.only_behind.append(only_behind)
         return {bucket: [NOBODY if only_behind else 0] * len(each) for bucket, each in messages_of.items()}
 
 
@@ -250,11 +251,11 @@ def let_out(attendant: Attendant, *names: str) -> None:
 
 def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(attendant: Attendant) -> None:
     lots: Any = attendant.parking
-    packed, held = MagicMock(), MagicMock()
-    attendant.park({BUCKET: [(held, packed)]}, only_behind=True)
+    packed, held = MagicMock(), MagicMock(gone=False)
+    asked(attendant.parks({BUCKET: [(held, packed)]}, only_behind=True))
     let_out(attendant, "api")
-    attendant.park({BUCKET: [(held, packed)]}, only_behind=True)
-    attendant.park({BUCKET: [(held, packed)], ("other", ""): [(held, packed)]}, only_behind=True)
+    asked(attendant.parks({BUCKET: [(held, packed)]}, only_behind=True))
+    asked(attendant.parks({BUCKET: [(held, packed)], ("other", ""): [(held, packed)]}, only_behind=True))
     assert lots.only_behind == [True, False, True]
 
 

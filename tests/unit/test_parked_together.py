@@ -25,7 +25,7 @@ def ends(requests: Any) -> list[str]:
 def test_one_script_for_those_of_a_lot(bench: Bench) -> None:
     first, second = bench.task("retry", "r1"), bench.task("retry", "r2")
     requests = bench.together([first, second, first, first])
-    assert (ends(requests), bench.parks) == (["parked"] * 4, [3, 1])
+    assert (ends(requests), bench.together_parked) == (["parked"] * 4, [3, 1])
     bench.check_empty()
 
 
@@ -84,7 +84,7 @@ def test_in_an_outage_nobody_is_parked(bench: Bench) -> None:
     first, second = bench.task("retry", "r1"), bench.task("retry", "r2")
     bench.at["park"] = [StoreUnavailable("no answer")]
     requests = bench.together([first, second, second])
-    assert (requests[0].ends, bench.parks) == (["sent back"], [])
+    assert (requests[0].ends, bench.together_parked) == (["sent back"], [])
     bench.check()
     bench.come_back()
     bench.run(2.0)
@@ -107,7 +107,7 @@ def test_a_lost_connection_in_the_midst_leaves_nobody_to_be_parked(bench: Bench)
     task = bench.task("retry", "r1")
     bench.at["pack"] = [lambda: None, Lost()]
     requests = bench.together([task, task, task])
-    assert (ends(requests), bench.parks) == (["lost"] * 3, [])
+    assert (ends(requests), bench.together_parked) == (["lost"] * 3, [])
     bench.check_empty()
 
 
@@ -140,14 +140,14 @@ def test_who_comes_alone_waits_for_others_where_it_is_long_until_its_turn(waitin
     requests = [waiting.come(task)]
     waiting.run(0.3)
     requests += [waiting.come(task), waiting.come(waiting.task("retry", "r1", "r2"))]
-    assert (ends(requests), waiting.parks) == ([""] * 3, [])
+    assert (ends(requests), waiting.together_parked) == ([""] * 3, [])
     waiting.run(0.3)
-    assert (ends(requests), waiting.parks) == (["parked"] * 3, [3])
+    assert (ends(requests), waiting.together_parked) == (["parked"] * 3, [3])
     requests += [waiting.come(task)]
     waiting.run(0.4)
     assert requests[-1].ends == [], "it has come later"
     waiting.run(0.2)
-    assert (ends(requests), waiting.parks) == (["parked"] * 4, [3, 1])
+    assert (ends(requests), waiting.together_parked) == (["parked"] * 4, [3, 1])
     waiting.check_empty()
 
 
@@ -162,15 +162,15 @@ def test_it_does_not_keep_others_out(waiting: Bench) -> None:
     waiting.is_full = False  # type: ignore[misc]
     requests = [waiting.come(task) for _ in range(12)]
     waiting.run(0.0)
-    assert (ends(requests), waiting.parks) == (["parked"] * 12, [2, 12]), "these are enough"
+    assert (ends(requests), waiting.together_parked) == (["parked"] * 12, [2, 12]), "these are enough"
 
 
 def test_those_that_come_together_wait_too_if_they_are_few(waiting: Bench) -> None:
     task = waiting.task("retry", "r1")
     requests = [waiting.come(task), *waiting.together([task, task])]
-    assert (ends(requests), waiting.parks) == ([""] * 3, [])
+    assert (ends(requests), waiting.together_parked) == ([""] * 3, [])
     waiting.run(0.6)
-    assert (ends(requests), waiting.parks) == (["parked"] * 3, [3])
+    assert (ends(requests), waiting.together_parked) == (["parked"] * 3, [3])
     waiting.check_empty()
 
 
@@ -178,7 +178,7 @@ def test_a_connection_that_is_lost_meanwhile_has_them_all(waiting: Bench) -> Non
     requests = [waiting.come(waiting.task("retry", "r1"))]
     waiting.lose_connection()
     waiting.run(1.0)
-    assert (ends(requests), waiting.parks) == (["lost"], [])
+    assert (ends(requests), waiting.together_parked) == (["lost"], [])
     waiting.check_empty()
 
 

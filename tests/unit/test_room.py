@@ -33,7 +33,7 @@ class Pool:
 def room(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> Room:
     made = Room(Pool(*pool))  # type: ignore[arg-type]
     for grant in grants:
-        made.promise(NOW + grant, taking)
+        made.promises.add(NOW + grant, taking)
     return made
 
 
@@ -98,7 +98,7 @@ def test_whether_an_unlimited_task_may_start(
 def test_a_promise_is_taken_back() -> None:
     made = room(4, 1, grants=(0.0, 0.05))
     assert not made.has_for_permit(NOW)
-    made.take_back(NOW)
+    made.promises.take_back(NOW)
     assert made.has_for_permit(NOW)
     assert not made.has_for_permit(NOW + 0.05)
 

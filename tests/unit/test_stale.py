@@ -69,7 +69,7 @@ def line_of(loop: Any, interval: float, *lates: float) -> Line:
     line = Line()
     for late in lates:
         line.hold(held_one(interval), NOW - late, 1)
-        loop._room.promise(NOW - late, "task")
+        loop._room.promises.add(NOW - late, "task")
     return line
 
 
@@ -92,7 +92,7 @@ def test_of_permits_that_are_late_together_only_the_latest_are_used(
     assert loop._exits.started == started
     asks_again = [round(NOW - held.at, 3) for held in line.with_slot]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
-    assert loop._room._promised(NOW + 1) == sum(late < 0 for late in lates), "those that were not used are forgotten"
+    assert loop._room.promises.by(NOW + 1) == sum(late < 0 for late in lates), "those that were not used are forgotten"
 
 
 def test_an_interval_late_is_not_too_late(loop: Any) -> None:

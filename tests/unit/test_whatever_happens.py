@@ -118,11 +118,12 @@ def do(bench: Bench, what: str, *how: Any) -> None:
 @given(
     choice=st.sampled_from(("defer", "allow", "local", "raise")),
     processes=st.sampled_from((1, 2, 4)),
+    away=st.sampled_from((0.0, 0.02)),
     operations=operations,
 )
-def test_at_random(choice: str, processes: int, operations: list[Any]) -> None:
+def test_at_random(choice: str, processes: int, away: float, operations: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench = Bench(monkeypatch, choice, processes)
+        bench = Bench(monkeypatch, choice, processes, seconds_away=away)
         for operation in operations:
             do(bench, *operation)
             bench.check()

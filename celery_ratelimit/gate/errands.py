@@ -1,0 +1,66 @@
+"""Questions to a store that is some way off: threads ask them, and the worker's loop does not wait for the answers.
+
+A worker that waits 2 ms for each answer starts nothing meanwhile, and hears of nothing that has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from .._celery import Worker
+from .clock import monotonic
+from .distance import Distance
+
+__all__ = ["AWAY", "Errands"]
+
+#: Seconds of a round trip from which on it is worth a thread: to hand a question over and back takes a tenth of them.
+AWAY = 0.001
+#: Threads, each with a connection of its own: as many lines ask at once.
+MOST, AT_FIRST = 4, 2
+
+_T = TypeVar("_T")
+
+
+class Errands:
+    """Those of one worker.
+
+    Args:
+        worker: has the loop to which answers come back. Nobody is sent where it has none, or another thread cannot
+            wake it (kombu before 5.7).
+        store: how far away it is.
+    """
+
+    def __init__(self, worker: Worker, store: Distance) -> None:
+        self._timers, self._store = worker.timers, store
+        self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
+        self._threads = ThreadPoolExecutor(MOST, "celery_ratelimit-errands")
+
+    @property
+    def are_run(self) -> bool:
+        """Whether it is better to go on meanwhile than to wait here."""
+        return self._has_loop and self._store.round_trip >= AWAY
+
+    def open(self, ping: Callable[[], object]) -> None:
+        """Measure how far away the store is; and connect before there is something to ask, which takes some trips."""
+        began = monotonic()
+        ping()
+        self._store.note(monotonic() - began)
+        for _ in range(AT_FIRST if self.are_run else 0):
+            self._threads.submit(ping)
+
+    def run(self, question: Callable[[], _T], done: Callable[[Callable[[], _T], float], None]) -> None:
+        """Ask, and go on.
+
+        ``done`` is called in the loop, with what says the answer, or raises what was raised, and the seconds that it
+        took; or never, if the worker's connection is lost meanwhile.
+        """
+        began = monotonic()
+
+        def is_back(future: Future[_T]) -> None:
+            said = partial(done, future.result, monotonic() - began)
+            self._timers.call_soon(self._timers.contained(said))
+
+        self._threads.submit(question).add_done_callback(is_back)

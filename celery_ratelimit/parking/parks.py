@@ -1,0 +1,60 @@
+"""What the script that parks is told; and how it is asked: by whoever waits for the answer, or by a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..limiter.durations import microseconds
+from .parked import Bucket, ToPark
+
+__all__ = ["Asks", "answered", "arguments_of", "asked"]
+
+_T = TypeVar("_T")
+
+#: Yields what asks the store, in any thread, and is sent the reply; returns what has become of it.
+Asks = Generator[Callable[[], Any], Any, _T]
+
+
+def asked(asks: Asks[_T]) -> _T:
+    """Ask, and wait for the answer."""
+    return answered(asks, next(asks))
+
+
+def answered(asks: Asks[_T], reply: Callable[[], Any]) -> _T:
+    """The answer is there; ``reply`` says it, or raises what was raised."""
+    try:
+        try:
+            said = reply()
+        except Exception as error:
+            asks.throw(error)
+        else:
+            asks.send(said)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+    raise AssertionError("who parks asks once")
+
+
+def arguments_of(
+    messages_of: Mapping[Bucket, Sequence[ToPark]],
+    told: Mapping[Bucket, Sequence[str]],
+    later: Mapping[Bucket, float],
+    *,
+    only_behind: bool,
+    most: int | None,
+) -> list[str | int]:
+    """See :meth:`Parking.park <celery_ratelimit.parking.lot.Parking.park>`, and ``lua/park.lua``.
+
+    ``told``: ids of messages that were acknowledged.
+    """
+    arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
+    for bucket, messages in messages_of.items():
+        acknowledged = told.get(bucket, ())
+        arguments += [bucket[1], microseconds(later.get(bucket, 0.0)), len(messages), len(acknowledged)]
+        for each in messages:
+            order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
+            arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]
+            arguments += [each.copy, each.doubts, each.alone, each.message]
+        arguments += acknowledged
+    return arguments
