@@ -117,7 +117,7 @@ class Batch:
         return rest if rest >= LEAST_PAUSE else 0.0
 
     def park(self, done: Callable[[Leaving, int | None], None], after: Callable[[list[Line]], None]) -> list[Line]:
-        """Park them all; those who come while others are on their way, after them.
+        """Park them all. Not while others are on their way, or they could be there first (:meth:`pause`).
 
         Args:
             done: is called with each, and what the store says of it; ``None``: no answer came.
@@ -126,8 +126,6 @@ class Batch:
         Returns:
             The lines of the others. Whoever is left there asks: in an outage, or if nobody is parked any more.
         """
-        if self._on_their_way:
-            return []
         batch, self._leaving = self._leaving, {}
         heard = [each for together in batch.values() for each in together]
         try:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from .._celery import Worker
+from ..limiter.outage import Outage
 from .clock import monotonic
 from .distance import Distance
 
@@ -31,17 +32,18 @@ class Errands:
         worker: has the loop to which answers come back. Nobody is sent where it has none, or another thread cannot
             wake it (kombu before 5.7).
         store: how far away it is.
+        outage: of the store: there is nothing to wait for then.
     """
 
-    def __init__(self, worker: Worker, store: Distance) -> None:
-        self._timers, self._store = worker.timers, store
+    def __init__(self, worker: Worker, store: Distance, outage: Outage) -> None:
+        self._timers, self._store, self._outage = worker.timers, store, outage
         self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
         self._threads = ThreadPoolExecutor(MOST, "celery_ratelimit-errands")
 
     @property
     def are_run(self) -> bool:
         """Whether it is better to go on meanwhile than to wait here."""
-        return self._has_loop and self._store.round_trip >= AWAY
+        return self._has_loop and self._store.round_trip >= AWAY and not self._outage
 
     def open(self, ping: Callable[[], object]) -> None:
         """Measure how far away the store is; and connect before there is something to ask, which takes some trips."""

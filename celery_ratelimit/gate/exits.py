@@ -23,7 +23,6 @@ from .answers import LOOK
 from .batch import Batch, Leaving
 from .clock import monotonic
 from .errands import Errands
-from .expected import KEEP
 from .held import HeldRequest
 from .holdings import Holdings
 from .line import Line
@@ -78,7 +77,7 @@ class Exits:
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._hook, self._in_memory = hook, settings.in_memory
-        self.batch = Batch(worker, attendant, outage, Errands(worker, room.store))
+        self.batch = Batch(worker, attendant, outage, Errands(worker, room.store, outage))
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:
@@ -185,6 +184,8 @@ class Exits:
         packed = self._attendant.to_park(held, demand, verdict.since)
         if most is None and self.batch.takes(bucket, packed, only_behind=verdict.only_behind):
             self.batch.add(Leaving(line, held, verdict, packed))
+            if self.batch.errands.are_run:
+                self._room.coming.expect_parked(held.request.id, verdict, interval, now)
             return True
         asks = self._attendant.parks({bucket: [(held, packed)]}, only_behind=verdict.only_behind, most=most)
         said = self._outage.ask(lambda: asked(asks), None)
@@ -219,12 +220,7 @@ class Exits:
         else:
             why = outcome_of(line, held, demand, wait + ahead * interval, now, what="parked")
             self._holdings.leave(line, held)
-            # Whoever leaves the lot next is to find a process, if it comes to this worker. Until it is here, and says
-            # when, long tasks could have them all.
-            if not verdict.only_behind and wait <= KEEP:
-                self._room.coming.expect(held.request.id, now + wait, now)
-            elif verdict.only_behind and interval <= KEEP:
-                self._room.coming.expect_some(f"{demand.name}:{demand.key}", now)
+            self._room.coming.expect_parked(held.request.id, verdict, interval, now)
             self._hook.announce(held, why)
 
     def _send_back(self, line: Line, held: HeldRequest, verdict: SendBack, now: float) -> None:

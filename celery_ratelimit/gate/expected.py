@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 
+from .verdict import Park
+
 __all__ = ["KEEP", "Expected"]
 
 #: Seconds before a turn from which on a process is kept for it, at the longest.
@@ -29,6 +31,16 @@ class Expected:
         """Whoever waits in a lot may come here at any time; for a while, until they say when."""
         if self._coming.get(lot, 0.0) < now + KEEP / 2:  # seldom: a lot fills with thousands
             self.expect(lot, now + KEEP, now)
+
+    def expect_parked(self, id: str, verdict: Park, interval: float, now: float) -> None:
+        """A task is parked, or is about to be: whoever leaves its lot next is to find a process, if it comes to this
+        worker. Until it is here, and says when, long tasks could have them all. ``interval``: seconds in which a permit
+        comes back.
+        """
+        if not verdict.only_behind and verdict.wait <= KEEP:
+            self.expect(id, now + verdict.wait, now)
+        elif verdict.only_behind and interval <= KEEP:
+            self.expect_some(f"{verdict.demand.name}:{verdict.demand.key}", now)
 
     def has_come(self, id: str) -> float:
         """It is here. Returns when it has its turn; 0.0: it was not expected."""

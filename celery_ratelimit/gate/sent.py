@@ -58,10 +58,10 @@ class Sent:
 
         def is_back(decisions: Callable[[], Sequence[Decision]], seconds: float) -> None:
             asked.answers = self._answers.said_to(first, decisions, seconds)
-            if all(held.gone for held in asked.those):  # its line, too, perhaps
-                self.take(line)
-            elif self._asked.get(line) is asked:
+            if self._asked.get(line) is asked:
                 self.on_answer(line)
+            if self._asked.get(line) is asked and all(held.gone for held in asked.those):
+                self.take(line)  # the line has ended, too
 
         self._errands.run(self._answers.question(asked.those, for_permit=asked.for_permit), is_back)
 

@@ -614,3 +614,6 @@ class Bench:
         assert not self.kept
         assert not any(self.places.values())
         assert not self.left
+        assert not self.gate._loop._sent._asked
+        assert not self.gate._exits.batch._on_their_way
+        assert self.gate._room.promises.by(float("inf")) == 0

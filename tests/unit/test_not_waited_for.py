@@ -1,0 +1,288 @@
+"""Where the store is some way off, threads ask it: what happens meanwhile, and when the answer has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import ImpossibleRequest, StoreUnavailable
+from celery_ratelimit.gate import errands
+from celery_ratelimit.gate.distance import Distance
+from celery_ratelimit.gate.errands import Errands
+from celery_ratelimit.gate.sent import Asked
+from celery_ratelimit.parking.lot import NOBODY, OVERTAKEN
+from celery_ratelimit.parking.parks import answered, asked
+from celery_ratelimit.parking.untold import Untold
+from tests.unit.a_gate import Bench, Request
+
+AWAY = 0.02
+OPEN = -100.0  # a limit that could have been used for long
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch, processes=4, seconds_away=AWAY)
+
+
+def ends(requests: Sequence[Request]) -> list[str]:
+    return [" ".join(request.ends) for request in requests]
+
+
+def come(bench: Bench, number: int, *task: str) -> list[Request]:
+    what = bench.task(*task)
+    return [bench.come(what) for _ in range(number)]
+
+
+def test_others_start_while_the_store_is_asked(bench: Bench) -> None:
+    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
+    assert ends(requests) == ["", "started"]
+    bench.run(AWAY)
+    assert ends(requests) == ["started", "started"]
+    bench.check()
+
+
+def test_who_comes_meanwhile_asks_when_the_answer_is_there(bench: Bench) -> None:
+    come(bench, 3, "retry", "r1")
+    bench.gate._room.store.round_trip = 1.0
+    assert bench.asked == []
+    bench.run(AWAY)
+    assert bench.asked == [1]
+    bench.run(AWAY)
+    assert bench.asked == [1, 2], "the two that came meanwhile ask together"
+
+
+def test_lines_ask_beside_one_another(bench: Bench) -> None:
+    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
+    bench.run(AWAY)
+    assert ends(requests) == ["started", "started"]
+
+
+def test_a_process_is_kept_for_what_is_asked_for(bench: Bench) -> None:
+    bench.processes, bench.takes = 1, lambda name: 5.0  # type: ignore[method-assign, assignment]
+    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
+    assert ends(requests) == ["", ""], "there is one"
+    bench.run(AWAY)
+    assert ends(requests) == ["started", ""]
+    assert bench.gate._room.promises.by(bench.now + 10) == 0
+
+
+def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench) -> None:
+    """Those behind it have heard of theirs, which come later."""
+    bench.gate._room.store.round_trip = AWAY
+    bench.tats["r1"] = bench.now + 0.5
+    task = bench.task("wait", "r1")
+    bench.together([task] * 3)
+    line = next(iter(bench.gate._lines))
+    (refused,) = bench.ask_next(task.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
+    each = [replace(refused, retry_after=refused.retry_after + 0.1 * number) for number in range(3)]
+    bench.gate._loop._hear(line, Asked(list(line.new), for_permit=True, answers=each))
+    assert line.next_ask == pytest.approx(bench.tats["r1"] - bench.gate._answers.early(), abs=1e-6)
+
+
+def test_who_is_refused_is_parked_with_those_behind_it(bench: Bench) -> None:
+    bench.tats["r1"] = bench.now + 5.0
+    order: list[str] = []
+    requests = come(bench, 6, "retry", "r1")
+    bench.at["park"] = [lambda: order.append("parked")]
+    bench.run(3 * AWAY)
+    assert (ends(requests), bench.asked, bench.together_parked) == (["parked"] * 6, [1], [6])
+    assert order == ["parked"], "one script"
+    bench.check_empty()
+
+
+def test_parks_are_on_their_way_one_after_the_other(bench: Bench) -> None:
+    """Two threads could have them there in any order."""
+    bench.is_somebody_parked = True
+    first, order = come(bench, 2, "retry", "r1"), []
+    bench.run(0.0)
+    bench.at["park"] = [lambda: order.append(ends([*first, *second])), lambda: order.append(ends([*first, *second]))]
+    second = come(bench, 2, "retry", "r1")
+    bench.run(AWAY)
+    assert (ends(first), ends(second)) == (["parked"] * 2, [""] * 2)
+    bench.run(0.05 + AWAY)
+    assert order == [[""] * 4, ["parked", "parked", "", ""]]
+    assert ends(second) == ["parked"] * 2
+    bench.check_empty()
+
+
+def test_who_finds_nobody_there_asks(bench: Bench) -> None:
+    bench.is_somebody_parked = True
+    bench.answers = [NOBODY]
+    bench.tats["r1"] = OPEN
+    requests = come(bench, 1, "retry", "r1")
+    bench.run(0.1)
+    assert ends(requests) == ["started"]
+
+
+def test_another_copy_that_may_run_ends_this_one(bench: Bench) -> None:
+    bench.is_somebody_parked = True
+    bench.answers = [OVERTAKEN]
+    requests = come(bench, 1, "retry", "r1")
+    bench.run(0.1)
+    assert ends(requests) == ["acknowledged"]
+    bench.check_empty()
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_connection_that_is_lost_meanwhile_has_them_all(bench: Bench, parked: bool) -> None:
+    bench.is_somebody_parked = parked
+    requests = come(bench, 3, "retry", "r1")
+    bench.run(0.0)
+    bench.lose_connection()
+    assert ends(requests) == ["lost"] * 3
+    bench.is_somebody_parked = False
+    again = come(bench, 3, "retry", "r1")
+    bench.run(1.0)
+    assert "" not in ends(again)
+    for _ in range(3):
+        bench.finish()
+    bench.run(1.0)
+    bench.check_empty()
+    assert bench.gate._room.promises.by(bench.now + 10) == 0
+
+
+def test_who_is_revoked_meanwhile_does_not_start(bench: Bench) -> None:
+    requests = come(bench, 2, "wait", "r1")
+    requests[0].is_revoked = True
+    bench.run(1.0)
+    assert ends(requests) == ["revoked", "started"]
+    bench.finish()
+    bench.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("choice", "end"), [("defer", "sent back"), ("allow", "started"), ("local", "started"), ("raise", "failed")]
+)
+def test_no_answer_is_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, end: str) -> None:
+    bench = Bench(monkeypatch, choice, seconds_away=AWAY)
+    bench.at["ask"] = [StoreUnavailable("no answer")]
+    requests = come(bench, 1, "retry", "r1")
+    bench.run(AWAY)
+    assert bench.lost
+    bench.run(0.3)  # its share of the limit may be there a little later
+    assert ends(requests) == [end]
+    bench.finish()
+    bench.come_back()
+    bench.check_empty()
+
+
+def test_what_can_never_start_fails(bench: Bench) -> None:
+    bench.at["ask"] = [ImpossibleRequest("r1", 2, 1)]
+    requests = come(bench, 2, "retry", "r1")
+    bench.run(0.1)
+    assert ends(requests) == ["failed", "started"]
+
+
+def test_what_nobody_foresaw_ends_one_of_those_that_are_parked_together(bench: Bench) -> None:
+    bench.is_somebody_parked = True
+    bench.at["park"] = [ZeroDivisionError("unforeseen"), ZeroDivisionError("unforeseen")]
+    requests = come(bench, 3, "retry", "r1")
+    bench.run(0.5)
+    assert sorted(ends(requests)) == ["failed", "parked", "parked"]
+    bench.check_empty()
+
+
+def test_nothing_is_left_of_a_line_that_has_ended_meanwhile(bench: Bench) -> None:
+    (request,) = come(bench, 1, "retry", "r1")
+    bench.gate.on_error(request, ZeroDivisionError("unforeseen"))
+    assert ends([request]) == ["failed"]
+    bench.run(AWAY)
+    bench.check_empty()
+
+
+def test_a_line_that_is_asking_is_not_looked_at_until_the_answer_is_there(bench: Bench) -> None:
+    come(bench, 2, "retry", "r1")
+    (line,) = bench.gate._lines
+    assert line.alarm > bench.now + AWAY
+
+
+# -- Errands -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("apart", "wakes", "round_trip", "is_lost", "are_run"),
+    [
+        (False, True, errands.AWAY, False, True),
+        (False, True, errands.AWAY / 2, False, False),
+        (True, True, 1.0, False, False),
+        (False, False, 1.0, False, False),
+        (False, True, 1.0, True, False),
+    ],
+)
+def test_nobody_is_sent_where_the_store_is_near_or_lost_or_the_loop_cannot_be_woken(
+    apart: bool, wakes: bool, round_trip: float, is_lost: bool, are_run: bool
+) -> None:
+    worker: Any = SimpleNamespace(
+        broker=SimpleNamespace(apart=apart), timers=SimpleNamespace(are_called_soon=wakes, contained=lambda call: call)
+    )
+    store = Distance()
+    store.round_trip = round_trip
+    outage: Any = is_lost
+    assert Errands(worker, store, outage).are_run is are_run
+
+
+def test_an_answer_is_heard_in_the_loop_and_says_what_was_raised() -> None:
+    soon: list[Callable[[], None]] = []
+    done: Future[Any] = Future()
+    timers = SimpleNamespace(
+        are_called_soon=True,
+        contained=lambda call: call,
+        call_soon=lambda call: (soon.append(call), done.set_result(None)),
+    )
+    worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=False), timers=timers)
+    heard: list[Any] = []
+
+    def question() -> Any:
+        raise StoreUnavailable("no answer")
+
+    outage: Any = False
+    Errands(worker, Distance(), outage).run(question, lambda said, seconds: heard.append((said, seconds)))
+    done.result(10)
+    assert heard == []
+    soon.pop()()
+    said, seconds = heard.pop()
+    assert seconds >= 0
+    with pytest.raises(StoreUnavailable):
+        said()
+
+
+# -- What is told with it ----------------------------------------------------------------------------------------------
+
+
+def parks(untold: Untold, told: list[Any]) -> Any:
+    with untold.telling([("api", "")]) as ids:
+        told.append(dict(ids))
+        reply = yield lambda: "reply"
+    return reply
+
+
+def test_what_is_being_told_is_told_by_nobody_else_and_later_if_that_fails() -> None:
+    untold, told = Untold(), []
+    untold.note_acknowledged(("api", ""), "a")
+    one = parks(untold, told)
+    next(one)
+    untold.note_acknowledged(("api", ""), "b")
+    assert asked(parks(untold, told)) == "reply"
+    assert told == [{("api", ""): ["a"]}, {("api", ""): ["b"]}]
+    assert untold.lots == []
+
+    def lost() -> Any:
+        raise StoreUnavailable("no answer")
+
+    with pytest.raises(StoreUnavailable):
+        answered(one, lost)
+    assert (untold.acknowledged, untold.lots) == ({("api", ""): ["a"]}, [("api", "")])
+
+
+def test_what_is_never_answered_is_told_later() -> None:
+    untold, told = Untold(), []
+    untold.note_acknowledged(("api", ""), "a")
+    one = parks(untold, told)
+    next(one)
+    one.close()  # as when nobody knows it any more
+    assert untold.acknowledged == {("api", ""): ["a"]}
