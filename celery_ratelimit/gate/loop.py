@@ -235,6 +235,9 @@ class Loop:
 
     def _hear(self, line: Line, asked: Asked) -> bool:
         """What the store has said of each. Returns whether the line may go on."""
+        if asked.error is not None:
+            self.at_hand.pair = line, asked.those[0]
+            raise asked.error
         goes_on = True
         for held, answer in zip(asked.those, asked.answers or (), strict=False):
             with self.at_hand.contains(line, held):

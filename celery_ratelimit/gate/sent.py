@@ -18,11 +18,14 @@ __all__ = ["Asked", "Sent"]
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """Requests of a line for which the store is asked, for permits or for slots alone; and what it has said."""
+    """Requests of a line for which the store is asked, for permits or for slots alone; and what it has said, or what
+    was raised that nobody has foreseen.
+    """
 
     those: Sequence[HeldRequest]
     for_permit: bool
     answers: Sequence[Decision | Verdict | None] | None = None
+    error: Exception | None = None
 
 
 class Sent:
@@ -57,7 +60,10 @@ class Sent:
             self._room.promises.ask_for(asked, len(asked.those), first.request.task.name)
 
         def is_back(decisions: Callable[[], Sequence[Decision]], seconds: float) -> None:
-            asked.answers = self._answers.said_to(first, decisions, seconds)
+            try:
+                asked.answers = self._answers.said_to(first, decisions, seconds)
+            except Exception as error:
+                asked.answers, asked.error = (), error
             if self._asked.get(line) is asked:
                 self.on_answer(line)
             if self._asked.get(line) is asked and all(held.gone for held in asked.those):

@@ -21,9 +21,9 @@ __all__ = ["Note", "of_connections", "of_processes"]
 #: What `celery inspect ratelimits` says, by worker; of an older version without the pool.
 Said = Mapping[str, Mapping[str, Any]]
 
-#: The store's connections of a worker beside one for each process: its gate, its leases, its ear; and what Celery has
-#: of its own there, if that is the broker, too. Counted on Celery 5.7.
-_OF_GATE, _OF_BROKER = 3, 10
+#: The store's connections of a worker beside one for each process: its gate, its leases, its ear, and four that ask a
+#: store that is some way off; and what Celery has of its own there, if that is the broker, too. Counted on Celery 5.7.
+_OF_GATE, _OF_BROKER = 7, 10
 #: The share of the store's connections that may be in use.
 _ENOUGH = 0.9
 

@@ -9,14 +9,15 @@ from celery_ratelimit._celery import acknowledgements, together
 from celery_ratelimit._celery import parcel as parcels
 from celery_ratelimit.gate import batch
 from celery_ratelimit.limiter import asker
+from celery_ratelimit.parking import attendant
 from celery_ratelimit.parking import lot as parking
 
 __all__ = ["STEPS", "TOGETHER"]
 
 #: Where a worker can die: what it is about to do, or has just done.
 STEPS: dict[str, tuple[Any, str, str]] = {
-    "before it parks": (parking.Parking, "park", "before"),
-    "parked, not acknowledged": (parking.Parking, "park", "after"),
+    "before it parks": (parking, "arguments_of", "before"),
+    "parked, not acknowledged": (attendant.Attendant, "_let_go", "before"),
     "acknowledged, not told": (parking.Parking, "flush", "before"),
     "before it lets out": (parking.Parking, "unpark", "before"),
     "let out, not published": (parcels, "publish", "before"),

@@ -14,7 +14,7 @@ __all__ = ["STEPS"]
 #: By the beginning of the id of the task that it happens to (of several that ask together, the first): what raises.
 STEPS: dict[str, list[tuple[Any, str]]] = {
     "ask": [(asker.Asker, name) for name in ("ask", "ask_along", "hand_on")],
-    "park": [(parking.Parking, "park")],
+    "park": [(parking.Parking, "parks")],
     "start": [(Worker, "start")],
     "leave": [(suspended.SuspendedQueues, "one_has_gone")],
     "announce": [(requests, "announce")],

@@ -105,6 +105,6 @@ def test_a_store_that_takes_few_clients(server: EmbeddedServer, store: redis.Red
         with Fleet(server, tmp_path, app="tests.apps.slow", ratelimit_url=small.url) as fleet:
             fleet.start("-c", "44", "-P", "threads")
             said = until_said(fleet, "the store takes 50 clients (maxclients)")
-            assert "1 worker(s) with 44 processes may come to 47" in said
+            assert "1 worker(s) with 44 processes may come to 51" in said
             client.config_set("maxclients", 500)
             until(lambda: not [each for each in checked(fleet)["warnings"] if "maxclients" in each], 20, "no warning")

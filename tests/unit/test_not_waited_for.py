@@ -171,6 +171,31 @@ def test_no_answer_is_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, en
     bench.check_empty()
 
 
+def test_what_nobody_foresaw_ends_the_first_of_those_that_ask(bench: Bench) -> None:
+    bench.tats["r1"] = OPEN
+    bench.at["ask"] = [ZeroDivisionError("unforeseen")]
+    requests = come(bench, 3, "wait", "r1")
+    bench.run(1.0)
+    assert ends(requests) == ["failed", "started", "started"]
+
+
+def test_in_an_outage_nobody_waits_for_an_answer(bench: Bench) -> None:
+    """Each would wait for as long as a store may take that hangs."""
+    bench.at["ask"] = [StoreUnavailable("no answer")]
+    requests = come(bench, 5, "retry", "r1")
+    bench.run(AWAY)
+    assert (ends(requests), bench.lost) == (["sent back"] * 5, True)
+
+
+def test_a_process_is_kept_for_who_is_being_parked(bench: Bench) -> None:
+    bench.processes, bench.takes = 2, lambda name: 20.0  # type: ignore[method-assign, assignment]
+    bench.is_somebody_parked = True
+    limited, plain = come(bench, 1, "retry", "r1"), come(bench, 2, "plain")
+    assert (ends(limited), ends(plain)) == ([""], ["started", ""])
+    bench.run(AWAY)
+    assert (ends(limited), ends(plain)) == (["parked"], ["started", ""]), "it may come back to this worker"
+
+
 def test_what_can_never_start_fails(bench: Bench) -> None:
     bench.at["ask"] = [ImpossibleRequest("r1", 2, 1)]
     requests = come(bench, 2, "retry", "r1")
