@@ -331,7 +331,7 @@ class Worker:
         self.fleet, self.app = fleet, fleet.app
         self.hostname = f"w{number}@simulated"
         self.pool = SimulatedPool(self, processes)
-        self.broker = SimpleNamespace(redelivery=3600.0, hears_after=0.0, connection_errors=())
+        self.broker = SimpleNamespace(apart=True, redelivery=3600.0, hears_after=0.0, connection_errors=())
         self.acknowledgements = SimpleNamespace(open=lambda: None, close=lambda: None)
         self.timers = self.intake = self.together = self.consuming = self.departures = self
         self.queues = [QUEUE]

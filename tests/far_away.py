@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 __all__ = ["Relay", "far_away", "listening", "relay"]
@@ -50,7 +50,8 @@ def relay(server: HasPort) -> Iterator[Relay]:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         between.connections += 1
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.gather(_pump(reader, there_writer, Relay()), _pump(there_reader, writer, between))
+        with suppress(asyncio.CancelledError):  # the relay ends: nobody is to be told of it
+            await asyncio.gather(_pump(reader, there_writer, Relay()), _pump(there_reader, writer, between))
 
     with listening(connected) as between.url:
         yield between

@@ -26,6 +26,7 @@ from .places import MOST_TOGETHER, Places
 from .room import Room
 from .slots import Slots
 from .verdict import (
+    BUNCHED,
     RETURN_HOLD,
     EndCopy,
     Fail,
@@ -151,7 +152,7 @@ class Answers:
         """
         began = monotonic()
         try:
-            said = self._outage.ask(decisions, None)
+            said = self._outage.ask(decisions, None) if seconds is None else self._outage.hear(decisions, None)
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
             if not first.is_checked and self._outage.ask(lambda: self._arrivals.may_run(first), None) is False:
                 return [EndCopy()]
@@ -201,9 +202,17 @@ class Answers:
             first.is_checked = True
         return [*itertools.takewhile(lambda held: held.is_checked or self._arrivals.asks_along(held), asking)]
 
-    def verdict(self, line: Line, held: HeldRequest, answer: Decision | Verdict | None, *, for_permit: bool) -> Verdict:
-        """What becomes of a request by what the store has said; ``None``: it has not."""
-        now = monotonic()
+    def verdict(
+        self,
+        line: Line,
+        held: HeldRequest,
+        answer: Decision | Verdict | None,
+        *,
+        for_permit: bool,
+        at: float | None = None,
+    ) -> Verdict:
+        """What becomes of a request by what the store has said, at that time or now; ``None``: it has not."""
+        now = monotonic() if at is None else at
         if answer is None:
             return self._without_store(held, now)
         if not isinstance(answer, Decision):
@@ -227,7 +236,9 @@ class Answers:
 
     def _granted(self, held: HeldRequest, decision: Decision, now: float) -> Verdict:
         self._leases.begin(held.id, decision.demands, decision.granted_at)
-        return granted(decision, now, is_idle=self._room.idle() > 0)
+        # An answer that has waited long for the worker's loop is as late as a permit that has.
+        is_idle = self._room.idle() > 0 and monotonic() - now <= BUNCHED
+        return granted(decision, now, is_idle=is_idle)
 
     def _without_store(self, held: HeldRequest, now: float) -> Verdict:
         """What ``ratelimit_on_store_error`` says."""

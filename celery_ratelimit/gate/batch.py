@@ -150,6 +150,7 @@ class Batch:
         """The connection is lost, or the worker stops: the broker has them all."""
         self._leaving.clear()
         self._on_their_way.clear()
+        self.errands.close()
 
     @contextmanager
     def _what_fails_together_goes_alone(self) -> Iterator[None]:
@@ -186,7 +187,7 @@ class Batch:
             self._on_their_way = [each for each in self._on_their_way if each is not leaving]
             try:
                 with self._what_fails_together_goes_alone():
-                    _tell(leaving, self._outage.ask(lambda: answered(asks, reply), None), done)
+                    _tell(leaving, self._outage.hear(lambda: answered(asks, reply), None), done)
             finally:
                 after(_ask([each for those in leaving.values() for each in those]))
 

@@ -73,10 +73,14 @@ class Changes:
 
     def _look(self) -> None:
         pause = min(SELDOM, LOOK * max(1.0, self._workers() / FEW))
-        self._cancel = self._worker.timers.call_after(pause, self._look)
-        if self._outage:
-            return
-        told = self._told if self._is_idle() else self._read()
+        told, self._cancel = {}, _nothing
+        try:
+            if not self._outage:
+                told = self._told if self._is_idle() else self._read()
+        finally:
+            # Only now: a store that hangs takes as long as the pause, and all that the loop did would be to look.
+            if self._cancel is _nothing:  # else a greenlet has closed it meanwhile
+                self._cancel = self._worker.timers.call_after(pause, self._look)
         if not told:
             return
         before, self._told = self._told, told
@@ -91,6 +95,10 @@ class Changes:
         limits = {name: self._limits[name] for name in names}
         if limits:
             self._outage.ask(lambda: self._asker.drive(ask_would(self._asker.core, limits)), None, quietly=True)
+
+
+def _nothing() -> None:
+    """What cancels a look that is under way."""
 
 
 def _text(value: bytes | str | None) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .._celery import Worker
+from ..errors import StoreUnavailable
 from ..limiter.outage import Outage
 from .clock import monotonic
 from .distance import Distance
@@ -19,7 +20,7 @@ __all__ = ["AWAY", "Errands"]
 
 #: Seconds of a round trip from which on it is worth a thread: to hand a question over and back takes a tenth of them.
 AWAY = 0.001
-#: Threads, each with a connection of its own: as many lines ask at once.
+#: Threads, each with a connection of its own: as many lines ask at once. Those that connect when the worker starts.
 MOST, AT_FIRST = 4, 2
 
 _T = TypeVar("_T")
@@ -39,6 +40,7 @@ class Errands:
         self._timers, self._store, self._outage = worker.timers, store, outage
         self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
         self._threads = ThreadPoolExecutor(MOST, "celery_ratelimit-errands")
+        self._connection = object()  # the worker's to its broker
 
     @property
     def are_run(self) -> bool:
@@ -51,18 +53,45 @@ class Errands:
         ping()
         self._store.note(monotonic() - began)
         for _ in range(AT_FIRST if self.are_run else 0):
-            self._threads.submit(ping)
+            self.run(ping, lambda _, __: None)
 
     def run(self, question: Callable[[], _T], done: Callable[[Callable[[], _T], float], None]) -> None:
         """Ask, and go on.
 
-        ``done`` is called in the loop, with what says the answer, or raises what was raised, and the seconds that it
-        took; or never, if the worker's connection is lost meanwhile.
+        ``done`` is called in the loop, with what says the answer, or raises what was raised, and the time when it came;
+        or never, if the worker's connection is lost meanwhile.
         """
-        began = monotonic()
+        waiting, connection = [question], self._connection
+
+        def ask() -> _T:
+            if connection is not self._connection:  # the broker has those for whom it was, and others may have them
+                raise StoreUnavailable("nobody waits for the answer any more")
+            if self._outage:
+                raise self._outage.error
+            return waiting.pop()()
+
+        def hear(reply: Callable[[], _T], at: float) -> None:
+            if connection is self._connection:
+                done(reply, at)
 
         def is_back(future: Future[_T]) -> None:
-            said = partial(done, future.result, monotonic() - began)
-            self._timers.call_soon(self._timers.contained(said))
+            self._timers.call_soon(self._timers.contained(partial(hear, future.result, monotonic())))
 
-        self._threads.submit(question).add_done_callback(is_back)
+        _submit(self._threads, ask).add_done_callback(is_back)
+
+    def close(self) -> None:
+        """The connection is lost, or the worker stops: nobody is asked who has not been, and no answer is heard."""
+        self._connection = object()
+
+
+def _submit(threads: ThreadPoolExecutor, ask: Callable[[], Any]) -> Future[Any]:
+    """Where no thread can be started it is asked here, or the line would wait for ever."""
+    try:
+        return threads.submit(ask)
+    except RuntimeError:
+        answer: Future[Any] = Future()
+        try:
+            answer.set_result(ask())
+        except Exception as error:
+            answer.set_exception(error)
+        return answer

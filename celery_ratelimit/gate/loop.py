@@ -142,6 +142,7 @@ class Loop:
         for line in self._lines if names else ():
             if any(name in names for name, _ in line.key):
                 line.ask_all_again()
+                self._sent.note_changed(line)
 
     def _admit(self) -> None:
         """Free processes are for those who wait: first for who has its turn, then in the order in which they came."""
@@ -179,6 +180,8 @@ class Loop:
             try:
                 if (asked := self._sent.take(line)) is not None:
                     self._hear(line, asked)
+                    if asked.is_void:
+                        line.ask_all_again()
                 self._start_due(line)
                 self._ask_for(line, has_slot=True)
                 self._ask_for(line, has_slot=False)
@@ -241,7 +244,7 @@ class Loop:
         goes_on = True
         for held, answer in zip(asked.those, asked.answers or (), strict=False):
             with self.at_hand.contains(line, held):
-                verdict = self._answers.verdict(line, held, answer, for_permit=asked.for_permit)
+                verdict = self._answers.verdict(line, held, answer, for_permit=asked.for_permit, at=asked.at)
                 goes_on = self._exits.carry_out(line, held, verdict, monotonic())
                 if isinstance(verdict, Stay):  # and those behind it, whose turns come later
                     break

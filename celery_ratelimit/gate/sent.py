@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..limits.decision import Decision
 from .answers import Answers
+from .clock import monotonic
 from .errands import Errands
 from .held import HeldRequest
 from .line import Line
@@ -19,13 +20,16 @@ __all__ = ["Asked", "Sent"]
 @dataclass(slots=True, eq=False)
 class Asked:
     """Requests of a line for which the store is asked, for permits or for slots alone; and what it has said, or what
-    was raised that nobody has foreseen.
+    was raised that nobody has foreseen. ``at``: when the answer came, for which the worker did not wait; it ``is_void``
+    for whoever was refused if the limit has changed meanwhile.
     """
 
     those: Sequence[HeldRequest]
     for_permit: bool
     answers: Sequence[Decision | Verdict | None] | None = None
     error: Exception | None = None
+    at: float | None = None
+    is_void: bool = False
 
 
 class Sent:
@@ -53,15 +57,12 @@ class Sent:
 
     def send(self, line: Line, asked: Asked) -> None:
         """Ask, and go on."""
-        first = asked.those[0]
-        self._asked[line] = asked
-        line.is_asking = True
-        if asked.for_permit:
-            self._room.promises.ask_for(asked, len(asked.those), first.request.task.name)
+        first, began = asked.those[0], monotonic()
 
-        def is_back(decisions: Callable[[], Sequence[Decision]], seconds: float) -> None:
+        def is_back(decisions: Callable[[], Sequence[Decision]], at: float) -> None:
+            asked.at = at
             try:
-                asked.answers = self._answers.said_to(first, decisions, seconds)
+                asked.answers = self._answers.said_to(first, decisions, at - began)
             except Exception as error:
                 asked.answers, asked.error = (), error
             if self._asked.get(line) is asked:
@@ -69,7 +70,16 @@ class Sent:
             if self._asked.get(line) is asked and all(held.gone for held in asked.those):
                 self.take(line)  # the line has ended, too
 
+        self._asked[line] = asked
+        line.is_asking = True
+        if asked.for_permit:
+            self._room.promises.ask_for(asked, len(asked.those), first.request.task.name)
         self._errands.run(self._answers.question(asked.those, for_permit=asked.for_permit), is_back)
+
+    def note_changed(self, line: Line) -> None:
+        """Its limits are others now: what it is just being told is about the old ones."""
+        if line in self._asked:
+            self._asked[line].is_void = True
 
     def take(self, line: Line) -> Asked | None:
         """What was asked for a line, if the answer is there."""

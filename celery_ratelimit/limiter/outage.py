@@ -75,6 +75,14 @@ class Outage:
                 self.begin(error)
             return otherwise
 
+    def hear(self, reply: Callable[[], _T], otherwise: _U) -> _T | _U:
+        """The same for an answer that has come already: it is heard, whatever others have noted meanwhile."""
+        try:
+            return reply()
+        except STORE_TROUBLES as error:
+            self.begin(error)
+            return otherwise
+
     def begin(self, error: RateLimitError, on_end: Callable[[], None] | None = None) -> None:
         """The store did not answer. ``on_end`` is called when it does again, before whoever is always called."""
         now = time.monotonic()

@@ -33,6 +33,7 @@ from celery_ratelimit.gate import (
     loop,
     passing,
     places,
+    sent,
 )
 from celery_ratelimit.gate.gate import Gate
 from celery_ratelimit.gate.held import State
@@ -84,6 +85,14 @@ class Task(SimpleNamespace):
     __hash__ = object.__hash__
 
 
+def _the_same(said: Any) -> Any:
+    return said
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
 class Bench:
     """The gate, and what is around it."""
 
@@ -96,6 +105,7 @@ class Bench:
         seconds_away: float = 0.0,
     ) -> None:
         self.seconds_away = seconds_away  # the store: 0.0: the worker waits for its answers
+        self.decides_first = False
         self.lost_connections = 0
         self.now, self.processes, self.workers = 1000.0, processes, 2
         self.is_left = False  # what comes back is, to others
@@ -119,7 +129,7 @@ class Bench:
         self.widened = 0
         self.is_somebody_parked = False
         self.answers: list[int] = []  # of the lot
-        for module in (alarms, answers, batch, coming, errands, exits, gate, local_share, loop, passing, places):
+        for module in (alarms, answers, batch, coming, errands, exits, gate, local_share, loop, passing, places, sent):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         monkeypatch.setattr(errands, "ThreadPoolExecutor", lambda *_: self)
         monkeypatch.setattr(errands, "AWAY", 0.0)
@@ -197,9 +207,19 @@ class Bench:
         return waiting.clear
 
     def submit(self, question: Callable[[], Any]) -> Future[Any]:
-        """In a thread: the answer comes after a while, unless the connection is lost, and with it the worker's loop."""
+        """In a thread: the answer comes after a while, of when it comes or (``decides_first``) of when it was asked; or
+        never, if the connection is lost, and with it the worker's loop.
+        """
+        self.step("submit")
         answer: Future[Any] = Future()
         connection = self.lost_connections
+        if self.decides_first:
+            try:
+                said = question()
+            except Exception as error:
+                question = partial(_raise, error)
+            else:
+                question = partial(_the_same, said)
 
         def ask() -> None:
             try:
@@ -431,6 +451,13 @@ class Bench:
         except STORE_TROUBLES as error:
             if not quietly:
                 self.begin(error)
+            return otherwise
+
+    def hear(self, reply: Any, otherwise: Any) -> Any:
+        try:
+            return reply()
+        except STORE_TROUBLES as error:
+            self.begin(error)
             return otherwise
 
     def begin(self, error: Any = None, on_end: Any = None) -> None:

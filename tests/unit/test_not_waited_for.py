@@ -171,6 +171,66 @@ def test_no_answer_is_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, en
     bench.check_empty()
 
 
+def test_a_limit_that_changes_before_the_answer_is_asked_again(bench: Bench) -> None:
+    bench.decides_first, bench.tats["r1"] = True, bench.now + 1000
+    requests = come(bench, 1, "wait", "r1")
+    bench.run(0.001)
+    bench.tats["r1"] = bench.now
+    bench.gate._changed({"r1"})
+    bench.run(1.0)
+    assert ends(requests) == ["started"]
+
+
+def test_an_answer_that_has_waited_for_the_loop_is_no_permit_for_now(bench: Bench) -> None:
+    """Used late, it would bunch with the next."""
+    bench.decides_first, bench.tats["r1"] = True, OPEN
+    requests = come(bench, 1, "wait", "r1")
+    bench.now += 5.0  # the loop does something else
+    bench.gate._exits.batch.errands._timers.call_soon = lambda call: bench.call_after(4.0, call)
+    bench.run(4.5)
+    bench.gate._exits.batch.errands._timers.call_soon = lambda call: call()
+    assert (ends(requests), len(bench.asked)) == ([""], 2), "it has asked again"
+    bench.run(5.0)
+    assert ends(requests) == ["started"]
+
+
+@pytest.mark.parametrize("choice", ["raise", "defer"])
+def test_an_answer_that_has_come_is_heard_though_the_store_is_lost_since(
+    monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    bench = Bench(monkeypatch, choice, processes=4, seconds_away=AWAY)
+    bench.decides_first, bench.tats["r2"] = True, bench.now + 100
+    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
+    bench.run(AWAY / 2)
+    bench.begin(StoreUnavailable("no answer"))
+    bench.run(AWAY)
+    assert ends(requests)[0] == "started"
+    assert bench.asked == [1, 1]
+
+
+def test_where_no_thread_can_be_started_the_loop_asks(bench: Bench) -> None:
+    bench.at["submit"] = [RuntimeError("can't start new thread")] * 2
+    bench.tats["r2"] = bench.now + 100
+    requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
+    bench.run(1.0)
+    assert ends(requests) == ["started", "parked"]
+    bench.finish()
+    bench.check_empty()
+
+
+def test_nobody_is_asked_any_more_for_whom_the_broker_has_again(bench: Bench) -> None:
+    """It may be with another worker: parked, it would run twice."""
+    bench.is_somebody_parked = True
+    come(bench, 1, "retry", "r1")
+    questions: list[Any] = []
+    bench.submit = lambda question: questions.append(question) or Future()  # type: ignore[method-assign]
+    bench.run(0.01)
+    bench.lose_connection()
+    question, *_ = questions  # others connect
+    with pytest.raises(StoreUnavailable, match="nobody waits"):
+        question()
+
+
 def test_what_nobody_foresaw_ends_the_first_of_those_that_ask(bench: Bench) -> None:
     bench.tats["r1"] = OPEN
     bench.at["ask"] = [ZeroDivisionError("unforeseen")]
