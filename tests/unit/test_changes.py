@@ -1,0 +1,88 @@
+"""When a worker looks for what people store for its limits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import Limit
+from celery_ratelimit.gate.changes import LOOK, Changes
+
+
+class World:
+    """A store that says what is stored, a timer, and the order in which they are asked."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.waiting: Any = None
+        self.during_read: Any = lambda: None
+
+    def call_after(self, seconds: float, callback: Any) -> Any:
+        assert seconds >= LOOK
+        self.steps.append("timer")
+        self.waiting = callback
+        return self.cancel
+
+    def cancel(self) -> None:
+        self.waiting = None
+
+    def changes(self, names: Any) -> list[str]:
+        self.steps.append("read")
+        self.during_read()
+        return [""] * len(names)
+
+    def ring(self) -> None:
+        waiting, self.waiting = self.waiting, None
+        waiting()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def changes(world: World) -> Changes:
+    class Outage:
+        def ask(self, question: Any, otherwise: Any, *, quietly: bool = False) -> Any:
+            return question()
+
+        def __bool__(self) -> bool:
+            return False
+
+    worker: Any = SimpleNamespace(timers=world)
+    asker: Any = SimpleNamespace(changes=world.changes, drive=lambda _: None, core=None)
+    limits: Any = {"api": Limit("10/s", name="api")}
+    return Changes(worker, asker, limits, Outage(), lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
+
+
+def test_the_next_look_is_set_when_this_one_has_its_answer(world: World, changes: Changes) -> None:
+    """Else a store that hangs for as long as the pause leaves the worker's loop no time for anything else."""
+    changes.watch()
+    world.steps.clear()
+    for _ in range(3):
+        world.ring()
+    assert world.steps == ["read", "timer"] * 3
+
+
+def test_it_goes_on_whatever_a_look_raises(world: World, changes: Changes) -> None:
+    changes.watch()
+    world.during_read = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        world.ring()
+    world.during_read = lambda: None
+    world.ring()
+    assert world.waiting is not None
+
+
+def test_what_is_closed_in_the_midst_of_a_look_looks_no_more(world: World, changes: Changes) -> None:
+    """A greenlet may close it, or open it anew."""
+    changes.watch()
+    world.during_read = changes.close
+    world.ring()
+    assert world.waiting is None
+    world.during_read = lambda: None
+    changes.watch()
+    assert world.waiting is not None
