@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from .._celery import Worker
+from ..limits.decision import Decision
 from .alarms import Alarms
 from .answers import LOOK, Answers
 from .at_hand import AtHand
@@ -241,11 +242,12 @@ class Loop:
         if asked.error is not None:
             self.at_hand.pair = line, asked.those[0]
             raise asked.error
-        goes_on = True
+        goes_on, stays = True, False
         for held, answer in zip(asked.those, asked.answers or (), strict=False):
+            if stays and isinstance(answer, Decision) and not answer.allowed:
+                continue  # it is asked for with the one at the head, whose turn comes first
             with self.at_hand.contains(line, held):
                 verdict = self._answers.verdict(line, held, answer, for_permit=asked.for_permit, at=asked.at)
                 goes_on = self._exits.carry_out(line, held, verdict, monotonic())
-                if isinstance(verdict, Stay):  # and those behind it, whose turns come later
-                    break
-        return goes_on
+                stays = stays or isinstance(verdict, Stay)
+        return goes_on and not stays

@@ -15,6 +15,7 @@ from celery_ratelimit.gate import errands
 from celery_ratelimit.gate.distance import Distance
 from celery_ratelimit.gate.errands import Errands
 from celery_ratelimit.gate.sent import Asked
+from celery_ratelimit.gate.verdict import EndCopy
 from celery_ratelimit.parking.lot import NOBODY, OVERTAKEN
 from celery_ratelimit.parking.parks import answered, asked
 from celery_ratelimit.parking.untold import Untold
@@ -82,6 +83,18 @@ def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench)
     each = [replace(refused, retry_after=refused.retry_after + 0.1 * number) for number in range(3)]
     bench.gate._loop._hear(line, Asked(list(line.new), for_permit=True, answers=each))
     assert line.next_ask == pytest.approx(bench.tats["r1"] - bench.gate._answers.early(), abs=1e-6)
+
+
+def test_who_is_refused_keeps_nobody_from_what_it_was_told(bench: Bench) -> None:
+    """A permit would be lost; and a copy that may not run would, as the store has said it once."""
+    bench.tats["r1"] = bench.now + 0.5
+    requests = bench.together([bench.task("wait", "r1")] * 3)
+    (line,) = bench.gate._lines
+    first, second, third = line.new
+    (refused,) = bench.ask_next(first.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
+    each = [refused, replace(refused, allowed=True, retry_after=0.0), EndCopy()]
+    bench.gate._loop._hear(line, Asked([first, second, third], for_permit=True, answers=each))
+    assert ends(requests) == ["", "started", "acknowledged"]
 
 
 def test_who_is_refused_is_parked_with_those_behind_it(bench: Bench) -> None:
