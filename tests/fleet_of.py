@@ -19,11 +19,11 @@ from celery.result import AsyncResult
 from kombu import pools
 
 from benchmarks import processes, records
-from celery_ratelimit import Throttled
+from celery_ratelimit import Limiter, Throttled
 from celery_ratelimit.parking.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 
-__all__ = ["AGAIN", "Fleet", "assert_never_over", "assert_over", "errors", "outcome", "pool_jobs", "until"]
+__all__ = ["AGAIN", "Fleet", "assert_never_over", "assert_over", "errors", "new_rates", "outcome", "pool_jobs", "until"]
 
 #: How often the time that is plenty on a machine without other work a busy one has. Nothing is judged by a time-out but
 #: that a test does not hang: what broken code would do later takes longer than this, or for ever.
@@ -32,6 +32,15 @@ PATIENCE = 4
 #: How often a throttled task may come to a worker once more: once. A busy machine, that is late for a task's slot, may
 #: send it back another time; in proportion to the backlog it never is (law 3).
 AGAIN = 2
+
+
+def new_rates(limiter: Limiter, name: str, rates: Sequence[int], pause: float) -> None:
+    """Store one rate a second after the other, eight times, and 100/s in the end."""
+    for _ in range(8):
+        for rate in rates:
+            limiter.set_rate(name, f"{rate}/s", force=True)
+            time.sleep(pause)
+    limiter.set_rate(name, "100/s", force=True)
 
 
 def until(done: Callable[[], Any], timeout: float, what: str = "what was waited for") -> None:

@@ -80,13 +80,13 @@ class Batch:
             self.is_open = False
 
     def takes(self, bucket: Bucket, packed: ToPark, *, only_behind: bool) -> bool:
-        """Whether a request of this lot is parked together with others: not one that may go before them, but where the
-        worker does not wait for it; and not one that has been refused, but there.
+        """Whether a request of this lot is parked together with others. Where the worker waits for that: not one that may
+        go before them, nor one that has been refused.
         """
-        if self.errands.are_run or not only_behind:
-            return self.errands.are_run and monotonic() >= self._alone_until
+        if self.errands.are_run:
+            return monotonic() >= self._alone_until
         goes_behind = packed.order >= 0 and packed.share is None
-        return self.is_open or (goes_behind and self._attendant.occupied.gathers(bucket) > 0)
+        return only_behind and (self.is_open or (goes_behind and self._attendant.occupied.gathers(bucket) > 0))
 
     def lot_of(self, demands: Sequence[Demand]) -> Demand | None:
         """The demand that has refused one that is parked in a moment: a request that comes now stands behind it."""

@@ -61,6 +61,7 @@ class Errands:
         ``done`` is called in the loop, with what says the answer, or raises what was raised, and the time when it came;
         or never, if the worker's connection is lost meanwhile.
         """
+        # Asked once: where no thread can be started the executor has queued it all the same, for a later one.
         waiting, connection = [question], self._connection
 
         def ask() -> _T:

@@ -51,8 +51,6 @@ class Room:
         self.promises = Promises(pool)
         self._kept_until = 0.0
 
-    # -- What is known of them -----------------------------------------------------------------------------------------
-
     def keep_for_returned(self, now: float) -> None:
         """Somebody waits at the broker to come back, and may now: nobody without limits has the last process."""
         self._kept_until = now + RETURN_KEEP

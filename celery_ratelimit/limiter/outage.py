@@ -64,23 +64,17 @@ class Outage:
 
         Whatever else is raised is raised.
         """
-        if self:
-            return otherwise
+        return otherwise if self else self.hear(question, otherwise, quietly=quietly)
+
+    def hear(self, reply: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
+        """The same for an answer that has come already: it is heard, whatever others have noted meanwhile."""
         try:
-            return question()
+            return reply()
         except STORE_TROUBLES as error:
             if quietly:
                 logger.debug("the store does not answer: %r", error)
             else:
                 self.begin(error)
-            return otherwise
-
-    def hear(self, reply: Callable[[], _T], otherwise: _U) -> _T | _U:
-        """The same for an answer that has come already: it is heard, whatever others have noted meanwhile."""
-        try:
-            return reply()
-        except STORE_TROUBLES as error:
-            self.begin(error)
             return otherwise
 
     def begin(self, error: RateLimitError, on_end: Callable[[], None] | None = None) -> None:

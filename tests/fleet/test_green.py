@@ -12,7 +12,7 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.far_away import far_away
-from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, until
+from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, new_rates, until
 from tests.rabbitmq import Broker
 
 RATE = 50
@@ -138,11 +138,7 @@ def test_new_rates_while_the_store_is_being_asked(
         fleet.start(*green)
         for index in range(300):
             fleet.send(throttle, index)
-        for _ in range(8):
-            for rate in (20, RATE):
-                limiter.set_rate(name, f"{rate}/s", force=True)
-                time.sleep(0.4)
-        limiter.set_rate(name, "100/s", force=True)
+        new_rates(limiter, name, (20, RATE), pause=0.4)
         fleet.wait_for(300, 20)
         nothing_is_left(fleet, store)
         assert sorted(start.index for start in fleet.starts()) == list(range(300))

@@ -12,7 +12,7 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.testing import EmbeddedServer
 from tests.far_away import far_away, relay
-from tests.fleet_of import Fleet, assert_never_over, until
+from tests.fleet_of import Fleet, assert_never_over, new_rates, until
 from tests.rabbitmq import Broker
 
 RATE, TASKS = 50, 250
@@ -98,11 +98,7 @@ def test_new_rates_while_the_store_is_being_asked(
         fleet.start(number=2)
         for index in range(300):
             fleet.send(throttle, index)
-        for _ in range(8):
-            for rate in (20, RATE):
-                limiter.set_rate(name, f"{rate}/s", force=True)
-                time.sleep(0.3)
-        limiter.set_rate(name, "100/s", force=True)
+        new_rates(limiter, name, (20, RATE), pause=0.3)
         fleet.wait_for(300, 20)
         nothing_is_left(fleet, store)
         assert sorted(start.index for start in fleet.starts()) == list(range(300))
