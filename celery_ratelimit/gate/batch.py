@@ -80,8 +80,8 @@ class Batch:
             self.is_open = False
 
     def takes(self, bucket: Bucket, packed: ToPark, *, only_behind: bool) -> bool:
-        """Whether a request of this lot is parked together with others. Where the worker waits for that: not one that may
-        go before them, nor one that has been refused.
+        """Whether a request of this lot is parked together with others. Where the worker waits for that, not one that
+        may go before them, nor one that has been refused.
         """
         if self.errands.are_run:
             return monotonic() >= self._alone_until
