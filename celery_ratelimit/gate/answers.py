@@ -15,6 +15,7 @@ from ..limiter.outage import Outage
 from ..limits.decision import Decision
 from ..parking.arrivals import Arrivals
 from ..parking.publisher import LEAD
+from .asked_for import claim, horizon
 from .clock import monotonic
 from .distance import REACH
 from .ear import Ear
@@ -32,9 +33,7 @@ from .verdict import (
     Fail,
     Stay,
     Verdict,
-    claim,
     granted,
-    horizon,
     is_place,
     refused,
     without_store,

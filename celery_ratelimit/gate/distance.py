@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 __all__ = ["FAR", "REACH", "Distance"]
 
 #: Seconds of a round trip from which on the store is far away.
@@ -10,6 +12,8 @@ FAR = 0.005
 REACH = 3
 #: Seconds that are believed of a single round trip, and what it counts for in the mean.
 MOST, NEWEST = 0.1, 1 / 8
+#: Answers of which the shortest says how far away it is: others took long since there was much to do, here or there.
+LATELY = 16
 
 
 class Distance:
@@ -21,10 +25,16 @@ class Distance:
 
     def __init__(self) -> None:
         self.round_trip = 0.0
+        self._lately: deque[float] = deque(maxlen=LATELY)
 
     def note(self, seconds: float) -> None:
         """An answer has taken so long."""
         self.round_trip += NEWEST * (min(MOST, seconds) - self.round_trip)
+        self._lately.append(seconds)
+
+    def is_at_least(self, seconds: float) -> bool:
+        """Whether each of the last answers has taken so long."""
+        return min(self._lately, default=0.0) >= seconds
 
     @property
     def is_far(self) -> bool:

@@ -45,7 +45,7 @@ class Errands:
     @property
     def are_run(self) -> bool:
         """Whether it is better to go on meanwhile than to wait here."""
-        return self._has_loop and self._store.round_trip >= AWAY and not self._outage
+        return self._has_loop and self._store.is_at_least(AWAY) and not self._outage
 
     def open(self, ping: Callable[[], object]) -> None:
         """Measure how far away the store is; and connect before there is something to ask, which takes some trips."""

@@ -9,13 +9,13 @@ from ..limiter.asker import Asker
 from ..limiter.calls import Asking
 from ..limiter.durations import microseconds
 from ..limits.decision import Decision
+from .asked_for import claim, horizon
 from .clock import monotonic
 from .ear import Ear
 from .handing import Handing
 from .held import HeldRequest
 from .line import Line
 from .room import Room
-from .verdict import claim, horizon
 
 __all__ = ["MOST_TOGETHER", "Places"]
 

@@ -15,7 +15,7 @@ from ..limits.decision import Decision
 from ..parking.lot import HORIZON
 from ..parking.publisher import LEAD
 from .held import HeldRequest, State
-from .line import LEAST_PAUSE, Line
+from .line import ASK_EARLY, LEAST_PAUSE, Line
 
 __all__ = [
     "BUNCHED",
@@ -35,9 +35,7 @@ __all__ = [
     "Verdict",
     "at_its_time",
     "before_asking",
-    "claim",
     "granted",
-    "horizon",
     "is_place",
     "refused",
     "without_store",
@@ -144,7 +142,14 @@ Verdict = Start | Hold | Ask | AskAt | Stay | Park | SendBack | End | EndCopy | 
 
 
 def before_asking(
-    held: HeldRequest, line: Line, now: float, *, lot: Demand | None, may_start: bool, leaves: bool = False
+    held: HeldRequest,
+    line: Line,
+    now: float,
+    *,
+    lot: Demand | None,
+    may_start: bool,
+    soon: bool = False,
+    leaves: bool = False,
 ) -> Verdict:
     """What becomes of the head of a line, as far as nobody has to be asked for it.
 
@@ -154,6 +159,7 @@ def before_asking(
         now: the time.
         lot: the demand in whose lot others are known to wait, behind whom it may stand.
         may_start: whether a process is there for it.
+        soon: whether one is in a moment, if it is not.
         leaves: it is to go to another worker, as none will be there for long.
     """
     retries = held.plan.policy.throttle == "retry"
@@ -171,29 +177,11 @@ def before_asking(
     if now < held.asks_from:
         return Stay(held.asks_from)
     # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not wait for one:
-    # it asks for its slot alone, and makes room for what is behind it.
-    if not may_start and (held.has_slot or line.open or not retries):
+    # it asks for its slot alone, and makes room for what is behind it. Brief tasks ask together, sooner than that.
+    is_near = line.open or (soon and line.closed_until - now <= ASK_EARLY)
+    if not may_start and (held.has_slot or is_near or not retries):
         return Stay(None)
     return Ask(for_permit=may_start)
-
-
-def horizon(held: HeldRequest, ahead: float, *, together: bool = False) -> float:
-    """Seconds ahead that a permit may be taken for it; ``ahead``: for any task that is held; ``together``: it asks with
-    others, as the store is far away.
-    """
-    policy = held.plan.policy
-    seconds = policy.inline_wait
-    if policy.throttle == "wait" or held.has_slot or together:
-        seconds = max(seconds, ahead)
-    return seconds if policy.max_wait is None else min(seconds, policy.max_wait)
-
-
-def claim(held: HeldRequest, *, parks: bool) -> float:
-    """Seconds within which it keeps a slot if it is refused. A task that is parked gets one when it is let out."""
-    policy = held.plan.policy
-    if not parks:
-        return policy.claim
-    return min(policy.claim, RETURN_HOLD if held.has_slot else policy.inline_wait)
 
 
 def is_place(demand: Demand) -> bool:

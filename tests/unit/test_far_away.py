@@ -45,6 +45,21 @@ def test_how_far_it_is_is_a_mean() -> None:
     assert away(30.0).round_trip == pytest.approx(0.1), "an outage says nothing"
 
 
+def test_a_store_that_is_near_answers_at_once_now_and_then() -> None:
+    """However long its other answers take, since it or the worker is busy."""
+    distance = Distance()
+    assert distance.is_at_least(0.0)
+    assert not distance.is_at_least(0.001)
+    distance.note(0.002)
+    assert distance.is_at_least(0.001)
+    for seconds in (0.0004, *[0.004] * 15):
+        distance.note(seconds)
+    assert distance.round_trip > 0.003
+    assert not distance.is_at_least(0.001)
+    distance.note(0.004)
+    assert distance.is_at_least(0.001), "the near one is long ago"
+
+
 def pool(*jobs: tuple[str, float]) -> Pool:
     """Of four processes, busy with tasks of these names, which were handed over so many seconds ago."""
     made = Pool(SimpleNamespace(num_processes=4, is_green=False))

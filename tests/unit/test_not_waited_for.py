@@ -319,7 +319,7 @@ def test_nobody_is_sent_where_the_store_is_near_or_lost_or_the_loop_cannot_be_wo
         broker=SimpleNamespace(apart=apart), timers=SimpleNamespace(are_called_soon=wakes, contained=lambda call: call)
     )
     store = Distance()
-    store.round_trip = round_trip
+    store.note(round_trip)
     outage: Any = is_lost
     assert Errands(worker, store, outage).are_run is are_run
 

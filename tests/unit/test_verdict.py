@@ -10,6 +10,7 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
+from celery_ratelimit.gate.asked_for import claim, horizon
 from celery_ratelimit.gate.held import HeldRequest, State
 from celery_ratelimit.gate.line import LEAST_PAUSE, Line
 from celery_ratelimit.gate.verdict import (
@@ -28,9 +29,7 @@ from celery_ratelimit.gate.verdict import (
     Verdict,
     at_its_time,
     before_asking,
-    claim,
     granted,
-    horizon,
     refused,
     without_store,
 )
@@ -110,6 +109,22 @@ def test_before_the_store_is_asked(
     request_: HeldRequest, its_line: Line, lot: Demand | None, may_start: bool, verdict: Verdict
 ) -> None:
     assert before_asking(request_, its_line, NOW, lot=lot, may_start=may_start) == verdict
+
+
+@pytest.mark.parametrize(
+    ("request_", "its_line", "soon", "verdict"),
+    [
+        (held(), line(is_open=False, closed=NOW + 0.01), True, Stay(None)),  # asks with others, when it may start
+        (held(), line(is_open=False, closed=NOW - 5), True, Stay(None)),
+        (held(), line(is_open=False, closed=NOW + 0.01), False, Ask(for_permit=False)),
+        (held(), line(is_open=False, closed=NOW + 0.1), True, Ask(for_permit=False)),  # it may have to leave
+        (held("drop"), line(is_open=False, closed=NOW + 0.1), True, Stay(None)),
+    ],
+)
+def test_before_the_store_is_asked_where_a_process_is_free_in_a_moment(
+    request_: HeldRequest, its_line: Line, soon: bool, verdict: Verdict
+) -> None:
+    assert before_asking(request_, its_line, NOW, lot=None, may_start=False, soon=soon) == verdict
 
 
 @pytest.mark.parametrize(
