@@ -13,10 +13,10 @@ from .._celery import Worker
 from ..limiter.demand import Demand
 from ..limiter.durations import microseconds
 from ..limiter.outage import Outage
+from ..parking.asks import Ended, asked, go_on
 from ..parking.attendant import Attendant, ToBeParked
 from ..parking.lot import ToPark
 from ..parking.parked import Bucket
-from ..parking.parks import answered, asked
 from .clock import monotonic
 from .errands import Errands
 from .held import HeldRequest, State
@@ -179,15 +179,16 @@ class Batch:
     ) -> bool:
         """Park them, and go on. Not in an outage."""
         asks = self._attendant.parks(pairs, only_behind=only_behind)
-        question = self._outage.ask(lambda: next(asks), None)
-        if question is None:
+        question = self._outage.ask(lambda: go_on(asks), None)
+        if question is None or isinstance(question, Ended):
             return False
 
         def is_back(reply: Callable[[], Any], _: float) -> None:
             self._on_their_way = [each for each in self._on_their_way if each is not leaving]
             try:
                 with self._what_fails_together_goes_alone():
-                    _tell(leaving, self._outage.hear(lambda: answered(asks, reply), None), done)
+                    said = self._outage.hear(lambda: go_on(asks, reply), None)
+                    _tell(leaving, said.result if isinstance(said, Ended) else None, done)
             finally:
                 after(_ask([each for those in leaving.values() for each in those]))
 

@@ -10,6 +10,7 @@ from ..limiter.asker import Asker
 from ..limiter.outage import Outage
 from ..limiter.shadows import ask_would
 from ..limits.any_limit import AnyLimit
+from .errands import Errands
 
 __all__ = ["Changes"]
 
@@ -28,6 +29,7 @@ class Changes:
         asker: whom to ask.
         limits: those to look for, by name; there may be more of them later.
         outage: while it lasts nobody asks.
+        errands: to a store that is some way off.
         is_idle: whether nobody waits whom a change could concern: then nobody asks.
         on_change: called with the names.
         workers: how many there are.
@@ -39,11 +41,12 @@ class Changes:
         asker: Asker,
         limits: Mapping[str, AnyLimit],
         outage: Outage,
+        errands: Errands,
         is_idle: Callable[[], bool],
         on_change: Callable[[set[str]], None],
         workers: Callable[[], int],
     ) -> None:
-        self._worker, self._asker, self._outage = worker, asker, outage
+        self._worker, self._asker, self._outage, self._errands = worker, asker, outage, errands
         self._limits, self._is_idle, self._on_change, self._workers = limits, is_idle, on_change, workers
         self._names: list[str] = []
         self._told: dict[str, str] = {}
@@ -64,28 +67,39 @@ class Changes:
 
     def _read(self) -> dict[str, str]:
         """What is told about each limit; nothing if the store does not answer."""
+        return self._outage.ask(self._question(), {}, quietly=True)
+
+    def _question(self) -> Callable[[], dict[str, str]]:
         if len(self._names) != len(self._limits):
             self._names = sorted(self._limits)
-        if not self._names:
-            return {}
-        told = self._outage.ask(lambda: self._asker.changes(self._names), None, quietly=True)
-        return {} if told is None else dict(zip(self._names, map(_text, told), strict=True))
+        names = list(self._names)
+        return lambda: dict(zip(names, map(_text, self._asker.changes(names)), strict=True)) if names else {}
 
     def _look(self) -> None:
-        pause = min(SELDOM, LOOK * max(1.0, self._workers() / FEW))
-        told, self._cancel = {}, _nothing
+        self._cancel = _nothing
+        if self._outage:
+            self._go_on(dict)
+        elif self._is_idle():
+            self._go_on(lambda: self._told)
+        elif self._errands.are_run:
+            self._errands.run(self._question(), lambda reply, _: self._go_on(reply))
+        else:
+            self._go_on(self._question())
+
+    def _go_on(self, reply: Callable[[], dict[str, str]]) -> None:
+        """With what is told, or nothing."""
         try:
-            if not self._outage:
-                told = self._told if self._is_idle() else self._read()
+            told = self._outage.hear(reply, {}, quietly=True)
         finally:
             # Only now: a store that hangs takes as long as the pause, and all that the loop did would be to look.
             if self._cancel is _nothing:  # else a greenlet has closed it meanwhile
+                pause = min(SELDOM, LOOK * max(1.0, self._workers() / FEW))
                 self._cancel = self._worker.timers.call_after(pause, self._look)
         if not told:
             return
         before, self._told = self._told, told
         since, self._looked = self._looked, time.time()
-        changed = {name for name in self._names if _is_new(told[name], before.get(name, ""), since, self._looked)}
+        changed = {name for name in told if _is_new(told[name], before.get(name, ""), since, self._looked)}
         if changed:
             self._learn(changed)
             self._on_change(changed)

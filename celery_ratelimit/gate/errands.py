@@ -55,8 +55,8 @@ class Errands:
         for _ in range(AT_FIRST if self.are_run else 0):
             self.run(ping, lambda _, __: None)
 
-    def run(self, question: Callable[[], _T], done: Callable[[Callable[[], _T], float], None]) -> None:
-        """Ask, and go on.
+    def run(self, question: Callable[[], _T], done: Callable[[Callable[[], _T], float], None]) -> Callable[[], _T]:
+        """Ask, and go on. Returns what waits for the answer.
 
         ``done`` is called in the loop, with what says the answer, or raises what was raised, and the time when it came;
         or never, if the worker's connection is lost meanwhile.
@@ -78,7 +78,9 @@ class Errands:
         def is_back(future: Future[_T]) -> None:
             self._timers.call_soon(self._timers.contained(partial(hear, future.result, monotonic())))
 
-        _submit(self._threads, ask).add_done_callback(is_back)
+        answer = _submit(self._threads, ask)
+        answer.add_done_callback(is_back)
+        return answer.result
 
     def close(self) -> None:
         """The connection is lost, or the worker stops: nobody is asked who has not been, and no answer is heard."""

@@ -14,9 +14,9 @@ from ..app.settings import Settings
 from ..errors import STORE_TROUBLES
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
+from ..parking.asks import asked
 from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN, REPLACED
-from ..parking.parks import asked
 from ..parking.publisher import LEAD
 from . import coalesced
 from .answers import LOOK
@@ -56,6 +56,7 @@ class Exits:
         running: who runs with a place.
         holdings: what requests have.
         hook: is told what becomes of them.
+        errands: to a store that is some way off.
 
     Attributes:
         batch: those that are parked in a moment.
@@ -73,11 +74,12 @@ class Exits:
         running: Running,
         holdings: Holdings,
         hook: Hook,
+        errands: Errands,
     ) -> None:
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._hook, self._in_memory = hook, settings.in_memory
-        self.batch = Batch(worker, attendant, outage, Errands(worker, room.store, outage))
+        self.batch = Batch(worker, attendant, outage, errands)
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:

@@ -36,6 +36,7 @@ from .clock import monotonic
 from .coming import Coming
 from .ear import Ear
 from .entrance import Entrance
+from .errands import Errands
 from .exits import Exits
 from .handing import Handing
 from .held import HeldRequest
@@ -84,12 +85,15 @@ class Gate:
         asker = self._asker = limiter.asker
         self._numbers, self._connections = itertools.count(), 0  # that were lost
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
-        self._attendant = attendant = Attendant(worker, parking_of(worker.app), limits, outage, settings.orphans_after)
+        self._room = room = Room(worker.pool)
+        errands = self._errands = Errands(worker, room.store, outage)
+        lots, orphans_after = parking_of(worker.app), settings.orphans_after
+        self._attendant = attendant = Attendant(worker, lots, limits, outage, errands, orphans_after)
+        register = attendant.parking.register
         self._changes = Changes(
-            *(worker, asker, limits, outage, self._is_idle, self._changed, lambda: attendant.parking.register.workers),
+            *(worker, asker, limits, outage, errands, self._is_idle, self._changed, lambda: register.workers)
         )
         self._lines = lines = Lines()
-        self._room = room = Room(worker.pool)
         self._presence = presence = Presence(worker, room)
         handing = self._handing = Handing(leases, outage)
         self._running = running = Running(worker, handing, self.on_end)
@@ -98,12 +102,14 @@ class Gate:
         self._holdings = holdings = Holdings(slots, room, presence, running)
         counting = Counting(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
-            lambda: 1.0 if asker.shadows.any_of(limits) else attendant.parking.register.counts_apart,
+            lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
         )
         self._counting = counting if settings.counts and not settings.in_memory else None
         stored = self._stored = StoredRates(asker, outage)
         hook = Hook(observers, stored.of, counting.counter if self._counting is not None else None)
-        self._exits = exits = Exits(worker, attendant, outage, settings, room, presence, running, holdings, hook)
+        self._exits = exits = Exits(
+            worker, attendant, outage, settings, room, presence, running, holdings, hook, errands
+        )
         share = LocalShare(worker.live_workers, leases)
         ear = self._ear = Ear(worker, asker, lines, lambda waiting: self._loop.run(waiting))
         answers = self._answers = Answers(
@@ -113,7 +119,7 @@ class Gate:
             early=entrance.early,
             longest=exits.longest,
         )
-        sent = Sent(exits.batch.errands, answers, room)
+        sent = Sent(errands, answers, room)
         self._reach = reach = Reach(worker, room, self._leave_returned_to_others)
         self._loop = Loop(
             *(worker, answers, sent, holdings, room, lines, entrance, exits, reach, handing),
@@ -229,19 +235,15 @@ class Gate:
     def forget(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
         marker = marker_among(vars(context))
-        if not marker or self._outage:
-            return  # it was never sent back, so it has no slot
-        try:
-            self._slots.forget_of(self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
-        except Exception as error:
-            logger.debug("no slot to give back for %s: %r", context.id, error)
+        if marker and not self._outage:  # else it was never sent back, so it has no slot
+            self._slots.forget_of(lambda: self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
 
     # -- The worker, the store, and what people store --------------------------------------------------------------
 
     def begin(self) -> None:
         """The worker has started, or has a new connection. What ran before runs on."""
         self.worker.acknowledgements.open()
-        self._outage.ask(lambda: self._exits.batch.errands.open(self._asker.ping), None, quietly=True)
+        self._outage.ask(lambda: self._errands.open(self._asker.ping), None, quietly=True)
         self._changes.watch()
         self._attendant.watch()
         self._running.watch()
@@ -281,10 +283,8 @@ class Gate:
 
     def _is_idle(self) -> bool:
         """Nobody waits here, comes back, or is parked; and no limit is in shadow."""
-        if self._asker.shadows.any_of(self._limits):
-            return False
         waiting = self._presence.limited or self._room.coming.next_comer(monotonic()) < float("inf")
-        return self._attendant.is_idle and not waiting
+        return self._attendant.is_idle and not waiting and not self._asker.shadows.any_of(self._limits)
 
     def _changed(self, names: set[str]) -> None:
         """Rates of these limits are others now: whoever waits asks again."""

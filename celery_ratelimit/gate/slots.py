@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..app.plan import Plan
@@ -11,6 +12,8 @@ from ..limiter.outage import Outage
 from .held import HeldRequest
 
 __all__ = ["Slots"]
+
+logger = logging.getLogger("celery_ratelimit")
 
 
 class Slots:
@@ -28,11 +31,15 @@ class Slots:
         """Its slot is others'."""
         self._outage.ask(lambda: self._asker.forget(held.demands, id=held.id), None, quietly=True)
 
-    def forget_of(self, plan: Plan | None, context: Any, marker: Mapping[str, Any]) -> None:
-        """The same for a task that never came to the gate. Raises what the user's key or cost raises."""
-        if plan is None:
-            return
-        attempt = f"{context.id}.{context.retries}" if context.retries else context.id
-        id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
-        demands = plan.demands(context.args, context.kwargs)
-        self._outage.ask(lambda: self._asker.forget(demands, id=id), None, quietly=True)
+    def forget_of(self, plan_of: Callable[[], Plan | None], context: Any, marker: Mapping[str, Any]) -> None:
+        """The same for a task that never came to the gate. What the user's key or cost raises is none of its affair."""
+        try:
+            plan = plan_of()
+            if plan is None:
+                return
+            attempt = f"{context.id}.{context.retries}" if context.retries else context.id
+            id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
+            demands = plan.demands(context.args, context.kwargs)
+            self._outage.ask(lambda: self._asker.forget(demands, id=id), None, quietly=True)
+        except Exception as error:
+            logger.debug("no slot to give back for %s: %r", context.id, error)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from .._celery import Worker
@@ -18,22 +19,23 @@ from ..limiter.outage import Outage
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from .arrivals import Arrivals
+from .asks import Asks, Errands
 from .attending import Attending
 from .contents import AGAIN
 from .due import LOOK, DueLots
-from .lot import NOBODY, Parking, ToPark
+from .looks import RARELY, Looks
+from .lot import NOBODY, TELL, Looked, Parking, ToPark
 from .occupied import SOON, Occupied
 from .orphans import Orphans
 from .parked import Bucket, written
-from .parks import Asks
 from .publisher import Publisher
 from .revoked import Revoked
-from .waking import NEXT, TURN, Waking
+from .waking import Waking
 
 __all__ = ["Attendant", "ToBeParked"]
 
-#: Seconds between two looks of a worker that has found and parked nothing for so many seconds.
-RARELY, QUIET = 1.0, 2.0
+#: Seconds after which a worker that has found and parked nothing looks seldom.
+QUIET = 2.0
 #: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
 OTHERS_TELL = 1.5
 
@@ -67,6 +69,7 @@ class Attendant:
         parking: the lots.
         limits: by name; there may be more of them later.
         outage: while it lasts nobody asks the store.
+        errands: to a store that is some way off.
         orphans_after: see :class:`~celery_ratelimit.parking.orphans.Orphans`.
 
     Attributes:
@@ -77,7 +80,13 @@ class Attendant:
     """
 
     def __init__(
-        self, worker: Worker, parking: Parking, limits: AppLimits, outage: Outage, orphans_after: float
+        self,
+        worker: Worker,
+        parking: Parking,
+        limits: AppLimits,
+        outage: Outage,
+        errands: Errands,
+        orphans_after: float,
     ) -> None:
         self._worker, self.parking, self._limits, self._outage = worker, parking, limits, outage
         self._return_queue_for = worker.intake.return_queue_for
@@ -91,8 +100,7 @@ class Attendant:
         self._due = DueLots(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
-        self._cancel: Callable[[], None] | None = None
-        self._soon = False
+        self._looks = Looks(worker, outage, errands, self._see_to_lots, self._pause, self._may_look)
         self._looked_at, self._looks_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last
 
@@ -164,8 +172,8 @@ class Attendant:
 
     def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
         self.occupied.note(bucket, self.parking.first_waits.get(bucket, 0.0))
-        if ahead == 0 or self._is_quiet:
-            self._look_soon(self.occupied.looks_in(bucket))
+        if (ahead == 0 or self._is_quiet) and self._looks.soon(self.occupied.looks_in(bucket)):
+            self._due.are_new()  # the first task in a lot may have its turn before the next look
         self._busy_at = time.monotonic()
         self._worker.departures.acknowledge(held.request)
         self._not_acknowledged.append((bucket, held.id, held.request.message))
@@ -180,8 +188,8 @@ class Attendant:
 
     def watch(self) -> None:
         """Look after the lots from now on."""
-        if self._cancel is None:
-            self._cancel = self._worker.timers.call_after(LOOK, self._look)
+        if not self._looks.are_done:
+            self._looks.begin(LOOK)
             if self.parking.can_park:
                 self._bell.listen()
             self._orphans.begin()
@@ -195,6 +203,7 @@ class Attendant:
         self.arrivals.tell_soon()
 
     def close(self) -> None:
+        self._looks.end()
         if self.parking.can_park:
             self._outage.ask(lambda: self.parking.flush(at_once=True), None, quietly=True)
         self._attending.end()
@@ -202,61 +211,46 @@ class Attendant:
         self._orphans.close()
         self.arrivals.close()
         self.waking.close()
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
         self._due.clear()
         self._not_acknowledged.clear()
 
-    def _look_soon(self, seconds: float) -> None:
-        """The first task in a lot may have its turn before the next look."""
-        if self._cancel is not None and not self._soon:
-            self._soon = True
-            self._due.are_new()
-            self._cancel()
-            self._cancel = self._worker.timers.call_after(seconds, self._look)
+    def _may_look(self, now: float) -> bool:
+        return self.parking.can_park and now >= self._looks_from
 
-    def _look(self) -> None:
-        self._cancel, self._soon = self._worker.timers.call_after(RARELY, self._look), False
-        now, done = time.monotonic(), True
-        if not self._outage and self.parking.can_park and now >= self._looks_from:
-            self._looked_at = now
-            done = self._outage.ask(lambda: self._see_to_lots(now + TURN), True)
-        if self._cancel is None or self._soon:  # it was closed, or somebody was parked meanwhile
-            return
-        # If there is more to do, the rest of the worker has a turn, and then this goes on.
-        pause = max(RARELY if self._is_quiet else 0.0, self._due.pause()) if done else NEXT
-        self._cancel()
-        self._cancel = self._worker.timers.call_after(pause, self._look)
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        return max(RARELY if self._is_quiet else 0.0, self._due.pause())
 
-    def _see_to_lots(self, until: float) -> bool:
+    def _see_to_lots(self, until: float) -> Asks[bool]:
         """False: there is more to do, and time is up."""
-        self._attending.say(is_idle=self.is_idle)
+        self._looked_at = time.monotonic()
+        yield from self._attending.says(is_idle=self.is_idle)
         if time.monotonic() >= until:  # the store is far away
             return False
         self._note_acknowledged()  # to be told with what is let out
-        done = self._revoked.let_out(until) and self._let_out(until)
-        self.parking.flush()
+        done = self._revoked.let_out(until) and (yield from self._let_out(until))
+        yield from self.parking.tells(after=TELL)
         return done
 
-    def _let_out(self, until: float) -> bool:
+    def _let_out(self, until: float) -> Asks[bool]:
         """Publish tasks whose turn is near, of all lots that are due. False: there are more, and time is up."""
         due = self._due
         if not due:
             if self.is_idle and not self._bell.has_rung() and not due.are_asked_for:
                 return True
-            if not due.look(are_seen_to=self.occupied.are_seen_to(self._limits.names)):
+            if not (yield from due.looks(are_seen_to=self.occupied.are_seen_to(self._limits.names))):
                 return True
             if due:
                 self._busy_at = time.monotonic()
                 if self._busy_at >= until:  # the store is far away: others have a turn in between
                     return False
-                self._attending.say(is_idle=False)  # who was idle has heard long ago which queues are consumed
+                yield from self._attending.says(is_idle=False)  # who was idle has heard long ago who consumes what
             elif self._is_quiet:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
             demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
-            looked = self.parking.unpark(demands, due=True, attendance=self._attending.heard)
+            unpark = partial(self.parking.unpark, demands, due=True, attendance=self._attending.heard)
+            looked: Sequence[Looked] = yield unpark
             due.note(looked)
             for each in looked:
                 if each.again is None or each.again >= AGAIN:  # nobody is left in it, or for long: who comes asks first
@@ -268,5 +262,5 @@ class Attendant:
             self._publisher.publish({each.bucket: each.leaving for each in looked if each.leaving})
             if time.monotonic() >= until:
                 return not due
-            due.look_for_more()
+            yield from due.looks_for_more()
         return True

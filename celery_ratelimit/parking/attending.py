@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from .._celery import Worker
 from ..limiter.outage import Outage
+from .asks import Asks
 from .lot import Parking
 from .orphans import Orphans
 from .register import Attendance
@@ -62,7 +64,7 @@ class Attending:
             ]
         )
 
-    def say(self, *, is_idle: bool) -> None:
+    def says(self, *, is_idle: bool) -> Asks[None]:
         """Say which queues this worker consumes, and hear which no worker does: no slot is given to their tasks."""
         queues = self._queues()
         pause, lasts = (ATTEND_IDLE, ATTENDED_IDLE) if is_idle else (ATTEND, ATTENDED)
@@ -70,13 +72,15 @@ class Attending:
             return
         absent = self.heard.absent if self.heard is not None else None
         given_up = sorted(self._attends - queues)
-        self.heard = self._parking.register.attend(self._worker.hostname, sorted(queues), given_up, lasts)
+        attend = self._parking.register.attend
+        heard: Attendance = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
+        self.heard = heard
         begun = queues - self._attends
         self._attends, self._attended_at = queues, time.monotonic()
         if begun:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
             self._recall_until = self._attended_at + ATTENDED
             self._orphans.say_now()
-        new = absent is None or absent - self.heard.absent  # what was so before the first answer is not known
+        new = absent is None or absent - heard.absent  # what was so before the first answer is not known
         if new or self._attended_at < self._recall_until:
             self._waking.recall()
 

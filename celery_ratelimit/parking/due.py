@@ -6,8 +6,10 @@ import itertools
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from ..app.plan import AppLimits
+from .asks import Asks
 from .contents import LOTS
 from .lot import Parking
 from .pace import Pace
@@ -61,7 +63,7 @@ class DueLots:
         """There is a lot that was not there."""
         self._asks_for_all = 0.0
 
-    def look(self, *, are_seen_to: bool = False) -> bool:
+    def looks(self, *, are_seen_to: bool = False) -> Asks[bool]:
         """Those of which the worker knows that they are due; or, now and then, those of which the store says so.
 
         Args:
@@ -79,15 +81,15 @@ class DueLots:
             self._pace.found(False)
             return False
         self._asks_again = 0.0  # until there is an answer
-        self._ask()
+        yield from self._ask()
         if not self._due:
             self._pace.found(False)
         return True
 
-    def look_for_more(self) -> None:
+    def looks_for_more(self) -> Asks[None]:
         """The store has not said all."""
         if not self._due and self._are_more:
-            self._ask()
+            yield from self._ask()
 
     def first(self) -> Sequence[Bucket]:
         return list(itertools.islice(self._due, LOTS))
@@ -109,10 +111,14 @@ class DueLots:
         self._due.clear()
         self._own.clear()
 
-    def _ask(self) -> None:
-        due = self._parking.due(self._limits.names)
-        now = time.monotonic()
-        self._asks_again, self._asks_for_all = now + random.uniform(0.75, 1.25) * IDLE, now + OWN
+    def _ask(self) -> Asks[None]:
+        before, self._asks_for_all = self._asks_for_all, time.monotonic() + OWN  # there may be a new lot meanwhile
+        try:
+            due = yield partial(self._parking.due, list(self._limits.names))
+        except BaseException:
+            self._asks_for_all = before
+            raise
+        self._asks_again = time.monotonic() + random.uniform(0.75, 1.25) * IDLE
         self.are_there_any = due is not None
         self._due.update(dict.fromkeys(due or ()))
         self._are_more = len(self._due) >= LOTS

@@ -20,16 +20,17 @@ from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk
 from ..store.script import FAIR, Script
+from .asks import Asks, asked
 from .contents import AGAIN, BYTES, LOTS, Contents
 from .copies import Copies
 from .parked import Bucket, Looked, Parked, ToPark, several, text
-from .parks import Asks, arguments_of, asked
+from .parks import arguments_of
 from .register import WOKEN, Attendance, Register
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
 from .untold import Untold
 from .weights import weights_text
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Looked", "Parking", "ToPark"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "TELL", "Looked", "Parking", "ToPark"]
 
 #: Seconds by which a broker may be late with what it hands out again: kombu looks for it on Redis every 100 seconds.
 LATE = 300.0
@@ -61,6 +62,7 @@ class Parking:
         register: who attends to what.
         contents: which tasks are where.
         copies: which copies of messages may run.
+        untold: what the store has yet to be told. Most of those that have left are back before: whoever has them tells.
         survivors: of the messages that were to be parked last, those in whose place another one waits: by id the task's
             id of that.
         first_waits: of the lots in which this worker has parked last, seconds for which the first task has been parked.
@@ -70,7 +72,7 @@ class Parking:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
         self._memory = microseconds(2 * redelivery + LATE)
         self._scripts = scripts = Scripts(limiter.asker, fleet)
-        self._untold = Untold()
+        self.untold = Untold()
         self.first_waits: dict[Bucket, float] = {}
         self.survivors: dict[str, str] = {}
         self.register = Register(scripts)
@@ -137,7 +139,7 @@ class Parking:
     ) -> Asks[dict[Bucket, list[int]]]:
         """The same for who need not wait."""
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
-        with self._untold.telling(messages_of) as told:
+        with self.untold.telling(messages_of) as (told, _):
             arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
             reply = iter((yield partial(self._scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
@@ -153,18 +155,11 @@ class Parking:
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:
         """The message that was parked is not at the broker any more. Told to the store with what is sent next."""
-        self._untold.note_acknowledged(bucket, id)
-
-    def note_published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
-        """These tasks have left their lots, and are at the broker. Told to the store some time later: most are back
-        before, and are told of by whoever has them.
-        """
-        self._untold.note_published(leaving)
+        self.untold.note_acknowledged(bucket, id)
 
     def flush(self, *, at_once: bool = False) -> None:
         """Tell the store what it was to be told for some time, or ``at_once`` all of it."""
-        if self._untold.lots and (at_once or self._untold.waits(TELL)):
-            self.published({})
+        asked(self.tells(after=0.0 if at_once else TELL))
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -260,18 +255,23 @@ class Parking:
 
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """These tasks have left their lots: they are at the broker. What was noted is told with them."""
-        untold = self._untold
-        for part in self.parts(dict.fromkeys([*leaving, *untold.lots])):
-            arguments: list[str | int] = []
-            noted = {bucket: list(untold.published.get(bucket, ())) for bucket in part}
-            acknowledged = {bucket: list(untold.acknowledged.get(bucket, ())) for bucket in part}
-            for bucket in part:
-                those, ids = [*leaving.get(bucket, ()), *noted[bucket]], acknowledged[bucket]
-                arguments += [bucket[1], len(those), len(ids)]
-                arguments += [value for each in those for value in (each.id, each.copy)]
-                arguments += ids
-            self._scripts.of_lots("published", part, *arguments)
-            untold.was_told(_counts(acknowledged), _counts(noted))
+        asked(self.tells(leaving))
+
+    def tells(
+        self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({}), *, after: float = 0.0
+    ) -> Asks[None]:
+        """The same for who need not wait; or nothing, if nothing was noted so many seconds ago."""
+        if not leaving and not self.untold.waits(after):
+            return
+        for part in self.parts(dict.fromkeys([*leaving, *self.untold.lots])):
+            with self.untold.telling(part, published=True) as (acknowledged, noted):
+                arguments: list[str | int] = []
+                for bucket in part:
+                    those, ids = [*leaving.get(bucket, ()), *noted[bucket]], acknowledged[bucket]
+                    arguments += [bucket[1], len(those), len(ids)]
+                    arguments += [value for each in those for value in (each.id, each.copy)]
+                    arguments += ids
+                yield partial(self._scripts.of_lots, "published", part, *arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Those whose lots go together into one script: :data:`LOTS` at the most, and of one slot of a cluster."""
@@ -288,7 +288,3 @@ def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[D
         return demands[:AT_ONCE]
     slot = slot_of(hash_tag(demands[0].name))
     return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
-
-
-def _counts(noted: Mapping[Bucket, Sequence[object]]) -> dict[Bucket, int]:
-    return {bucket: len(those) for bucket, those in noted.items()}

@@ -1,39 +1,13 @@
-"""What the script that parks is told; and how it is asked: by whoever waits for the answer, or by a thread."""
+"""What the script that parks is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
 from ..limiter.durations import microseconds
 from .parked import Bucket, ToPark
 
-__all__ = ["Asks", "answered", "arguments_of", "asked"]
-
-_T = TypeVar("_T")
-
-#: Yields what asks the store, in any thread, and is sent the reply; returns what has become of it.
-Asks = Generator[Callable[[], Any], Any, _T]
-
-
-def asked(asks: Asks[_T]) -> _T:
-    """Ask, and wait for the answer."""
-    return answered(asks, next(asks))
-
-
-def answered(asks: Asks[_T], reply: Callable[[], Any]) -> _T:
-    """The answer is there; ``reply`` says it, or raises what was raised."""
-    try:
-        try:
-            said = reply()
-        except Exception as error:
-            asks.throw(error)
-        else:
-            asks.send(said)
-    except StopIteration as end:
-        result: _T = end.value
-        return result
-    raise AssertionError("who parks asks once")
+__all__ = ["arguments_of"]
 
 
 def arguments_of(

@@ -65,4 +65,4 @@ class Publisher:
                         continue
                     published.setdefault(bucket, []).append(each)
                 if published:
-                    self._parking.note_published(published)
+                    self._parking.untold.note_published(published)

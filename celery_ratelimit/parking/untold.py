@@ -42,25 +42,23 @@ class Untold:
             self._noted_at.setdefault(bucket, time.monotonic())
 
     @contextmanager
-    def telling(self, buckets: Iterable[Bucket]) -> Iterator[Mapping[Bucket, Sequence[str]]]:
-        """Messages that were acknowledged are told within; nobody else tells of them meanwhile. If it fails, later."""
-        told = {bucket: self.acknowledged.get(bucket, []) for bucket in buckets}
-        self.was_told({bucket: len(ids) for bucket, ids in told.items()}, {})
+    def telling(
+        self, buckets: Iterable[Bucket], *, published: bool = False
+    ) -> Iterator[tuple[Mapping[Bucket, Sequence[str]], Mapping[Bucket, Sequence[Parked]]]]:
+        """Messages that were acknowledged are told within, and those that were ``published``; nobody else tells of them
+        meanwhile. If it fails, later.
+        """
+        told, left = {}, {}
+        for bucket in buckets:
+            told[bucket] = self.acknowledged.pop(bucket, [])
+            left[bucket] = self.published.pop(bucket, []) if published else []
+            if bucket not in self.published:
+                self._noted_at.pop(bucket, None)
         try:
-            yield told
+            yield told, left
         except BaseException:
             for bucket, ids in told.items():
                 for id in ids:
                     self.note_acknowledged(bucket, id)
+            self.note_published({bucket: those for bucket, those in left.items() if those})
             raise
-
-    def was_told(self, acknowledged: Mapping[Bucket, int], published: Mapping[Bucket, int]) -> None:
-        """The first so many of each lot; others may have been noted meanwhile."""
-        for bucket in {**acknowledged, **published}:
-            self.acknowledged[bucket] = self.acknowledged.get(bucket, [])[acknowledged.get(bucket, 0) :]
-            self.published[bucket] = self.published.get(bucket, [])[published.get(bucket, 0) :]
-            for noted in (self.acknowledged, self.published):
-                if not noted[bucket]:
-                    del noted[bucket]
-            if bucket not in self.acknowledged and bucket not in self.published:
-                self._noted_at.pop(bucket, None)

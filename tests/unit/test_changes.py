@@ -49,13 +49,16 @@ def changes(world: World) -> Changes:
         def ask(self, question: Any, otherwise: Any, *, quietly: bool = False) -> Any:
             return question()
 
+        hear = ask
+
         def __bool__(self) -> bool:
             return False
 
     worker: Any = SimpleNamespace(timers=world)
     asker: Any = SimpleNamespace(changes=world.changes, drive=lambda _: None, core=None)
+    errands: Any = SimpleNamespace(are_run=False)
     limits: Any = {"api": Limit("10/s", name="api")}
-    return Changes(worker, asker, limits, Outage(), lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
+    return Changes(worker, asker, limits, Outage(), errands, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
 
 
 def test_the_next_look_is_set_when_this_one_has_its_answer(world: World, changes: Changes) -> None:

@@ -17,11 +17,11 @@ from celery_ratelimit.gate.room import AHEAD, Room
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.parking.asks import asked
 from celery_ratelimit.parking.attendant import Attendant
 from celery_ratelimit.parking.lot import NOBODY
 from celery_ratelimit.parking.occupied import Occupied
 from celery_ratelimit.parking.parked import Looked, Parked
-from celery_ratelimit.parking.parks import asked
 from tests.unit.a_gate import Bench
 
 NOW = 100.0
@@ -252,7 +252,7 @@ def attendant(monkeypatch: pytest.MonkeyPatch) -> Attendant:
     lots: Any = Lots()
     lots.bell = MagicMock()
     limits: Any = Limits({"api": API.limit, "places": Concurrency(2, name="places")})
-    return Attendant(MagicMock(), lots, limits, MagicMock(), 60.0)
+    return Attendant(MagicMock(), lots, limits, MagicMock(), MagicMock(), 60.0)
 
 
 def let_out(attendant: Attendant, *names: str) -> None:
@@ -261,7 +261,7 @@ def let_out(attendant: Attendant, *names: str) -> None:
     lots.due = lambda _: [(name, "") for name in names]
     leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
     lots.unpark = lambda demands, **_: [Looked((each.name, ""), 1.0, False, leaving) for each in demands]
-    assert attendant._let_out(float("inf"))
+    assert asked(attendant._let_out(float("inf")))
 
 
 def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(attendant: Attendant) -> None:

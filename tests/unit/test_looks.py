@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.parking.asks import asked
 from celery_ratelimit.parking.due import LOOK, OWN, SELDOM, DueLots
 from celery_ratelimit.parking.pace import Pace
 from celery_ratelimit.parking.parked import Looked, Parked
@@ -61,37 +63,37 @@ def due(lots: Lots, now: list[float]) -> DueLots:
 
 def test_who_lets_tasks_out_goes_on_with_that_lot_and_does_not_ask(due: DueLots, lots: Lots, now: list[float]) -> None:
     lots.answers = [[LOT]]
-    due.look()
+    asked(due.looks())
     due.note([Looked(LOT, LOOK, False, (ONE,))])
     now[0] += LOOK
-    due.look()
+    asked(due.looks())
     assert (due.first(), lots.asked) == ([LOT], 1)
     due.note([Looked(LOT, LOOK, False, (ONE,))])
     now[0] += OWN
     lots.answers = [[LOT, OTHER]]
-    due.look()
+    asked(due.looks())
     assert (due.first(), lots.asked) == ([LOT, OTHER], 2), "now and then it asks for the others"
 
 
 def test_a_lot_that_another_worker_has_looked_after_is_left_to_that(due: DueLots, lots: Lots, now: list[float]) -> None:
     lots.answers = [[LOT]]
-    due.look()
+    asked(due.looks())
     due.note([Looked(LOT, 0.1, False, ())])
     now[0] += 0.2
-    due.look()
+    asked(due.looks())
     assert lots.asked == 2
     for _ in range(10):
-        due.look()
+        asked(due.looks())
     assert due.pause() >= 0.75 * SELDOM
 
 
 def test_a_new_lot_is_asked_for_at_once(due: DueLots, lots: Lots, now: list[float]) -> None:
     lots.answers = [[LOT]]
-    due.look()
+    asked(due.looks())
     due.note([Looked(LOT, 0.01, False, (ONE,))])
     now[0] += 0.05
     due.are_new()
-    due.look()
+    asked(due.looks())
     assert lots.asked == 2
 
 
@@ -102,9 +104,18 @@ def test_what_is_told_is_told_once_and_what_comes_meanwhile_later(now: list[floa
     now[0] += 2.0
     assert untold.waits(2.0)
     untold.note_acknowledged(LOT, "b")
-    untold.was_told({LOT: 1}, {LOT: 1})
-    assert (untold.acknowledged, untold.published) == ({LOT: ["b"]}, {OTHER: [ONE]})
-    untold.was_told({}, {OTHER: 1})
-    untold.was_told({LOT: 1}, {})
+    with untold.telling([LOT], published=True) as told:
+        untold.note_acknowledged(LOT, "c")
+    assert told == ({LOT: ["a", "b"]}, {LOT: [ONE]})
+    assert (untold.acknowledged, untold.published) == ({LOT: ["c"]}, {OTHER: [ONE]})
+    with untold.telling([LOT, OTHER]) as told:
+        pass
+    assert told == ({LOT: ["c"], OTHER: []}, {LOT: [], OTHER: []})
+    assert untold.lots == [OTHER]
+    with pytest.raises(StoreUnavailable), untold.telling([OTHER], published=True):
+        raise StoreUnavailable("no answer")
+    assert untold.published == {OTHER: [ONE]}
+    with untold.telling([OTHER], published=True):
+        pass
     assert not untold.lots
     assert not untold.waits(0.0)

@@ -16,8 +16,8 @@ from celery_ratelimit.gate.distance import Distance
 from celery_ratelimit.gate.errands import Errands
 from celery_ratelimit.gate.sent import Asked
 from celery_ratelimit.gate.verdict import EndCopy
+from celery_ratelimit.parking.asks import asked, go_on
 from celery_ratelimit.parking.lot import NOBODY, OVERTAKEN
-from celery_ratelimit.parking.parks import answered, asked
 from celery_ratelimit.parking.untold import Untold
 from tests.unit.a_gate import Bench, Request
 
@@ -353,7 +353,7 @@ def test_an_answer_is_heard_in_the_loop_and_says_what_was_raised() -> None:
 
 
 def parks(untold: Untold, told: list[Any]) -> Any:
-    with untold.telling([("api", "")]) as ids:
+    with untold.telling([("api", "")]) as (ids, _):
         told.append(dict(ids))
         reply = yield lambda: "reply"
     return reply
@@ -373,7 +373,7 @@ def test_what_is_being_told_is_told_by_nobody_else_and_later_if_that_fails() -> 
         raise StoreUnavailable("no answer")
 
     with pytest.raises(StoreUnavailable):
-        answered(one, lost)
+        go_on(one, lost)
     assert (untold.acknowledged, untold.lots) == ({("api", ""): ["a"]}, [("api", "")])
 
 

@@ -13,6 +13,7 @@ from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.parking.asks import asked
 from celery_ratelimit.parking.due import DueLots
 from celery_ratelimit.parking.lot import HORIZON, LOOK_APART
 from celery_ratelimit.parking.occupied import (
@@ -137,25 +138,25 @@ def test_lots_are_seen_to_as_long_as_what_comes_back_has_just_left(occupied: Occ
 
 
 def test_whoever_lets_tasks_out_looks_and_others_do_not(now: list[float]) -> None:
-    asked: list[float] = []
+    times: list[float] = []
 
     def due(names: Any) -> list[Any]:
-        asked.append(now[0])
+        times.append(now[0])
         return []
 
     parking: Any = SimpleNamespace(due=due, register=SimpleNamespace(workers=10))
     lots = DueLots(parking, SimpleNamespace(names=["api"]))  # type: ignore[arg-type]
-    assert lots.look(are_seen_to=True), "as long as nobody has looked it may be wrong"
+    assert asked(lots.looks(are_seen_to=True)), "as long as nobody has looked it may be wrong"
     now[0] += 10.0
-    assert not lots.look(are_seen_to=True)
-    assert lots.look(are_seen_to=False)
+    assert not asked(lots.looks(are_seen_to=True))
+    assert asked(lots.looks(are_seen_to=False))
     now[0] += 10.0
     lots.are_new()
-    assert lots.look(are_seen_to=True), "somebody was parked here"
+    assert asked(lots.looks(are_seen_to=True)), "somebody was parked here"
     now[0] += 10.0
     lots.note([Looked(API, 1.0, False, (Parked("a", 1, 0, 0.9, "{}"),))])
-    assert lots.look(are_seen_to=True), "it is this worker that lets tasks out"
-    assert len(asked) == 4
+    assert asked(lots.looks(are_seen_to=True)), "it is this worker that lets tasks out"
+    assert len(times) == 4
 
 
 # -- What is counted ---------------------------------------------------------------------------------------------------
