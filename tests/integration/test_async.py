@@ -49,7 +49,9 @@ def run(server: EmbeddedServer, store: redis.Redis) -> Callable[[Callable[[Async
         async def main() -> None:
             async with AsyncLimiter.from_url(server.url + PATIENT, quotas={"api": API}) as limiter:
                 await test(limiter)
-                assert len(limiter.client.connection_pool._in_use_connections) == 0, "every connection is given back"
+                while limiter.asker._at_work:  # counts are sent each second, whether a test has just ended or not
+                    await asyncio.wait(limiter.asker._at_work)
+                assert in_use(limiter) == 0, "every connection is given back"
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left behind"
 
         asyncio.run(main())
@@ -58,6 +60,11 @@ def run(server: EmbeddedServer, store: redis.Redis) -> Callable[[Callable[[Async
 
 
 Run = Callable[[Callable[[AsyncLimiter], Awaitable[None]]], None]
+
+
+def in_use(limiter: AsyncLimiter) -> int:
+    """How many connections somebody holds."""
+    return len(limiter.client.connection_pool._in_use_connections)
 
 
 # -- The same decisions ------------------------------------------------------------------------------------------------
@@ -452,6 +459,36 @@ def test_a_call_that_is_cancelled_in_mid_request_leaves_its_permit(run: Run) -> 
             left = (await limiter.peek(limit, key=str(step))).remaining
             assert left == int(isinstance(result, asyncio.CancelledError)), f"after {step % 50} steps"
         assert len(cancelled_at) >= 20
+
+    run(test)
+
+
+def test_a_call_that_is_cancelled_at_any_step_gives_its_connection_back(run: Run) -> None:
+    """Connecting or connected: one that is cancelled while it reads a reply leaves a connection to be made anew."""
+
+    async def test(limiter: AsyncLimiter) -> None:
+        cancelled_at = set()
+        for step in range(200):
+            task = asyncio.create_task(limiter.peek(API))
+            for _ in range(step % 50):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            if task.cancelled():
+                cancelled_at.add(step % 50)
+            assert in_use(limiter) == 0, f"after {step % 50} steps"
+        assert len(cancelled_at) >= 5
+
+    run(test)
+
+
+def test_counts_that_are_under_way_when_all_callers_are_served_give_their_connection_back(run: Run) -> None:
+    async def test(limiter: AsyncLimiter) -> None:
+        await limiter.acquire(API)
+        assert limiter._counting is not None
+        limiter.asker.start(limiter._counting.send())  # as it does each second
+        await asyncio.sleep(0)
+        assert in_use(limiter) == 1
 
     run(test)
 
