@@ -27,6 +27,9 @@ __all__ = ["Batch", "Leaving"]
 
 #: Requests that wait for others: as many as come in together.
 MOST = 12
+#: Requests that wait for an answer to others, and bytes of their messages, up to which more come in: some milliseconds
+#: of the store's.
+MOST_BEHIND, BYTES = 48, 200_000
 #: Seconds after which those are looked at in any case who wait for an answer to others, that these are parked.
 ON_THEIR_WAY = 0.1
 #: Seconds for which they are parked one by one, after something that nobody has foreseen.
@@ -55,6 +58,7 @@ class Batch:
         attendant: parks.
         outage: of the store.
         errands: to a store that is some way off.
+        widen: makes room for another message in the place of one that has come.
 
     Attributes:
         errands: park those while the worker goes on.
@@ -62,8 +66,16 @@ class Batch:
         on_wait: called when somebody waits for others that come later.
     """
 
-    def __init__(self, worker: Worker, attendant: Attendant, outage: Outage, errands: Errands) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        attendant: Attendant,
+        outage: Outage,
+        errands: Errands,
+        widen: Callable[[HeldRequest], None],
+    ) -> None:
         self._worker, self._attendant, self._outage, self.errands = worker, attendant, outage, errands
+        self._widen = widen
         self._leaving: dict[Bucket, list[Leaving]] = {}
         self._on_their_way: list[dict[Bucket, list[Leaving]]] = []
         self._alone_until = 0.0
@@ -103,18 +115,28 @@ class Batch:
         if not self._leaving:
             self._since = now
         self._leaving.setdefault(leaving.bucket, []).append(leaving._replace(since=now))
+        if self._on_their_way and self._number <= MOST_BEHIND and self._bytes < BYTES:
+            self._widen(leaving.held)
         if not self.is_open:
             self.on_wait()
 
     def pause(self) -> float:
         """Seconds for which they wait for others; 0.0: they are to be parked now, or nobody is here."""
-        number = sum(map(len, self._leaving.values()))
+        number = self._number
         if number and self._on_their_way:
             return ON_THEIR_WAY
         if not number or number >= MOST or self._worker.intake.is_full:
             return 0.0
         rest = self._since + min(map(self._attendant.occupied.gathers, self._leaving)) - monotonic()
         return rest if rest >= LEAST_PAUSE else 0.0
+
+    @property
+    def _number(self) -> int:
+        return sum(map(len, self._leaving.values()))
+
+    @property
+    def _bytes(self) -> int:
+        return sum(len(each.packed.message) for those in self._leaving.values() for each in those)
 
     def park(self, done: Callable[[Leaving, int | None], None], after: Callable[[list[Line]], None]) -> list[Line]:
         """Park them all. Not while others are on their way, or they could be there first (:meth:`pause`).

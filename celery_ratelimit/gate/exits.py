@@ -79,7 +79,7 @@ class Exits:
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._room, self._presence, self._running, self._holdings = room, presence, running, holdings
         self._hook, self._in_memory = hook, settings.in_memory
-        self.batch = Batch(worker, attendant, outage, errands)
+        self.batch = Batch(worker, attendant, outage, errands, presence.widen)
         self.longest = worker.broker.redelivery * REDELIVERY_SHARE
 
     def parks(self, plan: Plan) -> bool:

@@ -18,6 +18,7 @@ class World:
         self.steps: list[str] = []
         self.waiting: Any = None
         self.during_read: Any = lambda: None
+        self.stored = ""
 
     def call_after(self, seconds: float, callback: Any) -> Any:
         assert seconds >= LOOK
@@ -31,7 +32,7 @@ class World:
     def changes(self, names: Any) -> list[str]:
         self.steps.append("read")
         self.during_read()
-        return [""] * len(names)
+        return [self.stored] * len(names)
 
     def ring(self) -> None:
         waiting, self.waiting = self.waiting, None
@@ -88,4 +89,25 @@ def test_what_is_closed_in_the_midst_of_a_look_looks_no_more(world: World, chang
     assert world.waiting is None
     world.during_read = lambda: None
     changes.watch()
+    assert world.waiting is not None
+
+
+def test_a_store_that_is_some_way_off_is_not_waited_for(world: World, changes: Changes) -> None:
+    changed: list[set[str]] = []
+    changes._on_change = changed.append
+    changes.watch()
+    errands: Any = changes._errands
+    sent: list[Any] = []
+    errands.are_run, errands.run = True, lambda question, done: sent.append((question, done))
+    world.steps.clear()
+    world.ring()
+    assert (world.steps, world.waiting) == ([], None), "the next look follows the answer"
+    question, done = sent.pop()
+    world.stored = "20/s"
+    done(question, 0.0)
+    assert (world.steps, changed) == (["read", "timer"], [{"api"}])
+    world.ring()
+    changes.close()
+    assert (len(sent), world.waiting) == (1, None)
+    changes.watch()  # the worker has connected anew: the answer of before is not heard
     assert world.waiting is not None

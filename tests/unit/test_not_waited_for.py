@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
-from celery_ratelimit.gate import errands
+from celery_ratelimit.gate import batch, errands
+from celery_ratelimit.gate.batch import MOST_BEHIND
 from celery_ratelimit.gate.distance import Distance
 from celery_ratelimit.gate.errands import Errands
 from celery_ratelimit.gate.sent import Asked
@@ -121,6 +122,29 @@ def test_parks_are_on_their_way_one_after_the_other(bench: Bench) -> None:
     assert order == [[""] * 4, ["parked", "parked", "", ""]]
     assert ends(second) == ["parked"] * 2
     bench.check_empty()
+
+
+def test_who_waits_for_others_that_are_on_their_way_makes_room_for_more(bench: Bench) -> None:
+    """Behind them may be some that nothing limits."""
+    bench.is_somebody_parked = True
+    come(bench, 2, "retry", "r1")
+    bench.run(0.0)
+    assert bench.widened == 0, "they are on their way at once"
+    requests = come(bench, 60, "retry", "r1")
+    assert bench.widened == MOST_BEHIND
+    bench.run(1.0)
+    assert set(ends(requests)) == {"parked"}
+    assert bench.widened == 0
+    bench.check_empty()
+
+
+def test_who_brings_much_makes_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "BYTES", 1)
+    bench.is_somebody_parked = True
+    come(bench, 2, "retry", "r1")
+    bench.run(0.0)
+    come(bench, 5, "retry", "r1")
+    assert bench.widened == 0
 
 
 def test_who_finds_nobody_there_asks(bench: Bench) -> None:

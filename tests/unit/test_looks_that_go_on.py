@@ -1,0 +1,233 @@
+"""A worker's looks at lots: where the store is some way off its loop goes on between a question and the answer."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.parking.asks import Asks, Ended, asked, go_on
+from celery_ratelimit.parking.looks import RARELY, Looks
+from celery_ratelimit.parking.waking import NEXT, TURN
+
+PAUSE = 0.2
+
+
+class World:
+    """A clock with timers, a store that answers when it is told to, and what has been done."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[tuple[float, int, list[Callable[[], None]]]] = []
+        self.numbers = itertools.count()
+        self.are_run = self.is_lost = False
+        self.on_its_way: list[tuple[Callable[[], Any], Callable[[Callable[[], Any], float], None]]] = []
+        self.heard: list[Any] = []
+        self.begun: list[float] = []
+        self.closed = 0
+        self.questions: list[Callable[[], Any]] = [lambda: "due", lambda: "left"]
+        self.done = True
+        self.may = True
+        timers: Any = SimpleNamespace(call_after=self.call_after)
+        outage: Any = self
+        self.looks = Looks(
+            SimpleNamespace(timers=timers),  # type: ignore[arg-type]
+            *(outage, self, self.look, lambda: PAUSE, lambda now: self.may),
+        )
+
+    # -- The worker's timers ---------------------------------------------------------------------------------------
+
+    def call_after(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        waiting = [call]
+        heapq.heappush(self.timers, (self.now + seconds, next(self.numbers), waiting))
+        return waiting.clear
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.timers and self.timers[0][0] <= end:
+            self.now, _, waiting = heapq.heappop(self.timers)
+            if waiting:
+                waiting.pop()()
+        self.now = end
+
+    # -- Errands ---------------------------------------------------------------------------------------------------
+
+    def run(self, question: Callable[[], Any], done: Callable[[Callable[[], Any], float], None]) -> Callable[[], Any]:
+        self.on_its_way.append((question, done))
+        return question
+
+    def answer(self) -> None:
+        question, done = self.on_its_way.pop()
+        done(question, self.now)
+
+    # -- The outage ------------------------------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return self.is_lost
+
+    def ask(self, question: Callable[[], Any], otherwise: Any) -> Any:
+        return otherwise if self.is_lost else self.hear(question, otherwise)
+
+    def hear(self, reply: Callable[[], Any], otherwise: Any, *, quietly: bool = False) -> Any:
+        try:
+            return reply()
+        except StoreUnavailable:
+            self.is_lost = self.is_lost or not quietly
+            return otherwise
+
+    # -- A look ----------------------------------------------------------------------------------------------------
+
+    def look(self, until: float) -> Asks[bool]:
+        assert until == self.now + TURN
+        self.begun.append(self.now)
+        try:
+            for question in self.questions:
+                self.heard.append((yield question))
+        finally:
+            self.closed += 1
+        return self.done
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr("time.monotonic", lambda: world.now)
+    world.looks.begin(PAUSE)
+    return world
+
+
+def lost() -> Any:
+    raise StoreUnavailable("no answer")
+
+
+def wrong() -> Any:
+    raise ZeroDivisionError
+
+
+def test_near_a_store_a_look_is_done_at_once_and_the_next_follows_after_a_pause(world: World) -> None:
+    world.wait(PAUSE)
+    assert (world.heard, world.closed) == (["due", "left"], 1)
+    world.wait(PAUSE)
+    assert world.closed == 2
+    world.done = False
+    world.wait(PAUSE)
+    world.wait(NEXT)
+    assert world.closed == 4, "there is more to do"
+
+
+def test_some_way_off_the_loop_goes_on_after_each_question(world: World) -> None:
+    world.are_run = True
+    world.wait(PAUSE)
+    assert (world.heard, len(world.on_its_way)) == ([], 1)
+    world.answer()
+    assert (world.heard, len(world.on_its_way)) == (["due"], 1)
+    world.answer()
+    assert (world.heard, world.closed, world.on_its_way) == (["due", "left"], 1, [])
+    world.wait(PAUSE)
+    assert len(world.on_its_way) == 1, "the next one"
+
+
+def test_there_is_one_look_at_a_time_and_who_asks_for_one_meanwhile_gets_it_behind_that(world: World) -> None:
+    world.are_run = True
+    world.wait(PAUSE)
+    assert world.looks.soon(0.01)
+    assert not world.looks.soon(0.01), "it is as soon as that"
+    world.wait(5 * RARELY)
+    assert len(world.begun) == 1
+    world.answer()
+    world.answer()
+    world.wait(NEXT)
+    assert len(world.begun) == 2
+    world.answer()
+    world.answer()
+    world.wait(PAUSE - NEXT)
+    assert len(world.begun) == 2, "once"
+
+
+def test_a_store_that_comes_nearer_is_waited_for(world: World) -> None:
+    world.are_run = True
+    world.wait(PAUSE)
+    world.are_run = False
+    world.answer()
+    assert (world.heard, world.closed) == (["due", "left"], 1)
+
+
+@pytest.mark.parametrize("are_run", [False, True])
+def test_a_store_that_is_lost_ends_the_look_and_there_is_another(world: World, are_run: bool) -> None:
+    world.are_run, world.questions = are_run, [lambda: "due", lost, lambda: "never"]
+    world.wait(PAUSE)
+    while world.on_its_way:
+        world.answer()
+    assert (world.heard, world.closed, world.is_lost) == (["due"], 1, True)
+    world.wait(5 * PAUSE)
+    assert len(world.begun) == 1, "nobody looks in an outage"
+    world.is_lost, world.questions = False, []
+    world.wait(PAUSE)
+    assert len(world.begun) == 2
+
+
+@pytest.mark.parametrize("are_run", [False, True])
+def test_whatever_is_raised_ends_that_look_alone(world: World, are_run: bool) -> None:
+    world.are_run, world.questions = are_run, [wrong]
+    if are_run:
+        world.wait(PAUSE)
+    with pytest.raises(ZeroDivisionError):
+        world.answer() if are_run else world.wait(PAUSE)
+    assert world.closed == 1
+    world.questions = []
+    world.wait(RARELY)
+    assert (len(world.begun), world.closed) == (2, 2)
+
+
+def test_when_it_ends_what_has_left_its_lot_is_published_and_nobody_asks_on(world: World) -> None:
+    world.are_run, world.questions = True, [lambda: "left", lambda: "never"]
+    world.wait(PAUSE)
+    world.looks.end()
+    assert (world.heard, world.closed, len(world.on_its_way)) == (["left"], 1, 1)
+    assert not world.looks.are_done
+    assert not world.looks.soon(0.0)
+    world.wait(5 * RARELY)
+    assert len(world.begun) == 1
+
+
+@pytest.mark.parametrize("question", [lost, wrong])
+def test_it_ends_where_nothing_can_be_published_any_more(world: World, question: Callable[[], Any]) -> None:
+    world.are_run, world.questions = True, [question]
+    world.wait(PAUSE)
+    world.looks.end()
+    assert (world.heard, world.closed) == ([], 1)
+    world.looks.begin(PAUSE)  # the worker has connected anew
+    world.questions = []
+    world.wait(PAUSE)
+    assert world.closed == 2
+
+
+def test_nobody_looks_who_may_not(world: World) -> None:
+    world.may = False
+    world.wait(5 * PAUSE)
+    assert world.begun == []
+    world.may = True
+    world.wait(PAUSE)
+    assert len(world.begun) == 1
+
+
+def test_who_asks_nothing_has_ended() -> None:
+    def nothing() -> Asks[int]:
+        yield from ()
+        return 3
+
+    def meets() -> Asks[str]:
+        try:
+            yield wrong
+        except ZeroDivisionError:
+            return str((yield lambda: "once more"))
+        return "never"
+
+    assert go_on(nothing()) == Ended(3)
+    assert asked(nothing()) == 3
+    assert asked(meets()) == "once more"
