@@ -35,6 +35,11 @@ local function let_out(id, wait, known, message)
     if call('SREM', UNACKED, id) == 1 then
         local copy = match(message, '^%d+ (%d+)')
         local _, newest, several = copies(id)
+        if several == '0' then
+            several = '2'
+        elseif several and several ~= '1' then
+            several = several == '9' and '1' or int(several + 1)
+        end
         note_for_a_while(id, copy, max(copy, newest or 0), several or '0')
     end
     out[#out + 1] = id

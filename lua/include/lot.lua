@@ -10,7 +10,8 @@
 --   4  unacked    set: ids whose message may still be at the broker
 --   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which there may be more than one
 --                 message. The first part is '-' if the copy that comes first may run. The last is 0 if there is only an older
---                 copy besides, which is gone once it is acknowledged; else 1. id NUL -> "<copy> <doubts>": a message that was
+--                 copy besides, which is gone once it is acknowledged; 2 to 9: so many of
+--                these, of a task that was parked so often in turn; else 1. id NUL -> "<copy> <doubts>": a message that was
 --                 said to be free to run, and whose sender could not know whether it was parked; see is_overtaken()
 --   6  expiring   sorted set, id -> us at which the task expires
 --   7  aside      sorted set, "<queue> NUL <its place, 16 digits> NUL <id>" -> 0: tasks that are parked, too; no worker consumes
@@ -74,8 +75,12 @@ end
 local function acknowledged(first, last)
     for i = first, last do
         if call('SREM', UNACKED, ARGV[i]) == 0 then
-            local _, _, several = copies(ARGV[i])
-            if several == '0' then call('HDEL', TWICE, ARGV[i]) end
+            local chosen, newest, several = copies(ARGV[i])
+            if several == '0' then
+                call('HDEL', TWICE, ARGV[i])
+            elseif several and several ~= '1' then -- which of them is not said: the others may come yet
+                note_copies(ARGV[i], chosen, newest, several == '2' and '0' or int(several - 1))
+            end
         end
     end
 end
