@@ -6,7 +6,7 @@ A worker that waits 2 ms for each answer starts nothing meanwhile, and hears of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ __all__ = ["AWAY", "Errands"]
 AWAY = 0.001
 #: Threads, each with a connection of its own: as many lines ask at once. Those that connect when the worker starts.
 MOST, AT_FIRST = 4, 2
+#: Seconds that a worker which stops waits for answers: a store that hangs has been given up by then.
+LAST_ANSWERS = 3.0
 
 _T = TypeVar("_T")
 
@@ -41,6 +43,7 @@ class Errands:
         self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
         self._threads = ThreadPoolExecutor(MOST, "celery_ratelimit-errands")
         self._connection = object()  # the worker's to its broker
+        self._asked: set[Future[Any]] = set()
 
     @property
     def are_run(self) -> bool:
@@ -79,12 +82,19 @@ class Errands:
             self._timers.call_soon(self._timers.contained(partial(hear, future.result, monotonic())))
 
         answer = _submit(self._threads, ask)
+        self._asked.add(answer)
+        answer.add_done_callback(self._asked.discard)
         answer.add_done_callback(is_back)
         return answer.result
 
     def close(self) -> None:
-        """The connection is lost, or the worker stops: nobody is asked who has not been, and no answer is heard."""
+        """The connection is lost, or the worker stops: nobody is asked who has not been, and no answer is heard.
+
+        What is just being asked comes to the store before the broker has its message again, or that could run meanwhile
+        and be parked as well.
+        """
         self._connection = object()
+        wait([each for each in self._asked.copy() if each.running()], LAST_ANSWERS)
 
 
 def _submit(threads: ThreadPoolExecutor, ask: Callable[[], Any]) -> Future[Any]:

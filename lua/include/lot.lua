@@ -10,9 +10,9 @@
 --   4  unacked    set: ids whose message may still be at the broker
 --   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which there may be more than one
 --                 message. The first part is '-' if the copy that comes first may run. The last is 0 if there is only an older
---                 copy besides, which is gone once it is acknowledged; 2 to 9: so many of
---                these, of a task that was parked so often in turn; else 1. id NUL -> "<copy> <doubts>": a message that was
---                 said to be free to run, and whose sender could not know whether it was parked; see is_overtaken()
+--                 copy besides, which is gone once it is acknowledged; 2 to 9: so many of these, of a task that was parked so
+--                 often in turn; else 1. id NUL -> "<copy> <doubts>": a message that was said to be free to run, and whose
+--                 sender, or broker, could not know whether it was parked; see is_overtaken()
 --   6  expiring   sorted set, id -> us at which the task expires
 --   7  aside      sorted set, "<queue> NUL <its place, 16 digits> NUL <id>" -> 0: tasks that are parked, too; no worker consumes
 --                 their queue, and until one does they are out of the way of others. An entry for each queue that it may be of

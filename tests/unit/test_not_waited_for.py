@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -371,6 +372,33 @@ def test_an_answer_is_heard_in_the_loop_and_says_what_was_raised() -> None:
     assert seconds >= 0
     with pytest.raises(StoreUnavailable):
         said()
+
+
+def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the broker would have a message again before the store is asked to park it, and it would run meanwhile."""
+    waited: list[Any] = []
+    monkeypatch.setattr(errands, "MOST", 1)
+    monkeypatch.setattr(errands, "wait", lambda those, seconds: (waited.extend(those), goes_on.set()))
+    began, goes_on, asked_for = Event(), Event(), []
+
+    def first() -> None:
+        began.set()
+        asked_for.append("first")
+        assert goes_on.wait(10)
+
+    timers = SimpleNamespace(are_called_soon=True, contained=lambda call: call, call_soon=lambda call: None)
+    worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=False), timers=timers)
+    outage: Any = False
+    those = Errands(worker, Distance(), outage)
+    of_first = those.run(first, lambda reply, at: None)
+    of_second = those.run(lambda: asked_for.append("second"), lambda reply, at: None)
+    assert began.wait(10)
+    those.close()
+    assert len(waited) == 1, "the second is not asked any more"
+    assert of_first() is None
+    with pytest.raises(StoreUnavailable):
+        of_second()
+    assert asked_for == ["first"]
 
 
 # -- What is told with it ----------------------------------------------------------------------------------------------
