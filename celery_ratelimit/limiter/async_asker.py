@@ -30,6 +30,11 @@ __all__ = ["AsyncAsker"]
 
 R = TypeVar("R")
 
+#: How often at most a limiter that is closed waits for what is under way, and cancels what is late: a call that is
+#: cancelled gives back what it has got, which may be late as well. On a store that hangs it is four times; where others
+#: go on asking there would be no end.
+_ROUNDS = 10
+
 
 class AsyncAsker:
     """The way to the store of one limiter, in one event loop.
@@ -61,7 +66,9 @@ class AsyncAsker:
 
     async def aclose(self) -> None:
         """End what is under way, and the connections that are no client's."""
-        if self._at_work:
+        for _ in range(_ROUNDS):
+            if not self._at_work:
+                break
             _, late = await asyncio.wait(self._at_work, timeout=SOCKET_TIMEOUT)
             for task in late:
                 task.cancel()

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
@@ -22,6 +22,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .async_pool import SharedPool
 
 __all__ = ["AsyncClusterLink"]
 
@@ -110,7 +112,7 @@ class AsyncClusterLink:
             "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
             "retry_on_error": [RedisConnectionError],
         }
-        pool = BlockingConnectionPool(
+        pool = SharedPool(
             max_connections=node.max_connections,
             timeout=self.timeout,
             connection_class=node.connection_class,

@@ -121,7 +121,9 @@ def async_client_of(url: str, **options: Any) -> Any:
     from redis.asyncio.sentinel import Sentinel as AsyncSentinel
     from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelConnectionPool
 
-    class SentinelPool(AsyncSentinelConnectionPool, asyncio.BlockingConnectionPool):
+    from .async_pool import SharedPool
+
+    class SentinelPool(AsyncSentinelConnectionPool, SharedPool):
         """Sentinel's pool, whose callers wait for each other."""
 
     where = _read(url, options, {"timeout", "encoder_class"})
@@ -134,7 +136,7 @@ def async_client_of(url: str, **options: Any) -> Any:
         # redis-py 5 tries again after these errors only.
         shared = {"max_connections": 10, "timeout": 5.0, "retry_on_error": [RedisConnectionError], **where.options}
         if where.kind == "one":
-            return asyncio.Redis(connection_pool=asyncio.BlockingConnectionPool.from_url(where.url, **shared))
+            return asyncio.Redis(connection_pool=SharedPool.from_url(where.url, **shared))
         reach = {"retry": AsyncRetry(NoBackoff(), 0), **where.reach}
         sentinel = AsyncSentinel(where.nodes, where.min_other_sentinels, sentinel_kwargs=reach, **shared)
         return sentinel.master_for(where.master, connection_pool_class=SentinelPool)

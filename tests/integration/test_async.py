@@ -599,6 +599,36 @@ def test_a_hung_store_costs_its_timeout_and_its_late_reply_is_nobodys(own_server
     with_limiter_on(own_server, test, "?socket_timeout=2&socket_connect_timeout=2")
 
 
+@pytest.mark.parametrize("limits", [API, PLACES, [API, PLACES]], ids=["rate", "places", "both"])
+def test_what_is_under_way_on_a_hung_store_has_ended_when_the_limiter_is_closed(
+    own_server: EmbeddedServer, limits: Any
+) -> None:
+    """For callers, and for those that were cancelled before: none is left to a loop that may end now."""
+
+    async def main() -> None:
+        url = own_server.url + "?socket_timeout=60&socket_connect_timeout=60"
+        async with redis.asyncio.Redis.from_url(url) as client:
+            limiter = AsyncLimiter(client, counts=False)
+            await asyncio.gather(*[limiter.peek(limits) for _ in range(4)])
+            own_server.freeze()
+            try:
+                calls = [asyncio.create_task(limiter.acquire(limits, max_wait=60)) for _ in range(4)]
+                while in_use(limiter) < 4:
+                    await asyncio.sleep(0)
+                for call in calls[:2]:
+                    call.cancel()
+                await limiter.aclose()
+                assert not limiter.asker._at_work
+                assert in_use(limiter) == 0
+                await asyncio.wait(calls)
+                assert asyncio.all_tasks() == {asyncio.current_task()}
+                assert all(call.cancelled() for call in calls)
+            finally:
+                own_server.thaw()
+
+    asyncio.run(main())
+
+
 def test_a_client_that_is_not_ours_is_left_open(server: EmbeddedServer, store: redis.Redis) -> None:
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(server.url) as client:
