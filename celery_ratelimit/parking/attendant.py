@@ -24,7 +24,7 @@ from .attending import Attending
 from .contents import AGAIN
 from .due import LOOK, DueLots
 from .looks import RARELY, Looks
-from .lot import NOBODY, TELL, Looked, Parking, ToPark
+from .lot import NOBODY, Looked, Parking, ToPark
 from .occupied import SOON, Occupied
 from .orphans import Orphans
 from .parked import Bucket, written
@@ -229,7 +229,7 @@ class Attendant:
             return False
         self._note_acknowledged()  # to be told with what is let out
         done = self._revoked.let_out(until) and (yield from self._let_out(until))
-        yield from self.parking.tells(after=TELL)
+        yield from self.parking.tells(at_once=False)
         return done
 
     def _let_out(self, until: float) -> Asks[bool]:

@@ -30,7 +30,7 @@ from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
 from .untold import Untold
 from .weights import weights_text
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "TELL", "Looked", "Parking", "ToPark"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Looked", "Parking", "ToPark"]
 
 #: Seconds by which a broker may be late with what it hands out again: kombu looks for it on Redis every 100 seconds.
 LATE = 300.0
@@ -159,7 +159,7 @@ class Parking:
 
     def flush(self, *, at_once: bool = False) -> None:
         """Tell the store what it was to be told for some time, or ``at_once`` all of it."""
-        asked(self.tells(after=0.0 if at_once else TELL))
+        asked(self.tells(at_once=at_once))
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -258,10 +258,10 @@ class Parking:
         asked(self.tells(leaving))
 
     def tells(
-        self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({}), *, after: float = 0.0
+        self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({}), *, at_once: bool = True
     ) -> Asks[None]:
-        """The same for who need not wait; or nothing, if nothing was noted so many seconds ago."""
-        if not leaving and not self.untold.waits(after):
+        """The same for who need not wait; not ``at_once``: if something was to be told for some time."""
+        if not at_once and not self.untold.waits(TELL):
             return
         for part in self.parts(dict.fromkeys([*leaving, *self.untold.lots])):
             with self.untold.telling(part, published=True) as (acknowledged, noted):
@@ -271,7 +271,7 @@ class Parking:
                     arguments += [bucket[1], len(those), len(ids)]
                     arguments += [value for each in those for value in (each.id, each.copy)]
                     arguments += ids
-                yield partial(self._scripts.of_lots, "published", part, *arguments)
+                yield partial(self._scripts.tell, part, arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Those whose lots go together into one script: :data:`LOTS` at the most, and of one slot of a cluster."""

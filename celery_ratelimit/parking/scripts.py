@@ -82,6 +82,10 @@ class Scripts:
         methods = FAIR if fair else ()
         return self.call(name, methods, keys, keys + len(arguments), [*map(keys_of, buckets), bulk(*arguments)])
 
+    def tell(self, buckets: Sequence[Bucket], arguments: Sequence[str | int]) -> None:
+        """Of these lots, messages that are at the broker, and such as are not any more."""
+        self.of_lots("published", buckets, *arguments)
+
     def command(self, name: str, *arguments: Any) -> Any:
         """One command of the store's, where no script is needed."""
         return self.asker.store(getattr(self.asker.client, name), *arguments)

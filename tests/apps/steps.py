@@ -9,7 +9,7 @@ from celery_ratelimit._celery import acknowledgements, together
 from celery_ratelimit._celery import parcel as parcels
 from celery_ratelimit.gate import batch
 from celery_ratelimit.limiter import asker
-from celery_ratelimit.parking import attendant
+from celery_ratelimit.parking import attendant, scripts
 from celery_ratelimit.parking import lot as parking
 
 __all__ = ["STEPS", "TOGETHER"]
@@ -18,12 +18,12 @@ __all__ = ["STEPS", "TOGETHER"]
 STEPS: dict[str, tuple[Any, str, str]] = {
     "before it parks": (parking, "arguments_of", "before"),
     "parked, not acknowledged": (attendant.Attendant, "_let_go", "before"),
-    "acknowledged, not told": (parking.Parking, "flush", "before"),
+    "acknowledged, not told": (parking.Parking, "tells", "before"),
     "before it lets out": (parking.Parking, "unpark", "before"),
     "let out, not published": (parcels, "publish", "before"),
     "the first of several published": (parcels, "publish", "after"),
-    "published, not reported": (parking.Parking, "published", "before"),
-    "reported": (parking.Parking, "published", "after"),
+    "published, not reported": (scripts.Scripts, "tell", "before"),
+    "reported": (scripts.Scripts, "tell", "after"),
     "back, not told": (asker.Asker, "ask_along", "before"),
     "back, told, and granted": (asker.Asker, "ask_along", "after"),
     "before it starts": (_celery.Worker, "start", "before"),
