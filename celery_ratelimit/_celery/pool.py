@@ -115,7 +115,8 @@ class Pool:
         ends = 0.0
         for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT):
             takes = max(seconds, self.takes(job.name))
-            if job.since is None or now - job.since < takes:  # one that has run for longer says nothing any more
+            # One that has run for longer says nothing any more; nor one that waits for such a process.
+            if now - (job.handed if job.since is None else job.since) < takes:
                 ends += seconds / takes
                 if ends >= 1:
                     return True

@@ -211,8 +211,12 @@ class Batch:
                 with self._what_fails_together_goes_alone():
                     said = self._outage.hear(lambda: go_on(asks, reply), None)
                     _tell(leaving, said.result if isinstance(said, Ended) else None, done)
-            finally:
+            except self._worker.broker.connection_errors:
+                raise  # Celery connects anew, and the broker has them all: nobody asks
+            except Exception:
                 after(_ask([each for those in leaving.values() for each in those]))
+                raise
+            after(_ask([each for those in leaving.values() for each in those]))
 
         self._on_their_way.append(leaving)
         self.errands.run(question, is_back)

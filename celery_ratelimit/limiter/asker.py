@@ -214,7 +214,10 @@ class Asker:
         if self.pretended_wait is not None:
             return []
         node = {"target_nodes": self.client.get_default_node()} if self.is_cluster else {}
-        warnings = check_fitness(lambda section: self._store_says(section, node))
+        try:
+            warnings = check_fitness(lambda section: self._store_says(section, node))
+        except STORE_ERRORS as error:  # it has answered, and does not any more
+            raise trouble(error) from error
         self.probe()
         return warnings
 

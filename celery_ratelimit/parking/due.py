@@ -116,7 +116,7 @@ class DueLots:
         try:
             due = yield partial(self._parking.due, list(self._limits.names))
         except BaseException:
-            self._asks_for_all = before
+            self._asks_for_all = min(before, self._asks_for_all)  # or there is a new lot
             raise
         self._asks_again = time.monotonic() + random.uniform(0.75, 1.25) * IDLE
         self.are_there_any = due is not None

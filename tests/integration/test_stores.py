@@ -756,3 +756,18 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
         on_cluster.reset(demand.limit, key=demand.key)
     on_cluster.reset(limits, key="k")
     assert not list(parking.contents.lots(names))
+
+
+def test_a_store_that_is_lost_while_it_is_checked_is_unavailable(
+    server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has answered, and does not any more: a worker that starts then waits for it as at any other time."""
+    limiter = Limiter.from_url(server.url)
+
+    def is_lost(*_: object, **__: object) -> None:
+        raise redis.TimeoutError("no answer")
+
+    monkeypatch.setattr(limiter.asker.client, "info", is_lost)
+    with pytest.raises(StoreUnavailable, match="no answer") as raised:
+        limiter.check_store()
+    assert isinstance(raised.value.__cause__, redis.TimeoutError)

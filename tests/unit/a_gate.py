@@ -158,7 +158,7 @@ class Bench:
             ),
             timers=SimpleNamespace(
                 call_after=self.call_after,
-                call_soon=lambda callback: callback(),
+                call_soon=lambda callback: self.call_after(0.0, callback),
                 are_called_soon=True,
                 turn=nullcontext(),
                 recall=self._recall,

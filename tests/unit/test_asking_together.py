@@ -118,3 +118,21 @@ def test_where_the_store_is_far_those_whose_turn_comes_soon_are_called_to_ask_wi
     bench.run(0.012)
     assert bench.asked[0] == 6, "two, and four of those on a countdown: their turns come within a tenth of a second"
     assert len(bench.on_timers) == 2
+
+
+@pytest.mark.parametrize("takes", [0.015, 5.0])
+def test_a_brief_newcomer_stays_where_a_process_is_free_in_a_moment_and_others_make_room(
+    bench: Bench, takes: float
+) -> None:
+    bench.processes, bench.takes = 1, lambda name: takes  # type: ignore[method-assign]
+    task = bench.task("retry", "r1")
+    bench.come(task)
+    bench.tats["r1"] = bench.now + 0.01
+    bench.come(task)
+    (line,) = bench.gate._lines
+    line.open, line.closed_until, asked = False, bench.now + 0.01, len(bench.asked)
+    bench.come(task)
+    assert (len(bench.asked) > asked) == (takes > 1), "for a slot alone"
+    bench.finish()
+    bench.run(5.0)
+    bench.check()

@@ -19,7 +19,7 @@ from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.parking.asks import asked
 from celery_ratelimit.parking.attendant import Attendant
-from celery_ratelimit.parking.lot import NOBODY
+from celery_ratelimit.parking.lot import NOBODY, TELL
 from celery_ratelimit.parking.occupied import Occupied
 from celery_ratelimit.parking.parked import Looked, Parked
 from tests.unit.a_gate import Bench
@@ -277,3 +277,17 @@ def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_le
 def test_a_place_may_be_free_sooner_than_was_foreseen(attendant: Attendant) -> None:
     let_out(attendant, "places")
     assert not attendant.occupied.is_closed(("places", ""))
+
+
+def test_a_look_tells_what_was_noted_a_while_ago(attendant: Attendant) -> None:
+    lots: Any = attendant.parking
+    told: list[float] = []
+
+    def tells(*, after: float) -> Any:
+        yield lambda: told.append(after)
+
+    lots.tells, lots.due = tells, lambda _: None
+    attendant._attending.says = lambda *, is_idle: iter(())  # type: ignore[method-assign, assignment]
+    attendant._revoked.let_out.return_value = True  # type: ignore[attr-defined]
+    assert asked(attendant._see_to_lots(float("inf")))
+    assert told == [TELL]

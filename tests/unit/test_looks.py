@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.parking.asks import asked
+from celery_ratelimit.parking.asks import asked, go_on
 from celery_ratelimit.parking.due import LOOK, OWN, SELDOM, DueLots
 from celery_ratelimit.parking.pace import Pace
 from celery_ratelimit.parking.parked import Looked, Parked
@@ -95,6 +95,33 @@ def test_a_new_lot_is_asked_for_at_once(due: DueLots, lots: Lots, now: list[floa
     due.are_new()
     asked(due.looks())
     assert lots.asked == 2
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_question_without_an_answer_is_asked_again(due: DueLots, lots: Lots, now: list[float], is_new: bool) -> None:
+    asked(due.looks())
+    now[0] += 0.1
+    look = due.looks()
+    go_on(look)
+    if is_new:
+        due.are_new()
+    with pytest.raises(StoreUnavailable):
+        look.throw(StoreUnavailable("no answer"))
+    assert due.are_asked_for, "though nobody is parked, as far as it is known"
+    assert asked(due.looks(are_seen_to=True)) is is_new, "nobody else knows of it"
+
+
+def test_lots_of_its_own_are_asked_for_again_with_the_others(due: DueLots, lots: Lots, now: list[float]) -> None:
+    lots.answers = [[LOT]]
+    asked(due.looks())
+    due.note([Looked(LOT, 0.01, False, (ONE,))])
+    now[0] += OWN
+    look = due.looks()
+    go_on(look)
+    with pytest.raises(StoreUnavailable):
+        look.throw(StoreUnavailable("no answer"))
+    asked(due.looks())
+    assert lots.asked == 2, "it has not heard of them"
 
 
 def test_what_is_told_is_told_once_and_what_comes_meanwhile_later(now: list[float]) -> None:

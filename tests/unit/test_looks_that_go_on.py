@@ -149,6 +149,16 @@ def test_there_is_one_look_at_a_time_and_who_asks_for_one_meanwhile_gets_it_behi
     assert len(world.begun) == 2, "once"
 
 
+def test_who_asks_for_one_soon_gets_it_though_the_last_one_ends_meanwhile(world: World) -> None:
+    world.are_run = True
+    world.wait(PAUSE)
+    assert world.looks.soon(PAUSE / 4)
+    world.answer()
+    world.answer()
+    world.wait(PAUSE / 4)
+    assert len(world.begun) == 2
+
+
 def test_a_store_that_comes_nearer_is_waited_for(world: World) -> None:
     world.are_run = True
     world.wait(PAUSE)

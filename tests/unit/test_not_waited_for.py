@@ -19,9 +19,9 @@ from celery_ratelimit.gate.errands import Errands
 from celery_ratelimit.gate.sent import Asked
 from celery_ratelimit.gate.verdict import EndCopy
 from celery_ratelimit.parking.asks import asked, go_on
-from celery_ratelimit.parking.lot import NOBODY, OVERTAKEN
+from celery_ratelimit.parking.lot import FULL, NOBODY, OVERTAKEN
 from celery_ratelimit.parking.untold import Untold
-from tests.unit.a_gate import Bench, Request
+from tests.unit.a_gate import Bench, Lost, Request
 
 AWAY = 0.02
 OPEN = -100.0  # a limit that could have been used for long
@@ -436,3 +436,15 @@ def test_what_is_never_answered_is_told_later() -> None:
     next(one)
     one.close()  # as when nobody knows it any more
     assert untold.acknowledged == {("api", ""): ["a"]}
+
+
+def test_who_has_not_heard_that_it_is_parked_does_not_ask_when_the_connection_is_lost(bench: Bench) -> None:
+    """It is parked, and the broker has its message: it would run here, and once more when it leaves its lot."""
+    bench.is_somebody_parked, bench.answers = True, [FULL, 0]
+    come(bench, 2, "retry", "r1")
+    bench.at["announce"] = [Lost()]
+    bench.run(3 * AWAY)
+    assert bench.lost_connections == 1
+    assert bench.asked == []
+    assert not bench.running
+    bench.check()

@@ -96,3 +96,13 @@ def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> Non
     job.since = time.monotonic() - 0.5
     given["error_callback"]("lost")
     assert pool.takes("other") >= 0.5, "the pool does not say"
+
+
+def test_who_waits_behind_a_task_that_does_not_end_says_nothing() -> None:
+    """Whoever has a limit would wait in this worker, too, and not in its lot, for others to run it."""
+    pool = Pool(SimpleNamespace(num_processes=1, is_green=False))
+    pool._takes["brief"] = 0.001
+    pool._jobs["hangs"] = _Job("brief", 0.0, 0.0)
+    pool._jobs["behind"] = _Job("brief", 0.0, None)
+    assert pool.have_soon(0.01, 0.02)
+    assert not pool.have_soon(10.0, 0.02)
