@@ -19,7 +19,7 @@ from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.parking.asks import asked
 from celery_ratelimit.parking.attendant import Attendant
-from celery_ratelimit.parking.lot import NOBODY, TELL
+from celery_ratelimit.parking.lot import NOBODY
 from celery_ratelimit.parking.occupied import Occupied
 from celery_ratelimit.parking.parked import Looked, Parked
 from tests.unit.a_gate import Bench
@@ -281,13 +281,13 @@ def test_a_place_may_be_free_sooner_than_was_foreseen(attendant: Attendant) -> N
 
 def test_a_look_tells_what_was_noted_a_while_ago(attendant: Attendant) -> None:
     lots: Any = attendant.parking
-    told: list[float] = []
+    told: list[bool] = []
 
-    def tells(*, after: float) -> Any:
-        yield lambda: told.append(after)
+    def tells(*, at_once: bool) -> Any:
+        yield lambda: told.append(at_once)
 
     lots.tells, lots.due = tells, lambda _: None
     attendant._attending.says = lambda *, is_idle: iter(())  # type: ignore[method-assign, assignment]
     attendant._revoked.let_out.return_value = True  # type: ignore[attr-defined]
     assert asked(attendant._see_to_lots(float("inf")))
-    assert told == [TELL]
+    assert told == [False], "what has waited for a while"
