@@ -207,16 +207,17 @@ class Batch:
 
         def is_back(reply: Callable[[], Any], _: float) -> None:
             self._on_their_way = [each for each in self._on_their_way if each is not leaving]
+            is_lost = False
             try:
                 with self._what_fails_together_goes_alone():
                     said = self._outage.hear(lambda: go_on(asks, reply), None)
                     _tell(leaving, said.result if isinstance(said, Ended) else None, done)
             except self._worker.broker.connection_errors:
-                raise  # Celery connects anew, and the broker has them all: nobody asks
-            except Exception:
-                after(_ask([each for those in leaving.values() for each in those]))
+                is_lost = True  # Celery connects anew, and the broker has them all: nobody asks
                 raise
-            after(_ask([each for those in leaving.values() for each in those]))
+            finally:
+                if not is_lost:
+                    after(_ask([each for those in leaving.values() for each in those]))
 
         self._on_their_way.append(leaving)
         self.errands.run(question, is_back)

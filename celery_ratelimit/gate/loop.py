@@ -218,7 +218,7 @@ class Loop:
             now = monotonic()
             may_start = self._entrance.may_start(line, has_slot=has_slot, now=now)
             lot, leaves = self._exits.lot_before(held), self._reach.leaves(held)
-            soon = not may_start and self._room.has_soon(now, held.request.task.name)
+            soon = not (may_start or has_slot) and self._room.has_soon(now, held.request.task.name)
             verdict = before_asking(held, line, now, lot=lot, may_start=may_start, soon=soon, leaves=leaves)
             if isinstance(verdict, Ask):
                 goes_on = self._ask(line, held, asking, for_permit=verdict.for_permit)
