@@ -1,9 +1,10 @@
-"""A fleet near its limit: 12,000 tasks at most of what two workers of two processes can do.
+"""A fleet near its limit: 12,000 tasks at some of what two workers of two processes can do.
 
-    python -m benchmarks.near [--tasks 12000] [--rate 300] [--throttle retry] [--rounds 1]
+    python -m benchmarks.near [--tasks 12000] [--rate 300 | --of-plain 0.6] [--throttle retry] [--rounds 1]
 
-One after the other: the tasks without a limit; at the rate; and at the rate that the first run has reached, which then
-binds. In each, an unlimited task is sent behind them when the fleet is at work, and waits for its process.
+One after the other: the tasks without a limit; at the rate, or at that share of what the first run has reached; and at
+all of it, which then binds. In each, an unlimited task is sent behind them when the fleet is at work, and waits for its
+process.
 
 CPU is that of all processes of the workers, from the first starts until the broker has nothing more, by task. Scripts
 are the store's, by task, from before the workers start.
@@ -37,12 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=12_000)
     parser.add_argument("--rate", type=int, default=300)
+    parser.add_argument("--of-plain", type=float, help="the rate is this share of what plain tasks reach")
     parser.add_argument("--throttle", default="retry")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     found: list[tuple[Run, Run, Run]] = []
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
         plain = run(options.tasks, None, options.throttle)
+        if options.of_plain and number == 0:
+            options.rate = round(options.of_plain * plain.rate)
         limited = run(options.tasks, options.rate, options.throttle)
         found.append((plain, limited, run(options.tasks, round(plain.rate), options.throttle)))
         show([found[-1]], options)
