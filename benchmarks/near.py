@@ -1,6 +1,7 @@
 """A fleet near its limit: 12,000 tasks at some of what two workers of two processes can do.
 
     python -m benchmarks.near [--tasks 12000] [--rate 300 | --of-plain 0.6] [--throttle retry] [--rounds 1]
+                              [--inline-wait SECONDS]
 
 One after the other: the tasks without a limit; at the rate, or at that share of what the first run has reached; and at
 all of it, which then binds. In each, an unlimited task is sent behind them when the fleet is at work, and waits for its
@@ -40,15 +41,16 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=300)
     parser.add_argument("--of-plain", type=float, help="the rate is this share of what plain tasks reach")
     parser.add_argument("--throttle", default="retry")
+    parser.add_argument("--inline-wait", type=float, help="the task's (default: the package's)")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     found: list[tuple[Run, Run, Run]] = []
     for number in range(options.rounds):
-        plain = run(options.tasks, None, options.throttle)
+        plain = run(options.tasks, None, options)
         if options.of_plain and number == 0:
             options.rate = round(options.of_plain * plain.rate)
-        limited = run(options.tasks, options.rate, options.throttle)
-        found.append((plain, limited, run(options.tasks, round(plain.rate), options.throttle)))
+        limited = run(options.tasks, options.rate, options)
+        found.append((plain, limited, run(options.tasks, round(plain.rate), options)))
         show([found[-1]], options)
     if options.rounds > 1:
         print(f"medians of {options.rounds}:")
@@ -73,10 +75,12 @@ def show(found: Sequence[tuple[Run, Run, Run]], options: argparse.Namespace) -> 
     )
 
 
-def run(tasks: int, rate: int | None, throttle: str) -> Run:
+def run(tasks: int, rate: int | None, options: argparse.Namespace) -> Run:
     name = f"{TASK}.plain" if rate is None else TASK
     with Fleet("mixed", rate=rate or 1) as fleet:
-        fleet.env = {"BENCH_THROTTLE": throttle}
+        fleet.env = {"BENCH_THROTTLE": options.throttle}
+        if options.inline_wait is not None:
+            fleet.env["BENCH_INLINE"] = str(options.inline_wait)
         with fleet.sender.producer_or_acquire() as producer:
             for index in range(tasks):
                 args = [index, 0.0] if rate is None else [index]

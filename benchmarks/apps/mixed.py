@@ -15,7 +15,13 @@ app.conf.worker_prefetch_multiplier = int(os.environ.get("BENCH_PREFETCH", "4"))
 app.conf.task_acks_late = bool(os.environ.get("BENCH_LATE"))
 
 
-@app.task(name=TASK, base=RateLimitedTask, limits=f"{RATE}/s", throttle=os.environ.get("BENCH_THROTTLE", "retry"))
+@app.task(
+    name=TASK,
+    base=RateLimitedTask,
+    limits=f"{RATE}/s",
+    throttle=os.environ.get("BENCH_THROTTLE", "retry"),
+    inline_wait=float(os.environ["BENCH_INLINE"]) if "BENCH_INLINE" in os.environ else None,
+)
 def call(index: int) -> None:
     work(index)
 

@@ -114,12 +114,13 @@ class Loop:
                 self._cancel_look = self._worker.timers.call_after(LOOK, self._look)
 
     def is_late(self) -> bool:
-        """Whether somebody's turn has passed while this worker waited for answers of a store that is far away."""
-        if not self._room.store.is_far:
-            return False
-        by = monotonic() - LATE
+        """Whether somebody's turn has passed while this worker had other things to do: a process is there for it, or
+        is in a moment, or the worker hears of it late. Where all are busy for longer, nobody waits for the worker.
+        """
+        now = monotonic()
         lines = (self._lines.get(key) for key in itertools.islice(self._lines.wanting, LOOKED_AT))
-        return any(line is not None and line.is_late(by) for line in lines)
+        late = any(line is not None and line.is_late(now - LATE) for line in lines)
+        return late and (self._room.store.is_far or self._room.is_one_near(now))
 
     def store_is_back(self) -> None:
         """Everybody may ask."""

@@ -85,9 +85,13 @@ class Room:
         idle, promised = self.idle(now), self.promises.by(now + ASK_EARLY) + owed
         return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
 
+    def is_one_near(self, now: float) -> bool:
+        """Whether a process is free, or probably is in a moment."""
+        return self.idle() > 0 or self._pool.have_soon(now, ASK_EARLY)
+
     def has_soon(self, now: float, name: str) -> bool:
         """Whether a process is probably free in a moment for a task of this name, which is brief, like those before."""
-        return self._pool.takes(name) <= ASK_EARLY and (self.idle() > 0 or self._pool.have_soon(now, ASK_EARLY))
+        return self._pool.takes(name) <= ASK_EARLY and self.is_one_near(now)
 
     def free(self, now: float) -> int:
         """Processes that no permit was taken for."""

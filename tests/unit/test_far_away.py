@@ -174,14 +174,28 @@ def test_a_worker_is_late_when_a_turn_has_passed_that_it_could_not_see_to(monkey
     bench.tats["r1"] = bench.now - 5.0
     request = bench.come(bench.task("retry", "r1"), "back", returned=True)
     assert request.ends == []
-    assert not bench.is_late(), "the store is near: it is the pool that is busy"
-    bench.gate._room.store = away(0.02)
     assert not bench.is_late()
     bench.run(0.02)
+    assert not bench.is_late(), "the store is near: it is the pool that is busy"
+    bench.gate._room.store = away(0.02)
     assert bench.is_late()
     bench.finish()
     assert request.ends == ["started"]
     assert not bench.is_late()
+
+
+def test_it_is_late_too_where_the_store_is_near_and_tasks_are_brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has ended, or does in a moment: the worker hears of it when it has nothing else to do."""
+    bench = Bench(monkeypatch, processes=1)
+    bench.takes = lambda name: 0.002  # type: ignore[method-assign]
+    bench.come(bench.task("unlimited"))
+    bench.tats["r1"] = bench.now - 5.0
+    request = bench.come(bench.task("retry", "r1"), "back", returned=True)
+    assert (request.ends, bench.is_late()) == ([], False)
+    bench.run(0.006)
+    assert bench.is_late()
+    bench.finish()
+    assert (request.ends, bench.is_late()) == (["started"], False)
 
 
 # -- Newcomers behind those that have just left the lot ----------------------------------------------------------------
