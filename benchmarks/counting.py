@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.gate.said import Hook
 from celery_ratelimit.limiter.counted import ask_used
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import embedded_server
+from celery_ratelimit.worker.reporting import Reporter
 
 ROUNDS = 10
 
@@ -52,7 +52,7 @@ def main() -> None:
     with embedded_server() as server, Limiter.from_url(server.url, counts=False) as limiter:
         counting = Counting(limiter.asker, lambda seconds, call: None)
         held = held_by("")
-        bare, counted = Hook(), Hook([counting.counter])
+        bare, counted = Reporter(), Reporter([counting.counter])
         nobody = measured(lambda: bare.started(held, 1), 20_000)
         each = measured(lambda: counted.started(held, 1), 20_000)
         asked = measured(lambda: limiter.asker.ask(held.demands), 2_000)

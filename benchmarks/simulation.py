@@ -29,17 +29,17 @@ from redis.exceptions import ResponseError
 
 from celery_ratelimit import RateLimitedTask
 from celery_ratelimit._celery import MOST_RETURNED, requests
-from celery_ratelimit._celery.parcel import Parcel, parcel_of, publish
+from celery_ratelimit._celery.bulk_receive import BYTES, FIRST_REST, LAST_REST, MOST
 from celery_ratelimit._celery.pool import Pool, _Job
-from celery_ratelimit._celery.together import BYTES, FIRST_REST, LAST_REST, MOST
+from celery_ratelimit._celery.saved_message import Parcel, parcel_of, publish
 from celery_ratelimit.app.plan import AppLimits
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import leases_of, limiter_of
-from celery_ratelimit.gate import gate
 from celery_ratelimit.parking.lot import Parking
 from celery_ratelimit.store.link import Link
 from celery_ratelimit.store.resp import bulk
 from celery_ratelimit.testing import embedded_server
+from celery_ratelimit.worker import gate
 from tests.lua.frozen import FROZEN_STORE
 
 __all__ = ["Fleet", "Started", "simulated"]
@@ -262,7 +262,7 @@ class Channel:
         return now >= self._rests_until and self.room() > 0
 
     def take(self, most: int, now: float) -> list[Message]:
-        """See :mod:`celery_ratelimit._celery.together`."""
+        """See :mod:`celery_ratelimit._celery.bulk_receive`."""
         taken = self._worker.fleet.queues.take(self.queue, min(MOST, most, self.room(), BYTES // MESSAGE_BYTES))
         if taken:
             self._rest = FIRST_REST

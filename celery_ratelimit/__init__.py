@@ -20,10 +20,10 @@ from .limits.limit import Limit
 
 if TYPE_CHECKING:
     from .app.observers import observe
-    from .gate.step import install
     from .limiter.async_limiter import AsyncLimiter
     from .parking.lots import ParkingLots
     from .task import RateLimitedMixin, RateLimitedTask
+    from .worker.bootstep import install
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _LATER = {
     "ParkingLots": "lots",
     "RateLimitedMixin": "task",
     "RateLimitedTask": "task",
-    "install": "gate.step",
+    "install": "worker.bootstep",
     "observe": "app.observers",
 }
 

@@ -18,8 +18,8 @@ def bring_in(sender: Any, **_: Any) -> None:
     from .app.settings import has_limits
 
     if has_limits(sender.app):
-        from .gate import remote  # noqa: F401  (registers itself)
-        from .gate.step import install
+        from .worker import remote_control  # noqa: F401  (registers itself)
+        from .worker.bootstep import install
 
         install(sender.app)
 

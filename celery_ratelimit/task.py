@@ -13,16 +13,16 @@ from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
 from ._celery import PERMIT
-from ._celery.importance import priority_of
+from ._celery.message_priority import priority_of
 from .app.options import THROTTLES
 from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
-from .gate.outcome import Outcome
-from .gate.said import permit_of
-from .gate.step import install
-from .gate.stored_rates import stored_in_place_of
 from .limiter.checks import actual_costs, check_actual
+from .worker.bootstep import install
+from .worker.reporting import permit_of
+from .worker.stored_limit_labels import stored_in_place_of
+from .worker.throttle_report import ThrottleReport
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 
@@ -176,7 +176,9 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     with contextlib.suppress(*STORE_TROUBLES):  # it is only said
         config = limiter.config(demand.name, key=demand.key or None, force=True)
         stored = stored_in_place_of(demand.limit, config)
-    why = Outcome(what, decision.retry_after, demand, stored=stored, max_wait=max_wait, full=decision.full, to=to)
+    why = ThrottleReport(
+        what, decision.retry_after, demand, stored=stored, max_wait=max_wait, full=decision.full, to=to
+    )
     logger.info("Task %s[%s] %s", task.name, task_id, why)
     if outcome == "fail":
         raise why.error

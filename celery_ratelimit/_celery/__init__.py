@@ -5,14 +5,14 @@ Line numbers are those of Celery and kombu 5.7.0. ``tests/integration/test_inter
 
 from .banner import add_to_banner
 from .broker import fleet_of, redelivery_of
-from .emptying import messages_in, taken_from
-from .identity import stored_id
-from .monitors import show_revoked
-from .outbox import publish_on
+from .broker_queries import NoAnswer, asked_workers, messages_of, queue_of
+from .event_state import show_revoked
+from .message_key import stored_id
 from .pool import Pool
-from .queues import NoAnswer, asked_workers, messages_of, queue_of
+from .publisher import publish_on
+from .queue_drain import messages_in, taken_from
 from .requests import PERMIT
-from .returns import MOST_RETURNED
+from .return_consumer import MOST_RETURNED
 from .worker import Worker
 
 __all__ = [

@@ -23,7 +23,7 @@ from typing import Any
 from kombu.transport import virtual
 
 from .broker import Broker
-from .identity import RedisQoS
+from .message_key import RedisQoS
 from .timers import Timers
 
 __all__ = ["Acknowledgements"]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .endings import contain_unreadable
+from .task_termination import contain_unreadable
 
 __all__ = ["consumers", "noted"]
 

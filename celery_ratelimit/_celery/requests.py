@@ -22,10 +22,10 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from . import endings
+from . import task_termination
 from .consumers import noted
-from .importance import priority_of as _priority_of
-from .parcel import marker_in, without_marker
+from .message_priority import priority_of as _priority_of
+from .saved_message import marker_in, without_marker
 
 __all__ = [
     "PERMIT",
@@ -141,12 +141,12 @@ def announce(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def fail(request: Any, error: BaseException) -> None:
-    """End a task with ``error`` as its own, without running it; see :func:`endings.fail`."""
+    """End a task with ``error`` as its own, without running it; see :func:`task_termination.fail`."""
     restore(request)
-    endings.fail(request, error)
+    task_termination.fail(request, error)
 
 
 def drop(request: Any, reason: str) -> None:
     """End a task without running it: state REVOKED with a reason, so that nobody waits for its result."""
     restore(request)
-    endings.drop(request, reason)
+    task_termination.drop(request, reason)

@@ -24,20 +24,20 @@ from typing import Any
 from celery.concurrency import prefork
 from celery.worker import state
 
-from . import endings
+from . import task_termination
 from .acknowledgements import Acknowledgements
 from .broker import Broker
-from .consuming import Consuming
-from .departures import Departures
-from .intake import Intake
-from .outbox import Outbox
-from .pipes import Pipes
+from .bulk_receive import BulkReceive
+from .consumption import Consumption
 from .pool import Pool
-from .receipts import Receipts
+from .pool_pipes import PoolPipes
+from .publisher import Publisher
+from .received_log_filter import ReceivedLogFilter
+from .republisher import Republisher
 from .requests import PERMIT, note_come
 from .return_names import ReturnNames
+from .subscriptions import Subscriptions
 from .timers import Timers
-from .together import Together
 
 __all__ = ["Worker"]
 
@@ -67,16 +67,16 @@ class Worker:
         self._consumer = consumer
         self._start = consumer.on_task_request
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
-        self.pool, self._pipes = Pool(consumer.pool), Pipes(consumer)
+        self.pool, self._pipes = Pool(consumer.pool), PoolPipes(consumer)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        self.receipts = Receipts()
-        outbox, names = Outbox(self.app, broker), ReturnNames(consumer)
+        self.receipts = ReceivedLogFilter()
+        outbox, names = Publisher(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = Acknowledgements(broker, self.timers)
-        self.together = Together(broker, self.acknowledgements)
-        self.intake = Intake(consumer, broker, names, outbox, self.together)
-        self.consuming = Consuming(consumer, broker, names)
-        self.departures = Departures(consumer, broker, self.acknowledgements, outbox, names.declaration)
+        self.together = BulkReceive(broker, self.acknowledgements)
+        self.intake = Consumption(consumer, broker, names, outbox, self.together)
+        self.consuming = Subscriptions(consumer, broker, names)
+        self.departures = Republisher(consumer, broker, self.acknowledgements, outbox, names.declaration)
 
     def intercept(
         self,
@@ -107,9 +107,9 @@ class Worker:
 
         consumer, timers = self._consumer, self.timers
         controller = consumer.controller
-        endings.contain_handler(consumer, self.broker.is_farewell)
+        task_termination.contain_handler(consumer, self.broker.is_farewell)
         at_once = self._start == controller._process_task  # else it asks the controller when it comes to it
-        endings.contain_pool(controller, on_error, self.broker.is_farewell)
+        task_termination.contain_pool(controller, on_error, self.broker.is_farewell)
         if at_once:
             self._start = controller._process_task
         consumer.on_task_request = timers.in_turn(come)

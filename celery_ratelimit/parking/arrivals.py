@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from .._celery import Worker
-from .._celery.parcel import marker_in
+from .._celery.saved_message import marker_in
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage

@@ -18,7 +18,7 @@ class Errands(Protocol):
     """Questions for whose answers the worker's loop does not wait."""
 
     @property
-    def are_run(self) -> bool:
+    def use_threads(self) -> bool:
         """Whether that is better than to wait."""
         ...
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from .._celery import Worker
-from .._celery.parcel import expires_at, marker_in, parcel_of
+from .._celery.saved_message import expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage

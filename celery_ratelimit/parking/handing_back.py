@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 
 from .._celery import messages_in, publish_on, taken_from
-from .._celery.parcel import Parcel, as_sent, doubts_in, marker_in, parcel_in
+from .._celery.saved_message import Parcel, as_sent, doubts_in, marker_in, parcel_in
 from .contents import PAGE
 from .lot import Parking
 from .parked import Bucket, Parked, read_parcel

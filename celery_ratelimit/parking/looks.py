@@ -103,7 +103,7 @@ class Looks:
         try:
             step = self._outage.hear(lambda: go_on(look, reply), None)
             while step is not None and not isinstance(step, Ended):
-                if self._errands.are_run:
+                if self._errands.use_threads:
                     self._reply = self._errands.run(step, lambda reply, _: self._go_on(reply))
                     return
                 asks = step

@@ -12,7 +12,7 @@ from celery import Celery
 from kombu.utils.json import dumps, loads
 
 from .._celery import fleet_of, publish_on, redelivery_of
-from .._celery.parcel import marker_among
+from .._celery.saved_message import marker_among
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..app.state import limiter_of
@@ -142,7 +142,7 @@ class ParkingLots:
             ids: of the tasks; default: all that are parked now.
             force: see :meth:`lots`.
 
-        Returns:
+        ReturnConsumer:
             How many were sent. Whose queue is not at the broker (RabbitMQ) stays parked: no worker consumes it.
         """
         self._check((name,), force)
@@ -167,7 +167,7 @@ class ParkingLots:
             ids: of the tasks; default: all that are parked now.
             force: see :meth:`lots`.
 
-        Returns:
+        ReturnConsumer:
             How many there were.
         """
         self._check((name,), force)
@@ -196,7 +196,7 @@ class ParkingLots:
         in order (SIGTERM), or they park them again; what a killed one has kept from the broker comes back when that
         redelivers, so call it once more then.
 
-        Returns:
+        ReturnConsumer:
             How many tasks were handed back. What is for a queue that is not at the broker (RabbitMQ) stays, and a
             warning names the queue.
         """

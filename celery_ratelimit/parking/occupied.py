@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from .._celery.parcel import marker_in
+from .._celery.saved_message import marker_in
 from ..limiter.demand import Demand
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kombu.utils.json import dumps, loads
 
-from .._celery.parcel import Parcel
+from .._celery.saved_message import Parcel
 from ..limits.weights import USUAL
 
 __all__ = [

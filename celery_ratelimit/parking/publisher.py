@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from .._celery import Worker
-from .._celery.parcel import marker_among, with_survivor
+from .._celery.saved_message import marker_among, with_survivor
 from .lot import Parking
 from .orphans import Orphans
 from .parked import Bucket, Parked, marker_of, read_parcel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery.signals import worker_init
 
-from celery_ratelimit.gate.step import GateStep
+from celery_ratelimit.worker.bootstep import GateStep
 from tests.apps.fleet import app
 
 worker_init.disconnect(dispatch_uid="celery_ratelimit")

@@ -13,7 +13,7 @@ from kombu.common import Broadcast
 from kombu.utils.limits import TokenBucket
 
 from celery_ratelimit import RateLimitedTask
-from celery_ratelimit.gate.step import GateStep
+from celery_ratelimit.worker.bootstep import GateStep
 from tests.apps.fleet import RATE, app, note
 
 __all__ = ["app"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit import _celery
-from celery_ratelimit._celery import acknowledgements, together
-from celery_ratelimit._celery import parcel as parcels
-from celery_ratelimit.gate import batch
+from celery_ratelimit._celery import acknowledgements, bulk_receive
+from celery_ratelimit._celery import saved_message as parcels
 from celery_ratelimit.limiter import asker
 from celery_ratelimit.parking import attendant, scripts
 from celery_ratelimit.parking import lot as parking
+from celery_ratelimit.worker import parking_batch
 
 __all__ = ["STEPS", "TOGETHER"]
 
@@ -31,9 +31,9 @@ STEPS: dict[str, tuple[Any, str, str]] = {
 
 #: Those of a Redis broker, whose messages come in together. Only where kombu waits for no message: it would lose that.
 TOGETHER: dict[str, tuple[Any, str, str]] = {
-    "taken, not delivered": (together.Together, "_deliver", "before"),
-    "in the gate, not parked": (batch.Batch, "park", "before"),
-    "parked together, not acknowledged": (batch.Batch, "park", "after"),
+    "taken, not delivered": (bulk_receive.BulkReceive, "_deliver", "before"),
+    "in the gate, not parked": (parking_batch.ParkingBatch, "flush", "before"),
+    "parked together, not acknowledged": (parking_batch.ParkingBatch, "flush", "after"),
     "acknowledgements are due": (acknowledgements.Acknowledgements, "_say_all", "before"),
     "before it asks": (asker.Asker, "ask_next", "before"),
     "it was told": (asker.Asker, "ask_next", "after"),

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 from celery.worker.control import Panel
 
-from celery_ratelimit.gate import remote
+from celery_ratelimit.worker import remote_control
 from tests.apps.slow import app
 
 __all__ = ["app"]
 
 if os.environ["TEST_STRANGE"] == "version":
-    remote.version = lambda name: "0.0.7"
+    remote_control.version = lambda name: "0.0.7"
 elif os.environ["TEST_STRANGE"] == "clock":
-    remote.time = SimpleNamespace(time=lambda: time.time() - 90)  # type: ignore[assignment]
+    remote_control.time = SimpleNamespace(time=lambda: time.time() - 90)  # type: ignore[assignment]
 elif os.environ["TEST_STRANGE"] == "silent":
     Panel.data.pop("ratelimits")

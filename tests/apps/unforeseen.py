@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit._celery import Worker, requests
-from celery_ratelimit.gate import answers, suspended
 from celery_ratelimit.limiter import asker
 from celery_ratelimit.parking import lot as parking
+from celery_ratelimit.worker import admission, suspended_queues
 
 __all__ = ["STEPS"]
 
@@ -16,7 +16,7 @@ STEPS: dict[str, list[tuple[Any, str]]] = {
     "ask": [(asker.Asker, name) for name in ("ask", "ask_along", "hand_on")],
     "park": [(parking.Parking, "parks")],
     "start": [(Worker, "start")],
-    "leave": [(suspended.SuspendedQueues, "one_has_gone")],
+    "leave": [(suspended_queues.SuspendedQueues, "on_left")],
     "announce": [(requests, "announce")],
-    "grant": [(answers.Answers, "_granted")],
+    "grant": [(admission.PermitClient, "_granted")],
 }

@@ -20,7 +20,7 @@ app.conf.update({k: v for k, v in json.loads(os.environ["TEST_CONF"]).items() if
 
 
 def run(index: int, *rest: object) -> int:
-    assert not {"celery_ratelimit.gate.gate", "celery_ratelimit.task"} & sys.modules.keys()
+    assert not {"celery_ratelimit.worker.gate", "celery_ratelimit.task"} & sys.modules.keys()
     with open(os.path.join(os.environ["TEST_RECORDS"], f"{index}.headers"), "w") as file:
         json.dump(current_task.request.headers or {}, file)
     Recorder(os.environ["TEST_RECORDS"]).note(index, time.time(), 0)  # whoever waits for this reads the file

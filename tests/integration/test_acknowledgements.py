@@ -12,7 +12,7 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 
 from celery_ratelimit._celery.acknowledgements import MOST_AT_ONCE, Acknowledgements
-from celery_ratelimit._celery.clients import keep_client
+from celery_ratelimit._celery.client_reuse import keep_client
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 

@@ -8,11 +8,11 @@ from typing import Any
 import redis
 
 from celery_ratelimit import Concurrency, Limiter
-from celery_ratelimit.gate.ear import Ear
-from celery_ratelimit.gate.lines import Lines
 from celery_ratelimit.limiter.calls import Asking
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.worker.lease_notifications import LeaseNotifications
+from celery_ratelimit.worker.request_queues import RequestQueues
 from tests.fleet_of import until
 
 PLACE = Demand(Concurrency(1, name="places"), "places")
@@ -23,8 +23,8 @@ def worker(*, wakes: bool = True) -> Any:
 
 
 def test_a_line_hears_of_its_place_and_no_other_line_does(server: EmbeddedServer, store: redis.Redis) -> None:
-    limiter, lines, moved = Limiter(redis.Redis.from_url(server.url)), Lines(), []
-    ear = Ear(worker(), limiter.asker, lines, lambda some: moved.extend(some))
+    limiter, lines, moved = Limiter(redis.Redis.from_url(server.url)), RequestQueues(), []
+    ear = LeaseNotifications(worker(), limiter.asker, lines, lambda some: moved.extend(some))
     waits, other = lines.of((("places", ""),)), lines.of((("others", ""),))
     until(lambda: ear.name_of(waits), 10, "the subscription")
     waits.ear, other.ear = ear.name_of(waits), ear.name_of(other)
@@ -39,8 +39,8 @@ def test_a_line_hears_of_its_place_and_no_other_line_does(server: EmbeddedServer
 
 
 def test_whoever_hears_again_asks_for_nobody_knows_what_was_missed(server: EmbeddedServer, store: redis.Redis) -> None:
-    limiter, lines, moved = Limiter(redis.Redis.from_url(server.url)), Lines(), []
-    ear = Ear(worker(), limiter.asker, lines, lambda some: moved.extend(some))
+    limiter, lines, moved = Limiter(redis.Redis.from_url(server.url)), RequestQueues(), []
+    ear = LeaseNotifications(worker(), limiter.asker, lines, lambda some: moved.extend(some))
     line = lines.of((("places", ""),))
     until(lambda: ear.name_of(line), 10, "the subscription")
     line.ear = ear.name_of(line)
@@ -50,16 +50,16 @@ def test_whoever_hears_again_asks_for_nobody_knows_what_was_missed(server: Embed
 
 
 def test_where_nothing_would_be_heard_nobody_waits_for_it(server: EmbeddedServer, store: redis.Redis) -> None:
-    lines = Lines()
+    lines = RequestQueues()
     line = lines.of((("places", ""),))
     limiter = Limiter(redis.Redis.from_url(server.url))
-    late = Ear(worker(wakes=False), limiter.asker, lines, lambda some: None)
+    late = LeaseNotifications(worker(wakes=False), limiter.asker, lines, lambda some: None)
     assert late.name_of(line) == ""
     assert not late._listens, "its loop would not wake"
     store.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "resetchannels")
     try:
         url = server.url.replace("redis://", "redis://deaf:secret@")
-        deaf = Ear(worker(), Limiter(redis.Redis.from_url(url)).asker, lines, lambda some: None)
+        deaf = LeaseNotifications(worker(), Limiter(redis.Redis.from_url(url)).asker, lines, lambda some: None)
         assert deaf.name_of(line) == ""
         until(lambda: not deaf._bell.is_up, 1, "its being refused")
         assert deaf.name_of(line) == ""

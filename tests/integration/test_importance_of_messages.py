@@ -8,7 +8,7 @@ import pytest
 import redis
 from kombu import Connection, Producer, Queue
 
-from celery_ratelimit._celery.importance import order_of
+from celery_ratelimit._celery.message_priority import order_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.rabbitmq import Broker
 

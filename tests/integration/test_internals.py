@@ -45,12 +45,12 @@ from kombu.transport.redis import Transport as RedisTransport
 
 from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.broker import Broker
+from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumers import consumers
-from celery_ratelimit._celery.outbox import Outbox
 from celery_ratelimit._celery.prefetch import Prefetch
+from celery_ratelimit._celery.publisher import Publisher
+from celery_ratelimit._celery.return_consumer import ReturnConsumer
 from celery_ratelimit._celery.return_names import ReturnNames
-from celery_ratelimit._celery.returns import Returns
-from celery_ratelimit._celery.together import Together
 
 
 def source(thing: object) -> str:
@@ -258,7 +258,7 @@ def test_a_message_on_redis_that_comes_is_noted_in_one_pipeline_which_others_may
 
 
 def test_messages_on_redis_are_taken_from_the_right_end_of_a_list_and_noted_with_where_they_came_from() -> None:
-    """``lua/broker/take.lua`` and ``Together`` do for several messages what these do for one."""
+    """``lua/broker/take.lua`` and ``BulkReceive`` do for several messages what these do for one."""
     put = source(RedisChannel._put)
     assert "pri = self._get_message_priority(message, reverse=False)" in put
     assert "self._q_for_pri(queue, pri)" in put
@@ -303,8 +303,8 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None, hub=None)
         broker = Broker(celerys)
-        parts = ReturnNames(celerys), Prefetch(celerys), Outbox(None, broker), Together(broker, None)
-        for_tasks = consumers(KombuConsumer, lambda message: None, Returns(celerys, *parts))[1]
+        parts = ReturnNames(celerys), Prefetch(celerys), Publisher(None, broker), BulkReceive(broker, None)
+        for_tasks = consumers(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
             connection.drain_events(timeout=5)
@@ -352,8 +352,8 @@ def test_a_channel_counts_by_itself() -> None:
 
 
 def test_what_was_asked_for_is_read_and_nothing_else_is_asked_for() -> None:
-    """``Returns`` leaves return queues alone while the answer to what was asked before may be on its way; a worker that
-    is late asks for nothing new, ``rest_while``.
+    """``ReturnConsumer`` leaves return queues alone while the answer to what was asked before may be on its way; a
+    worker that is late asks for nothing new, ``rest_while``.
     """
     assert "channel._brpop_start()" in source(MultiChannelPoller._register_BRPOP)
     assert "self._register_BRPOP(channel)" in source(MultiChannelPoller.on_poll_start)

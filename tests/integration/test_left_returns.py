@@ -11,10 +11,10 @@ from celery import Celery
 from kombu.common import QoS
 
 from celery_ratelimit._celery.broker import Broker as WorkersBroker
-from celery_ratelimit._celery.intake import Intake
-from celery_ratelimit._celery.outbox import Outbox
+from celery_ratelimit._celery.bulk_receive import BulkReceive
+from celery_ratelimit._celery.consumption import Consumption
+from celery_ratelimit._celery.publisher import Publisher
 from celery_ratelimit._celery.return_names import ReturnNames
-from celery_ratelimit._celery.together import Together
 from tests.fleet_of import until
 from tests.rabbitmq import Broker
 
@@ -30,8 +30,8 @@ class Worker:
         self.hub = None
         self.qos = QoS(lambda **_: None, 4)
         broker = WorkersBroker(self)
-        outbox = Outbox(self.app, broker)
-        self.intake = Intake(self, broker, ReturnNames(self), outbox, Together(broker, None))
+        outbox = Publisher(self.app, broker)
+        self.intake = Consumption(self, broker, ReturnNames(self), outbox, BulkReceive(broker, None))
         self.intake.watch(lambda message: None)
         self.intake.consume_return_queues("{}.throttled".format)
         queues = list(self.app.amqp.queues.consume_from.values())

@@ -13,8 +13,8 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
 from celery_ratelimit._celery.broker import Broker as WorkersBroker
-from celery_ratelimit._celery.channels import end_connection_with
-from celery_ratelimit._celery.outbox import Outbox
+from celery_ratelimit._celery.channel_failures import end_connection_with
+from celery_ratelimit._celery.publisher import Publisher
 from tests.rabbitmq import Broker
 
 
@@ -44,8 +44,8 @@ def connection(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Conne
         yield connected
 
 
-def an_outbox(connection: Connection) -> Outbox:
-    return Outbox(None, WorkersBroker(SimpleNamespace(connection=connection, hub=object())))
+def an_outbox(connection: Connection) -> Publisher:
+    return Publisher(None, WorkersBroker(SimpleNamespace(connection=connection, hub=object())))
 
 
 def nobodys(name: str) -> None:

@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.gate.stored_rates import StoredRates
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.outage import Outage
 from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.worker.stored_limit_labels import StoredLimitLabels
 
 STRIPE = Limit("100/s", name="stripe")
 TENANT = Limit("5/s", name="tenant", key="tenant:{tenant}")
@@ -21,8 +21,8 @@ def outage(limiter: Limiter) -> Outage:
 
 
 @pytest.fixture
-def rates(limiter: Limiter, outage: Outage) -> StoredRates:
-    return StoredRates(limiter.asker, outage)
+def rates(limiter: Limiter, outage: Outage) -> StoredLimitLabels:
+    return StoredLimitLabels(limiter.asker, outage)
 
 
 def asked(store: redis.Redis) -> int:
@@ -40,7 +40,7 @@ def asked(store: redis.Redis) -> int:
     ],
 )
 def test_what_is_stored_in_the_place_of_the_code(
-    limiter: Limiter, rates: StoredRates, code: AnyLimit, stored: AnyLimit, said: str
+    limiter: Limiter, rates: StoredLimitLabels, code: AnyLimit, stored: AnyLimit, said: str
 ) -> None:
     demand = Demand(code, str(code.name))
     assert rates.of(demand, 0.0) == ""
@@ -50,7 +50,7 @@ def test_what_is_stored_in_the_place_of_the_code(
     assert bool(rates.of(demand, 0.0)) == bool(said)
 
 
-def test_it_is_read_once_until_it_changes(limiter: Limiter, rates: StoredRates, store: redis.Redis) -> None:
+def test_it_is_read_once_until_it_changes(limiter: Limiter, rates: StoredLimitLabels, store: redis.Redis) -> None:
     demand = Demand(STRIPE, "stripe")
     store.config_resetstat()
     for _ in range(10):
@@ -67,7 +67,9 @@ def test_it_is_read_once_until_it_changes(limiter: Limiter, rates: StoredRates, 
     assert rates.of(demand, 0.1) == "10/s set by bob"
 
 
-def test_a_key_is_looked_at_where_it_has_another_rate(limiter: Limiter, rates: StoredRates, store: redis.Redis) -> None:
+def test_a_key_is_looked_at_where_it_has_another_rate(
+    limiter: Limiter, rates: StoredLimitLabels, store: redis.Redis
+) -> None:
     limiter.set_rate("tenant", "50/s", key="tenant:7", by="anna", force=True)
     store.config_resetstat()
     for number in range(20):
@@ -77,8 +79,8 @@ def test_a_key_is_looked_at_where_it_has_another_rate(limiter: Limiter, rates: S
     assert asked(store) == 2, "of the limit, and of that key"
 
 
-def test_a_store_that_does_not_answer_is_not_known(limiter: Limiter, outage: Outage, rates: StoredRates) -> None:
+def test_a_store_that_does_not_answer_is_not_known(limiter: Limiter, outage: Outage, rates: StoredLimitLabels) -> None:
     limiter.client.close()
-    broken = StoredRates(Limiter.from_url("redis://127.0.0.1:1/0").asker, outage)
+    broken = StoredLimitLabels(Limiter.from_url("redis://127.0.0.1:1/0").asker, outage)
     assert broken.of(Demand(STRIPE, "stripe"), 0.05) == ""
     assert not outage, "a worker takes no store for lost for a line in the log"

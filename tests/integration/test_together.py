@@ -12,10 +12,10 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
-from celery_ratelimit._celery import together
+from celery_ratelimit._celery import bulk_receive
 from celery_ratelimit._celery.acknowledgements import Acknowledgements
-from celery_ratelimit._celery.endings import contain_unreadable
-from celery_ratelimit._celery.together import BYTES, MOST, Together
+from celery_ratelimit._celery.bulk_receive import BYTES, MOST, BulkReceive
+from celery_ratelimit._celery.task_termination import contain_unreadable
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
 
@@ -32,19 +32,19 @@ class Worker:
         self.queues = [Queue(name)(self.channel) for name in names.split()]
         broker: Any = SimpleNamespace(apart=False)
         self.acknowledgements = Acknowledgements(broker, SimpleNamespace(call_after=lambda *_: lambda: None))  # type: ignore[arg-type]
-        self.together = Together(broker, self.acknowledgements)
-        self.together.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
+        self.bulk_receive = BulkReceive(broker, self.acknowledgements)
+        self.bulk_receive.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
         self.channel.basic_qos(0, prefetch, False)
         self.consumer = Consumer(self.channel, self.queues, on_message=self._on_message)
         self.consumer.consume()
-        self.together.watch(self.channel)
+        self.bulk_receive.watch(self.channel)
         self.producer = Producer(connection.channel())
 
     def _on_message(self, message: Any) -> None:
         self.come.append(message)
         message.ratelimit_queue = message.delivery_info["routing_key"]
         if self.wants:
-            self.together.gather(message)
+            self.bulk_receive.gather(message)
         self.then(message)
 
     def publish(self, *indexes: int, queue: str = "tasks", **options: Any) -> None:
@@ -87,7 +87,7 @@ def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Conn
     assert worker.after == [MOST + 1], "it is said once, when all are there"
     assert worker.waiting() == 7
     assert worker.noted() == {message.delivery_tag for message in worker.come}
-    assert not worker.together.is_at_it
+    assert not worker.bulk_receive.is_at_it
     for message in worker.come:
         message.ack()
     assert worker.noted() == set()
@@ -99,7 +99,7 @@ def test_what_is_done_is_acknowledged_with_those_that_come(connection: Connectio
     worker.publish(0)
     worker.turn()
     worker.publish(1, 2, 3)
-    worker.together._rests.clear()
+    worker.bulk_receive._rests.clear()
     worker.then = lambda message: worker.acknowledgements._later(worker.come[0]) if len(worker.come) == 2 else None
     assert worker.turn() == [1, 2, 3]
     assert worker.come[0].acknowledged
@@ -110,12 +110,12 @@ def test_what_the_broker_did_not_take_is_acknowledged_later(connection: Connecti
     """Done, and said with a script that is not run."""
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.together.set_up(full + load_source("broker/take", ()), lambda: None)
+    worker.bulk_receive.set_up(full + load_source("broker/take", ()), lambda: None)
     worker.publish(0)
     worker.turn()
     worker.publish(1, 2)
     worker.then = lambda message: worker.acknowledgements._later(worker.come[0]) if len(worker.come) == 2 else None
-    worker.together._rests.clear()
+    worker.bulk_receive._rests.clear()
     store.set("full", 1)
     assert worker.turn() == [1]
     assert len(worker.noted()) == 2
@@ -129,7 +129,7 @@ def test_the_first_one_knows_that_others_come_with_it(connection: Connection, st
     worker = Worker(connection, store)
     worker.publish(0, 1, 2)
     said: list[bool] = []
-    worker.then = lambda message: said.append(worker.together.is_at_it)
+    worker.then = lambda message: said.append(worker.bulk_receive.is_at_it)
     worker.turn()
     assert said == [True, True, True]
 
@@ -138,7 +138,7 @@ def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
     connection: Connection, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(together.time, "monotonic", lambda: now)
+    monkeypatch.setattr(bulk_receive.time, "monotonic", lambda: now)
     worker = Worker(connection, store)
     worker.publish(0)
     assert (worker.turn(), worker.after) == ([0], [1]), "who waits for others is told that there are none"
@@ -147,9 +147,9 @@ def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
     rests = []
     for index in range(3, 11):
         worker.publish(index)
-        now = worker.together._rests["tasks"][0]
+        now = worker.bulk_receive._rests["tasks"][0]
         assert worker.turn() == [index]
-        rests.append(round(worker.together._rests["tasks"][0] - now, 6))
+        rests.append(round(worker.bulk_receive._rests["tasks"][0] - now, 6))
     assert rests == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.64, 0.64]
     now += 1
     worker.publish(20, 21, 22)
@@ -276,7 +276,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 
     def cancel(message: Any) -> None:
         message.ratelimit_queue = "tasks"
-        worker.together.gather(message)
+        worker.bulk_receive.gather(message)
         if message.payload["index"] == 2:
             worker.consumer.cancel()
 
@@ -288,13 +288,13 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.together.set_up(full + load_source("broker/take", ()), lambda: None)
+    worker.bulk_receive.set_up(full + load_source("broker/take", ()), lambda: None)
     worker.publish(*range(30))
     store.set("full", 1)
     assert worker.turn() == [0]
     store.delete("full")
     assert worker.turn() == [1], "not yet"
-    worker.together._runs_again = 0.0
+    worker.bulk_receive._runs_again = 0.0
     assert worker.turn() == list(range(2, MOST + 3))
 
 
@@ -329,7 +329,7 @@ def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.R
         worker.turn()
     assert (worker.indexes, worker.waiting(), len(worker.noted())) == ([0, 1, 2], 3, 3)
     assert worker.after == [3], "those that have come are parked"
-    assert not worker.together.is_at_it
+    assert not worker.bulk_receive.is_at_it
     worker.channel.close()
     assert (worker.waiting(), worker.noted()) == (6, set())
 
@@ -360,7 +360,7 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
 
 def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
     broker: Any = SimpleNamespace(apart=False)
-    nobodys = Together(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
+    nobodys = BulkReceive(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
     nobodys.set_up("return {}", lambda: None)
     nobodys.gather(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
     with Connection("memory://") as connection:

@@ -257,7 +257,7 @@ def test_async_places_are_held_until_the_body_has_come(
 def test_without_its_library_a_transport_says_what_to_install(name: str, library: str) -> None:
     said = (
         f"import sys; sys.modules[{library!r}] = None\n"
-        "import celery_ratelimit.limiter.async_limiter, celery_ratelimit.gate.step, celery_ratelimit.transports\n"
+        "import celery_ratelimit.limiter.async_limiter, celery_ratelimit.worker.bootstep, celery_ratelimit.transports\n"
         f"assert not {{'httpx', 'requests'}} & set(sys.modules) - {{{library!r}}}, 'loaded unasked'\n"
         f"from celery_ratelimit.transports import {name}"
     )

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter, StoreUnavailable
-from celery_ratelimit._celery.parcel import RETURN_HEADER
-from celery_ratelimit.gate.answers import Answers
+from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.parking.arrivals import TELL, Arrivals
 from celery_ratelimit.parking.lot import Parking, ToPark
 from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.worker.admission import PermitClient
 from tests.conftest import Clock
 
 from .frozen import FROZEN_STORE, demand
@@ -281,12 +281,12 @@ def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Arrivals, parki
     parking.park({BUCKET: [ToPark("a", 1, "{}", 2)]})
     first, second, third = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
     for each in (first, second, third):
-        each.is_checked = False
+        each.duplicate_checked = False
         assert arrivals.asks_along(each)
-    third.is_checked = arrivals.may_run(third)  # that of another greenlet
-    answers: Any = object.__new__(Answers)
+    third.duplicate_checked = arrivals.may_run(third)  # that of another greenlet
+    answers: Any = object.__new__(PermitClient)
     answers._arrivals = arrivals
     assert answers._decisions([first, third], for_permit=True) == [None], "another copy is parked"
     assert answers._who_may_run([second, first]) == [second]
-    assert (second.is_checked, first.is_checked) == (True, False)
+    assert (second.duplicate_checked, first.duplicate_checked) == (True, False)
     assert answers._who_may_run([third, second]) == [third, second]

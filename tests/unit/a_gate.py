@@ -21,27 +21,27 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.gate import (
-    alarms,
-    answers,
-    batch,
-    coming,
-    errands,
-    exits,
-    gate,
-    local_share,
-    loop,
-    passing,
-    places,
-    sent,
-)
-from celery_ratelimit.gate.gate import Gate
-from celery_ratelimit.gate.held import State
-from celery_ratelimit.gate.line import Line
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.shadows import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.parking.lot import NOBODY, ToPark
+from celery_ratelimit.worker import (
+    actions,
+    admission,
+    arrival_batch,
+    concurrency_leases,
+    fallback_limiter,
+    gate,
+    in_flight_acquires,
+    parking_batch,
+    queue_timers,
+    scheduler,
+    store_calls,
+    unlimited_admission,
+)
+from celery_ratelimit.worker.gate import Gate
+from celery_ratelimit.worker.request import State
+from celery_ratelimit.worker.request_queue import LimitQueue
 
 __all__ = ["Bench"]
 
@@ -120,7 +120,7 @@ class Bench:
         self.shadows = Shadows()
         self.lost = False
         self.tats: dict[str, float] = {}
-        self.places: dict[str, set[str]] = {}
+        self.concurrency_leases: dict[str, set[str]] = {}
         self.kept: set[str] = set()
         self.running: dict[Request, float] = {}
         self.requests: list[Request] = []
@@ -128,15 +128,28 @@ class Bench:
         self.left: set[str] = set()
         self.widened = 0
         self.is_somebody_parked = False
-        self.answers: list[int] = []  # of the lot
-        for module in (alarms, answers, batch, coming, errands, exits, gate, local_share, loop, passing, places, sent):
+        self.admission: list[int] = []  # of the lot
+        for module in (
+            queue_timers,
+            admission,
+            parking_batch,
+            arrival_batch,
+            store_calls,
+            actions,
+            gate,
+            fallback_limiter,
+            scheduler,
+            unlimited_admission,
+            concurrency_leases,
+            in_flight_acquires,
+        ):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
-        monkeypatch.setattr(errands, "ThreadPoolExecutor", lambda *_: self)
-        monkeypatch.setattr(errands, "AWAY", 0.0)
-        for name in ("Outage", "Changes", "Attendant"):
+        monkeypatch.setattr(store_calls, "ThreadPoolExecutor", lambda *_: self)
+        monkeypatch.setattr(store_calls, "THREAD_LATENCY", 0.0)
+        for name in ("Outage", "LimitWatcher", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
         nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
-        monkeypatch.setattr(gate, "StoredRates", lambda *_: nothing_stored)
+        monkeypatch.setattr(gate, "StoredLimitLabels", lambda *_: nothing_stored)
         monkeypatch.setattr(gate, "parking_of", lambda app: None)
         monkeypatch.setattr(gate, "is_built_in", lambda name: False)
         for name, value in {
@@ -355,9 +368,9 @@ class Bench:
             request.acknowledged = True
             self.contained(lambda: self.gate.on_end(request))
 
-    def idle(self, held: int) -> int:
+    def idle(self, pending: int) -> int:
         inside = sum(not request.ends for request in self.requests)
-        return self.processes - (len(self.running) + inside - held)
+        return self.processes - (len(self.running) + inside - pending)
 
     def takes(self, name: str) -> float:
         return 0.05
@@ -503,7 +516,7 @@ class Bench:
             if isinstance(demand.limit, Limit):
                 waits.append(max(0.0, self.tats.get(demand.name, 0.0) - self.now))
             else:
-                holders = self.places.setdefault(demand.name, set())
+                holders = self.concurrency_leases.setdefault(demand.name, set())
                 waits.append(0.0 if len(holders - {id}) < 2 else 0.5)
         wait = max(waits)
         allowed = wait <= horizon and not any(
@@ -514,7 +527,7 @@ class Bench:
                 if isinstance(demand.limit, Limit):
                     self.tats[demand.name] = max(self.now, self.tats.get(demand.name, 0.0)) + 0.1
                 else:
-                    self.places[demand.name].add(id)
+                    self.concurrency_leases[demand.name].add(id)
         states = tuple(
             LimitState(demand.name, "", 1, 0, max(0.0, self.tats.get(demand.name, 0.0) - self.now), 0.1)
             if isinstance(demand.limit, Limit)
@@ -534,7 +547,7 @@ class Bench:
     def _end_lease(self, holder: str, *, later: bool = False) -> None:
         if holder in self.kept:
             self.kept.discard(holder)
-            for holders in self.places.values():
+            for holders in self.concurrency_leases.values():
                 holders.discard(holder)
             self.step("release")
 
@@ -545,7 +558,7 @@ class Bench:
         return SimpleNamespace(
             may_run=self._may_run,
             on_message=lambda message: None,
-            asks_along=lambda held: False,
+            asks_along=lambda pending: False,
             told_along=lambda asking: nullcontext(None),
         )
 
@@ -553,7 +566,7 @@ class Bench:
     def waking(self) -> Any:
         return SimpleNamespace(wake=lambda names: None)
 
-    def _may_run(self, held: Any) -> bool:
+    def _may_run(self, pending: Any) -> bool:
         self.step("may run")
         return True
 
@@ -576,16 +589,17 @@ class Bench:
         yield lambda: self.step("park")
         self.together_parked.append(sum(map(len, requests_of.values())))
         return {
-            bucket: [self._park(held, only_behind) for held, _ in requests] for bucket, requests in requests_of.items()
+            bucket: [self._park(pending, only_behind) for pending, _ in requests]
+            for bucket, requests in requests_of.items()
         }
 
-    def _park(self, held: Any, only_behind: bool) -> int:
-        answer = self.answers.pop(0) if self.answers else 0
+    def _park(self, pending: Any, only_behind: bool) -> int:
+        answer = self.admission.pop(0) if self.admission else 0
         if answer == NOBODY:
             self.is_somebody_parked = False
             answer = NOBODY if only_behind else 0  # whoever asked is parked
-        if answer >= 0 and not held.gone and not self.is_stale(held.request):
-            held.request.end("parked")
+        if answer >= 0 and not pending.gone and not self.is_stale(pending.request):
+            pending.request.end("parked")
         return answer
 
     def watch(self) -> None:
@@ -599,48 +613,50 @@ class Bench:
 
     # -- What always holds -------------------------------------------------------------------------------------------
 
-    def held(self) -> list[tuple[Line, Any]]:
-        return [(line, held) for line in self.gate._lines for held in line]
+    def pending(self) -> list[tuple[LimitQueue, Any]]:
+        return [(limit_queue, pending) for limit_queue in self.gate._queues for pending in limit_queue]
 
     def check(self) -> None:
         """Each request is in one state and in one place, and everybody is counted once."""
-        room, presence = self.gate._room, self.gate._presence
-        held = self.held()
-        assert len({id(each) for _, each in held}) == len(held)
-        for line, each in held:
-            places = (each in line.with_slot, each in line.new, each in list(line.due))
+        capacity, prefetch = self.gate._capacity, self.gate._prefetch
+        pending = self.pending()
+        assert len({id(each) for _, each in pending}) == len(pending)
+        for limit_queue, each in pending:
+            concurrency_leases = (each in limit_queue.with_slot, each in limit_queue.new, each in list(limit_queue.due))
             expected = {
-                State.ASKS: (each.has_slot, not each.has_slot, False),
-                State.ASKS_AGAIN: (False, False, True),
-                State.HOLDS_PERMIT: (False, False, True),
-                State.IS_PARKED: (False, False, False),
+                State.QUEUED: (each.has_reservation, not each.has_reservation, False),
+                State.DEFERRED: (False, False, True),
+                State.GRANTED: (False, False, True),
+                State.PARKING: (False, False, False),
             }
-            assert places == expected[each.state]
-            assert (each in line.leaving) == (each.state is State.IS_PARKED)
-        assert presence.limited == len(held)
-        assert room.held == len(held) + len(self.gate._entrance)
-        holding = sorted(each.at for _, each in held if each.state is State.HOLDS_PERMIT)
-        assert room.promises.times == holding
-        assert presence._outside == self.widened >= 0
-        assert self.left == set(presence._suspended._queues)
+            assert concurrency_leases == expected[each.state]
+            assert (each in limit_queue.parking) == (each.state is State.PARKING)
+        assert prefetch.limited == len(pending)
+        assert capacity.pending == len(pending) + len(self.gate._pool_scheduler)
+        holding = sorted(each.at for _, each in pending if each.state is State.GRANTED)
+        assert capacity.promises.times == holding
+        assert prefetch._outside == self.widened >= 0
+        assert self.left == set(prefetch._suspended._queues)
         assert {request.id for request in self.requests if len(request.ends) > 1 and request.ends[0] != "lost"} == set()
-        waiting = {id(each.request) for _, each in held} | {id(each.request) for each in self.gate._entrance._unlimited}
+        waiting = {id(each.request) for _, each in pending} | {
+            id(each.request) for each in self.gate._pool_scheduler._unlimited
+        }
         assert waiting == {id(request) for request in self.requests if not request.ends}
-        keep = {each.id for _, each in held} | {each.id for each in self.gate._running._held.values()}
+        keep = {each.id for _, each in pending} | {each.id for each in self.gate._running._held.values()}
         assert self.kept <= keep
-        assert not self.gate._loop._is_running
+        assert not self.gate._scheduler._is_running
 
     def check_empty(self) -> None:
         """Everybody has gone: nothing is left of them."""
         self.check()
-        assert not self.held()
-        assert not len(self.gate._entrance)
-        lines = self.gate._lines
-        assert not {*lines._by_key, *lines._by_bucket, *lines.wanting}
+        assert not self.pending()
+        assert not len(self.gate._pool_scheduler)
+        queues = self.gate._queues
+        assert not {*queues._by_key, *queues._by_bucket, *queues.needing_process}
         assert not self.gate._running._held
         assert not self.kept
-        assert not any(self.places.values())
+        assert not any(self.concurrency_leases.values())
         assert not self.left
-        assert not self.gate._loop._sent._asked
-        assert not self.gate._exits.batch._on_their_way
-        assert self.gate._room.promises.by(float("inf")) == 0
+        assert not self.gate._scheduler._in_flight._asked
+        assert not self.gate._actions.batch._on_their_way
+        assert self.gate._capacity.promises.by(float("inf")) == 0

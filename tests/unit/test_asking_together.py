@@ -18,7 +18,7 @@ def come_back(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> l
     """As many, each for a turn a hundredth of a second after the one before."""
     requests = []
     for index in range(number):
-        bench.gate._room.coming.expect(f"back-{index}", bench.now + ahead + 0.01 * index, bench.now)
+        bench.gate._capacity.coming.expect(f"back-{index}", bench.now + ahead + 0.01 * index, bench.now)
         requests.append(bench.come(task, f"back-{index}", returned=True))
     return requests
 
@@ -67,7 +67,7 @@ def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_t
     task = bench.task("wait", "r1")
     for _ in range(5):
         bench.come(task)
-    bench.gate._room.store.round_trip = 0.025
+    bench.gate._capacity.store.round_trip = 0.025
     bench.run(0.5)
     assert 3 in bench.asked  # 0.25 seconds, and 0.1 from one to the next
 
@@ -75,9 +75,9 @@ def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_t
 def test_a_store_that_is_very_far_is_asked_no_sooner_than_it_grants(bench: Bench) -> None:
     """Or it would say no, and be asked again at once."""
     bench.tats["r1"] = bench.now + 2.0
-    bench.gate._room.store.round_trip = 0.5
+    bench.gate._capacity.store.round_trip = 0.5
     bench.come(bench.task("wait", "r1"))
-    bench.gate._room.store.round_trip = 0.5
+    bench.gate._capacity.store.round_trip = 0.5
     bench.run(2.1)
     assert len(bench.asked) <= 3
 
@@ -108,11 +108,11 @@ def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
 
 def test_where_the_store_is_far_those_whose_turn_comes_soon_are_called_to_ask_with_it(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 5.0
-    bench.gate._room.store.round_trip = 0.02
+    bench.gate._capacity.store.round_trip = 0.02
     task = bench.task("retry", "r1")
     waiting = []
     for index in range(6):  # on a countdown
-        bench.gate._room.coming.expect(f"on-timer-{index}", bench.now + 0.07 + 0.01 * index, bench.now)
+        bench.gate._capacity.coming.expect(f"on-timer-{index}", bench.now + 0.07 + 0.01 * index, bench.now)
         waiting.append(bench.come(task, f"on-timer-{index}", returned=True, countdown=True))
     come_back(bench, task, 2, ahead=0.05)
     bench.run(0.012)
@@ -129,8 +129,8 @@ def test_a_brief_newcomer_stays_where_a_process_is_free_in_a_moment_and_others_m
     bench.come(task)
     bench.tats["r1"] = bench.now + 0.01
     bench.come(task)
-    (line,) = bench.gate._lines
-    line.open, line.closed_until, asked = False, bench.now + 0.01, len(bench.asked)
+    (limit_queue,) = bench.gate._queues
+    limit_queue.permit_available, limit_queue.closed_until, asked = False, bench.now + 0.01, len(bench.asked)
     bench.come(task)
     assert (len(bench.asked) > asked) == (takes > 1), "for a slot alone"
     bench.finish()

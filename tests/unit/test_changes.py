@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Limit
-from celery_ratelimit.gate.changes import LOOK, Changes
+from celery_ratelimit.worker.limit_watcher import POLL_INTERVAL, LimitWatcher
 
 
 class World:
@@ -21,7 +21,7 @@ class World:
         self.stored = ""
 
     def call_after(self, seconds: float, callback: Any) -> Any:
-        assert seconds >= LOOK
+        assert seconds >= POLL_INTERVAL
         self.steps.append("timer")
         self.waiting = callback
         return self.cancel
@@ -45,7 +45,7 @@ def world() -> World:
 
 
 @pytest.fixture
-def changes(world: World) -> Changes:
+def changes(world: World) -> LimitWatcher:
     class Outage:
         def ask(self, question: Any, otherwise: Any, *, quietly: bool = False) -> Any:
             return question()
@@ -57,12 +57,12 @@ def changes(world: World) -> Changes:
 
     worker: Any = SimpleNamespace(timers=world)
     asker: Any = SimpleNamespace(changes=world.changes, drive=lambda _: None, core=None)
-    errands: Any = SimpleNamespace(are_run=False)
+    store_calls: Any = SimpleNamespace(use_threads=False)
     limits: Any = {"api": Limit("10/s", name="api")}
-    return Changes(worker, asker, limits, Outage(), errands, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
+    return LimitWatcher(worker, asker, limits, Outage(), store_calls, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
 
 
-def test_the_next_look_is_set_when_this_one_has_its_answer(world: World, changes: Changes) -> None:
+def test_the_next_look_is_set_when_this_one_has_its_answer(world: World, changes: LimitWatcher) -> None:
     """Else a store that hangs for as long as the pause leaves the worker's loop no time for anything else."""
     changes.watch()
     world.steps.clear()
@@ -71,7 +71,7 @@ def test_the_next_look_is_set_when_this_one_has_its_answer(world: World, changes
     assert world.steps == ["read", "timer"] * 3
 
 
-def test_it_goes_on_whatever_a_look_raises(world: World, changes: Changes) -> None:
+def test_it_goes_on_whatever_a_look_raises(world: World, changes: LimitWatcher) -> None:
     changes.watch()
     world.during_read = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -81,7 +81,7 @@ def test_it_goes_on_whatever_a_look_raises(world: World, changes: Changes) -> No
     assert world.waiting is not None
 
 
-def test_what_is_closed_in_the_midst_of_a_look_looks_no_more(world: World, changes: Changes) -> None:
+def test_what_is_closed_in_the_midst_of_a_look_looks_no_more(world: World, changes: LimitWatcher) -> None:
     """A greenlet may close it, or open it anew."""
     changes.watch()
     world.during_read = changes.close
@@ -92,13 +92,13 @@ def test_what_is_closed_in_the_midst_of_a_look_looks_no_more(world: World, chang
     assert world.waiting is not None
 
 
-def test_a_store_that_is_some_way_off_is_not_waited_for(world: World, changes: Changes) -> None:
+def test_a_store_that_is_some_way_off_is_not_waited_for(world: World, changes: LimitWatcher) -> None:
     changed: list[set[str]] = []
     changes._on_change = changed.append
     changes.watch()
-    errands: Any = changes._errands
+    store_calls: Any = changes._store_calls
     sent: list[Any] = []
-    errands.are_run, errands.run = True, lambda question, done: sent.append((question, done))
+    store_calls.use_threads, store_calls.run = True, lambda question, done: sent.append((question, done))
     world.steps.clear()
     world.ring()
     assert (world.steps, world.waiting) == ([], None), "the next look follows the answer"

@@ -10,10 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from celery_ratelimit._celery import Pool
+from celery_ratelimit._celery.intake_pause import MOST_REST, rest_while
 from celery_ratelimit._celery.pool import _Job
-from celery_ratelimit._celery.resting import MOST_REST, rest_while
-from celery_ratelimit.gate.distance import Distance
-from celery_ratelimit.gate.room import AHEAD, Room
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
@@ -22,20 +20,22 @@ from celery_ratelimit.parking.attendant import Attendant
 from celery_ratelimit.parking.lot import NOBODY
 from celery_ratelimit.parking.occupied import Occupied
 from celery_ratelimit.parking.parked import Looked, Parked
+from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
+from celery_ratelimit.worker.store_latency import StoreLatency
 from tests.unit.a_gate import Bench
 
 NOW = 100.0
 
 
-def away(seconds: float) -> Distance:
-    distance = Distance()
+def away(seconds: float) -> StoreLatency:
+    distance = StoreLatency()
     for _ in range(300):
         distance.note(seconds)
     return distance
 
 
 def test_how_far_it_is_is_a_mean() -> None:
-    distance = Distance()
+    distance = StoreLatency()
     assert not distance.is_far
     distance.note(0.008)
     assert distance.round_trip == 0.001
@@ -47,7 +47,7 @@ def test_how_far_it_is_is_a_mean() -> None:
 
 def test_a_store_that_is_near_answers_at_once_now_and_then() -> None:
     """However long its other answers take, since it or the worker is busy."""
-    distance = Distance()
+    distance = StoreLatency()
     assert distance.is_at_least(0.0)
     assert not distance.is_at_least(0.001)
     distance.note(0.002)
@@ -66,7 +66,7 @@ def pool(*jobs: tuple[str, float]) -> Pool:
     made._takes.update(short=0.004, long=5.0)
     for number, (name, ago) in enumerate(jobs):
         made._jobs[number] = _Job(name, NOW - ago, None)
-    made.idle = lambda held: 4 - len(made._jobs)  # type: ignore[method-assign]
+    made.idle = lambda pending: 4 - len(made._jobs)  # type: ignore[method-assign]
     return made
 
 
@@ -81,20 +81,20 @@ def pool(*jobs: tuple[str, float]) -> Pool:
 )
 def test_what_ends_while_the_store_is_asked(jobs: list[tuple[str, float]], ended: int) -> None:
     assert pool(*jobs).have_ended(NOW, 0.02) == ended
-    room = Room(pool(*jobs))
-    assert room.idle(NOW) == room.idle() == 4 - len(jobs), "near a store it is heard in time"
-    room.store = away(0.02)
-    assert room.idle(NOW) == room.idle() + ended
+    capacity = PoolCapacity(pool(*jobs))
+    assert capacity.idle(NOW) == capacity.idle() == 4 - len(jobs), "near a store it is heard in time"
+    capacity.store = away(0.02)
+    assert capacity.idle(NOW) == capacity.idle() + ended
 
 
 def test_a_permit_is_asked_for_where_processes_are_free_when_the_answer_comes() -> None:
     busy = [("short", 0.01)] * 4
-    near, far = Room(pool(*busy)), Room(pool(*busy))
+    near, far = PoolCapacity(pool(*busy)), PoolCapacity(pool(*busy))
     far.store = away(0.02)
     assert not near.has_for_permit(NOW)
     assert far.has_for_permit(NOW)
-    assert far.permits(NOW, "short") > 4, "they are short, and permits may be taken ahead"
-    long = Room(pool(*[("long", 0.01)] * 4))
+    assert far.max_permits(NOW, "short") > 4, "they are short, and permits may be taken ahead"
+    long = PoolCapacity(pool(*[("long", 0.01)] * 4))
     long.store = away(0.02)
     assert not long.has_for_permit(NOW)
 
@@ -106,29 +106,29 @@ def test_a_permit_is_asked_for_where_processes_are_free_when_the_answer_comes() 
 def test_permits_close_upon_each_other_are_as_many_as_processes_end_meanwhile(interval: float, permits: int) -> None:
     some = pool()
     some._takes["half"] = AHEAD / 2
-    assert Room(some).permits(NOW, "half", interval) == permits
+    assert PoolCapacity(some).max_permits(NOW, "half", interval) == permits
 
 
 def test_tasks_that_are_brief_may_stand_behind_one_another() -> None:
     """With a limit that does not bind turns are at once: a store that is 2 ms away had been asked for four by four."""
     some = pool()
-    assert Room(some).permits(NOW, "short", 1e-6) == Room(some).permits(NOW, "short") == 100
+    assert PoolCapacity(some).max_permits(NOW, "short", 1e-6) == PoolCapacity(some).max_permits(NOW, "short") == 100
 
 
 def test_processes_that_are_busy_end_meanwhile_as_well() -> None:
     """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
     some = pool(*[("brief", 0.0)] * 3)
     some._takes["brief"] = AHEAD / 5
-    assert Room(some).permits(NOW, "brief", 0.01) == 5
+    assert PoolCapacity(some).max_permits(NOW, "brief", 0.01) == 5
 
 
 def test_beside_unlimited_tasks_permits_are_taken_as_far_ahead_as_it_takes_to_ask() -> None:
-    room = Room(pool())
-    assert room.ahead("short") == 0.02
-    room.store = away(0.02)
-    assert room.ahead("short") == pytest.approx(0.08)
-    room.store = away(0.09)
-    assert room.ahead("short") == AHEAD
+    capacity = PoolCapacity(pool())
+    assert capacity.ahead("short") == 0.02
+    capacity.store = away(0.02)
+    assert capacity.ahead("short") == pytest.approx(0.08)
+    capacity.store = away(0.09)
+    assert capacity.ahead("short") == AHEAD
 
 
 # -- Nothing new comes in while it is late -----------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_worker_is_late_when_a_turn_has_passed_that_it_could_not_see_to(monkey
     assert not bench.is_late()
     bench.run(0.02)
     assert not bench.is_late(), "the store is near: it is the pool that is busy"
-    bench.gate._room.store = away(0.02)
+    bench.gate._capacity.store = away(0.02)
     assert bench.is_late()
     bench.finish()
     assert request.ends == ["started"]
@@ -280,11 +280,11 @@ def let_out(attendant: Attendant, *names: str) -> None:
 
 def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(attendant: Attendant) -> None:
     lots: Any = attendant.parking
-    packed, held = MagicMock(), MagicMock(gone=False)
-    asked(attendant.parks({BUCKET: [(held, packed)]}, only_behind=True))
+    packed, pending = MagicMock(), MagicMock(gone=False)
+    asked(attendant.parks({BUCKET: [(pending, packed)]}, only_behind=True))
     let_out(attendant, "api")
-    asked(attendant.parks({BUCKET: [(held, packed)]}, only_behind=True))
-    asked(attendant.parks({BUCKET: [(held, packed)], ("other", ""): [(held, packed)]}, only_behind=True))
+    asked(attendant.parks({BUCKET: [(pending, packed)]}, only_behind=True))
+    asked(attendant.parks({BUCKET: [(pending, packed)], ("other", ""): [(pending, packed)]}, only_behind=True))
     assert lots.only_behind == [True, False, True]
 
 

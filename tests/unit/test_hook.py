@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_ratelimit import ConfigurationError, StoreUnavailable, observe
-from celery_ratelimit._celery.receipts import Receipts
+from celery_ratelimit._celery.received_log_filter import ReceivedLogFilter
 from celery_ratelimit.app.observers import observers_of
-from celery_ratelimit.gate import gate, said
 from celery_ratelimit.observing import Observation
+from celery_ratelimit.worker import gate, reporting
 from tests.unit.a_gate import Bench
 
 
@@ -26,12 +26,12 @@ def seen() -> list[Observation]:
 def bench(monkeypatch: pytest.MonkeyPatch, seen: list[Observation]) -> Bench:
     observers: list[Any] = [seen.append]
 
-    def hook(*_: Any) -> said.Hook:
-        return said.Hook(observers)
+    def reporter(*_: Any) -> reporting.Reporter:
+        return reporting.Reporter(observers)
 
-    monkeypatch.setattr(gate, "Hook", hook)
+    monkeypatch.setattr(gate, "Reporter", reporter)
     made = Bench(monkeypatch)
-    monkeypatch.setattr(said, "monotonic", lambda: made.now)
+    monkeypatch.setattr(reporting, "monotonic", lambda: made.now)
     return made
 
 
@@ -88,8 +88,8 @@ def test_an_observer_that_raises_is_said_once_and_harms_nothing(
     def broken(_: Observation) -> None:
         raise ZeroDivisionError("observer")
 
-    hook = said.Hook([broken, later.append])
-    monkeypatch.setattr(gate, "Hook", lambda *_: hook)
+    reporter = reporting.Reporter([broken, later.append])
+    monkeypatch.setattr(gate, "Reporter", lambda *_: reporter)
     bench = Bench(monkeypatch)
     for _ in range(3):
         bench.come(bench.task("drop", "r1"))
@@ -104,10 +104,12 @@ def test_what_nobody_hears_is_not_put_into_words_but_counted(
     counted: list[Observation] = []
     words: list[Any] = []
     told: list[Observation] = []
-    hook = said.Hook([], lambda *_: "", counted.append)
-    monkeypatch.setattr(gate, "Hook", lambda *_: hook)
-    throttled = said._throttled
-    monkeypatch.setattr(said, "_throttled", lambda held, outcome: words.append(outcome) or throttled(held, outcome))
+    reporter = reporting.Reporter([], lambda *_: "", counted.append)
+    monkeypatch.setattr(gate, "Reporter", lambda *_: reporter)
+    throttled = reporting._throttled
+    monkeypatch.setattr(
+        reporting, "_throttled", lambda pending, outcome: words.append(outcome) or throttled(pending, outcome)
+    )
     bench = Bench(monkeypatch)
     task = bench.task("drop", "r1")
     caplog.set_level(logging.WARNING, "celery_ratelimit")
@@ -119,8 +121,8 @@ def test_what_nobody_hears_is_not_put_into_words_but_counted(
     bench.come(task)
     assert "dropped" in caplog.text
     caplog.set_level(logging.WARNING, "celery_ratelimit")
-    hook._observers.append(told.append)
-    hook._all.append(told.append)
+    reporter._observers.append(told.append)
+    reporter._all.append(told.append)
     bench.come(task)
     assert told[0].said.startswith("throttled by limit 'r1'")
     assert len(words) == 2
@@ -151,7 +153,7 @@ def test_an_observer_that_is_not_there_is_named(named: str) -> None:
 def test_what_comes_back_is_received_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     marker = {"queue": "celery", "eta": None, "exchange": None, "routing_key": None}
     logger = logging.getLogger("celery.worker.strategy")
-    receipts = Receipts()
+    receipts = ReceivedLogFilter()
     with caplog.at_level(logging.DEBUG, logger.name):
         receipts.open()
         try:
@@ -164,5 +166,5 @@ def test_what_comes_back_is_received_at_debug(caplog: pytest.LogCaptureFixture) 
             logger.info("Task %(id)s received", {"id": "c"}, extra={"data": {"id": "c"}})
         finally:
             receipts.close()
-    said = [(record.getMessage(), record.levelname) for record in caplog.records]
-    assert said == [("Task a received", "DEBUG"), ("Task b received", "INFO"), ("Task a received", "INFO")]
+    reporting = [(record.getMessage(), record.levelname) for record in caplog.records]
+    assert reporting == [("Task a received", "DEBUG"), ("Task b received", "INFO"), ("Task a received", "INFO")]

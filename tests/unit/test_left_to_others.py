@@ -77,7 +77,7 @@ def test_not_when_it_is_not_left_any_more_by_then(bench: Bench) -> None:
 
 
 def test_what_waits_for_its_countdown_goes_too_and_is_back_for_its_turn(bench: Bench) -> None:
-    bench.gate._room.coming.expect("back", bench.now + 0.7, bench.now)
+    bench.gate._capacity.coming.expect("back", bench.now + 0.7, bench.now)
     delays: list[float] = []
     send_back = bench.gate.worker.departures.send_back
     bench.gate.worker.departures.send_back = lambda *args: (delays.append(args[3]), send_back(*args))  # type: ignore[func-returns-value,method-assign]
@@ -92,13 +92,13 @@ def test_what_waits_for_its_countdown_goes_too_and_is_back_for_its_turn(bench: B
 
 def test_what_came_by_its_own_queue_stays(bench: Bench) -> None:
     fill(bench)
-    stays = bench.come(bench.task("wait", "r1"))
+    waits_in_worker = bench.come(bench.task("wait", "r1"))
     back = bench.come(bench.task("retry", "r2"), returned=True)
-    assert (stays.ends, back.ends) == ([], [])
+    assert (waits_in_worker.ends, back.ends) == ([], [])
     for _ in range(2):
         bench.finish()
         bench.run(0.2)
-    assert (stays.ends, back.ends) == (["started"], ["started"])
+    assert (waits_in_worker.ends, back.ends) == (["started"], ["started"])
 
 
 def test_who_has_a_permit_keeps_it(bench: Bench) -> None:

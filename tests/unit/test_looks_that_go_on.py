@@ -25,7 +25,7 @@ class World:
         self.now = 100.0
         self.timers: list[tuple[float, int, list[Callable[[], None]]]] = []
         self.numbers = itertools.count()
-        self.are_run = self.is_lost = False
+        self.use_threads = self.is_lost = False
         self.on_its_way: list[tuple[Callable[[], Any], Callable[[Callable[[], Any], float], None]]] = []
         self.heard: list[Any] = []
         self.begun: list[float] = []
@@ -121,7 +121,7 @@ def test_near_a_store_a_look_is_done_at_once_and_the_next_follows_after_a_pause(
 
 
 def test_some_way_off_the_loop_goes_on_after_each_question(world: World) -> None:
-    world.are_run = True
+    world.use_threads = True
     world.wait(PAUSE)
     assert (world.heard, len(world.on_its_way)) == ([], 1)
     world.answer()
@@ -133,7 +133,7 @@ def test_some_way_off_the_loop_goes_on_after_each_question(world: World) -> None
 
 
 def test_there_is_one_look_at_a_time_and_who_asks_for_one_meanwhile_gets_it_behind_that(world: World) -> None:
-    world.are_run = True
+    world.use_threads = True
     world.wait(PAUSE)
     assert world.looks.soon(0.01)
     assert not world.looks.soon(0.01), "it is as soon as that"
@@ -150,7 +150,7 @@ def test_there_is_one_look_at_a_time_and_who_asks_for_one_meanwhile_gets_it_behi
 
 
 def test_who_asks_for_one_soon_gets_it_though_the_last_one_ends_meanwhile(world: World) -> None:
-    world.are_run = True
+    world.use_threads = True
     world.wait(PAUSE)
     assert world.looks.soon(PAUSE / 4)
     world.answer()
@@ -160,16 +160,16 @@ def test_who_asks_for_one_soon_gets_it_though_the_last_one_ends_meanwhile(world:
 
 
 def test_a_store_that_comes_nearer_is_waited_for(world: World) -> None:
-    world.are_run = True
+    world.use_threads = True
     world.wait(PAUSE)
-    world.are_run = False
+    world.use_threads = False
     world.answer()
     assert (world.heard, world.closed) == (["due", "left"], 1)
 
 
-@pytest.mark.parametrize("are_run", [False, True])
-def test_a_store_that_is_lost_ends_the_look_and_there_is_another(world: World, are_run: bool) -> None:
-    world.are_run, world.questions = are_run, [lambda: "due", lost, lambda: "never"]
+@pytest.mark.parametrize("use_threads", [False, True])
+def test_a_store_that_is_lost_ends_the_look_and_there_is_another(world: World, use_threads: bool) -> None:
+    world.use_threads, world.questions = use_threads, [lambda: "due", lost, lambda: "never"]
     world.wait(PAUSE)
     while world.on_its_way:
         world.answer()
@@ -181,13 +181,13 @@ def test_a_store_that_is_lost_ends_the_look_and_there_is_another(world: World, a
     assert len(world.begun) == 2
 
 
-@pytest.mark.parametrize("are_run", [False, True])
-def test_whatever_is_raised_ends_that_look_alone(world: World, are_run: bool) -> None:
-    world.are_run, world.questions = are_run, [wrong]
-    if are_run:
+@pytest.mark.parametrize("use_threads", [False, True])
+def test_whatever_is_raised_ends_that_look_alone(world: World, use_threads: bool) -> None:
+    world.use_threads, world.questions = use_threads, [wrong]
+    if use_threads:
         world.wait(PAUSE)
     with pytest.raises(ZeroDivisionError):
-        world.answer() if are_run else world.wait(PAUSE)
+        world.answer() if use_threads else world.wait(PAUSE)
     assert world.closed == 1
     world.questions = []
     world.wait(RARELY)
@@ -195,7 +195,7 @@ def test_whatever_is_raised_ends_that_look_alone(world: World, are_run: bool) ->
 
 
 def test_when_it_ends_what_has_left_its_lot_is_published_and_nobody_asks_on(world: World) -> None:
-    world.are_run, world.questions = True, [lambda: "left", lambda: "never"]
+    world.use_threads, world.questions = True, [lambda: "left", lambda: "never"]
     world.wait(PAUSE)
     world.looks.end()
     assert (world.heard, world.closed, len(world.on_its_way)) == (["left"], 1, 1)
@@ -207,7 +207,7 @@ def test_when_it_ends_what_has_left_its_lot_is_published_and_nobody_asks_on(worl
 
 @pytest.mark.parametrize("question", [lost, wrong])
 def test_it_ends_where_nothing_can_be_published_any_more(world: World, question: Callable[[], Any]) -> None:
-    world.are_run, world.questions = True, [question]
+    world.use_threads, world.questions = True, [question]
     world.wait(PAUSE)
     world.looks.end()
     assert (world.heard, world.closed) == ([], 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit.gate.held import State
+from celery_ratelimit.worker.request import State
 from tests.unit.a_gate import Bench, Lost
 
 
@@ -20,8 +20,8 @@ def one_with_permit(bench: Bench, *names: str) -> Any:
     bench.tats["r1"] = bench.now + 0.05
     request = bench.come(bench.task("wait", "r1", *names))
     bench.run(0.04)
-    ((_, held),) = bench.held()
-    assert held.state is State.HOLDS_PERMIT
+    ((_, pending),) = bench.pending()
+    assert pending.state is State.GRANTED
     return request
 
 
@@ -52,13 +52,13 @@ def test_what_has_one_cause_is_raised_when_a_task_ends_too(bench: Bench) -> None
 @pytest.mark.parametrize("lose", [False, True])
 def test_a_place_that_was_not_used_in_time_is_free_while_its_task_waits_for_a_process(bench: Bench, lose: bool) -> None:
     one_with_permit(bench, "p1")
-    assert bench.places["p1"], "it has one"
+    assert bench.concurrency_leases["p1"], "it has one"
     for _ in range(bench.processes):
         bench.running[object()] = bench.now  # type: ignore[index]  # long tasks of others
     bench.run(0.5)
-    ((_, held),) = bench.held()
-    assert held.state is State.ASKS
-    assert not bench.places["p1"]
+    ((_, pending),) = bench.pending()
+    assert pending.state is State.QUEUED
+    assert not bench.concurrency_leases["p1"]
     if lose:
         bench.lose_connection()
     assert not bench.kept
@@ -79,7 +79,7 @@ def test_nothing_is_left_of_whoever_was_at_hand_when_the_connection_was_lost(
     bench.run(1.0)
     assert request.ends == ["lost"], "the broker hands it out anew"
     bench.check_empty()
-    assert bench.gate._room.held == 0
+    assert bench.gate._capacity.pending == 0
 
 
 def test_a_place_is_given_back_of_whoever_was_to_start_when_the_connection_was_lost(bench: Bench) -> None:

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
-from celery_ratelimit.gate import batch, errands
-from celery_ratelimit.gate.batch import MOST_BEHIND
-from celery_ratelimit.gate.distance import Distance
-from celery_ratelimit.gate.errands import Errands
-from celery_ratelimit.gate.sent import Asked
-from celery_ratelimit.gate.verdict import EndCopy
 from celery_ratelimit.parking.asks import asked, go_on
 from celery_ratelimit.parking.lot import FULL, NOBODY, OVERTAKEN
 from celery_ratelimit.parking.untold import Untold
+from celery_ratelimit.worker import parking_batch, store_calls
+from celery_ratelimit.worker.in_flight_acquires import AcquireCall
+from celery_ratelimit.worker.parking_batch import MOST_BEHIND
+from celery_ratelimit.worker.rules import DropDuplicate
+from celery_ratelimit.worker.store_calls import StoreCalls
+from celery_ratelimit.worker.store_latency import StoreLatency
 from tests.unit.a_gate import Bench, Lost, Request
 
-AWAY = 0.02
+THREAD_LATENCY = 0.02
 OPEN = -100.0  # a limit that could have been used for long
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(monkeypatch, processes=4, seconds_away=AWAY)
+    return Bench(monkeypatch, processes=4, seconds_away=THREAD_LATENCY)
 
 
 def ends(requests: Sequence[Request]) -> list[str]:
@@ -44,24 +44,24 @@ def come(bench: Bench, number: int, *task: str) -> list[Request]:
 def test_others_start_while_the_store_is_asked(bench: Bench) -> None:
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
     assert ends(requests) == ["", "started"]
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert ends(requests) == ["started", "started"]
     bench.check()
 
 
 def test_who_comes_meanwhile_asks_when_the_answer_is_there(bench: Bench) -> None:
     come(bench, 3, "retry", "r1")
-    bench.gate._room.store.round_trip = 1.0
+    bench.gate._capacity.store.round_trip = 1.0
     assert bench.asked == []
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert bench.asked == [1]
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert bench.asked == [1, 2], "the two that came meanwhile ask together"
 
 
 def test_lines_ask_beside_one_another(bench: Bench) -> None:
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert ends(requests) == ["started", "started"]
 
 
@@ -69,33 +69,33 @@ def test_a_process_is_kept_for_what_is_asked_for(bench: Bench) -> None:
     bench.processes, bench.takes = 1, lambda name: 5.0  # type: ignore[method-assign, assignment]
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
     assert ends(requests) == ["", ""], "there is one"
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert ends(requests) == ["started", ""]
-    assert bench.gate._room.promises.by(bench.now + 10) == 0
+    assert bench.gate._capacity.promises.by(bench.now + 10) == 0
 
 
 def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench) -> None:
     """Those behind it have heard of theirs, which come later."""
-    bench.gate._room.store.round_trip = AWAY
+    bench.gate._capacity.store.round_trip = THREAD_LATENCY
     bench.tats["r1"] = bench.now + 0.5
     task = bench.task("wait", "r1")
     bench.together([task] * 3)
-    line = next(iter(bench.gate._lines))
+    limit_queue = next(iter(bench.gate._queues))
     (refused,) = bench.ask_next(task.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
     each = [replace(refused, retry_after=refused.retry_after + 0.1 * number) for number in range(3)]
-    bench.gate._loop._hear(line, Asked(list(line.new), for_permit=True, answers=each))
-    assert line.next_ask == pytest.approx(bench.tats["r1"] - bench.gate._answers.early(), abs=1e-6)
+    bench.gate._scheduler._hear(limit_queue, AcquireCall(list(limit_queue.new), for_permit=True, admission=each))
+    assert limit_queue.next_ask == pytest.approx(bench.tats["r1"] - bench.gate._admission.lead_time(), abs=1e-6)
 
 
 def test_who_is_refused_keeps_nobody_from_what_it_was_told(bench: Bench) -> None:
     """A permit would be lost; and a copy that may not run would, as the store has said it once."""
     bench.tats["r1"] = bench.now + 0.5
     requests = bench.together([bench.task("wait", "r1")] * 3)
-    (line,) = bench.gate._lines
-    first, second, third = line.new
+    (limit_queue,) = bench.gate._queues
+    first, second, third = limit_queue.new
     (refused,) = bench.ask_next(first.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
-    each = [refused, replace(refused, allowed=True, retry_after=0.0), EndCopy()]
-    bench.gate._loop._hear(line, Asked([first, second, third], for_permit=True, answers=each))
+    each = [refused, replace(refused, allowed=True, retry_after=0.0), DropDuplicate()]
+    bench.gate._scheduler._hear(limit_queue, AcquireCall([first, second, third], for_permit=True, admission=each))
     assert ends(requests) == ["", "started", "acknowledged"]
 
 
@@ -104,7 +104,7 @@ def test_who_is_refused_is_parked_with_those_behind_it(bench: Bench) -> None:
     order: list[str] = []
     requests = come(bench, 6, "retry", "r1")
     bench.at["park"] = [lambda: order.append("parked")]
-    bench.run(3 * AWAY)
+    bench.run(3 * THREAD_LATENCY)
     assert (ends(requests), bench.asked, bench.together_parked) == (["parked"] * 6, [1], [6])
     assert order == ["parked"], "one script"
     bench.check_empty()
@@ -117,9 +117,9 @@ def test_parks_are_on_their_way_one_after_the_other(bench: Bench) -> None:
     bench.run(0.0)
     bench.at["park"] = [lambda: order.append(ends([*first, *second])), lambda: order.append(ends([*first, *second]))]
     second = come(bench, 2, "retry", "r1")
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert (ends(first), ends(second)) == (["parked"] * 2, [""] * 2)
-    bench.run(0.05 + AWAY)
+    bench.run(0.05 + THREAD_LATENCY)
     assert order == [[""] * 4, ["parked", "parked", "", ""]]
     assert ends(second) == ["parked"] * 2
     bench.check_empty()
@@ -140,7 +140,7 @@ def test_who_waits_for_others_that_are_on_their_way_makes_room_for_more(bench: B
 
 
 def test_who_brings_much_makes_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "BYTES", 1)
+    monkeypatch.setattr(parking_batch, "BYTES", 1)
     bench.is_somebody_parked = True
     come(bench, 2, "retry", "r1")
     bench.run(0.0)
@@ -150,7 +150,7 @@ def test_who_brings_much_makes_no_room(bench: Bench, monkeypatch: pytest.MonkeyP
 
 def test_who_finds_nobody_there_asks(bench: Bench) -> None:
     bench.is_somebody_parked = True
-    bench.answers = [NOBODY]
+    bench.admission = [NOBODY]
     bench.tats["r1"] = OPEN
     requests = come(bench, 1, "retry", "r1")
     bench.run(0.1)
@@ -159,7 +159,7 @@ def test_who_finds_nobody_there_asks(bench: Bench) -> None:
 
 def test_another_copy_that_may_run_ends_this_one(bench: Bench) -> None:
     bench.is_somebody_parked = True
-    bench.answers = [OVERTAKEN]
+    bench.admission = [OVERTAKEN]
     requests = come(bench, 1, "retry", "r1")
     bench.run(0.1)
     assert ends(requests) == ["acknowledged"]
@@ -181,7 +181,7 @@ def test_a_connection_that_is_lost_meanwhile_has_them_all(bench: Bench, parked: 
         bench.finish()
     bench.run(1.0)
     bench.check_empty()
-    assert bench.gate._room.promises.by(bench.now + 10) == 0
+    assert bench.gate._capacity.promises.by(bench.now + 10) == 0
 
 
 def test_who_is_revoked_meanwhile_does_not_start(bench: Bench) -> None:
@@ -197,10 +197,10 @@ def test_who_is_revoked_meanwhile_does_not_start(bench: Bench) -> None:
     ("choice", "end"), [("defer", "sent back"), ("allow", "started"), ("local", "started"), ("raise", "failed")]
 )
 def test_no_answer_is_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, end: str) -> None:
-    bench = Bench(monkeypatch, choice, seconds_away=AWAY)
+    bench = Bench(monkeypatch, choice, seconds_away=THREAD_LATENCY)
     bench.at["ask"] = [StoreUnavailable("no answer")]
     requests = come(bench, 1, "retry", "r1")
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert bench.lost
     bench.run(0.3)  # its share of the limit may be there a little later
     assert ends(requests) == [end]
@@ -224,9 +224,9 @@ def test_an_answer_that_has_waited_for_the_loop_is_no_permit_for_now(bench: Benc
     bench.decides_first, bench.tats["r1"] = True, OPEN
     requests = come(bench, 1, "wait", "r1")
     bench.now += 5.0  # the loop does something else
-    bench.gate._exits.batch.errands._timers.call_soon = lambda call: bench.call_after(4.0, call)
+    bench.gate._actions.batch.store_calls._timers.call_soon = lambda call: bench.call_after(4.0, call)
     bench.run(4.5)
-    bench.gate._exits.batch.errands._timers.call_soon = lambda call: call()
+    bench.gate._actions.batch.store_calls._timers.call_soon = lambda call: call()
     assert (ends(requests), len(bench.asked)) == ([""], 2), "it has asked again"
     bench.run(5.0)
     assert ends(requests) == ["started"]
@@ -236,12 +236,12 @@ def test_an_answer_that_has_waited_for_the_loop_is_no_permit_for_now(bench: Benc
 def test_an_answer_that_has_come_is_heard_though_the_store_is_lost_since(
     monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
-    bench = Bench(monkeypatch, choice, processes=4, seconds_away=AWAY)
+    bench = Bench(monkeypatch, choice, processes=4, seconds_away=THREAD_LATENCY)
     bench.decides_first, bench.tats["r2"] = True, bench.now + 100
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "retry", "r2")]
-    bench.run(AWAY / 2)
+    bench.run(THREAD_LATENCY / 2)
     bench.begin(StoreUnavailable("no answer"))
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert ends(requests)[0] == "started"
     assert bench.asked == [1, 1]
 
@@ -281,7 +281,7 @@ def test_in_an_outage_nobody_waits_for_an_answer(bench: Bench) -> None:
     """Each would wait for as long as a store may take that hangs."""
     bench.at["ask"] = [StoreUnavailable("no answer")]
     requests = come(bench, 5, "retry", "r1")
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert (ends(requests), bench.lost) == (["sent back"] * 5, True)
 
 
@@ -290,7 +290,7 @@ def test_a_process_is_kept_for_who_is_being_parked(bench: Bench) -> None:
     bench.is_somebody_parked = True
     limited, plain = come(bench, 1, "retry", "r1"), come(bench, 2, "plain")
     assert (ends(limited), ends(plain)) == ([""], ["started", ""])
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     assert (ends(limited), ends(plain)) == (["parked"], ["started", ""]), "it may come back to this worker"
 
 
@@ -314,39 +314,39 @@ def test_nothing_is_left_of_a_line_that_has_ended_meanwhile(bench: Bench) -> Non
     (request,) = come(bench, 1, "retry", "r1")
     bench.gate.on_error(request, ZeroDivisionError("unforeseen"))
     assert ends([request]) == ["failed"]
-    bench.run(AWAY)
+    bench.run(THREAD_LATENCY)
     bench.check_empty()
 
 
 def test_a_line_that_is_asking_is_not_looked_at_until_the_answer_is_there(bench: Bench) -> None:
     come(bench, 2, "retry", "r1")
-    (line,) = bench.gate._lines
-    assert line.alarm > bench.now + AWAY
+    (limit_queue,) = bench.gate._queues
+    assert limit_queue.alarm > bench.now + THREAD_LATENCY
 
 
 # -- Errands -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("apart", "wakes", "round_trip", "is_lost", "are_run"),
+    ("apart", "wakes", "round_trip", "is_lost", "use_threads"),
     [
-        (False, True, errands.AWAY, False, True),
-        (False, True, errands.AWAY / 2, False, False),
+        (False, True, store_calls.THREAD_LATENCY, False, True),
+        (False, True, store_calls.THREAD_LATENCY / 2, False, False),
         (True, True, 1.0, False, False),
         (False, False, 1.0, False, False),
         (False, True, 1.0, True, False),
     ],
 )
 def test_nobody_is_sent_where_the_store_is_near_or_lost_or_the_loop_cannot_be_woken(
-    apart: bool, wakes: bool, round_trip: float, is_lost: bool, are_run: bool
+    apart: bool, wakes: bool, round_trip: float, is_lost: bool, use_threads: bool
 ) -> None:
     worker: Any = SimpleNamespace(
         broker=SimpleNamespace(apart=apart), timers=SimpleNamespace(are_called_soon=wakes, contained=lambda call: call)
     )
-    store = Distance()
+    store = StoreLatency()
     store.note(round_trip)
     outage: Any = is_lost
-    assert Errands(worker, store, outage).are_run is are_run
+    assert StoreCalls(worker, store, outage).use_threads is use_threads
 
 
 def test_an_answer_is_heard_in_the_loop_and_says_what_was_raised() -> None:
@@ -364,7 +364,7 @@ def test_an_answer_is_heard_in_the_loop_and_says_what_was_raised() -> None:
         raise StoreUnavailable("no answer")
 
     outage: Any = False
-    Errands(worker, Distance(), outage).run(question, lambda said, seconds: heard.append((said, seconds)))
+    StoreCalls(worker, StoreLatency(), outage).run(question, lambda said, seconds: heard.append((said, seconds)))
     done.result(10)
     assert heard == []
     soon.pop()()
@@ -377,8 +377,8 @@ def test_an_answer_is_heard_in_the_loop_and_says_what_was_raised() -> None:
 def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the broker would have a message again before the store is asked to park it, and it would run meanwhile."""
     waited: list[Any] = []
-    monkeypatch.setattr(errands, "MOST", 1)
-    monkeypatch.setattr(errands, "wait", lambda those, seconds: (waited.extend(those), goes_on.set()))
+    monkeypatch.setattr(store_calls, "MOST", 1)
+    monkeypatch.setattr(store_calls, "wait", lambda those, seconds: (waited.extend(those), goes_on.set()))
     began, goes_on, asked_for = Event(), Event(), []
 
     def first() -> None:
@@ -389,7 +389,7 @@ def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.Monke
     timers = SimpleNamespace(are_called_soon=True, contained=lambda call: call, call_soon=lambda call: None)
     worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=False), timers=timers)
     outage: Any = False
-    those = Errands(worker, Distance(), outage)
+    those = StoreCalls(worker, StoreLatency(), outage)
     of_first = those.run(first, lambda reply, at: None)
     of_second = those.run(lambda: asked_for.append("second"), lambda reply, at: None)
     assert began.wait(10)
@@ -440,10 +440,10 @@ def test_what_is_never_answered_is_told_later() -> None:
 
 def test_who_has_not_heard_that_it_is_parked_does_not_ask_when_the_connection_is_lost(bench: Bench) -> None:
     """It is parked, and the broker has its message: it would run here, and once more when it leaves its lot."""
-    bench.is_somebody_parked, bench.answers = True, [FULL, 0]
+    bench.is_somebody_parked, bench.admission = True, [FULL, 0]
     come(bench, 2, "retry", "r1")
     bench.at["announce"] = [Lost()]
-    bench.run(3 * AWAY)
+    bench.run(3 * THREAD_LATENCY)
     assert bench.lost_connections == 1
     assert bench.asked == []
     assert not bench.running

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit._celery.intake import Intake
-from celery_ratelimit._celery.parcel import marker_in
+from celery_ratelimit._celery.consumption import Consumption
+from celery_ratelimit._celery.saved_message import marker_in
 
 MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
 
@@ -35,7 +35,7 @@ class Names:
     ],
 )
 def test_where_a_message_comes_from(says: str | None, came_by: str, taken_as: str | None) -> None:
-    intake: Any = Intake.__new__(Intake)
+    intake: Any = Consumption.__new__(Consumption)
     intake._names = Names()
     intake._consumer = SimpleNamespace(app=SimpleNamespace(amqp=SimpleNamespace(queues={"celery": 1, "elsewhere": 1})))
     headers = {} if says is None else {"celery-ratelimit-return": {**MARKER, "queue": says}}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Throttled
-from celery_ratelimit.gate.outcome import Outcome
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.worker.throttle_report import ThrottleReport
 
 STRIPE = Demand(Limit("100/s", name="stripe"), "stripe")
 TENANT = Demand(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant", "tenant:7")
@@ -19,56 +19,56 @@ TENANT = Demand(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant",
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (Outcome("parked", 1.99, STRIPE), "throttled by limit 'stripe' (100/s): parked, its turn is in 1.990 s"),
+        (ThrottleReport("parked", 1.99, STRIPE), "throttled by limit 'stripe' (100/s): parked, its turn is in 1.990 s"),
         (
-            Outcome("waiting", 0.5, TENANT),
+            ThrottleReport("waiting", 0.5, TENANT),
             "throttled by limit 'tenant' (5/s, key 'tenant:7'): waits in this worker, its turn is in 0.500 s",
         ),
         (
-            Outcome("returned", 5, STRIPE, 0.5),
+            ThrottleReport("returned", 5, STRIPE, 0.5),
             "throttled by limit 'stripe' (100/s in code, 2/s now): sent back, its turn is in 5.000 s",
         ),
         (
-            Outcome("returned", 5, TENANT, 0.5, "2/s set by anna"),
+            ThrottleReport("returned", 5, TENANT, 0.5, "2/s set by anna"),
             "throttled by limit 'tenant' (5/s in code, 2/s set by anna, key 'tenant:7'): sent back, "
             "its turn is in 5.000 s",
         ),
         (
-            Outcome("dropped", 0.01, STRIPE, 0.01),
+            ThrottleReport("dropped", 0.01, STRIPE, 0.01),
             "throttled by limit 'stripe' (100/s): dropped, a permit is free in 0.010 s",
         ),
         (
-            Outcome("failed", 12.34, TENANT, max_wait=2),
+            ThrottleReport("failed", 12.34, TENANT, max_wait=2),
             "throttled by limit 'tenant' (5/s, key 'tenant:7'): failed, "
             "as its turn would be in 12.340 s, beyond max_wait=2 s",
         ),
         (
-            Outcome("failed", 0.978, STRIPE, max_wait=2, waited=1.5),
+            ThrottleReport("failed", 0.978, STRIPE, max_wait=2, waited=1.5),
             "throttled by limit 'stripe' (100/s): failed, "
             "as its turn would be in 0.978 s after 1.500 s of waiting, beyond max_wait=2 s",
         ),
         (
-            Outcome("diverted", 12.34, STRIPE, max_wait=2, to="later"),
+            ThrottleReport("diverted", 12.34, STRIPE, max_wait=2, to="later"),
             "throttled by limit 'stripe' (100/s): sent on to queue 'later', "
             "as its turn would be in 12.340 s, beyond max_wait=2 s",
         ),
         (
-            Outcome("failed", 0.2, STRIPE, full=True),
+            ThrottleReport("failed", 0.2, STRIPE, full=True),
             "throttled by limit 'stripe' (100/s): failed, as there is no room to wait, but in 0.200 s",
         ),
         (
-            Outcome("parked", 1, Demand(Concurrency(4, name="gpu"), "gpu")),
+            ThrottleReport("parked", 1, Demand(Concurrency(4, name="gpu"), "gpu")),
             "throttled by limit 'gpu' (4 at once): parked, its turn is in 1.000 s",
         ),
-        (Outcome("returned", 2), "throttled while the limiter's store does not answer: sent back for 2.000 s"),
+        (ThrottleReport("returned", 2), "throttled while the limiter's store does not answer: sent back for 2.000 s"),
     ],
 )
-def test_the_line_in_the_log(outcome: Outcome, text: str) -> None:
+def test_the_line_in_the_log(outcome: ThrottleReport, text: str) -> None:
     assert str(outcome) == text
 
 
 def test_the_event_and_the_signal_say_the_same() -> None:
-    fields = Outcome("failed", 12.34, TENANT, max_wait=2).fields()
+    fields = ThrottleReport("failed", 12.34, TENANT, max_wait=2).fields()
     assert fields == {
         "retry_after": 12.34,
         "limit": "tenant",
@@ -77,7 +77,7 @@ def test_the_event_and_the_signal_say_the_same() -> None:
         "key": "tenant:7",
         "reason": "throttled by limit 'tenant', key 'tenant:7': a permit is free in 12.340 s, beyond max_wait=2 s",
     }
-    lost = Outcome("returned", 2).fields()
+    lost = ThrottleReport("returned", 2).fields()
     assert (lost["limit"], lost["key"], lost["rate"]) == (None, "", "")
     assert json.loads(json.dumps([fields, lost])) == [fields, lost]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit._celery.parcel import marker_among, marker_in, parcel_of, publish, without_marker
+from celery_ratelimit._celery.saved_message import marker_among, marker_in, parcel_of, publish, without_marker
 
 MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
 BACK = {**MARKER, "lot": ["name", "key"], "id": "1@celery", "copy": 2, "since": 5}

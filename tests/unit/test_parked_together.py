@@ -58,7 +58,7 @@ def test_a_process_is_kept_for_whoever_leaves_their_lot_next(bench: Bench) -> No
 
 
 def test_who_finds_nobody_there_asks(bench: Bench) -> None:
-    bench.answers = [NOBODY, NOBODY, NOBODY]
+    bench.admission = [NOBODY, NOBODY, NOBODY]
     task = bench.task("retry", "r1")
     requests = bench.together([task, task, task])
     assert ends(requests) == ["started", "parked", "parked"]
@@ -66,7 +66,7 @@ def test_who_finds_nobody_there_asks(bench: Bench) -> None:
 
 
 def test_who_was_overtaken_by_a_copy_of_itself_ends(bench: Bench) -> None:
-    bench.answers = [3, OVERTAKEN, 4]
+    bench.admission = [3, OVERTAKEN, 4]
     task = bench.task("retry", "r1")
     assert ends(bench.together([task, task, task])) == ["parked", "acknowledged", "parked"]
     bench.check_empty()
@@ -112,16 +112,16 @@ def test_a_lost_connection_in_the_midst_leaves_nobody_to_be_parked(bench: Bench)
 
 
 def test_what_is_raised_where_lines_are_moved_on_leaves_nobody_to_be_parked_for_ever(bench: Bench) -> None:
-    loop: Any = bench.gate._loop
-    run = loop.run
+    scheduler: Any = bench.gate._scheduler
+    run = scheduler.run
 
-    def run_and_raise(lines: Any = ()) -> None:
-        loop.run = run
-        run(lines)
+    def run_and_raise(queues: Any = ()) -> None:
+        scheduler.run = run
+        run(queues)
         raise ZeroDivisionError("unforeseen")
 
     task = bench.task("retry", "r1")
-    loop.run = run_and_raise
+    scheduler.run = run_and_raise
     assert ends(bench.together([task, task])) == ["parked", "parked"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_ratelimit.gate.room import Room
+from celery_ratelimit.worker.capacity import PoolCapacity
 
 NOW = 100.0
 NEVER = float("inf")
@@ -19,7 +19,7 @@ class Pool:
         self.has_queue = has_queue
         self.processes, self._idle, self._running, self._began = processes, idle, running, began
 
-    def idle(self, held: int) -> int:
+    def idle(self, pending: int) -> int:
         return self._idle
 
     def takes(self, name: str) -> float:
@@ -33,8 +33,8 @@ class Pool:
         return self.have_young(1, now, seconds)
 
 
-def room(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> Room:
-    made = Room(Pool(*pool))  # type: ignore[arg-type]
+def capacity(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> PoolCapacity:
+    made = PoolCapacity(Pool(*pool))  # type: ignore[arg-type]
     for grant in grants:
         made.promises.add(NOW + grant, taking)
     return made
@@ -61,7 +61,7 @@ def room(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> Ro
 def test_whether_a_permit_may_be_taken(
     pool: tuple[object, ...], grants: tuple[float, ...], taking: str, may: bool
 ) -> None:
-    assert room(*pool, grants=grants, taking=taking).has_for_permit(NOW) is may
+    assert capacity(*pool, grants=grants, taking=taking).has_for_permit(NOW) is may
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_whether_a_permit_may_be_taken(
 def test_whether_an_unlimited_task_may_start(
     pool: tuple[object, ...], grants: tuple[float, ...], name: str, claims: int, turn: float, may: bool
 ) -> None:
-    assert room(*pool, grants=grants).for_unlimited(NOW, name, claims=claims, turn=turn) is may
+    assert capacity(*pool, grants=grants).for_unlimited(NOW, name, claims=claims, turn=turn) is may
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_whether_an_unlimited_task_may_start(
     ],
 )
 def test_whether_one_is_free_in_a_moment(pool: tuple[object, ...], name: str, has: bool) -> None:
-    assert room(*pool).has_soon(NOW, name) is has
+    assert capacity(*pool).frees_soon(NOW, name) is has
 
 
 def test_a_promise_is_taken_back() -> None:
-    made = room(4, 1, grants=(0.0, 0.05))
+    made = capacity(4, 1, grants=(0.0, 0.05))
     assert not made.has_for_permit(NOW)
     made.promises.take_back(NOW)
     assert made.has_for_permit(NOW)
@@ -123,33 +123,33 @@ def test_a_promise_is_taken_back() -> None:
 
 
 def test_who_is_expected_has_its_turn_until_it_comes_or_is_late() -> None:
-    made = room(4, 4)
-    assert made.coming.next_comer(NOW) == NEVER
+    made = capacity(4, 4)
+    assert made.coming.next_due(NOW) == NEVER
     made.coming.expect("b", NOW + 0.5, NOW)
     made.coming.expect("a", NOW + 0.2, NOW)
-    assert made.coming.next_comer(NOW) == NOW + 0.2
-    made.coming.has_come("a")
-    made.coming.has_come("never expected")
-    assert made.coming.next_comer(NOW) == NOW + 0.5
+    assert made.coming.next_due(NOW) == NOW + 0.2
+    made.coming.pop_due("a")
+    made.coming.pop_due("never expected")
+    assert made.coming.next_due(NOW) == NOW + 0.5
     made.coming.expect("b", NOW + 0.9, NOW)  # another copy
-    assert made.coming.next_comer(NOW) == NOW + 0.9
-    assert made.coming.next_comer(NOW + 0.95) == NOW + 0.9, "a timer may be late"
-    assert made.coming.next_comer(NOW + 2) == NEVER
+    assert made.coming.next_due(NOW) == NOW + 0.9
+    assert made.coming.next_due(NOW + 0.95) == NOW + 0.9, "a timer may be late"
+    assert made.coming.next_due(NOW + 2) == NEVER
 
 
 def test_who_has_come_is_forgotten_where_nobody_asks_who_comes_next() -> None:
-    made = room(4, 4)
+    made = capacity(4, 4)
     for number in range(1000):
         made.coming.expect(str(number), NOW + number + 1, NOW + number)
         if number % 2:
-            made.coming.has_come(str(number))  # the others were revoked
-    assert len(made.coming._next) + len(made.coming._coming) <= 4
+            made.coming.pop_due(str(number))  # the others were revoked
+    assert len(made.coming._next) + len(made.coming._arrivals_batch) <= 4
 
 
 def test_somebody_of_a_lot_is_expected_for_a_while_and_noted_seldom() -> None:
-    made = room(4, 4)
+    made = capacity(4, 4)
     for number in range(1000):
         made.coming.expect_some("lot", NOW + number / 1000)
-    assert made.coming.next_comer(NOW + 1) >= NOW + 1
+    assert made.coming.next_due(NOW + 1) >= NOW + 1
     assert len(made.coming._next) <= 3
-    assert made.coming.next_comer(NOW + 3) == NEVER
+    assert made.coming.next_due(NOW + 3) == NEVER

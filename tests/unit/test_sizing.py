@@ -9,7 +9,7 @@ import pytest
 
 from celery_ratelimit import Limit
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.found import pool_here
+from celery_ratelimit._celery.inspection import pool_here
 from celery_ratelimit.app.survey import Owned
 from celery_ratelimit.counts.figures import Stats, User
 from celery_ratelimit.parking.sizing import _cost, _server_of, _takes

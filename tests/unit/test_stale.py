@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit.gate import alarms
-from celery_ratelimit.gate import loop as module
-from celery_ratelimit.gate.alarms import Alarms
-from celery_ratelimit.gate.held import HeldRequest, State
-from celery_ratelimit.gate.holdings import Holdings
-from celery_ratelimit.gate.line import Line
-from celery_ratelimit.gate.loop import Loop
-from celery_ratelimit.gate.room import Room
-from celery_ratelimit.gate.verdict import Start
+from celery_ratelimit.worker import queue_timers
+from celery_ratelimit.worker import scheduler as module
+from celery_ratelimit.worker.capacity import PoolCapacity
+from celery_ratelimit.worker.queue_timers import QueueTimers
+from celery_ratelimit.worker.request import PendingRequest, State
+from celery_ratelimit.worker.request_queue import LimitQueue
+from celery_ratelimit.worker.request_resources import RequestResources
+from celery_ratelimit.worker.rules import Start
+from celery_ratelimit.worker.scheduler import Scheduler
 
 NOW = 100.0
 
@@ -23,54 +23,54 @@ NOW = 100.0
 def held_one(interval: float) -> Any:
     message = SimpleNamespace(headers={}, delivery_info={}, properties={})
     request: Any = SimpleNamespace(id="1", name="task", message=message, request_dict={}, delivery_info={})
-    held = object.__new__(HeldRequest)
+    pending = object.__new__(PendingRequest)
     for name, value in {
         "request": request,
         "demands": (SimpleNamespace(interval=interval),),
         "plan": SimpleNamespace(leased=False),
-        "has_slot": True,
+        "has_reservation": True,
     }.items():
-        setattr(held, name, value)
-    held.state, held.at, held.until = State.ASKS, 0.0, NOW + 1e6
-    return held
+        setattr(pending, name, value)
+    pending.state, pending.at, pending.release_deadline = State.QUEUED, 0.0, NOW + 1e6
+    return pending
 
 
-class Exits:
+class Actions:
     """Notes who starts, by how late that is."""
 
-    longest = 1440.0
+    max_hold = 1440.0
 
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
+    def __init__(self, resources: RequestResources) -> None:
+        self._resources = resources
         self.started: list[float] = []
 
-    def carry_out(self, line: Line, held: HeldRequest, verdict: Any, now: float) -> bool:
-        assert isinstance(verdict, Start)
-        self._holdings.leave(line, held, starts=True)
-        self.started.append(round(now - held.at, 3))
+    def apply(self, limit_queue: LimitQueue, pending: PendingRequest, action: Any, now: float) -> bool:
+        assert isinstance(action, Start)
+        self._resources.leave(limit_queue, pending, starts=True)
+        self.started.append(round(now - pending.at, 3))
         return True
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Before a pool with room, at ``NOW``."""
-    for each in (alarms, module):
+    for each in (queue_timers, module):
         monkeypatch.setattr(each, "monotonic", lambda: NOW)
-    loop: Any = object.__new__(Loop)
-    loop._room = Room(SimpleNamespace(idle=lambda held: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
-    presence: Any = SimpleNamespace(leave=lambda held: None)
-    loop._holdings = Holdings(None, loop._room, presence, None)  # type: ignore[arg-type]
-    loop._exits = Exits(loop._holdings)
-    loop.at_hand = SimpleNamespace(pair=None)
-    return loop
+    scheduler: Any = object.__new__(Scheduler)
+    scheduler._capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
+    prefetch: Any = SimpleNamespace(leave=lambda pending: None)
+    scheduler._resources = RequestResources(None, scheduler._capacity, prefetch, None)  # type: ignore[arg-type]
+    scheduler._actions = Actions(scheduler._resources)
+    scheduler.attribution = SimpleNamespace(pair=None)
+    return scheduler
 
 
-def line_of(loop: Any, interval: float, *lates: float) -> Line:
-    line = Line()
+def line_of(scheduler: Any, interval: float, *lates: float) -> LimitQueue:
+    limit_queue = LimitQueue()
     for late in lates:
-        line.hold(held_one(interval), NOW - late, 1)
-        loop._room.promises.add(NOW - late, "task")
-    return line
+        limit_queue.hold(held_one(interval), NOW - late, 1)
+        scheduler._capacity.promises.add(NOW - late, "task")
+    return limit_queue
 
 
 @pytest.mark.parametrize(
@@ -85,35 +85,37 @@ def line_of(loop: Any, interval: float, *lates: float) -> Line:
     ],
 )
 def test_of_permits_that_are_late_together_only_the_latest_are_used(
-    loop: Any, lates: list[float], started: list[float]
+    scheduler: Any, lates: list[float], started: list[float]
 ) -> None:
-    line = line_of(loop, 0.01, *lates)
-    loop._start_due(line)
-    assert loop._exits.started == started
-    asks_again = [round(NOW - held.at, 3) for held in line.with_slot]
+    limit_queue = line_of(scheduler, 0.01, *lates)
+    scheduler._start_due(limit_queue)
+    assert scheduler._actions.started == started
+    asks_again = [round(NOW - pending.at, 3) for pending in limit_queue.with_slot]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
-    assert loop._room.promises.by(NOW + 1) == sum(late < 0 for late in lates), "those that were not used are forgotten"
+    assert scheduler._capacity.promises.by(NOW + 1) == sum(late < 0 for late in lates), (
+        "those that were not used are forgotten"
+    )
 
 
-def test_an_interval_late_is_not_too_late(loop: Any) -> None:
-    loop._start_due(line_of(loop, 0.5, 0.45, 0.02))
-    assert loop._exits.started == [0.45, 0.02]
+def test_an_interval_late_is_not_too_late(scheduler: Any) -> None:
+    scheduler._start_due(line_of(scheduler, 0.5, 0.45, 0.02))
+    assert scheduler._actions.started == [0.45, 0.02]
 
 
-def test_who_has_no_permit_makes_nobody_stale(loop: Any) -> None:
-    line = line_of(loop, 0.01, 0.06)
-    line.ask_again(held_one(0.01), NOW - 0.05)
-    loop._start_due(line)
-    assert loop._exits.started == [0.06]
+def test_who_has_no_permit_makes_nobody_stale(scheduler: Any) -> None:
+    limit_queue = line_of(scheduler, 0.01, 0.06)
+    limit_queue.ask_again(held_one(0.01), NOW - 0.05)
+    scheduler._start_due(limit_queue)
+    assert scheduler._actions.started == [0.06]
 
 
-@pytest.mark.parametrize("wants", [False, True])
-def test_whose_time_has_come_while_another_asked_is_started_at_once(loop: Any, wants: bool) -> None:
+@pytest.mark.parametrize("needs_process", [False, True])
+def test_whose_time_has_come_while_another_asked_is_started_at_once(scheduler: Any, needs_process: bool) -> None:
     """It was not due when the line looked, and is when the timer is set. If the line wants a process, that is known."""
-    line = line_of(loop, 0.01, 0.001)
-    line.wants = wants
+    limit_queue = line_of(scheduler, 0.01, 0.001)
+    limit_queue.needs_process = needs_process
     rings: list[float] = []
-    lines: Any = SimpleNamespace(note_turn=lambda line, turn: None)
+    queues: Any = SimpleNamespace(note_wakeup=lambda limit_queue, turn: None)
     worker: Any = SimpleNamespace(timers=SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds)))
-    Alarms(worker, lines, loop._exits.longest, lambda line: None).set(line)
-    assert rings == ([loop._exits.longest] if wants else [0.0])
+    QueueTimers(worker, queues, scheduler._actions.max_hold, lambda limit_queue: None).set(limit_queue)
+    assert rings == ([scheduler._actions.max_hold] if needs_process else [0.0])

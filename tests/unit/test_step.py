@@ -9,7 +9,7 @@ from typing import Any
 from celery.worker.consumer import Consumer
 
 from celery_ratelimit._celery import Worker
-from celery_ratelimit.gate.step import GateStep
+from celery_ratelimit.worker.bootstep import GateStep
 
 
 def test_what_is_to_be_acknowledged_in_the_next_turn_of_a_loop_that_has_ended_is_acknowledged() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit.gate.running import LOOK_FOR_ENDS, Running
+from celery_ratelimit.worker.running_leases import LOOK_FOR_ENDS, RunningLeases
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def running() -> Any:
         pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
         timers=SimpleNamespace(call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None)),
     )
-    handing: Any = SimpleNamespace(add=ended.append)
-    made: Any = Running(worker, handing, lambda request: made.end(request))
+    handover: Any = SimpleNamespace(add=ended.append)
+    made: Any = RunningLeases(worker, handover, lambda request: made.end(request))
     made.alarms, made.ended = alarms, ended
     return made
 
@@ -34,11 +34,11 @@ def run(running: Any, id: str, *, known: bool) -> object:
 
 
 def test_a_place_is_given_back_whose_task_is_nowhere(running: Any) -> None:
-    stays, gone = run(running, "stays", known=True), run(running, "gone", known=False)
+    waits_in_worker, gone = run(running, "stays", known=True), run(running, "gone", known=False)
     ((seconds, look),) = running.alarms
     look()
     assert running.ended == ["gone"]
-    assert stays in running
+    assert waits_in_worker in running
     assert gone not in running
     assert [seconds, running.alarms[1][0]] == [LOOK_FOR_ENDS] * 2, "as long as one runs"
 

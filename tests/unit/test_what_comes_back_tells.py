@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit._celery.parcel import RETURN_HEADER
+from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limits.concurrency import Concurrency

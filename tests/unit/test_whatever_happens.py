@@ -94,7 +94,7 @@ def do(bench: Bench, what: str, *how: Any) -> None:
         bench.takes = lambda name: seconds  # type: ignore[method-assign]
     elif what == "parked":
         bench.is_somebody_parked = True
-        bench.answers += how
+        bench.admission += how
     elif what == "end":
         bench.finish()
     elif what == "revoke":
@@ -132,6 +132,6 @@ def test_at_random(choice: str, processes: int, away: float, operations: list[An
         for _ in range(200):
             bench.finish()
             bench.run(0.3)
-            if not bench.running and not bench.held() and not len(bench.gate._entrance):
+            if not bench.running and not bench.pending() and not len(bench.gate._pool_scheduler):
                 break
         bench.check_empty()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit.gate.entrance import Entrance
-from celery_ratelimit.gate.gate import Gate
-from celery_ratelimit.gate.line import Line
-from celery_ratelimit.gate.lines import Lines
-from celery_ratelimit.gate.loop import Loop
-from celery_ratelimit.gate.room import Room
+from celery_ratelimit.worker.capacity import PoolCapacity
+from celery_ratelimit.worker.gate import Gate
+from celery_ratelimit.worker.pool_scheduler import PoolScheduler
+from celery_ratelimit.worker.request_queue import LimitQueue
+from celery_ratelimit.worker.request_queues import RequestQueues
+from celery_ratelimit.worker.scheduler import Scheduler
 
 TENANTS = 500
 
@@ -21,22 +21,22 @@ TENANTS = 500
 def gate() -> Any:
     """A gate that holds one request of each of many lines; ``gate.moved`` are those that were moved on."""
     gate: Any = object.__new__(Gate)
-    loop: Any = object.__new__(Loop)
-    pool = SimpleNamespace(idle=lambda held: 1, processes=4, have_young=lambda *_: False, has_queue=True)
+    scheduler: Any = object.__new__(Scheduler)
+    pool = SimpleNamespace(idle=lambda pending: 1, processes=4, have_young=lambda *_: False, has_queue=True)
     worker: Any = SimpleNamespace(pool=pool, timers=SimpleNamespace(call_after=lambda *_: None))
-    room = Room(pool)  # type: ignore[arg-type]
-    gate._lines = loop._lines = lines = Lines()
+    capacity = PoolCapacity(pool)  # type: ignore[arg-type]
+    gate._queues = scheduler._queues = queues = RequestQueues()
     for number in range(TENANTS):
-        lines.of(((f"tenant {number}", ""),))
-    gate._presence = SimpleNamespace(limited=TENANTS)
+        queues.get_or_create(((f"tenant {number}", ""),))
+    gate._prefetch = SimpleNamespace(limited=TENANTS)
     gate._running = SimpleNamespace(end=lambda request: gate.ran.get(request))
-    gate._entrance = loop._entrance = Entrance(worker, room, lines, gate._presence)
-    gate._reach = loop._reach = SimpleNamespace(look=lambda now: None)
-    gate._handing = loop._handing = SimpleNamespace(give_rest=lambda: None)
-    gate._loop, loop._worker, loop._room = loop, worker, room
-    loop._changed, loop._is_running, loop._again, loop._cancel_look = set(), False, False, None
+    gate._pool_scheduler = scheduler._pool_scheduler = PoolScheduler(worker, capacity, queues, gate._prefetch)
+    gate._return_queues = scheduler._return_queues = SimpleNamespace(look=lambda now: None)
+    gate._handover = scheduler._handover = SimpleNamespace(release_remaining=lambda: None)
+    gate._scheduler, scheduler._worker, scheduler._capacity = scheduler, worker, capacity
+    scheduler._changed, scheduler._is_running, scheduler._again, scheduler._cancel_look = set(), False, False, None
     gate.moved, gate.ran = [], {}
-    loop._move = gate.moved.append
+    scheduler._move = gate.moved.append
     return gate
 
 
@@ -46,15 +46,15 @@ def test_nobody_who_waits_for_a_time(gate: Any) -> None:
 
 
 def test_who_waits_for_a_process(gate: Any) -> None:
-    wants = list(gate._lines)[7]
-    wants.wants = True
-    gate._lines.wants(wants)
+    needs_process = list(gate._queues)[7]
+    needs_process.needs_process = True
+    gate._queues.update_need(needs_process)
     gate.on_end(object())
-    assert gate.moved == [wants]
+    assert gate.moved == [needs_process]
 
 
 def test_who_asks_for_the_place_that_is_free(gate: Any) -> None:
-    asks = list(gate._lines)[3]
+    asks = list(gate._queues)[3]
     request = object()
     gate.ran[request] = SimpleNamespace(demands=(), plan=SimpleNamespace(buckets=lambda demands: asks.key))
     asks.next_ask = 1e9
@@ -65,13 +65,16 @@ def test_who_asks_for_the_place_that_is_free(gate: Any) -> None:
 
 def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) -> None:
     """Greenlets let others in while they wait for the store's answer: also whoever closes the gate."""
-    ended = next(iter(gate._lines))
+    ended = next(iter(gate._queues))
     ended.new.append(SimpleNamespace(until=1e9, number=0))
 
-    def lose_the_connection(line: Line) -> None:
-        line.wants = True
-        gate._lines.clear()
+    def lose_the_connection(limit_queue: LimitQueue) -> None:
+        limit_queue.needs_process = True
+        gate._queues.clear()
 
-    gate._loop._move_on, gate._loop._alarms = lose_the_connection, SimpleNamespace(set=lambda line: None)
-    Loop._move(gate._loop, ended)
-    assert not gate._lines.wanting
+    gate._scheduler._move_on, gate._scheduler._alarms = (
+        lose_the_connection,
+        SimpleNamespace(set=lambda limit_queue: None),
+    )
+    Scheduler._move(gate._scheduler, ended)
+    assert not gate._queues.needing_process

@@ -1,0 +1,60 @@
+"""Queues that a worker does not consume for now: their messages stay in the broker.
+
+What is relied on; line numbers are those of Celery and kombu 5.7.0:
+
+* ``Consumer.task_consumer`` and ``app.amqp.queues.consume_from`` (celery/worker/consumer/consumer.py): what the worker
+  consumes, and whether somebody has cancelled it.
+* kombu ends a queue's consumption, where it is told so while a message of it is handled, at the end of that
+  (kombu/transport/redis.py 1325).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .broker import Broker
+from .return_names import ReturnNames
+
+__all__ = ["Subscriptions"]
+
+
+class Subscriptions:
+    """Stops and starts consuming single queues.
+
+    Args:
+        consumer: Celery's.
+        broker: its broker.
+        names: of the queues that it consumes.
+    """
+
+    def __init__(self, consumer: Any, broker: Broker, names: ReturnNames) -> None:
+        self._consumer, self._broker, self._names = consumer, broker, names
+
+    def may_stop(self, queue: str) -> bool:
+        """Not a queue that would be deleted then, with what is in it."""
+        found = self._names.queues.get(queue)
+        return found is None or not found.auto_delete
+
+    def stop(self, queue: str) -> None:
+        """Leave the messages of a queue in the broker from now on.
+
+        To be called while a message of it is handled: then nothing is being asked of the broker, and kombu delays it to
+        the end of that, so that none comes in that nobody would take; or when the prefetch is full.
+        """
+        if self._broker.apart and self._broker.on_amqp:  # a task whose own countdown has ended comes by another thread
+            self._consumer.call_soon(self._consumer.task_consumer.leave_alone, queue)
+        else:
+            self._consumer.task_consumer.leave_alone(queue)
+
+    def go_on(self, queue: str) -> None:
+        """Undo :meth:`stop`, unless somebody has cancelled the queue meanwhile."""
+        if self._broker.apart:  # the thread that reads from the broker has to do it
+            self._consumer.call_soon(self._go_on, queue)
+        else:
+            self._go_on(queue)
+
+    def _go_on(self, queue: str) -> None:
+        consumer, queues = self._consumer.task_consumer, self._consumer.app.amqp.queues
+        if queue in queues.consume_from and not consumer.consuming_from(queue):
+            consumer.add_queue(queues[queue])
+            consumer.consume()

@@ -1,0 +1,300 @@
+"""Carries out what was decided about a request: the one place by which requests leave the gate.
+
+What is sent anew is published before it is acknowledged: nothing is lost between the two.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from .._celery import Worker, requests
+from ..app.plan import Plan
+from ..app.settings import Settings
+from ..errors import STORE_TROUBLES
+from ..limiter.demand import Demand
+from ..limiter.outage import Outage
+from ..parking.asks import asked
+from ..parking.attendant import Attendant
+from ..parking.lot import FULL, NOBODY, OVERTAKEN, REPLACED
+from ..parking.publisher import LEAD
+from . import coalescing
+from .admission import POLL_INTERVAL
+from .capacity import PoolCapacity
+from .clock import monotonic
+from .flow_control import PrefetchAccounting
+from .parking_batch import ParkingBatch, PendingPark
+from .reporting import Reporter, outcome_of
+from .request import PendingRequest
+from .request_queue import LimitQueue
+from .request_resources import RequestResources
+from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, KeepPermit, Park, Republish, RetryAt, Start
+from .running_leases import RunningLeases
+from .store_calls import StoreCalls
+from .throttle_report import ThrottleReport
+
+__all__ = ["Actions"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
+REDELIVERY_SHARE = 0.4
+#: Seconds after which what could not be published is tried again.
+AGAIN = 1.0
+
+
+class Actions:
+    """What can become of a request.
+
+    Args:
+        worker: the worker.
+        attendant: parks.
+        outage: of the store.
+        settings: the app's.
+        capacity: of the pool.
+        prefetch: who is in the gate.
+        running: who runs with a place.
+        resources: what requests have.
+        store_calls: to a store that is some way off.
+
+    Attributes:
+        batch: those that are parked in a moment.
+        max_hold: seconds that a message may be held, or be away on a countdown.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        attendant: Attendant,
+        outage: Outage,
+        settings: Settings,
+        capacity: PoolCapacity,
+        prefetch: PrefetchAccounting,
+        running: RunningLeases,
+        resources: RequestResources,
+        reporter: Reporter,
+        store_calls: StoreCalls,
+    ) -> None:
+        self._worker, self._attendant, self._outage = worker, attendant, outage
+        self._capacity, self._prefetch, self._running, self._resources = capacity, prefetch, running, resources
+        self._reporter, self._in_memory = reporter, settings.in_memory
+        self.batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch.widen)
+        self.max_hold = worker.broker.redelivery * REDELIVERY_SHARE
+
+    def parks(self, plan: Plan) -> bool:
+        """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
+        return plan.parks and not self._in_memory and self._attendant.may_park
+
+    def lot_to_join(self, pending: PendingRequest) -> Demand | None:
+        """In whose lot others are known to wait, behind whom a newcomer stands. Who may use more than they asks."""
+        plan = pending.plan
+        if pending.has_reservation or plan.policy.max_wait is not None or not self.parks(plan) or self._outage:
+            return None
+        demands = [demand for demand in pending.demands if not demand.passes]
+        return self._attendant.occupied.lot_of(demands) or self.batch.refusing_demand(demands)
+
+    def apply(self, limit_queue: LimitQueue, pending: PendingRequest, action: Action, now: float) -> bool:
+        """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
+        if pending.gone:  # the connection was lost while a greenlet waited for what was decided: the broker has it
+            self._resources.release_lease(pending)
+            return False
+        match action:
+            case Start(permit_at_us):
+                self._start(limit_queue, pending, permit_at_us)
+            case KeepPermit(at, permit_at_us):
+                self._resources.hold(limit_queue, pending, at, permit_at_us)
+                limit_queue.needs_process = limit_queue.needs_process or at <= now
+                wait = at - now
+                if wait > pending.plan.policy.inline_wait and pending.plan.policy.throttle == "wait":
+                    self._reporter.announce(pending, ThrottleReport("waiting", wait, pending.demands[0]))
+            case RetryAt(at, has_reservation):
+                if at is None:
+                    limit_queue.ask(pending, has_reservation=has_reservation)
+                else:
+                    limit_queue.ask_again(pending, at, has_reservation=has_reservation)
+            case BlockQueue():
+                self._stay(limit_queue, pending, action, now)
+                return False
+            case Park():
+                return self._park(limit_queue, pending, action, now)
+            case Republish():
+                self._send_back(limit_queue, pending, action, now)
+            case GiveUp():
+                self._end(limit_queue, pending, action, now)
+            case DropDuplicate():
+                self._resources.leave(limit_queue, pending)
+                self._end_copy(pending)
+            case Fail(error):
+                self._resources.leave(limit_queue, pending)
+                self._reporter.failed(pending, error, without_store=isinstance(error, STORE_TROUBLES))
+                requests.fail(pending.request, error)
+        return True
+
+    # -- It stays --------------------------------------------------------------------------------------------------
+
+    def _stay(self, limit_queue: LimitQueue, pending: PendingRequest, action: BlockQueue, now: float) -> None:
+        if action.until is None:
+            limit_queue.needs_process = True
+            return
+        limit_queue.next_ask = action.until
+        if action.demand is not None:
+            self._reporter.announce(pending, outcome_of(limit_queue, pending, action.demand, action.wait, now))
+            if self._worker.intake.is_full:
+                self._prefetch.suspend(pending, limit_queue, now)
+            elif self._worker.intake.has_several_queues:
+                self._prefetch.widen(pending)
+
+    def _hold_on(self, limit_queue: LimitQueue, pending: PendingRequest, error: Exception, now: float) -> None:
+        """Nothing is lost: the message is unacknowledged, here and at the broker. Tried again in a moment.
+
+        But for a lost connection, which Celery has to see: the broker hands out everything anew then.
+        """
+        if isinstance(error, self._worker.broker.connection_errors):
+            raise error
+        logger.warning(
+            "Task %s[%s] could not be sent back (%r): held, and tried again",
+            *(pending.request.name, pending.request.id, error),
+        )
+        limit_queue.next_ask = now + AGAIN
+        limit_queue.ask_again(pending, limit_queue.next_ask)
+
+    # -- It starts -------------------------------------------------------------------------------------------------
+
+    def _start(self, limit_queue: LimitQueue, pending: PendingRequest, permit_at_us: int) -> None:
+        stays_here = pending.request.revoked() or pending.gone  # lost with its connection, while a greenlet was told
+        self._resources.leave(limit_queue, pending, starts=not stays_here)
+        if stays_here:
+            return
+        if pending.plan.leased:
+            self._running.begin(pending)
+        permit = self._reporter.started(pending, permit_at_us)
+        requests.restore(pending.request)
+        self._worker.start(pending.request, permit)
+
+    # -- It waits elsewhere ----------------------------------------------------------------------------------------
+
+    def _park(self, limit_queue: LimitQueue, pending: PendingRequest, action: Park, now: float) -> bool:
+        if self._outage:
+            limit_queue.next_ask = now + POLL_INTERVAL
+            return False
+        demand, most = action.demand, None
+        bucket = demand.name, demand.key
+        interval = limit_queue.intervals.get(demand.name) or demand.interval
+        max_wait = pending.plan.policy.max_wait
+        if max_wait is not None and interval > 0 and not pending.returned:
+            most = 1 + int((max_wait - action.wait) / interval)
+        packed = self._attendant.to_park(pending, demand, action.since)
+        if most is None and self.batch.accepts(bucket, packed, only_behind=action.only_behind):
+            self.batch.add(PendingPark(limit_queue, pending, action, packed))
+            if self.batch.store_calls.use_threads:
+                self._capacity.coming.expect_parked(pending.request.id, action, interval, now)
+            return True
+        asks = self._attendant.parks({bucket: [(pending, packed)]}, only_behind=action.only_behind, most=most)
+        said = self._outage.ask(lambda: asked(asks), None)
+        self._parked(limit_queue, pending, action, said[bucket][0] if said else None, now)
+        return True
+
+    def on_parked(self, leaving: PendingPark, ahead: int | None) -> None:
+        """What the store has said of one that is parked with others."""
+        self._parked(leaving.limit_queue, leaving.pending, leaving.action, ahead, monotonic())
+
+    def _parked(self, queue: LimitQueue, pending: PendingRequest, action: Park, ahead: int | None, now: float) -> None:
+        """The store has said what came of it; ``None``: it has not."""
+        demand, wait = action.demand, action.wait
+        interval = queue.intervals.get(demand.name) or demand.interval
+        if ahead is None:
+            # The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now.
+            pending.doubts, pending.park_unconfirmed = pending.doubts + 1, True
+            self._send_back(queue, pending, Republish(self._outage.pause() + LEAD), now)
+        elif ahead == NOBODY:
+            pass  # it asks by itself
+        elif ahead == REPLACED:
+            survivor = self._attendant.parking.survivors[pending.id]
+            self._resources.leave(queue, pending)
+            self._resources.forget_slot(pending)
+            coalescing.end(pending, survivor)
+        elif ahead == OVERTAKEN:
+            self._resources.leave(queue, pending)
+            self._end_copy(pending)
+        elif ahead <= FULL:
+            wait += (FULL - ahead) * interval
+            self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait), now)
+        else:
+            why = outcome_of(queue, pending, demand, wait + ahead * interval, now, what="parked")
+            self._resources.leave(queue, pending)
+            self._capacity.coming.expect_parked(pending.request.id, action, interval, now)
+            self._reporter.announce(pending, why)
+
+    def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:
+        delay = min(action.wait, self.max_hold) - LEAD
+        try:
+            return_queue = self._worker.intake.return_queue_for(pending.queue)
+            self._worker.departures.send_back(pending.request, pending.queue, return_queue, delay, pending.doubts)
+        except Exception as error:
+            self._hold_on(limit_queue, pending, error, now)
+            return
+        # One without a limit has come back, and is left to another worker.
+        demand = action.demand or (None if self._outage else pending.demands[0])
+        why = outcome_of(limit_queue, pending, demand, action.wait, now) if demand else ThrottleReport("", action.wait)
+        self._resources.leave(limit_queue, pending)
+        self._reporter.announce(pending, replace(why, what="returned"))
+
+    # -- It ends ---------------------------------------------------------------------------------------------------
+
+    def _end(self, limit_queue: LimitQueue, pending: PendingRequest, action: GiveUp, now: float) -> None:
+        how = action.how
+        why = outcome_of(limit_queue, pending, action.demand, action.wait, now, action.full)
+        if pending.plan.policy.waits and not why.full:
+            why = replace(why, max_wait=pending.plan.policy.max_wait)
+        what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
+        why = replace(why, what=what, to=to)
+        if to is not None:
+            try:
+                self._worker.departures.redirect(pending.request, to)
+            except Exception as error:
+                self._hold_on(limit_queue, pending, error, now)
+                return
+        self._resources.leave(limit_queue, pending)
+        self._reporter.announce(pending, why)
+        self._resources.forget_slot(pending)
+        if how == "drop":
+            requests.drop(pending.request, why.reason)
+        elif how == "fail":
+            requests.fail(pending.request, why.error)
+
+    def drop_if_finished(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """It need not ask any more, and has left: it was revoked or has expired, or another copy of it is about."""
+        if pending.request.revoked():
+            self._resources.leave(limit_queue, pending)
+            self._resources.forget_slot(pending)
+            return True
+        if (pending.duplicate_checked and not pending.park_unconfirmed) or self.checked_with_permit(pending):
+            return False
+        pending.duplicate_checked = True
+        if self.drops_duplicate(pending):
+            self._resources.leave(limit_queue, pending)
+            return True
+        return False
+
+    def checked_with_permit(self, pending: PendingRequest) -> bool:
+        """Whether the store says with its permit if it is the copy that may run. (With a place it does not.)"""
+        may_wait = not pending.duplicate_checked and not pending.plan.leased and self.parks(pending.plan)
+        return may_wait and self._attendant.arrivals.asks_along(pending)
+
+    def drops_duplicate(self, pending: PendingRequest) -> bool:
+        """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
+        if not self.parks(pending.plan):
+            pending.park_unconfirmed = False
+            return False
+        may_run = self._outage.ask(lambda: self._attendant.arrivals.may_run(pending), None)
+        if may_run is False:
+            self._end_copy(pending)
+            return True
+        pending.park_unconfirmed = pending.park_unconfirmed and may_run is None
+        return False
+
+    def _end_copy(self, pending: PendingRequest) -> None:
+        logger.info(
+            "Another copy of %s[%s] is parked or may run: this one ends", pending.request.name, pending.request.id
+        )
+        self._worker.departures.acknowledge(pending.request)

@@ -1,0 +1,88 @@
+"""Who asks together: for the first of a line, and for those who would ask the same next."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from .._celery import Worker
+from ..parking.publisher import LEAD
+from .actions import Actions
+from .admission import MAX_BATCH, PermitClient
+from .capacity import PoolCapacity
+from .error_attribution import ErrorAttribution
+from .request import PendingRequest
+from .request_queue import LimitQueue
+
+__all__ = ["BatchSelector"]
+
+
+class BatchSelector:
+    """Finds it, in one worker.
+
+    Args:
+        worker: has those that wait for the end of their countdown.
+        admission: of the store.
+        capacity: of the pool.
+        actions: of those that need not ask any more.
+        attribution: the request that is looked at.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        admission: PermitClient,
+        capacity: PoolCapacity,
+        actions: Actions,
+        attribution: ErrorAttribution,
+    ) -> None:
+        self._worker, self._admission, self._capacity, self._actions, self._attribution = (
+            worker,
+            admission,
+            capacity,
+            actions,
+            attribution,
+        )
+
+    def select(
+        self, limit_queue: LimitQueue, first: PendingRequest, asking: Sequence[PendingRequest], now: float
+    ) -> list[PendingRequest]:
+        """The first, and who asks for permits with it.
+
+        Who has a slot takes it from nobody; others take turns with other workers, so they are as many as have to be.
+        For places, which are held from then on, as many as there are processes. Not for who has yet to learn whether it
+        may run.
+        """
+        if first.has_reservation:
+            self._call_back(limit_queue, first, now)
+        if len(asking) < 2 or (first.plan.leased and not first.waits_in_worker):
+            return [first]
+        most = (
+            MAX_BATCH
+            if first.has_reservation and not first.plan.leased
+            else self._admission.batch_size(limit_queue, first)
+        )
+        if not first.plan.leased:
+            most = min(most, self._capacity.max_permits(now, first.request.task.name, limit_queue.interval))
+        together = [first]
+        for pending in list(itertools.islice(asking, 1, most)):
+            if len(together) >= most or now >= pending.release_deadline or not _asks_the_same(first, pending):
+                break
+            self._attribution.pair = limit_queue, pending
+            if self._actions.drop_if_finished(limit_queue, pending):
+                continue
+            if pending.park_unconfirmed:  # the store did not say
+                break
+            together.append(pending)
+        self._attribution.pair = limit_queue, first
+        return together
+
+    def _call_back(self, limit_queue: LimitQueue, first: PendingRequest, now: float) -> None:
+        """Where the store is far away: those whose turn comes soon need not wait for the end of their countdown."""
+        reach = self._admission.batch_window(limit_queue, first)
+        if reach > LEAD and self._capacity.coming.next_due(now) <= now + reach:
+            self._worker.timers.recall(lambda request: self._capacity.coming.has_turn(request.id, now + reach))
+
+
+def _asks_the_same(one: PendingRequest, other: PendingRequest) -> bool:
+    return one.plan is other.plan and one.demands == other.demands

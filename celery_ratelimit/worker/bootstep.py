@@ -1,0 +1,161 @@
+"""Puts the gate into a worker: the consumer's bootstep, and ``install(app)``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn, TypeVar
+
+import click
+from celery import Celery, bootsteps, signals
+
+from .._celery import Worker, add_to_banner, show_revoked
+from ..app.observers import observers_of
+from ..app.plan import AppLimits, node_of
+from ..app.settings import Settings, forks_apart, settings_of
+from ..app.state import check_store, leases_of, limiter_of
+from ..app.survey import forgotten, limits_shown
+from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
+from ..parking.lot import Parking
+from ..parking.lots import parking_of
+from ..store.url_text import without_password
+from .gate import Gate
+
+__all__ = ["GateStep", "install"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+def install(app: Celery) -> None:
+    """Throttle the tasks of ``app`` by ``ratelimit_tasks`` and ``ratelimit_queues``, whatever their class.
+
+    Call it where the app is made; once or more often is the same. It takes effect when a worker starts, on every
+    pool. Nothing changes for processes that only send tasks. A task that also uses
+    :class:`~celery_ratelimit.RateLimitedTask` pays once. Workers that the ``celery`` command starts have the gate
+    anyway as soon as there is a limit, and so have those of a process that has imported anything of this package.
+
+    *Warning*: the gate stands in the worker. A worker without it (another program that consumes the same queue)
+    runs these tasks unthrottled; tasks of the base class ask for themselves there.
+    """
+    app.steps["consumer"].add(GateStep)
+
+
+class GateStep(bootsteps.StartStopStep):
+    """A bootstep of the worker's consumer that puts a :class:`~celery_ratelimit.worker.gate.Gate` before the pool.
+
+    It is made before the consumer builds its task strategies, so that they all go through the gate.
+    """
+
+    #: Asked at start-up whether it is there.
+    requires = ("celery.worker.consumer.gossip:Gossip",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.gate: Gate | None = None
+        self._lost: StoreUnavailable | None = None
+        app = consumer.app
+        try:
+            observers = observers_of(app)
+            settings = settings_of(app)
+            node_of(app, consumer.hostname)
+            limited = AppLimits(app)
+            # Its settings may mean tasks that are registered later; or what it had limits for before is still there.
+            if not limited and not settings.tasks and not _left_something(app):
+                _warn(app, ())
+                return
+            add_to_banner(consumer.controller, "limits", limits_shown(app))
+            worker = Worker(consumer)
+            if settings.in_memory:
+                _check_memory(worker, settings)
+            self._lost = check_store(app)
+            _warn(app, () if self._lost else _consumed(app))
+            if settings.on_store_error == "local" and not worker.can_gossip:
+                raise ConfigurationError(
+                    "ratelimit_on_store_error='local' divides the limits by the number of live workers, which only "
+                    "gossip knows: start the workers without --without-gossip, or choose 'defer'"
+                )
+        except ConfigurationError as error:
+            _refuse_to_start(error)
+        self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited, observers)
+        worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
+        worker.intake.consume_return_queues(settings.return_queue_for)
+
+        def revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
+            gate.on_revoked(sender, request)
+
+        signals.task_revoked.connect(revoked, weak=False, dispatch_uid=f"celery_ratelimit-{id(consumer)}")
+
+    def start(self, consumer: Any) -> None:
+        if self.gate is not None:
+            show_revoked(consumer)
+            self.gate.worker.receipts.open()
+            if self._lost is not None:
+                self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
+                self._lost = None
+            self.gate.begin()
+
+    def stop(self, consumer: Any) -> None:
+        if self.gate is not None:
+            self.gate.worker.receipts.close()
+            self.gate.close()
+
+    def close(self, consumer: Any) -> None:
+        self.stop(consumer)
+        if self.gate is not None:
+            self.gate.worker.tell_what_waits()
+
+    # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
+    terminate = shutdown = stop
+
+
+def _warn(app: Any, consumed: Collection[str]) -> None:
+    for warning in forgotten(app, consumed):
+        logger.warning("%s", warning)
+
+
+def _consumed(app: Any) -> Collection[str]:
+    """The queues that workers of the fleet consume."""
+    return _asked(app, lambda parking: parking.register.consumed(), ())
+
+
+def _check_again(app: Any) -> None:
+    """The store that was lost when the worker started is there: is it fit? The worker does not end over it now."""
+    try:
+        check_store(app)
+    except ConfigurationError as error:
+        logger.error("%s", error)
+
+
+def _left_something(app: Celery) -> bool:
+    """Whether workers of this fleet had limits, whose tasks may be parked or on their way back."""
+    seen = _asked(app, lambda parking: parking.register.seen((), ()), None)
+    return seen is not None and bool(seen.limits or seen.returns)
+
+
+def _asked(app: Any, question: Callable[[Parking], _T], otherwise: _U) -> _T | _U:
+    """What the lots of an app's fleet say at the start; ``otherwise`` if the store does not answer."""
+    parking = parking_of(app)
+    try:
+        return question(parking) if parking.can_park else otherwise
+    except STORE_TROUBLES:
+        return otherwise
+
+
+def _check_memory(worker: Worker, settings: Settings) -> None:
+    if worker.forks:
+        raise forks_apart(settings.url)
+    logger.warning(
+        "ratelimit_url=%r: limits are counted in this process alone. Another worker, or a process that only asks, "
+        "has buckets of its own",
+        without_password(settings.url),
+    )
+
+
+def _refuse_to_start(error: ConfigurationError) -> NoReturn:
+    """From the command line: the message alone. A traceback through Celery would bury it."""
+    if click.get_current_context(silent=True) is not None:
+        raise click.ClickException(str(error)) from None
+    raise error

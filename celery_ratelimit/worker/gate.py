@@ -1,0 +1,300 @@
+"""Receives each request of a worker before the pool does, and decides when its task starts.
+
+The message is raw and unacknowledged here: holding it, or sending it back as it is, loses and changes nothing. Requests
+with the same limits share a queue (:mod:`.request_queue`). :mod:`.rules` decides, :mod:`.actions` carries it out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._celery import Worker, requests
+from .._celery.saved_message import marker_among
+from ..app.plan import AppLimits, Plan, is_built_in
+from ..app.settings import Settings
+from ..errors import RateLimitError
+from ..limiter.counting import Counting
+from ..limiter.leases import Leases
+from ..limiter.limiter import Limiter
+from ..limiter.outage import Outage
+from ..observing import Observer
+from ..parking.attendant import Attendant
+from ..parking.lots import parking_of
+from ..parking.publisher import LEAD
+from . import coalescing
+from .actions import Actions
+from .admission import PermitClient
+from .arrival_batch import ArrivalBatch
+from .builtin_call_warning import BuiltinCallWarning
+from .capacity import PoolCapacity
+from .clock import monotonic
+from .fallback_limiter import FallbackLimiter
+from .flow_control import PrefetchAccounting
+from .in_flight_acquires import InFlightAcquires
+from .lease_handover import LeaseHandover
+from .lease_notifications import LeaseNotifications
+from .limit_watcher import LimitWatcher
+from .pool_scheduler import PoolScheduler
+from .reporting import Reporter
+from .request import PendingRequest
+from .request_queues import RequestQueues
+from .request_resources import RequestResources
+from .reservations import Reservations
+from .return_queue_consumption import ReturnQueueConsumption
+from .running_leases import RunningLeases
+from .scheduler import Scheduler
+from .store_calls import StoreCalls
+from .stored_limit_labels import StoredLimitLabels
+from .unlimited_admission import UnlimitedAdmission
+
+__all__ = ["Gate"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+
+class Gate:
+    """Decides for each request of one worker whether its task starts now, is held, is sent back or is given up.
+
+    Args:
+        limits: the limits of this worker's tasks, by name.
+        observers: called with the outcome of each request.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        limiter: Limiter,
+        leases: Leases,
+        settings: Settings,
+        limits: AppLimits,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.worker, self._limits, self._builtin_calls = worker, limits, BuiltinCallWarning()
+        asker = self._asker = limiter.asker
+        self._numbers, self._connections = itertools.count(), 0  # that were lost
+        self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
+        self._capacity = capacity = PoolCapacity(worker.pool)
+        store_calls = self._store_calls = StoreCalls(worker, capacity.store, outage)
+        lots, orphans_after = parking_of(worker.app), settings.orphans_after
+        self._attendant = attendant = Attendant(worker, lots, limits, outage, store_calls, orphans_after)
+        register = attendant.parking.register
+        self._changes = LimitWatcher(
+            *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
+        )
+        self._queues = queues = RequestQueues()
+        self._prefetch = prefetch = PrefetchAccounting(worker, capacity)
+        handover = self._handover = LeaseHandover(leases, outage)
+        self._running = running = RunningLeases(worker, handover, self.on_end)
+        self._pool_scheduler = pool_scheduler = PoolScheduler(worker, capacity, queues, prefetch)
+        slots = self._slots = Reservations(asker, outage)
+        self._resources = resources = RequestResources(slots, capacity, prefetch, running)
+        counting = Counting(
+            *(asker, worker.timers.call_after, lambda: bool(outage)),
+            lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
+        )
+        self._counting = counting if settings.counts and not settings.in_memory else None
+        stored = self._stored = StoredLimitLabels(asker, outage)
+        reporter = Reporter(observers, stored.of, counting.counter if self._counting is not None else None)
+        self._actions = actions = Actions(
+            worker, attendant, outage, settings, capacity, prefetch, running, resources, reporter, store_calls
+        )
+        share = FallbackLimiter(worker.live_workers, leases)
+        ear = self._ear = LeaseNotifications(worker, asker, queues, lambda waiting: self._scheduler.run(waiting))
+        admission = self._admission = PermitClient(
+            *(asker, ear, handover, leases, outage, settings.on_store_error, capacity),
+            *(slots, share, attendant.arrivals),
+            parks=actions.parks,
+            ahead=pool_scheduler.ahead,
+            early=pool_scheduler.early,
+            max_hold=actions.max_hold,
+        )
+        sent = InFlightAcquires(store_calls, admission, capacity)
+        self._return_queues = reach = ReturnQueueConsumption(worker, capacity, self._leave_returned_to_others)
+        self._scheduler = Scheduler(
+            *(worker, admission, sent, resources, capacity, queues, pool_scheduler, actions, reach, handover),
+            on_error=lambda pending, error: self.on_error(pending.request, error),
+        )
+        scheduler = self._scheduler
+        self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, queues, prefetch, actions, sent, scheduler)
+        self._passing = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, scheduler.run)
+
+    # -- Coming in -------------------------------------------------------------------------------------------------
+
+    def on_request(self, request: Any) -> None:
+        """In the place of ``Consumer.on_task_request``: a message has arrived, or its countdown has ended."""
+        queue = requests.queue_of(request)
+        try:
+            plan = self._limits.plan_of(request.task, queue)
+            priority = requests.priority_of(request)
+            every = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
+            alone = coalescing.alone(plan, request) if plan is not None else ""
+        except Exception as error:
+            # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
+            traceback = not isinstance(error, RateLimitError)  # ours say what to do
+            logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=traceback)
+            requests.fail(request, error)
+            return
+        if is_built_in(request.task.name):
+            self._builtin_calls.look(request)
+        reserved_for = self._capacity.coming.pop_due(request.id)
+        if plan is None:
+            self._passing.let(request, queue)
+            return
+        demands, shadow = self._asker.shadows.split(every)
+        now, max_hold = monotonic(), self._actions.max_hold
+        returned = requests.came_back(request)
+        # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
+        old = not returned and plan.policy.throttle == "wait" and requests.age(request) > max_hold
+        until = now if old else now + max_hold
+        number = next(self._numbers)
+        not_before = self._admission.not_before(now, reserved_for) if returned else now
+        pending = PendingRequest(
+            request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
+        )
+        pending.alone, pending.shadow = alone, shadow
+        if returned and coalescing.ends(pending, self._actions.drops_duplicate):
+            return
+        if not demands:
+            if not (returned or pending.park_unconfirmed) or not self._actions.drops_duplicate(pending):
+                self._passing.let(request, queue, shadow)
+            return
+        if returned:
+            # Until it asks, if it waits: then others have come, too, and the store is asked once.
+            waits = not_before > now or self.worker.together.is_at_it
+            pending.duplicate_checked = not (waits or self._actions.checked_with_permit(pending))
+        connections = self._connections
+        if pending.duplicate_checked and (self._actions.drops_duplicate(pending) or connections != self._connections):
+            return  # the second: a greenlet waits for the store
+        self._hold(pending, first=old)
+
+    def _hold(self, pending: PendingRequest, *, first: bool) -> None:
+        request, returned = pending.request, pending.returned
+        limit_queue = self._queues.get_or_create(pending.plan.buckets(pending.demands))
+        limit_queue.ask(pending, is_new=True, first=first)
+        self._prefetch.enter(pending)
+        if returned and not requests.came_beside(request):
+            self._prefetch.widen(pending)
+        if self._arrivals_batch.add(limit_queue, pending):
+            return
+        if first or len(limit_queue.asking(pending)) == 1:  # else whatever those ahead of it wait for moves the line on
+            self._scheduler.run([limit_queue])
+        self._prefetch.suspend_if_it_stays(pending, limit_queue, monotonic())
+
+    def on_message(self, message: Any) -> None:
+        """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
+        seconds = requests.comes_back_in(message)
+        if seconds is not None:
+            now = monotonic()
+            self._capacity.coming.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
+            self._attendant.occupied.note_coming(message, seconds + LEAD)
+            if self._return_queues.has_left:  # it was on its way, and soon waits for the end of its countdown
+                self.worker.timers.call_after(0, self._leave_returned_to_others)
+            else:
+                self._arrivals_batch.comes_back(message)
+        elif requests.is_back(message) and not self._return_queues.has_left:  # its turn has come, or has passed
+            self._arrivals_batch.comes_back(message)
+        self._attendant.arrivals.on_message(message)
+
+    # -- Ends ------------------------------------------------------------------------------------------------------
+
+    def on_end(self, request: Any) -> None:
+        """A task has ended: whoever waits for its process, or its place, may ask."""
+        pending = self._running.end(request)
+        queues = self._queues.asking(pending.plan.buckets(pending.demands)) if pending is not None else []
+        self._return_queues.look(monotonic())
+        for limit_queue in queues:
+            limit_queue.next_ask = 0.0
+        if self._prefetch.limited or len(self._pool_scheduler):
+            self._scheduler.run(queues)
+        else:
+            self._handover.release_remaining()
+
+    def on_error(self, request: Any, error: Exception) -> None:
+        """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
+        logger.error("Task %s[%s] cannot go on: %r", request.name, request.id, error, exc_info=error)
+        found = [
+            (limit_queue, pending)
+            for limit_queue in self._queues
+            for pending in limit_queue
+            if pending.request is request
+        ]
+        attribution = self._scheduler.attribution.pair
+        if not found and attribution is not None and attribution[1].request is request:
+            found = [attribution]  # it was just leaving its line
+        for limit_queue, pending in found:
+            self._resources.evict(limit_queue, pending)
+        if request in self._running:
+            self.on_end(request)
+        # Else the pool has it, or it waits elsewhere.
+        if request.worker_pid is None and not request.acknowledged:
+            requests.fail(request, error)
+
+    def on_revoked(self, task: Any, context: Any) -> None:
+        """A task was revoked or has expired before it came here: its slot is free for others."""
+        marker = marker_among(vars(context))
+        if marker and not self._outage:  # else it was never sent back, so it has no slot
+            self._slots.forget_of(lambda: self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
+
+    # -- The worker, the store, and what people store --------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The worker has started, or has a new connection. What ran before runs on."""
+        self.worker.acknowledgements.open()
+        self._outage.ask(lambda: self._store_calls.open(self._asker.ping), None, quietly=True)
+        self._changes.watch()
+        self._attendant.watch()
+        self._running.watch()
+
+    def start_without_store(self, error: RateLimitError, on_end: Callable[[], None]) -> None:
+        """The store is lost already when the worker starts. ``on_end`` is called when it is there."""
+        self._outage.begin(error, on_end)
+
+    def close(self) -> None:
+        """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
+        with self.worker.timers.turn:
+            self._connections += 1
+            everybody = self._queues.clear()
+            self._arrivals_batch.clear()
+            self._pool_scheduler.clear()
+            self._scheduler.close()
+            self._running.close()
+            self._prefetch.clear()
+            for pending in everybody:
+                self._resources.release_lease(pending)
+            if self._counting is not None and not self._outage:
+                self._counting.send()
+            self._outage.close()
+            self._changes.close()
+            self._ear.close()
+            self._attendant.close()
+            self.worker.acknowledgements.close()
+
+    def _store_is_back(self) -> None:
+        self._attendant.store_is_back()
+        self._scheduler.store_is_back()
+
+    def _leave_returned_to_others(self) -> None:
+        """Those that have come back, and wait here or for the end of their countdown."""
+        self.worker.timers.recall(requests.came_beside)
+        self._scheduler.run(self._queues)
+
+    def _is_idle(self) -> bool:
+        """Nobody waits here, comes back, or is parked; and no limit is in shadow."""
+        waiting = self._prefetch.limited or self._capacity.coming.next_due(monotonic()) < float("inf")
+        return self._attendant.is_idle and not waiting and not self._asker.shadows.any_of(self._limits)
+
+    def _changed(self, names: set[str]) -> None:
+        """Rates of these limits are others now: whoever waits asks again."""
+        self._stored.forget(names)
+        self._scheduler.note_changed(names)
+        self._attendant.occupied.forget_turns(names)
+        self._scheduler.run(self._queues)
+        self._attendant.waking.wake(names)
+        self.worker.timers.recall(lambda request: self._is_limited_by(request, names))
+
+    def _is_limited_by(self, request: Any, names: set[str]) -> bool:
+        plan: Plan | None = self._limits.plan_of(request.task, requests.queue_of(request))
+        return plan is not None and any(limit.name in names for limit in plan.limits)

@@ -1,0 +1,124 @@
+"""Looks whether somebody has changed a stored rate, so that those who wait come at their new time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from .._celery import Worker
+from ..limiter.asker import Asker
+from ..limiter.outage import Outage
+from ..limiter.shadows import ask_would
+from ..limits.any_limit import AnyLimit
+from .store_calls import StoreCalls
+
+__all__ = ["LimitWatcher"]
+
+#: Seconds between two looks, of one of few workers and of one of many: one small command each. A decision needs none,
+#: it reads what is stored.
+POLL_INTERVAL, SELDOM = 0.5, 2.0
+#: Workers of which each looks as often.
+FEW = 8
+
+
+class LimitWatcher:
+    """Calls ``on_change`` with the names of the limits that were changed, in the worker's event loop.
+
+    Args:
+        worker: whose timer it is.
+        asker: whom to ask.
+        limits: those to look for, by name; there may be more of them later.
+        outage: while it lasts nobody asks.
+        store_calls: to a store that is some way off.
+        is_idle: whether nobody waits whom a change could concern: then nobody asks.
+        on_change: called with the names.
+        workers: how many there are.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        asker: Asker,
+        limits: Mapping[str, AnyLimit],
+        outage: Outage,
+        store_calls: StoreCalls,
+        is_idle: Callable[[], bool],
+        on_change: Callable[[set[str]], None],
+        workers: Callable[[], int],
+    ) -> None:
+        self._worker, self._asker, self._outage, self._store_calls = worker, asker, outage, store_calls
+        self._limits, self._is_idle, self._on_change, self._workers = limits, is_idle, on_change, workers
+        self._names: list[str] = []
+        self._told: dict[str, str] = {}
+        self._looked = time.time()
+        self._cancel: Callable[[], None] | None = None
+
+    def watch(self) -> None:
+        """Look from now on."""
+        if self._cancel is None:
+            self._told = self._read()
+            self._learn(self._names)
+            self._cancel = self._worker.timers.call_after(POLL_INTERVAL, self._look)
+
+    def close(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def _read(self) -> dict[str, str]:
+        """What is told about each limit; nothing if the store does not answer."""
+        return self._outage.ask(self._question(), {}, quietly=True)
+
+    def _question(self) -> Callable[[], dict[str, str]]:
+        if len(self._names) != len(self._limits):
+            self._names = sorted(self._limits)
+        names = list(self._names)
+        return lambda: dict(zip(names, map(_text, self._asker.changes(names)), strict=True)) if names else {}
+
+    def _look(self) -> None:
+        self._cancel = _nothing
+        if self._outage:
+            self._go_on(dict)
+        elif self._is_idle():
+            self._go_on(lambda: self._told)
+        elif self._store_calls.use_threads:
+            self._store_calls.run(self._question(), lambda reply, _: self._go_on(reply))
+        else:
+            self._go_on(self._question())
+
+    def _go_on(self, reply: Callable[[], dict[str, str]]) -> None:
+        """With what is told, or nothing."""
+        try:
+            told = self._outage.hear(reply, {}, quietly=True)
+        finally:
+            # Only now: a store that hangs takes as long as the pause, and all that the loop did would be to look.
+            if self._cancel is _nothing:  # else a greenlet has closed it meanwhile
+                pause = min(SELDOM, POLL_INTERVAL * max(1.0, self._workers() / FEW))
+                self._cancel = self._worker.timers.call_after(pause, self._look)
+        if not told:
+            return
+        before, self._told = self._told, told
+        since, self._looked = self._looked, time.time()
+        changed = {name for name in told if _is_new(told[name], before.get(name, ""), since, self._looked)}
+        if changed:
+            self._learn(changed)
+            self._on_change(changed)
+
+    def _learn(self, names: Iterable[str]) -> None:
+        """Which of these are in shadow now."""
+        limits = {name: self._limits[name] for name in names}
+        if limits:
+            self._outage.ask(lambda: self._asker.drive(ask_would(self._asker.core, limits)), None, quietly=True)
+
+
+def _nothing() -> None:
+    """What cancels a look that is under way."""
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def _is_new(text: str, before: str, since: float, now: float) -> bool:
+    """Something was stored since the last look, or what is stored has ended (by this machine's clock: only a look)."""
+    return text != before or any(since < float(end) / 1e6 <= now for end in text.split()[1:])

@@ -1,0 +1,115 @@
+"""The one entrance to the pool: who has the next process that is free.
+
+Whoever has its turn goes first, then everybody in the order of arrival. Where limited tasks could use the whole pool,
+tasks without limits have a small share of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from .._celery import Worker
+from .capacity import AHEAD, PoolCapacity
+from .flow_control import PrefetchAccounting
+from .request import Unlimited
+from .request_queue import ASK_EARLY, LimitQueue
+from .request_queues import RequestQueues
+
+__all__ = ["PoolScheduler"]
+
+
+class PoolScheduler:
+    """Requests that nothing limits, and whether it is their turn or somebody else's.
+
+    Args:
+        worker: the worker.
+        capacity: of its pool.
+        queues: of those who are limited.
+        prefetch: who is in the gate.
+    """
+
+    def __init__(
+        self, worker: Worker, capacity: PoolCapacity, queues: RequestQueues, prefetch: PrefetchAccounting
+    ) -> None:
+        self._worker, self._capacity, self._queues, self._prefetch = worker, capacity, queues, prefetch
+        self._unlimited: deque[Unlimited] = deque()
+        self._passed: tuple[float, Any] | None = None  # when the last one of these was started, and which it was
+
+    def __len__(self) -> int:
+        return len(self._unlimited)
+
+    def add(self, waiting: Unlimited) -> None:
+        self._unlimited.append(waiting)
+        self._prefetch.enter(waiting)
+
+    def suspend_if_last(self, waiting: Unlimited) -> None:
+        """It has come last, and still waits."""
+        if self._unlimited and self._unlimited[-1] is waiting:
+            name = waiting.request.task.name
+            self._prefetch.suspend_unlimited(waiting, self._unlimited, lambda: self._capacity.seconds_of_one(name))
+
+    def unlimited_starving(self, now: float) -> bool:
+        """Whether limited tasks, more than the pool can run, would keep those without limits out for too long."""
+        if not self._unlimited:
+            return False
+        since, pause = self._unlimited[0].since, self._capacity.pause_after("")
+        if self._passed is not None:
+            passed_at, request = self._passed
+            if self._worker.pool.has(request):
+                return False
+            since, pause = max(since, passed_at), self._capacity.pause_after(request.task.name)
+        return now - since >= pause
+
+    def start_unlimited(self, now: float, *, owed: bool = False) -> bool:
+        """Start the next request without limits, if nobody who waits is to have the process; or it is ``owed`` one."""
+        if not self._unlimited:
+            return False
+        waiting = self._unlimited[0]
+        request = waiting.request
+        claims, turn = 0, float("inf")
+        if not owed:
+            queues = [self._queues.get(key) for key in self._queues.needing_process]
+            claims = sum(limit_queue is not None and not self.unlimited_first(limit_queue) for limit_queue in queues)
+            turn = min(self._queues.next_wakeup(now) + self.early(), self._capacity.coming.next_due(now))
+        if not self._capacity.for_unlimited(now, request.task.name, claims=claims, turn=turn):
+            return False
+        self._passed = now, request
+        self._unlimited.popleft()
+        self._prefetch.leave(waiting)
+        waiting.on_start()
+        self._worker.start(request, waiting.permit)
+        return True
+
+    def unlimited_first(self, limit_queue: LimitQueue) -> bool:
+        """Whether the first of a line goes behind the first without limits.
+
+        Its limit is open, and was not closed to those who wait: they go in the order in which they came.
+        """
+        return bool(
+            limit_queue.permit_available
+            and limit_queue.only_newcomers
+            and self._unlimited
+            and self._unlimited[0].number < limit_queue.new[0].number
+        )
+
+    def may_start(self, limit_queue: LimitQueue, *, has_reservation: bool, now: float) -> bool:
+        """Whether a process is there for the first of a line, with or without a slot."""
+        if (limit_queue.with_slot and not has_reservation) or self.unlimited_first(limit_queue):
+            return False
+        return self._capacity.has_for_permit(now, owed=self.unlimited_starving(now))
+
+    def ahead(self) -> float:
+        """Seconds ahead that a permit may be taken: no longer than a process may be kept for it."""
+        return self._capacity.ahead(self._unlimited[0].request.task.name) if self._unlimited else AHEAD
+
+    def early(self) -> float:
+        """Seconds before its turn that a line asks.
+
+        A process that is kept for a turn is kept for a permit: who asks only then, and hears that another worker was
+        quicker, has kept it for nothing.
+        """
+        return self.ahead() if self._unlimited else ASK_EARLY
+
+    def clear(self) -> None:
+        self._unlimited.clear()

@@ -1,0 +1,90 @@
+"""``celery inspect ratelimits``, ``celery control ratelimit_set/_pause/_resume``: limits by Celery's remote control.
+
+Every worker that hears a command carries it out; the first one changes the limit, the others find it changed. The store
+is asked in the worker's own loop: for half a second at most.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+from celery.worker.control import control_command, inspect_command
+
+from ..errors import RateLimitError
+
+__all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimit_task", "ratelimits"]
+
+#: Seconds within which the same change is the same command, heard by another worker.
+TOGETHER = 5.0
+
+
+@inspect_command()
+def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
+    """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
+    from .._celery.inspection import pool_here
+    from ..app.plan import limits_of_app
+
+    limits = {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits_of_app(state.app).items())}
+    return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits, **pool_here(state)}
+
+
+@inspect_command(args=[("id", str)], signature="ID")
+def ratelimit_task(state: Any, id: str, **kwargs: Any) -> dict[str, str] | None:
+    """What a worker has of a task: it runs it, holds it, or has it on a countdown."""
+    from .._celery.inspection import task_here  # not for each `celery` command that only asks workers
+
+    return task_here(state, id)
+
+
+@control_command(args=[("name", str), ("rate", str)], signature="NAME RATE")
+def ratelimit_set(state: Any, name: str, rate: str, **kwargs: Any) -> dict[str, str]:
+    """Put a rate in the place of the code's, for the whole fleet."""
+
+    def do(limiter: Any) -> str:
+        config = limiter.config(name)
+        if (
+            config.stored is not None
+            and getattr(config.stored, "rate", "") == rate
+            and time.time() < config.since + TOGETHER
+        ):
+            return f"{name} is {rate} already"
+        limiter.set_rate(name, rate, by=_by(state))
+        return f"{name}: {rate}"
+
+    return _answer(state, do)
+
+
+@control_command(args=[("name", str), ("seconds", float)], signature="NAME SECONDS")
+def ratelimit_pause(state: Any, name: str, seconds: float, **kwargs: Any) -> dict[str, str]:
+    """Let nothing through for so many seconds, in the whole fleet."""
+
+    def do(limiter: Any) -> str:
+        paused = limiter.config(name).paused
+        if paused < float(seconds) - TOGETHER or not paused:
+            paused = limiter.pause(name, float(seconds), by=_by(state))
+        return f"{name} is paused for {paused:.1f} s"
+
+    return _answer(state, do)
+
+
+@control_command(args=[("name", str)], signature="NAME")
+def ratelimit_resume(state: Any, name: str, **kwargs: Any) -> dict[str, str]:
+    """End a pause."""
+    return _answer(
+        state, lambda limiter: f"{name} goes on" if limiter.resume(name, by=_by(state)) else f"{name} is not paused"
+    )
+
+
+def _by(state: Any) -> str:
+    return f"celery control, in {state.hostname}"
+
+
+def _answer(state: Any, do: Any) -> dict[str, str]:
+    from ..app.state import limiter_of
+
+    try:
+        return {"ok": do(limiter_of(state.app))}
+    except RateLimitError as error:
+        return {"error": str(error)}

@@ -1,0 +1,109 @@
+"""A request in the gate, and the state that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .._celery import stored_id
+from .._celery.saved_message import doubts_in
+from ..app.plan import Plan
+from ..limiter.demand import Demand
+
+__all__ = ["PendingRequest", "State", "Unlimited"]
+
+
+class State(Enum):
+    """What becomes of a request next."""
+
+    QUEUED = "asks"
+    DEFERRED = "asks again at a time"
+    GRANTED = "holds a permit that is good at a time"
+    PARKING = "is parked in a moment, with others"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """A request in the gate.
+
+    Attributes:
+        request: Celery's request.
+        queue: the queue that the message came from.
+        number: requests are numbered in the order in which they came.
+        arrived_at, release_deadline: when it came to the gate, and when it is sent to the broker again at the latest:
+            before the broker takes the message for lost.
+        has_reservation: it has a reservation in the store, so it goes before newcomers.
+        returned: it has come back from its countdown or from the store.
+        outside_prefetch: it does not count against the prefetch.
+        state, at: its state, and the time that belongs to it.
+        permit_at_us: when its permit is good, in microseconds by the store's clock; 0: it has none.
+        duplicate_checked: the store has said that this copy may run, or need not be asked.
+        reserved_for: the time of its slot, if it came back for one; 0.0: unknown.
+        not_before: it asks no sooner, so that requests that come until then ask with it.
+        announced, throttled_by: what was reported last about it, and the limit that refused it.
+        alone: what it has in common with tasks of which one is to wait; empty: all may.
+        shadow: its demands on limits in shadow, which do not delay it.
+        id: its id in the store.
+        doubts: how often it was sent again because the answer to its park was lost; ``park_unconfirmed``: it still is.
+    """
+
+    request: Any
+    queue: str
+    plan: Plan
+    demands: tuple[Demand, ...]
+    number: int
+    arrived_at: float
+    release_deadline: float
+    has_reservation: bool
+    returned: bool
+    not_before: float = 0.0
+    reserved_for: float = 0.0
+    duplicate_checked: bool = True
+    outside_prefetch: bool = False
+    state: State = State.QUEUED
+    at: float = 0.0
+    permit_at_us: int = 0
+    announced: str = ""
+    throttled_by: str = ""
+    alone: str = ""
+    shadow: tuple[Demand, ...] = ()
+    id: str = field(init=False)
+    doubts: int = field(init=False)
+    park_unconfirmed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = stored_id(self.request, self.queue)
+        self.doubts = doubts_in(self.request.message)
+        self.park_unconfirmed = self.doubts > 0
+
+    @property
+    def gone(self) -> bool:
+        return self.state is State.GONE
+
+    @property
+    def waits_in_worker(self) -> bool:
+        """Whether it waits here for its turn, if that is near, and does not go elsewhere at once."""
+        return self.has_reservation or self.plan.policy.throttle == "wait"
+
+    def demand(self, name: str | None) -> Demand:
+        """What it asks of the limit of that name."""
+        return next((demand for demand in self.demands if demand.name == name), self.demands[0])
+
+
+@dataclass(slots=True, eq=False)
+class Unlimited:
+    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`HeldRequest`.
+
+    ``permit`` and ``on_start``: of one whose limits are in shadow.
+    """
+
+    request: Any
+    queue: str
+    number: int
+    since: float
+    outside_prefetch: bool = False
+    permit: dict[str, Any] | None = None
+    on_start: Callable[[], None] = lambda: None

@@ -1,0 +1,266 @@
+"""Who is in the gate, and in which state: the requests of one worker, in lines.
+
+A request that is held is in one state, which its line alone changes:
+
+* it **asks**: as soon as it is the first of those who do, and its line may ask;
+* it **asks again** at a time that it was told;
+* it **holds a permit**, which is good at a time;
+* it **is parked** in a moment, with others that came in with it;
+* it is **gone**.
+
+Those who have a slot in the store ask before newcomers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..limiter.demand import Demand
+from ..limits.decision import Decision
+from .request import PendingRequest, State
+
+__all__ = ["ASK_EARLY", "LEAST_PAUSE", "LimitQueue", "TimerHeap"]
+
+#: Seconds before its turn that a line asks, so that a late timer wastes nothing.
+ASK_EARLY = 0.02
+#: Seconds after which a line that cannot go on now is moved on, at the soonest.
+LEAST_PAUSE = 0.001
+
+
+class TimerHeap:
+    """Those of a line who have a time: at which they ask again, or a permit is good."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, PendingRequest]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter([pending for _, _, pending in self._entries])
+
+    def in_order(self) -> list[PendingRequest]:
+        """By their times."""
+        return [pending for _, _, pending in sorted(self._entries)]
+
+    def add(self, at: float, pending: PendingRequest) -> None:
+        heapq.heappush(self._entries, (at, next(self._numbers), pending))
+
+    def remove(self, pending: PendingRequest) -> None:
+        if self._entries and self._entries[0][2] is pending:
+            heapq.heappop(self._entries)
+        else:
+            self._entries = [entry for entry in self._entries if entry[2] is not pending]
+            heapq.heapify(self._entries)
+
+    @property
+    def next(self) -> float:
+        """The first time; there has to be one."""
+        return self._entries[0][0]
+
+    def first(self, now: float) -> PendingRequest | None:
+        """The first whose time has come."""
+        return self._entries[0][2] if self._entries and self._entries[0][0] <= now else None
+
+    def are_late_together(self, now: float) -> bool:
+        """Whether more than one permit is good by now that was not used."""
+        return any(at <= now and pending.state is State.GRANTED for at, _, pending in self._entries[1:3])
+
+
+@dataclass(slots=True, eq=False)
+class LimitQueue:
+    """The requests of one worker that ask the same buckets, first come first served. Times are the gate's clock's.
+
+    Attributes:
+        key: the buckets.
+        number: which line of the worker's it is.
+        channel: what is rung for it when a place may be free, if it waits for one; empty: nothing.
+        announced_at: when all that wait in it for places said so last.
+        with_slot: those who ask and have a slot (they came back, or the pool was busy); they go first.
+        new: newcomers who ask.
+        closed_until: when the head was told to have its turn; by ``binding``, the name of a limit.
+        intervals: seconds in which a permit comes back, by limit, as it was when somebody was refused last.
+        interval: seconds from one turn to the next, as it was in force when somebody asked last.
+        next_ask: when the head may ask; earlier it would be told to wait.
+        permit_available: the last one that asked could have started at once: a newcomer need not ask for a slot.
+        needs_process: it would move on if a process were free.
+        next_wakeup: when somebody of it has its turn, who has to wait until then; 0.0: nobody.
+        cancel: cancels the line's timer, which goes off at ``alarm``.
+        due: those who have a time.
+        parking: those who are parked in a moment.
+        is_asking: the store is asked for the first of them, while the worker goes on; the others wait for the answer.
+    """
+
+    key: tuple[tuple[str, str], ...] = ()
+    number: int = 0
+    channel: str = ""
+    announced_at: float = 0.0
+    with_slot: deque[PendingRequest] = field(default_factory=deque)
+    new: deque[PendingRequest] = field(default_factory=deque)
+    closed_until: float = 0.0
+    binding: str | None = None
+    intervals: dict[str, float] = field(default_factory=dict)
+    interval: float = 0.0
+    next_ask: float = 0.0
+    permit_available: bool = True
+    needs_process: bool = False
+    next_wakeup: float = 0.0
+    cancel: Callable[[], None] | None = None
+    alarm: float = 0.0
+    due: TimerHeap = field(default_factory=TimerHeap)
+    parking: list[PendingRequest] = field(default_factory=list)
+    is_asking: bool = False
+
+    # -- Who is here -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return itertools.chain(self.with_slot, self.new, self.due, self.parking)
+
+    def __len__(self) -> int:
+        return len(self.with_slot) + len(self.new) + len(self.due) + len(self.parking)
+
+    def asking(self, pending: PendingRequest) -> deque[PendingRequest]:
+        """Those among whom it asks, or would."""
+        return self.with_slot if pending.has_reservation else self.new
+
+    def is_late(self, by: float) -> bool:
+        """Whether somebody's time was before that one: to start, or to ask for who has a slot."""
+        if self.due and self.due.next < by:
+            return True
+        return bool(self.with_slot) and max(self.next_ask, self.with_slot[0].not_before) < by
+
+    @property
+    def only_newcomers(self) -> bool:
+        return bool(self.new and not self.with_slot and not self.due)
+
+    # -- Moves -----------------------------------------------------------------------------------------------------
+
+    def ask(
+        self, pending: PendingRequest, *, is_new: bool = False, first: bool = False, has_reservation: bool = False
+    ) -> None:
+        """It asks, from now on: behind the others, or before them; with a slot, if it has one now.
+
+        ``is_new``: it was not here; else it is looked for among all that are.
+        """
+        if not is_new:
+            self._take_out(pending)
+        pending.state, pending.has_reservation = State.QUEUED, pending.has_reservation or has_reservation
+        if first:
+            self.asking(pending).appendleft(pending)
+        else:
+            self.asking(pending).append(pending)
+
+    def recall(self, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()) -> None:
+        """Its time is void, and its permit: it asks, before the others, but behind these, which were recalled now."""
+        self._take_out(pending)
+        pending.state, pending.permit_at_us = State.QUEUED, 0
+        self.asking(pending).insert(sum(each in self.asking(pending) for each in behind), pending)
+
+    def ask_again(self, pending: PendingRequest, at: float, *, has_reservation: bool = False) -> None:
+        """It asks again at that time; with a slot, if it has one now."""
+        self._move(pending, State.DEFERRED, at)
+        pending.has_reservation = pending.has_reservation or has_reservation
+
+    def hold(self, pending: PendingRequest, at: float, permit_at_us: int) -> None:
+        """It has a permit, which is good at that time."""
+        pending.permit_at_us = permit_at_us
+        self._move(pending, State.GRANTED, at)
+
+    def park_soon(self, pending: PendingRequest) -> None:
+        """It is parked in a moment."""
+        self._take_out(pending)
+        pending.state = State.PARKING
+        self.parking.append(pending)
+
+    def leave(self, pending: PendingRequest) -> None:
+        """It is not in the gate any more."""
+        self._take_out(pending)
+        pending.state = State.GONE
+
+    def clear(self) -> list[PendingRequest]:
+        """Everybody is gone. Returns who was here."""
+        everybody = list(self)
+        for pending in everybody:
+            pending.state = State.GONE
+        self.with_slot.clear()
+        self.new.clear()
+        self.parking.clear()
+        self.due = TimerHeap()
+        return everybody
+
+    def ask_all_again(self) -> None:
+        """The times that they were told are void: they ask now, in their order, before the others."""
+        again = [pending for pending in self.due.in_order() if pending.state is State.DEFERRED]
+        for number, pending in enumerate(again):
+            self.recall(pending, behind=again[:number])
+        self.next_ask = 0.0
+
+    def _move(self, pending: PendingRequest, state: State, at: float) -> None:
+        self._take_out(pending)
+        pending.state, pending.at = state, at
+        self.due.add(at, pending)
+
+    def _take_out(self, pending: PendingRequest) -> None:
+        if pending.state is State.QUEUED:
+            asking = self.asking(pending)
+            if asking and asking[0] is pending:
+                asking.popleft()
+            elif pending in asking:
+                asking.remove(pending)
+        elif pending.state is State.PARKING:
+            self.parking.remove(pending)
+        elif pending.state is not State.GONE:
+            self.due.remove(pending)
+
+    # -- What was told ---------------------------------------------------------------------------------------------
+
+    def record_decision(self, pending: PendingRequest, decision: Decision, now: float, *, early: float) -> None:
+        """What the store has said to one of it: its next turn. It asks so many seconds early."""
+        self.permit_available = decision.retry_after <= LEAST_PAUSE
+        self.interval = _interval(pending.demands, decision)
+        if decision.allowed:
+            # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process for it that
+            # other lines could use.
+            wait, self.binding = _next_turn(pending.demands, decision)
+            self.closed_until = now + wait
+            self.next_ask = self.closed_until - early
+        else:
+            self.intervals = {state.name: state.interval for state in decision.states}
+            self.closed_until, self.binding = now + decision.retry_after, decision.binding
+
+    def times(self, now: float, max_hold: float) -> tuple[float, float]:
+        """When somebody has its turn, who has to wait until then (0.0: nobody), and when to look at the line again.
+
+        Args:
+            now: the time.
+            max_hold: seconds after which to look in any case.
+        """
+        heads = [asking[0].release_deadline for asking in (self.with_slot, self.new) if asking]
+        # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
+        turns = [self.due.next] if self.due and (self.due.next > now or not self.needs_process) else []
+        if heads and not self.needs_process and not self.is_asking:
+            turns.append(max(self.next_ask, now + LEAST_PAUSE))
+        return min(turns, default=0.0), min([min(heads, default=now + max_hold), *turns])
+
+
+def _interval(demands: Sequence[Demand], decision: Decision) -> float:
+    """Seconds from one of a line to the next, at the rates that are in force."""
+    states = zip(demands, decision.states, strict=True)
+    return max([(state.interval or demand.interval) * demand.cost for demand, state in states])
+
+
+def _next_turn(demands: Sequence[Demand], decision: Decision) -> tuple[float, str]:
+    """Seconds until the same demands can have their turn again, at the earliest, and the limit that says so."""
+    return max(
+        [
+            (state.reset_after - (state.limit - demand.cost - demand.left(state.limit)) * state.interval, state.name)
+            if state.interval
+            else (0.0, state.name)  # it tells when it is asked
+            for demand, state in zip(demands, decision.states, strict=True)
+        ]
+    )

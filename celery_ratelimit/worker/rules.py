@@ -1,0 +1,294 @@
+"""What becomes of a request that is held: pure, so that every rule is a row of a table.
+
+A verdict is reached three times: before the store is asked, at its answer, and when the time has come that the request
+was told. :mod:`~celery_ratelimit.worker.actions` carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import RateLimitError
+from ..limiter.demand import Demand
+from ..limits.concurrency import Concurrency
+from ..limits.decision import Decision
+from ..parking.lot import HORIZON
+from ..parking.publisher import LEAD
+from .request import PendingRequest, State
+from .request_queue import ASK_EARLY, LEAST_PAUSE, LimitQueue
+
+__all__ = [
+    "BUNCHED",
+    "RETURN_HOLD",
+    "STALE",
+    "UNHEARD",
+    "Acquire",
+    "Action",
+    "BlockQueue",
+    "DropDuplicate",
+    "Fail",
+    "GiveUp",
+    "KeepPermit",
+    "Park",
+    "Republish",
+    "RetryAt",
+    "Start",
+    "before_acquire",
+    "granted",
+    "is_place",
+    "on_timer",
+    "refused",
+    "without_store",
+]
+
+#: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
+RETURN_HOLD = 1.0
+#: Seconds after which a line that waits for a place asks, though it was not rung for.
+UNHEARD = 1.0
+#: Seconds after which a permit that could not be used is stale; and when it is not the only one that is late, as the
+#: machine has done something else: used together, they would bunch.
+STALE, BUNCHED = 0.1, 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """It starts, with a permit that is good since then (microseconds, the store's clock; 0: it was not asked)."""
+
+    permit_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPermit:
+    """It holds a permit that is good at that time."""
+
+    at: float
+    permit_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """The store is asked: for a permit, or for a slot alone."""
+
+    for_permit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """It asks again at that time; ``None``: as soon as a process is free. Those behind it may ask meanwhile.
+
+    ``has_reservation``: it has one in the store from now on.
+    """
+
+    at: float | None
+    has_reservation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockQueue:
+    """It stays at the head of its line, which asks no sooner; ``None``: than a process is free.
+
+    ``demand`` has refused, and its turn is in ``wait`` seconds.
+    """
+
+    until: float | None
+    demand: Demand | None = None
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """It waits in the store: where ``demand`` is asked, ``wait`` seconds and those before it from its turn.
+
+    ``only_behind``: if others are there; else it asks. ``since``: its place among them, in microseconds; 0: the last.
+    """
+
+    demand: Demand
+    wait: float
+    only_behind: bool = False
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Republish:
+    """It waits in the broker for so many seconds; for which limit, if it is a limit that it waits for."""
+
+    wait: float
+    demand: Demand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It is given up: ``"drop"``, ``"fail"``, or the queue that it is sent to."""
+
+    how: str
+    demand: Demand
+    wait: float
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """It fails with an error."""
+
+    error: RateLimitError
+
+
+@dataclass(frozen=True, slots=True)
+class DropDuplicate:
+    """Another copy of it is parked, or may run."""
+
+
+Action = Start | KeepPermit | Acquire | RetryAt | BlockQueue | Park | Republish | GiveUp | DropDuplicate | Fail
+
+
+def before_acquire(
+    pending: PendingRequest,
+    limit_queue: LimitQueue,
+    now: float,
+    *,
+    lot: Demand | None,
+    may_start: bool,
+    soon: bool = False,
+    leaves: bool = False,
+) -> Action:
+    """What becomes of the head of a line, as far as nobody has to be asked for it.
+
+    Args:
+        pending: the request.
+        limit_queue: its line.
+        now: the time.
+        lot: the demand in whose lot others are known to wait, behind whom it may stand.
+        may_start: whether a process is there for it.
+        soon: whether one is in a moment, if it is not.
+        leaves: it is to go to another worker, as none will be there for long.
+    """
+    retries = pending.plan.policy.throttle == "retry"
+    if now >= pending.release_deadline:  # the broker would soon take it for lost, and hand it out a second time
+        return Republish(0.0, pending.demands[0])
+    if leaves:
+        return Republish(max(0.0, pending.reserved_for - now))
+    if lot is not None:
+        return Park(lot, HORIZON, only_behind=True)
+    if (pending.has_reservation or pending.plan.policy.throttle == "wait") and now < limit_queue.next_ask:
+        wait = limit_queue.closed_until - now
+        if pending.has_reservation or wait <= pending.plan.policy.inline_wait:
+            return BlockQueue(limit_queue.next_ask)
+        return BlockQueue(limit_queue.next_ask, pending.demand(limit_queue.binding), wait)  # as it would be told
+    if now < pending.not_before:
+        return BlockQueue(pending.not_before)
+    # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not wait for one:
+    # it asks for its slot alone, and makes room for what is behind it. Brief tasks ask together, sooner than that.
+    is_near = limit_queue.permit_available or (soon and limit_queue.closed_until - now <= ASK_EARLY)
+    if not may_start and (pending.has_reservation or is_near or not retries):
+        return BlockQueue(None)
+    return Acquire(for_permit=may_start)
+
+
+def is_place(demand: Demand) -> bool:
+    """Whether it asks for a place."""
+    return isinstance(demand.limit, Concurrency)
+
+
+def granted(decision: Decision, now: float, *, is_idle: bool) -> Action:
+    """The store has granted its permits; ``is_idle``: a process would start it at once."""
+    if decision.retry_after <= 0 and is_idle:
+        return Start(decision.granted_at)
+    return KeepPermit(now + decision.retry_after, decision.granted_at)
+
+
+def refused(
+    pending: PendingRequest,
+    decision: Decision,
+    now: float,
+    *,
+    for_permit: bool,
+    max_hold: float,
+    parks: bool,
+    early: float,
+    hears: bool = False,
+) -> Action:
+    """The store has refused.
+
+    Args:
+        pending: the request.
+        decision: what the store said.
+        now: the time.
+        for_permit: whether a permit was asked for, or only a slot.
+        max_hold: seconds that a message may be held here.
+        parks: whether its task may wait in the store.
+        early: seconds before its time that it asks.
+        hears: it waits for a place, and its line is rung for when one may be free: how long it will be is an estimate.
+    """
+    policy, wait = pending.plan.policy, decision.retry_after
+    demand = pending.demand(decision.binding)
+    full = decision.full and policy.overflow != pending.queue
+    if policy.waits and (full or wait + (now - pending.arrived_at) > policy.claim):
+        return GiveUp(policy.overflow, demand, wait, decision.full)
+    if wait <= policy.inline_wait or (pending.has_reservation and wait <= RETURN_HOLD):
+        # A little too early, or the pool is busy: asks again at its time, or when a process is free.
+        if wait <= 0:
+            return BlockQueue(None)
+        if hears and pending.has_reservation:
+            return BlockQueue(now + UNHEARD)
+        at = now + max(LEAST_PAUSE, wait - early) if for_permit else None
+        return RetryAt(at, has_reservation=pending.has_reservation or policy.throttle == "retry")
+    if not policy.waits:
+        return GiveUp(policy.throttle, demand, wait)
+    if policy.throttle == "wait" and hears:
+        return BlockQueue(now + UNHEARD, demand, wait)
+    if policy.throttle == "wait" and wait <= max_hold:
+        return BlockQueue(now + max(LEAST_PAUSE, min(wait - early, pending.plan.longest_pause)), demand, wait)
+    if parks:
+        return Park(demand, wait, since=decision.granted_at)
+    return Republish(wait, demand)
+
+
+def without_store(
+    choice: str,
+    pending: PendingRequest,
+    now: float,
+    error: RateLimitError,
+    *,
+    may_start: bool,
+    wait: float,
+    pause: float,
+) -> Action:
+    """The store does not answer.
+
+    Args:
+        choice: ``ratelimit_on_store_error``.
+        pending: the request.
+        now: the time.
+        error: what there is of an answer.
+        may_start: whether a process is there for it.
+        wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: taken, or all may pass.
+        pause: seconds after which whoever is deferred comes back.
+    """
+    throttle = pending.plan.policy.throttle
+    if choice in ("local", "allow"):
+        if not may_start:
+            return BlockQueue(None)
+        if wait <= 0:
+            return Start(0)
+        if throttle != "retry" or wait <= RETURN_HOLD:
+            return RetryAt(now + wait)
+    if choice == "raise":
+        return Fail(error)
+    return BlockQueue(now + pause) if throttle == "wait" else Republish(pause + LEAD)
+
+
+def on_timer(pending: PendingRequest, now: float, *, together: bool, is_idle: bool) -> Action:
+    """The time has come that it was told.
+
+    Args:
+        pending: the request.
+        now: the time.
+        together: whether another one's permit is late, too.
+        is_idle: whether a process would start it at once.
+    """
+    if pending.state is not State.GRANTED:
+        return RetryAt(now)
+    late = now - pending.at
+    if late > (BUNCHED if together else STALE) and late > max([demand.interval for demand in pending.demands]):
+        return RetryAt(now)
+    return Start(pending.permit_at_us) if is_idle else BlockQueue(None)  # one is free soon, or it asks again

@@ -1,0 +1,46 @@
+"""How far away the store is: while one worker waits for an answer, much happens of which it hears later."""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["FAR", "REACH", "StoreLatency"]
+
+#: Seconds of a round trip from which on the store is far away.
+FAR = 0.005
+#: Round trips in whose time those ask together that come back to a worker whose store is far away.
+REACH = 3
+#: Seconds that are believed of a single round trip, and what it counts for in the mean.
+MOST, NEWEST = 0.1, 1 / 8
+#: Answers of which the shortest says how far away it is: others took long since there was much to do, here or there.
+LATELY = 16
+
+
+class StoreLatency:
+    """Of one worker's store.
+
+    Attributes:
+        round_trip: seconds that an answer takes, a mean.
+    """
+
+    def __init__(self) -> None:
+        self.round_trip = 0.0
+        self._lately: deque[float] = deque(maxlen=LATELY)
+
+    def note(self, seconds: float) -> None:
+        """An answer has taken so long."""
+        self.round_trip += NEWEST * (min(MOST, seconds) - self.round_trip)
+        self._lately.append(seconds)
+
+    def is_at_least(self, seconds: float) -> bool:
+        """Whether each of the last answers has taken so long."""
+        return min(self._lately, default=0.0) >= seconds
+
+    @property
+    def is_far(self) -> bool:
+        return self.round_trip >= FAR
+
+    @property
+    def reach(self) -> float:
+        """Seconds by which more is asked ahead, since the store is far away."""
+        return REACH * self.round_trip if self.is_far else 0.0

@@ -1,0 +1,96 @@
+"""What people have stored in the place of a limit in the code, for whoever reads of a task that it throttles."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from ..limiter.asker import Asker
+from ..limiter.demand import Demand
+from ..limiter.outage import Outage
+from ..limiter.stored import read_config
+from ..limits.any_limit import AnyLimit
+from ..limits.limit import Limit
+from .clock import monotonic
+
+__all__ = ["StoredLimitLabels", "stored_in_place_of"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Buckets of which it is known.
+_KNOWN = 1000
+#: Seconds between two looks for what a decision was told and is not known here.
+_LOOK = 1.0
+
+
+class _Known(NamedTuple):
+    said: str
+    interval: float
+
+
+def stored_in_place_of(code: AnyLimit, config: Any) -> str:
+    """Which rate is stored, and by whom: ``20/s set by anna``; empty: none is, or the same."""
+    stored = config.stored
+    if stored is None:
+        return ""
+    if isinstance(code, Limit) and isinstance(stored, Limit):
+        said, same = stored.rate, (stored.rate, stored.size, stored.method) == (code.rate, code.size, code.method)
+    else:
+        said, same = f"{stored.size} at once", stored.size == code.size
+    return "" if same else f"{said} set by {config.by}"
+
+
+class StoredLimitLabels:
+    """Reads it once for each limit, until somebody changes that; and for a key where a decision shows another rate.
+
+    Args:
+        asker: the way to the store.
+        outage: of the store: while it lasts nothing is known.
+    """
+
+    def __init__(self, asker: Asker, outage: Outage) -> None:
+        self._asker, self._outage = asker, outage
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._looked = float("-inf")
+
+    def forget(self, names: set[str]) -> None:
+        """Somebody has changed these limits."""
+        self._known = {bucket: known for bucket, known in self._known.items() if bucket[0] not in names}
+
+    def of(self, demand: Demand, interval: float) -> str:
+        """Which rate is stored for this limit, and by whom.
+
+        ``interval``: seconds in which a permit comes back, as a decision was told; 0.0: it was not.
+        """
+        for key in dict.fromkeys(("", demand.key)):
+            known = self._known.get((demand.name, key)) or self._read(demand, key)
+            if known is None:
+                return ""
+            if _is_that(known.interval, interval):
+                return known.said
+        now = monotonic()
+        if now - self._looked < _LOOK:
+            return ""
+        self._looked = now  # it was changed since
+        known = self._read(demand, demand.key)
+        return known.said if known is not None and _is_that(known.interval, interval) else ""
+
+    def _read(self, demand: Demand, key: str) -> _Known | None:
+        if self._outage:
+            return None
+        try:
+            reply = self._asker.drive(self._asker.core.config(demand.name, key))
+            config = read_config(demand.name, key, demand.limit, reply)
+        except Exception as error:  # it is for a line in the log, and never a task's affair
+            logger.debug("what is stored for the limit %r cannot be read: %r", demand.name, error)
+            return None
+        in_force = config.stored or demand.limit
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        known = _Known(stored_in_place_of(demand.limit, config), in_force.interval)
+        self._known[demand.name, key] = known
+        return known
+
+
+def _is_that(interval: float, told: float) -> bool:
+    return told <= 0 or abs(told - interval) <= 1e-6 * interval
