@@ -332,7 +332,7 @@ class Worker:
         self.hostname = f"w{number}@simulated"
         self.pool = SimulatedPool(self, processes)
         self.broker = SimpleNamespace(apart=True, redelivery=3600.0, hears_after=0.0, connection_errors=())
-        self.acknowledgements = SimpleNamespace(open=lambda: None, close=lambda: None)
+        self.acknowledgements = SimpleNamespace(close=lambda: None)
         self.timers = self.intake = self.together = self.consuming = self.departures = self
         self.queues = [QUEUE]
         self.is_at_it = False

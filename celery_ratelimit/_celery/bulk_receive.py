@@ -26,7 +26,6 @@ from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
-from .acknowledgements import Acknowledgements
 from .broker import Broker
 from .message_key import RedisQoS
 
@@ -47,14 +46,13 @@ class BulkReceive:
 
     Args:
         broker: the worker's.
-        acknowledgements: of its messages.
 
     Attributes:
         is_at_it: messages that come in together are coming to the gate; the first is the one whose coming was told.
     """
 
-    def __init__(self, broker: Broker, acknowledgements: Acknowledgements) -> None:
-        self._broker, self._acknowledgements = broker, acknowledgements
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._source = ""
         self._after: Callable[[], None] = lambda: None
         self._wanted: Any = None
@@ -117,7 +115,7 @@ class BulkReceive:
         return min(MOST, most) if estimate is None else min(MOST, most, estimate)
 
     def _take(self, channel: Any, script: Any, message: Any) -> None:
-        """More of those that were behind a message in its queue. What is done is said with it."""
+        """More of those that were behind a message in its queue."""
         qos, queue = channel.qos, message.ratelimit_queue
         number = self._room_in(channel, queue, self._most)
         if number < 1:
@@ -127,8 +125,7 @@ class BulkReceive:
         prefix = channel.global_keyprefix
         keys = of_queue, prefix + qos.unacked_key, prefix + qos.unacked_index_key
         try:
-            with self._acknowledgements.said_along(qos) as done:
-                said = script(keys=keys, args=(number, BYTES, time.time(), *done))
+            said = script(keys=keys, args=(number, BYTES, time.time()))
         except channel.ResponseError as error:
             logger.debug("messages come in one by one for a while: the broker does not run the script: %r", error)
             self._runs_again = time.monotonic() + AGAIN
@@ -142,7 +139,6 @@ class BulkReceive:
 
     def _deliver(self, channel: Any, queue: str, of_queue: str, taken: Sequence[tuple[bytes, bytes]]) -> None:
         qos = channel.qos
-        self._acknowledgements.take_along(qos)
         left = deque(taken)
         append, came = qos.append, set()
 

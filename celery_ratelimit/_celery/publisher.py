@@ -64,7 +64,7 @@ class Publisher:
 
         A queue that is not there is declared as ``declaration`` says; None: that is not this worker's part.
 
-        ReturnConsumer:
+        Returns:
             The queues that are not there; none of what was to go to them was published.
         """
         if not self._broker.on_amqp:

@@ -68,7 +68,7 @@ class Republisher:
     def publish(self, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]]) -> set[str]:
         """Publish messages that were parked, with their delays and markers; see :func:`~.parcel.publish`.
 
-        ReturnConsumer:
+        Returns:
             Queues that the broker does not have; what was to go there was not published.
         """
         if self._broker.takes_few_countdowns:
@@ -95,5 +95,5 @@ class Republisher:
 
     def acknowledge(self, request: Any) -> None:
         """Acknowledge a message that waits elsewhere from now on, and end its request."""
-        self._acknowledgements.of_parked(request)
+        self._acknowledgements.acknowledge(request)
         state.task_ready(request)

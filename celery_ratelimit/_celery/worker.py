@@ -58,7 +58,7 @@ class Worker:
         together: what comes in at once.
         consuming: the queues that it consumes, or leaves alone for now.
         departures: messages that leave it.
-        acknowledgements: what its broker has not been told yet.
+        acknowledgements: messages of parked tasks, to be acknowledged together.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -72,8 +72,8 @@ class Worker:
         self.timers = Timers(consumer, broker)
         self.receipts = ReceivedLogFilter()
         outbox, names = Publisher(self.app, broker), ReturnNames(consumer)
-        self.acknowledgements = Acknowledgements(broker, self.timers)
-        self.together = BulkReceive(broker, self.acknowledgements)
+        self.acknowledgements = Acknowledgements(self.timers)
+        self.together = BulkReceive(broker)
         self.intake = Consumption(consumer, broker, names, outbox, self.together)
         self.consuming = Subscriptions(consumer, broker, names)
         self.departures = Republisher(consumer, broker, self.acknowledgements, outbox, names.declaration)
@@ -122,7 +122,6 @@ class Worker:
         """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""
         if permit is not None:
             request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
-            self.acknowledgements.of_started(request)
         self._start(request)
         self._pipes.write()
 

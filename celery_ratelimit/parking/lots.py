@@ -142,7 +142,7 @@ class ParkingLots:
             ids: of the tasks; default: all that are parked now.
             force: see :meth:`lots`.
 
-        ReturnConsumer:
+        Returns:
             How many were sent. Whose queue is not at the broker (RabbitMQ) stays parked: no worker consumes it.
         """
         self._check((name,), force)
@@ -167,7 +167,7 @@ class ParkingLots:
             ids: of the tasks; default: all that are parked now.
             force: see :meth:`lots`.
 
-        ReturnConsumer:
+        Returns:
             How many there were.
         """
         self._check((name,), force)
@@ -196,7 +196,7 @@ class ParkingLots:
         in order (SIGTERM), or they park them again; what a killed one has kept from the broker comes back when that
         redelivers, so call it once more then.
 
-        ReturnConsumer:
+        Returns:
             How many tasks were handed back. What is for a queue that is not at the broker (RabbitMQ) stays, and a
             warning names the queue.
         """

@@ -134,7 +134,7 @@ class PermitClient:
     ) -> list[Decision | Action | None]:
         """Ask for a permit, or for a slot alone: for requests of a line that ask the same, one after the other.
 
-        ReturnConsumer:
+        Returns:
             An answer for each that was asked, see :meth:`verdict`: up to the first that has neither permits nor a slot.
         """
 

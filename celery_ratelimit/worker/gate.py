@@ -242,7 +242,6 @@ class Gate:
 
     def begin(self) -> None:
         """The worker has started, or has a new connection. What ran before runs on."""
-        self.worker.acknowledgements.open()
         self._outage.ask(lambda: self._store_calls.open(self._asker.ping), None, quietly=True)
         self._changes.watch()
         self._attendant.watch()

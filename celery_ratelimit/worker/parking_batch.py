@@ -147,7 +147,7 @@ class ParkingBatch:
             done: is called with each, and what the store says of it; ``None``: no answer came.
             after: is called with lines whose answers come later, as the worker has not waited for them.
 
-        ReturnConsumer:
+        Returns:
             The lines of the others. Whoever is left there asks: in an outage, or if nobody is parked any more.
         """
         batch, self._leaving = self._leaving, {}

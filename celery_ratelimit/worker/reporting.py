@@ -86,7 +86,7 @@ class Reporter:
     def started(self, pending: PendingRequest, permit_at_us: int) -> dict[str, Any]:
         """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store.
 
-        ReturnConsumer:
+        Returns:
             What the process that runs the task is told of its permit, and of how long it was throttled by which limit.
         """
         if self._all:

@@ -1,18 +1,16 @@
 -- take: messages of one of the broker's queues that come in together. It is run by the broker, on kombu's keys.
 --
--- Each is noted as unacknowledged in the step in which it leaves its queue. What is done is acknowledged first.
+-- Each is noted as unacknowledged in the step in which it leaves its queue.
 -- KEYS   1  queue     list; its right end is taken first
 --        2  unacked   hash, delivery tag -> [message, exchange, routing key] as JSON
 --        3  index     sorted set, delivery tag -> seconds since 1970
 -- ARGV   1  most      >= 1: no more messages
 --        2  bytes     >= 1: no more when they are that long
 --        3  now       seconds since 1970, by the worker's clock, as kombu notes it
---        4- done      delivery tags of messages that are acknowledged
 -- Reply  delivery tag and message of each, one after the other
 -- Writes all three
 local QUEUE, UNACKED, INDEX = KEYS[1], KEYS[2], KEYS[3]
 local MOST, BYTES, NOW = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local DONE = { unpack(ARGV, 4) }
 local call = redis.call
 
 -- The delivery tag, exchange and routing key of a message; nothing of what is none: that is kombu's to say.
@@ -26,10 +24,6 @@ local function read(text)
     end
 end
 
-if #DONE > 0 then
-    call('ZREM', INDEX, unpack(DONE))
-    call('HDEL', UNACKED, unpack(DONE))
-end
 local taken, bytes = {}, 0
 while #taken < 2 * MOST do
     local text = call('LINDEX', QUEUE, -1)

@@ -34,7 +34,7 @@ TOGETHER: dict[str, tuple[Any, str, str]] = {
     "taken, not delivered": (bulk_receive.BulkReceive, "_deliver", "before"),
     "in the gate, not parked": (parking_batch.ParkingBatch, "flush", "before"),
     "parked together, not acknowledged": (parking_batch.ParkingBatch, "flush", "after"),
-    "acknowledgements are due": (acknowledgements.Acknowledgements, "_say_all", "before"),
+    "acknowledgements are due": (acknowledgements.Acknowledgements, "flush", "before"),
     "before it asks": (asker.Asker, "ask_next", "before"),
     "it was told": (asker.Asker, "ask_next", "after"),
 }

@@ -1,4 +1,4 @@
-"""On Redis what is done is acknowledged with the next message that comes, or in a moment: nothing is forgotten."""
+"""On Redis the messages of parked tasks are acknowledged together, in a moment; none is forgotten."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ class Worker:
     def __init__(self, channel: Any, store: redis.Redis, name: str = "tasks") -> None:
         self.name = name
         self.channel, self.store, self.timers = channel, store, Timers()
-        self.broker = SimpleNamespace(apart=False)
-        self.acknowledgements = Acknowledgements(self.broker, self.timers)  # type: ignore[arg-type]
+        self.acknowledgements = Acknowledgements(self.timers)  # type: ignore[arg-type]
         self.messages: list[Any] = []
         self.queue = Queue(name)(channel)
         self.producer = Producer(channel)
@@ -51,20 +50,19 @@ class Worker:
         self.consumer.consume()
 
     def come(self, number: int = 1) -> list[Any]:
-        """Requests, one after the other."""
+        """Receive so many messages, and return their requests."""
         for _ in range(number):
             self.producer.publish("{}", routing_key=self.name, declare=[self.queue])
             self.channel.connection.client.drain_events(timeout=5)
-        return [self.request(message) for message in self.messages[-number:]]
+        return [SimpleNamespace(message=message, acknowledged=False) for message in self.messages[-number:]]
 
-    def request(self, message: Any) -> Any:
-        request = SimpleNamespace(message=message, acknowledged=False, _on_ack=lambda *_: message.ack())
-        self.acknowledgements.of_started(request)
-        return request
+    def acknowledge(self, *requests: Any) -> None:
+        for request in requests:
+            self.acknowledgements.acknowledge(request)
 
     @property
     def at_broker(self) -> int:
-        """How many messages the broker holds to be at work."""
+        """How many unacknowledged messages the broker has."""
         noted, indexed = self.store.hlen("unacked"), self.store.zcard("unacked_index")
         assert noted == indexed
         return int(noted)
@@ -80,65 +78,47 @@ def execs(store: redis.Redis) -> int:
     return int(store.info("commandstats").get("cmdstat_exec", {"calls": 0})["calls"])
 
 
-def test_the_next_message_takes_along_what_is_done(worker: Worker) -> None:
-    first, second = worker.come(2)
-    assert worker.at_broker == 2
-    first._on_ack()
-    second._on_ack()
-    assert (worker.at_broker, first.message.acknowledged) == (2, False)
-    before = execs(worker.store)
-    (third,) = worker.come()
-    assert execs(worker.store) - before == 1, "in one round trip"
-    assert (worker.at_broker, first.message.acknowledged, second.message.acknowledged) == (1, True, True)
-    worker.timers.ring()
-    assert execs(worker.store) - before == 1, "there is nothing more to say"
-    third._on_ack()
-    worker.timers.ring()
-    assert worker.at_broker == 0
-
-
-def test_where_none_comes_it_is_said_in_a_moment(worker: Worker) -> None:
+def test_they_are_acknowledged_together_in_a_moment(worker: Worker) -> None:
     requests = worker.come(3)
-    for request in requests[:2]:
-        request._on_ack()
+    worker.acknowledge(*requests[:2])
     assert [seconds <= 0.02 for seconds, _ in worker.timers.waiting.values()] == [True]
+    assert (worker.at_broker, requests[0].message.acknowledged) == (3, False)
+    before = execs(worker.store)
     worker.timers.ring()
-    assert worker.at_broker == 1
+    assert execs(worker.store) - before == 1, "in one round trip"
+    assert (worker.at_broker, requests[0].message.acknowledged) == (1, True)
     assert not worker.timers.waiting
 
 
-def test_the_next_message_takes_along_what_came_by_another_channel(server: EmbeddedServer, store: redis.Redis) -> None:
-    """What comes back has a channel of its own."""
+def test_messages_of_several_channels_go_together(server: EmbeddedServer, store: redis.Redis) -> None:
+    """Returned messages have a channel of their own."""
     with Connection(server.url) as connection:
         worker, beside = Worker(connection.channel(), store), Worker(connection.channel(), store, "beside")
-        beside.acknowledgements = worker.acknowledgements
         (first,), (second,) = worker.come(), beside.come()
-        first._on_ack()
-        second._on_ack()
+        worker.acknowledge(first, second)
         before = execs(store)
-        beside.come()
+        worker.timers.ring()
         assert execs(store) - before == 1
-        assert (first.message.acknowledged, second.message.acknowledged, worker.at_broker) == (True, True, 1)
+        assert (first.message.acknowledged, second.message.acknowledged, worker.at_broker) == (True, True, 0)
 
 
-def test_many_are_said_at_once(worker: Worker) -> None:
-    for request in worker.come(MOST_AT_ONCE):
-        request._on_ack()
+def test_many_are_acknowledged_at_once(worker: Worker) -> None:
+    worker.acknowledge(*worker.come(MOST_AT_ONCE))
     assert worker.at_broker == 0
+    assert not worker.timers.waiting
 
 
 def test_it_makes_room_in_the_prefetch_at_once(worker: Worker) -> None:
     worker.channel.basic_qos(0, 1, False)
     (request,) = worker.come()
     assert not worker.channel.qos.can_consume()
-    request._on_ack()
+    worker.acknowledge(request)
     assert worker.channel.qos.can_consume()
 
 
-@pytest.mark.parametrize("how", ["append", "ring"])
-def test_what_the_broker_did_not_hear_is_said_again(worker: Worker, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    first, *_ = worker.come(2)
-    first._on_ack()
+def test_what_the_broker_did_not_hear_is_said_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = worker.come(2)
+    worker.acknowledge(first)
     with monkeypatch.context() as broken:
 
         def execute(*_: Any) -> None:
@@ -146,30 +126,23 @@ def test_what_the_broker_did_not_hear_is_said_again(worker: Worker, monkeypatch:
 
         broken.setattr(redis.client.Pipeline, "execute", execute)
         with pytest.raises(redis.ConnectionError):
-            worker.come() if how == "append" else worker.timers.ring()
+            worker.timers.ring()
     assert (worker.at_broker, first.message.acknowledged) == (2, False)
     worker.timers.ring()
     assert (worker.at_broker, first.message.acknowledged) == (1, True)
 
 
-def test_once_it_is_closed_whoever_ends_says_so_himself(worker: Worker) -> None:
-    """The loop has ended, and the pool is waited for: no timer goes off."""
-    first, second, third = worker.come(3)
-    first._on_ack()
+def test_a_worker_that_stops_acknowledges_them(worker: Worker) -> None:
+    first, second, _ = worker.come(3)
+    worker.acknowledge(first, second)
     worker.acknowledgements.close()
-    assert worker.at_broker == 2
-    second._on_ack()
     assert worker.at_broker == 1
-    worker.acknowledgements.open()
-    third._on_ack()
-    assert worker.at_broker == 1
-    worker.timers.ring()
-    assert worker.at_broker == 0
+    assert not worker.timers.waiting
 
 
-def test_what_is_said_of_others_meanwhile_is_kombus(worker: Worker) -> None:
+def test_other_messages_are_acknowledged_by_kombu(worker: Worker) -> None:
     first, second = worker.come(2)
-    first._on_ack()
+    worker.acknowledge(first)
     second.message.reject()
     assert worker.at_broker == 1
     worker.timers.ring()

@@ -250,7 +250,7 @@ def test_a_message_on_redis_is_acknowledged_by_two_removals() -> None:
     assert "self._quick_ack = self._dirty.add" in source(virtual.QoS.__init__)
 
 
-def test_a_message_on_redis_that_comes_is_noted_in_one_pipeline_which_others_may_give() -> None:
+def test_a_message_on_redis_that_comes_is_noted_through_the_clients_of_its_channel() -> None:
     append = source(RedisQoS.append)
     assert append.count("self.pipe_or_acquire()") == append.count("execute()") == 1
     assert list(inspect.signature(RedisQoS.append).parameters) == ["self", "message", "delivery_tag"]
@@ -271,10 +271,6 @@ def test_messages_on_redis_are_taken_from_the_right_end_of_a_list_and_noted_with
     assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in source(RedisChannel._brpop_read)
     assert "self.handlers = {'BRPOP': self._brpop_read" in source(RedisChannel.__init__)
     assert "chan.handlers[type]()" in source(MultiChannelPoller.on_readable)
-
-
-def test_a_request_acknowledges_by_what_it_was_given() -> None:
-    assert "self._on_ack(logger, self._connection_errors)" in source(request.Request.acknowledge)
 
 
 def test_a_channel_on_redis_makes_a_client_for_each_thing_that_it_says() -> None:

@@ -13,7 +13,6 @@ import redis
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from celery_ratelimit._celery import bulk_receive
-from celery_ratelimit._celery.acknowledgements import Acknowledgements
 from celery_ratelimit._celery.bulk_receive import BYTES, MOST, BulkReceive
 from celery_ratelimit._celery.task_termination import contain_unreadable
 from celery_ratelimit.store.script import load_source
@@ -31,8 +30,7 @@ class Worker:
         self.then: Callable[[Any], None] = lambda message: None
         self.queues = [Queue(name)(self.channel) for name in names.split()]
         broker: Any = SimpleNamespace(apart=False)
-        self.acknowledgements = Acknowledgements(broker, SimpleNamespace(call_after=lambda *_: lambda: None))  # type: ignore[arg-type]
-        self.bulk_receive = BulkReceive(broker, self.acknowledgements)
+        self.bulk_receive = BulkReceive(broker)
         self.bulk_receive.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
         self.channel.basic_qos(0, prefetch, False)
         self.consumer = Consumer(self.channel, self.queues, on_message=self._on_message)
@@ -92,37 +90,6 @@ def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Conn
         message.ack()
     assert worker.noted() == set()
     assert worker.turn() == list(range(MOST + 1, MOST + 8))
-
-
-def test_what_is_done_is_acknowledged_with_those_that_come(connection: Connection, store: redis.Redis) -> None:
-    worker = Worker(connection, store)
-    worker.publish(0)
-    worker.turn()
-    worker.publish(1, 2, 3)
-    worker.bulk_receive._rests.clear()
-    worker.then = lambda message: worker.acknowledgements._later(worker.come[0]) if len(worker.come) == 2 else None
-    assert worker.turn() == [1, 2, 3]
-    assert worker.come[0].acknowledged
-    assert worker.noted() == {message.delivery_tag for message in worker.come[1:]}
-
-
-def test_what_the_broker_did_not_take_is_acknowledged_later(connection: Connection, store: redis.Redis) -> None:
-    """Done, and said with a script that is not run."""
-    worker = Worker(connection, store)
-    full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.bulk_receive.set_up(full + load_source("broker/take", ()), lambda: None)
-    worker.publish(0)
-    worker.turn()
-    worker.publish(1, 2)
-    worker.then = lambda message: worker.acknowledgements._later(worker.come[0]) if len(worker.come) == 2 else None
-    worker.bulk_receive._rests.clear()
-    store.set("full", 1)
-    assert worker.turn() == [1]
-    assert len(worker.noted()) == 2
-    assert not worker.come[0].acknowledged
-    worker.acknowledgements._say_all()
-    assert worker.noted() == {worker.come[1].delivery_tag}
-    assert worker.come[0].acknowledged
 
 
 def test_the_first_one_knows_that_others_come_with_it(connection: Connection, store: redis.Redis) -> None:
@@ -360,7 +327,7 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
 
 def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
     broker: Any = SimpleNamespace(apart=False)
-    nobodys = BulkReceive(broker, Acknowledgements(broker, SimpleNamespace()))  # type: ignore[arg-type]
+    nobodys = BulkReceive(broker)
     nobodys.set_up("return {}", lambda: None)
     nobodys.gather(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
     with Connection("memory://") as connection:

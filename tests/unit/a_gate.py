@@ -185,7 +185,7 @@ class Bench:
                 redirect=self._leaves("redirected"),
                 acknowledge=self._leaves("acknowledged"),
             ),
-            acknowledgements=SimpleNamespace(open=lambda: None, close=lambda: None),
+            acknowledgements=SimpleNamespace(close=lambda: None),
             start=self._start,
             live_workers=lambda: self.workers,
             can_gossip=True,
