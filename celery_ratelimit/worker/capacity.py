@@ -89,10 +89,6 @@ class PoolCapacity:
         """Whether a process is free, or probably is in a moment."""
         return self.idle() > 0 or self._pool.have_soon(now, ASK_EARLY)
 
-    def frees_soon(self, now: float, name: str) -> bool:
-        """Whether a process is probably free in a moment for a task of this name, which is brief, like those before."""
-        return self._pool.takes(name) <= ASK_EARLY and self.is_one_near(now)
-
     def free(self, now: float) -> int:
         """Processes that no permit was taken for."""
         return int(self.idle() - self.promises.by(now + ASK_EARLY))

@@ -15,7 +15,7 @@ from ..limits.decision import Decision
 from ..parking.lot import HORIZON
 from ..parking.publisher import LEAD
 from .request import PendingRequest, State
-from .request_queue import ASK_EARLY, LEAST_PAUSE, LimitQueue
+from .request_queue import LEAST_PAUSE, LimitQueue
 
 __all__ = [
     "BUNCHED",
@@ -67,7 +67,7 @@ class KeepPermit:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """The store is asked: for a permit, or for a slot alone."""
+    """The store is asked: for a permit, or for a slot alone, of a task that is not parked."""
 
     for_permit: bool
 
@@ -148,7 +148,7 @@ def before_acquire(
     *,
     lot: Demand | None,
     may_start: bool,
-    soon: bool = False,
+    parks: bool = False,
     leaves: bool = False,
 ) -> Action:
     """What becomes of the head of a line, as far as nobody has to be asked for it.
@@ -159,29 +159,34 @@ def before_acquire(
         now: the time.
         lot: the demand in whose lot others are known to wait, behind whom it may stand.
         may_start: whether a process is there for it.
-        soon: whether one is in a moment, if it is not.
+        parks: whether its task may wait in the store now.
         leaves: it is to go to another worker, as none will be there for long.
     """
-    retries = pending.plan.policy.throttle == "retry"
+    policy = pending.plan.policy
     if now >= pending.release_deadline:  # the broker would soon take it for lost, and hand it out a second time
         return Republish(0.0, pending.demands[0])
     if leaves:
         return Republish(max(0.0, pending.reserved_for - now))
     if lot is not None:
         return Park(lot, HORIZON, only_behind=True)
-    if (pending.has_reservation or pending.plan.policy.throttle == "wait") and now < limit_queue.next_ask:
+    if (pending.has_reservation or policy.throttle == "wait") and now < limit_queue.next_ask:
         wait = limit_queue.closed_until - now
-        if pending.has_reservation or wait <= pending.plan.policy.inline_wait:
+        if pending.has_reservation or wait <= policy.inline_wait:
             return BlockQueue(limit_queue.next_ask)
         return BlockQueue(limit_queue.next_ask, pending.demand(limit_queue.binding), wait)  # as it would be told
     if now < pending.not_before:
         return BlockQueue(pending.not_before)
-    # Nobody takes a permit without a process to use it. But a newcomer that would be sent back need not wait for one:
-    # it asks for its slot alone, and makes room for what is behind it. Brief tasks ask together, sooner than that.
-    is_near = limit_queue.permit_available or (soon and limit_queue.closed_until - now <= ASK_EARLY)
-    if not may_start and (pending.has_reservation or is_near or not retries):
+    if may_start:
+        return Acquire(for_permit=True)
+    # No permit is taken without a process. A newcomer whose limit is closed for long makes room for what is behind it.
+    if pending.has_reservation or policy.throttle != "retry":
         return BlockQueue(None)
-    return Acquire(for_permit=may_start)
+    if not parks:  # its message returns at its slot
+        return BlockQueue(None) if limit_queue.permit_available else Acquire(for_permit=False)
+    wait = limit_queue.closed_until - now  # of another request: the store alone says that a task has waited too long
+    if wait > policy.inline_wait and now - pending.arrived_at + wait <= policy.claim:
+        return Park(pending.demand(limit_queue.binding), wait)
+    return BlockQueue(None)
 
 
 def is_place(demand: Demand) -> bool:

@@ -235,8 +235,8 @@ class Scheduler:
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
             lot, leaves = self._actions.lot_to_join(pending), self._return_queues.leaves(pending)
-            soon = not (may_start or has_reservation) and self._capacity.frees_soon(now, pending.request.task.name)
-            action = before_acquire(pending, limit_queue, now, lot=lot, may_start=may_start, soon=soon, leaves=leaves)
+            parks = self._actions.parks(pending.plan)
+            action = before_acquire(pending, limit_queue, now, lot=lot, may_start=may_start, parks=parks, leaves=leaves)
             if isinstance(action, Acquire):
                 goes_on = self._ask(limit_queue, pending, asking, for_permit=action.for_permit)
                 self._start_due(limit_queue)  # the answer may have taken long

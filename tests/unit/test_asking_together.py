@@ -120,19 +120,19 @@ def test_where_the_store_is_far_those_whose_turn_comes_soon_are_called_to_ask_wi
     assert len(bench.on_timers) == 2
 
 
-@pytest.mark.parametrize("takes", [0.015, 5.0])
-def test_a_brief_newcomer_stays_where_a_process_is_free_in_a_moment_and_others_make_room(
-    bench: Bench, takes: float
-) -> None:
-    bench.processes, bench.takes = 1, lambda name: takes  # type: ignore[method-assign]
+@pytest.mark.parametrize(("closed", "end"), [(0.01, None), (0.5, "parked")])
+def test_a_newcomer_without_a_process_asks_for_no_slot(bench: Bench, closed: float, end: str | None) -> None:
+    """It waits, or is parked where its limit is closed for longer than it may be held."""
+    bench.processes, bench.takes = 1, lambda name: 5.0  # type: ignore[method-assign]
     task = bench.task("retry", "r1")
     bench.come(task)
     bench.tats["r1"] = bench.now + 0.01
     bench.come(task)
     (limit_queue,) = bench.gate._queues
-    limit_queue.permit_available, limit_queue.closed_until, asked = False, bench.now + 0.01, len(bench.asked)
-    bench.come(task)
-    assert (len(bench.asked) > asked) == (takes > 1), "for a slot alone"
+    limit_queue.closed_until, asked = bench.now + closed, len(bench.asked)
+    newcomer = bench.come(task)
+    assert len(bench.asked) == asked
+    assert [*newcomer.ends][-1:] == ([end] if end else [])
     bench.finish()
     bench.run(5.0)
     bench.check()

@@ -98,22 +98,6 @@ def test_whether_an_unlimited_task_may_start(
     assert capacity(*pool, grants=grants).for_unlimited(NOW, name, claims=claims, turn=turn) is may
 
 
-@pytest.mark.parametrize(
-    ("pool", "name", "has"),
-    [
-        ((4, 0, "0.001"), "0.001", True),
-        ((4, 0, "0.001"), "0.02", True),
-        ((4, 0, "0.001"), "0.03", False),  # takes longer: it makes room for what is behind it
-        ((4, 0, "0.001"), "inf", False),
-        ((4, 0, "5"), "0.001", False),  # all are busy for long
-        ((4, 0, "0.001", NOW - 1), "0.001", False),  # overdue
-        ((4, 1, "5"), "0.001", True),  # spoken for: whoever has it may be brief, too
-    ],
-)
-def test_whether_one_is_free_in_a_moment(pool: tuple[object, ...], name: str, has: bool) -> None:
-    assert capacity(*pool).frees_soon(NOW, name) is has
-
-
 def test_a_promise_is_taken_back() -> None:
     made = capacity(4, 1, grants=(0.0, 0.05))
     assert not made.has_for_permit(NOW)

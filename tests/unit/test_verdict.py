@@ -136,29 +136,27 @@ def test_before_the_store_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("request_", "its_line", "soon", "action"),
+    ("request_", "its_line", "action"),
     [
-        (
-            pending(),
-            limit_queue(is_open=False, closed=NOW + 0.01),
-            True,
-            BlockQueue(None),
-        ),  # asks with others, when it may start
-        (pending(), limit_queue(is_open=False, closed=NOW - 5), True, BlockQueue(None)),
-        (pending(), limit_queue(is_open=False, closed=NOW + 0.01), False, Acquire(for_permit=False)),
-        (
-            pending(),
-            limit_queue(is_open=False, closed=NOW + 0.1),
-            True,
-            Acquire(for_permit=False),
-        ),  # it may have to leave
-        (pending("drop"), limit_queue(is_open=False, closed=NOW + 0.1), True, BlockQueue(None)),
+        (pending(), limit_queue(), BlockQueue(None)),  # it could have started at once
+        (pending(), limit_queue(is_open=False, closed=NOW - 5), BlockQueue(None)),
+        (pending(), limit_queue(is_open=False, closed=NOW + 0.02), BlockQueue(None)),
+        (pending(), limit_queue(is_open=False, closed=NOW + 0.5), Park(RATE, 0.5)),  # makes room for what is behind it
+        (pending(inline=1.0), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
+        (pending(inline=0.0), limit_queue(closed=NOW + 0.5), Park(RATE, 0.5)),
+        (pending(max_wait=1.0), limit_queue(is_open=False, closed=NOW + 0.5), Park(RATE, 0.5)),
+        # The store alone gives a task up: for how long the limit is closed for this one is an estimate.
+        (pending(max_wait=1.0), limit_queue(is_open=False, closed=NOW + 1.5), BlockQueue(None)),
+        (pending(max_wait=1.0, since=NOW - 0.75), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
+        (pending(slot=True), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
+        (pending("wait"), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
+        (pending("drop"), limit_queue(is_open=False, closed=NOW + 0.5), BlockQueue(None)),
     ],
 )
-def test_before_the_store_is_asked_where_a_process_is_free_in_a_moment(
-    request_: PendingRequest, its_line: LimitQueue, soon: bool, action: Action
+def test_a_newcomer_without_a_process_is_parked_where_its_limit_is_closed_for_long(
+    request_: PendingRequest, its_line: LimitQueue, action: Action
 ) -> None:
-    assert before_acquire(request_, its_line, NOW, lot=None, may_start=False, soon=soon) == action
+    assert before_acquire(request_, its_line, NOW, lot=None, may_start=False, parks=True) == action
 
 
 @pytest.mark.parametrize(
