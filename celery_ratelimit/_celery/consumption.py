@@ -122,10 +122,6 @@ class Consumption:
         """Nothing new comes in while the worker ``is_late`` with what it has; see :func:`.resting.rest_while`."""
         self._returns.is_late = is_late
 
-    def does_anybody_wait_to_return(self) -> bool:
-        """Whether throttled tasks wait at the broker to come back to this worker or another; or it is not known."""
-        return self._returns.does_anybody_wait()
-
     # -- How many --------------------------------------------------------------------------------------------------
 
     def widen(self) -> None:

@@ -90,13 +90,6 @@ class Publisher:
             return False
         return True
 
-    def count(self, channel: Any, queue: str) -> int:
-        """How many messages are in a queue; on another broker than AMQP by ``channel``."""
-        if not self._broker.on_amqp:
-            return int(channel._size(queue))
-        with self._channel(self._broker.apart) as own:
-            return int(own.channel.queue_declare(queue, passive=True).message_count)
-
     @contextlib.contextmanager
     def _channel(self, apart: bool) -> Iterator[_Channel]:
         """A channel that nobody uses: while one waits for an answer, other messages come in, and go out again."""

@@ -136,15 +136,6 @@ class ReturnConsumer:
         else:
             vars(asks).pop(name, None)
 
-    def does_anybody_wait(self) -> bool:
-        """Whether a message is in one of them, which this worker consumes; or the broker does not say."""
-        names = {self._names.name_for(queue) for queue in self._names.queues} - self._names.queues.keys()
-        try:
-            return any(self._outbox.count(self._beside.channel, name) for name in names)
-        except Exception as error:
-            logger.debug("the broker does not say whether tasks wait in %s: %r", sorted(names), error)
-            return True
-
     def _settle(self) -> None:
         """Consume the return queues of what is consumed; but those that are consumed as queues (``-Q a.throttled``)."""
         beside, queues = self._beside, dict(self._names.queues)

@@ -143,6 +143,16 @@ class Worker:
         others = {worker.hostname for worker in self._consumer.gossip.state.alive_workers()} - {self.hostname}
         return 1 + len(others)
 
+    def keeps_only_process(self) -> bool:
+        """Whether this worker is the one of the fleet that keeps its process for brief tasks, if its pool has only one.
+
+        It is the first by its name of the workers that gossip knows, if there are others.
+        """
+        if not self.can_gossip:
+            return False
+        others = {worker.hostname for worker in self._consumer.gossip.state.alive_workers()} - {self.hostname}
+        return bool(others) and self.hostname < min(others)
+
     @property
     def can_gossip(self) -> bool:
         gossip = getattr(self._consumer, "gossip", None)

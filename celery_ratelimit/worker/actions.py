@@ -187,7 +187,7 @@ class Actions:
         if most is None and self.batch.accepts(bucket, packed, only_behind=action.only_behind):
             self.batch.add(PendingPark(limit_queue, pending, action, packed))
             if self.batch.store_calls.use_threads:
-                self._capacity.coming.expect_parked(pending.request.id, action, interval, now)
+                self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
             return True
         asks = self._attendant.parks({bucket: [(pending, packed)]}, only_behind=action.only_behind, most=most)
         said = self._outage.ask(lambda: asked(asks), None)
@@ -222,7 +222,7 @@ class Actions:
         else:
             why = outcome_of(queue, pending, demand, wait + ahead * interval, now, what="parked")
             self._resources.leave(queue, pending)
-            self._capacity.coming.expect_parked(pending.request.id, action, interval, now)
+            self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
             self._reporter.announce(pending, why)
 
     def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:

@@ -37,7 +37,6 @@ from .rules import (
     refused,
     without_store,
 )
-from .store_latency import REACH
 
 __all__ = ["MAX_BATCH", "POLL_INTERVAL", "PermitClient"]
 
@@ -118,14 +117,6 @@ class PermitClient:
         if interval <= 0:
             return 1
         return min(MAX_BATCH, 1 + int(BUSY * self._store.round_trip / interval))
-
-    def batch_window(self, limit_queue: LimitQueue, pending: PendingRequest) -> float:
-        """Seconds within which those that come back have their turns who ask together: more, the further away the
-        store is, and no more than a permit may be taken ahead.
-        """
-        if self.batch_size(limit_queue, pending) == 1:
-            return 0.0
-        return min(self.lead_time() + REACH * self._store.round_trip, self._ahead())
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 

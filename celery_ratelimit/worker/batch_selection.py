@@ -1,12 +1,10 @@
-"""Who asks together: for the first of a line, and for those who would ask the same next."""
+"""Selects the requests of a queue that acquire permits in one script call."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-from .._celery import Worker
-from ..parking.publisher import LEAD
 from .actions import Actions
 from .admission import MAX_BATCH, PermitClient
 from .capacity import PoolCapacity
@@ -18,10 +16,9 @@ __all__ = ["BatchSelector"]
 
 
 class BatchSelector:
-    """Finds it, in one worker.
+    """Selects them, in one worker.
 
     Args:
-        worker: has those that wait for the end of their countdown.
         admission: of the store.
         capacity: of the pool.
         actions: of those that need not ask any more.
@@ -29,20 +26,9 @@ class BatchSelector:
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        admission: PermitClient,
-        capacity: PoolCapacity,
-        actions: Actions,
-        attribution: ErrorAttribution,
+        self, admission: PermitClient, capacity: PoolCapacity, actions: Actions, attribution: ErrorAttribution
     ) -> None:
-        self._worker, self._admission, self._capacity, self._actions, self._attribution = (
-            worker,
-            admission,
-            capacity,
-            actions,
-            attribution,
-        )
+        self._admission, self._capacity, self._actions, self._attribution = admission, capacity, actions, attribution
 
     def select(
         self, limit_queue: LimitQueue, first: PendingRequest, asking: Sequence[PendingRequest], now: float
@@ -53,8 +39,6 @@ class BatchSelector:
         For places, which are held from then on, as many as there are processes. Not for who has yet to learn whether it
         may run.
         """
-        if first.has_reservation:
-            self._call_back(limit_queue, first, now)
         if len(asking) < 2 or (first.plan.leased and not first.waits_in_worker):
             return [first]
         most = (
@@ -76,12 +60,6 @@ class BatchSelector:
             together.append(pending)
         self._attribution.pair = limit_queue, first
         return together
-
-    def _call_back(self, limit_queue: LimitQueue, first: PendingRequest, now: float) -> None:
-        """Where the store is far away: those whose turn comes soon need not wait for the end of their countdown."""
-        reach = self._admission.batch_window(limit_queue, first)
-        if reach > LEAD and self._capacity.coming.next_due(now) <= now + reach:
-            self._worker.timers.recall(lambda request: self._capacity.coming.has_turn(request.id, now + reach))
 
 
 def _asks_the_same(one: PendingRequest, other: PendingRequest) -> bool:

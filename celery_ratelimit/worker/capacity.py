@@ -8,12 +8,13 @@ to the pool starts at once; where tasks are very short a few wait in the pool, o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .._celery import Pool
-from .expected_returns import KEEP, ExpectedReturns
 from .process_reservations import ProcessReservations
 from .request_queue import ASK_EARLY
 from .store_latency import StoreLatency
+from .upcoming_turns import KEEP, UpcomingTurns
 
 __all__ = ["AHEAD", "PoolCapacity"]
 
@@ -29,8 +30,9 @@ LEAST_BACKLOG, MOST_BACKLOG, FREE_BACKLOG = 0.005, 0.05, 1.0
 #: What unlimited tasks have of the pool's time, at the least, where limited ones could use all of it; and seconds that
 #: one waits for it where nobody knows what the one before has taken; and at the least.
 LEAST_SHARE, UNKNOWN_PAUSE, LEAST_PAUSE = 0.05, 1.0, 0.1
-#: Seconds for which a process that has become free is kept for those who wait at the broker to come back.
-RETURN_KEEP = 0.1
+#: Seconds for which a worker whose processes were all busy for long keeps the first that is free, to receive what waits
+#: in the return queues: a task that takes long could have it otherwise, before the worker hears of briefer ones.
+LISTEN = 0.02
 
 
 class PoolCapacity:
@@ -38,28 +40,38 @@ class PoolCapacity:
 
     Attributes:
         pending: requests that were received and are in the gate.
-        coming: who is expected to come.
+        turns: when limited tasks have their turns, as far as this worker knows.
         promises: processes that somebody has spoken for.
         store: how far away it is.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(
+        self, pool: Pool, workers: Callable[[], int] = lambda: 1, keeps_only_process: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._pool, self._keeps_only_process = pool, keeps_only_process
         self.pending = 0
         self.store = StoreLatency()
-        self.coming = ExpectedReturns()
+        self.turns = UpcomingTurns(pool.takes, workers)
         self.promises = ProcessReservations(pool)
-        self._kept_until = 0.0
+        self._listens_until = 0.0
 
-    def keep_for_returned(self, now: float) -> None:
-        """Somebody waits at the broker to come back, and may now: nobody without limits has the last process."""
-        self._kept_until = now + RETURN_KEEP
+    def note_saturated(self, now: float, *, saturated: bool) -> float:
+        """All processes are busy for long, so that the worker hears of no task that comes back; or it does again.
+
+        Returns seconds for which it then keeps a process, and listens.
+        """
+        if saturated:
+            self.turns.pause(now)
+            return 0.0
+        self.turns.resume(now)
+        self._listens_until = now + LISTEN
+        return LISTEN
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nobody is held or comes."""
         self.pending = 0
         self.promises.clear()
-        self.coming.clear()
+        self.turns.clear()
 
     # -- Who may have one ------------------------------------------------------------------------------------------
 
@@ -72,26 +84,41 @@ class PoolCapacity:
             return idle
         return idle + self._pool.have_ended(asks_at, self.store.round_trip)
 
-    def is_saturated(self, now: float) -> bool:
-        """Whether all processes are busy, and none is likely to be free for as long as it would be kept for a turn."""
-        return self.idle() <= 0 and not self._pool.have_soon(now, KEEP)
+    def is_saturated(self, now: float, seconds: float = KEEP) -> bool:
+        """Whether all processes are busy, and none is likely to be free within ``seconds``."""
+        return self.idle() <= 0 and not self._pool.have_soon(now, seconds)
 
-    def has_for_permit(self, now: float, *, owed: bool = False) -> bool:
-        """Whether a permit may be taken for one task more: whether it can start at its time.
+    def _listens(self, now: float) -> bool:
+        return now < self._listens_until
+
+    def kept_for_briefer(self, now: float, name: str, waited: float = 0.0) -> int:
+        """Processes that a task of this name leaves free, as a briefer limited task has its turn while it would run.
+
+        A pool of several processes keeps one of them. Of workers with a single process the fleet chooses one that keeps
+        it; there a task that has waited for long goes first all the same.
+        """
+        if not name or (takes := self._pool.takes(name)) <= LEAST_BACKLOG:
+            return 0
+        turn = self.turns.next_briefer(name, now)
+        if not (takes > KEEP and self._listens(now)) and (turn == float("inf") or turn - now > takes):
+            return 0
+        if self._pool.processes > 1:
+            return 1
+        return int(waited < self.pause_after(name) and self._keeps_only_process())
+
+    def has_for_permit(self, now: float, name: str = "", *, waited: float = 0.0, owed: bool = False) -> bool:
+        """Whether a permit may be taken for one more task (of this name): whether it can start at its time.
 
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
         what proves wrong is one permit, which is not used. ``owed``: the next process is somebody else's.
         """
-        idle, promised = self.idle(now), self.promises.by(now + ASK_EARLY) + owed
+        idle = self.idle(now)
+        promised = self.promises.by(now + ASK_EARLY) + owed + self.kept_for_briefer(now, name, waited)
         return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
 
-    def is_one_near(self, now: float) -> bool:
-        """Whether a process is free, or probably is in a moment."""
-        return self.idle() > 0 or self._pool.have_soon(now, ASK_EARLY)
-
-    def free(self, now: float) -> int:
-        """Processes that no permit was taken for."""
-        return int(self.idle() - self.promises.by(now + ASK_EARLY))
+    def free(self, now: float, name: str) -> int:
+        """Processes that no permit was taken for, and that tasks of this name may have."""
+        return int(self.idle() - self.promises.by(now + ASK_EARLY)) - self.kept_for_briefer(now, name)
 
     def short_term_capacity(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
@@ -103,7 +130,8 @@ class PoolCapacity:
         Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew. Brief
         tasks may stand behind one another: none is late by more than its permit may be early.
         """
-        takes, free = self._pool.takes(name), self.idle(now) - self.promises.by(now + ASK_EARLY)
+        takes = self._pool.takes(name)
+        free = self.idle(now) - self.promises.by(now + ASK_EARLY) - self.kept_for_briefer(now, name)
         later = self.promises.after(now + ASK_EARLY)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
         ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
@@ -136,12 +164,12 @@ class PoolCapacity:
             turn: when the next one has its turn, which has no permit yet; infinity: nobody waits for one.
         """
         takes, idle = self._pool.takes(name), self.idle()
-        if now < self._kept_until and idle <= 1:
+        if idle <= 1 and takes > KEEP and self._listens(now):
             return False
         kept = claims + math.ceil(self.promises.by(now + max(LEAST_BACKLOG, 2 * takes)))
         if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):
             # Not the only one, for long: nothing without limits would run any more.
-            kept = self._pool.processes > 1 or takes <= LEAST_BACKLOG
+            kept = self._pool.processes > 1 or takes <= LEAST_BACKLOG or self._keeps_only_process()
         if kept or idle > 0 or not self._pool.has_queue:
             return idle > kept
         # A few more may wait in the pool: as many as are through before anybody's turn.

@@ -15,7 +15,7 @@ from .lease_handover import LeaseHandover
 from .lease_notifications import LeaseNotifications
 from .permit_terms import claim, max_lookahead
 from .request import PendingRequest
-from .request_queue import LimitQueue
+from .request_queue import LimitQueue, task_name
 
 __all__ = ["MAX_BATCH", "ConcurrencyLeases"]
 
@@ -51,7 +51,7 @@ class ConcurrencyLeases:
 
     def together(self, limit_queue: LimitQueue) -> int:
         """How many may ask at once: one that no process is for would only stand in the way of others."""
-        return MOST_WAITING if self._lines_up(limit_queue) else self._most()
+        return MOST_WAITING if self._lines_up(limit_queue) else self._most(limit_queue)
 
     def ask(self, limit_queue: LimitQueue, asking: Sequence[PendingRequest], *, for_permit: bool) -> list[Decision]:
         """What has ended here gives its places back in the same step."""
@@ -68,7 +68,7 @@ class ConcurrencyLeases:
                 microseconds(max_lookahead(first, self._ahead())),
                 microseconds(claim(first, parks=self._parks(first.plan))),
                 limit_queue.channel if first.waits_in_worker else "",
-                self._most() if for_permit else 0,
+                self._most(limit_queue) if for_permit else 0,
                 lines_up,
             ),
             ended,
@@ -76,9 +76,9 @@ class ConcurrencyLeases:
         self._handover.confirm(ended)
         return said
 
-    def _most(self) -> int:
+    def _most(self, limit_queue: LimitQueue) -> int:
         """How many may have places now: each is held from then on, so there has to be a process for it."""
-        return max(1, min(MAX_BATCH, self._capacity.free(monotonic())))
+        return max(1, min(MAX_BATCH, self._capacity.free(monotonic(), task_name(limit_queue))))
 
     def _lines_up(self, limit_queue: LimitQueue) -> bool:
         """Whether it is time for those of a line that wait for places to say so, or their slots would be others'."""

@@ -76,7 +76,7 @@ class Gate:
         asker = self._asker = limiter.asker
         self._numbers, self._connections = itertools.count(), 0  # that were lost
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
-        self._capacity = capacity = PoolCapacity(worker.pool)
+        self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
         store_calls = self._store_calls = StoreCalls(worker, capacity.store, outage)
         lots, orphans_after = parking_of(worker.app), settings.orphans_after
         self._attendant = attendant = Attendant(worker, lots, limits, outage, store_calls, orphans_after)
@@ -112,7 +112,9 @@ class Gate:
             max_hold=actions.max_hold,
         )
         sent = InFlightAcquires(store_calls, admission, capacity)
-        self._return_queues = reach = ReturnQueueConsumption(worker, capacity, self._leave_returned_to_others)
+        self._return_queues = reach = ReturnQueueConsumption(
+            worker, capacity, lambda: self._scheduler.run(self._queues)
+        )
         self._scheduler = Scheduler(
             *(worker, admission, sent, resources, capacity, queues, pool_scheduler, actions, reach, handover),
             on_error=lambda pending, error: self.on_error(pending.request, error),
@@ -139,7 +141,7 @@ class Gate:
             return
         if is_built_in(request.task.name):
             self._builtin_calls.look(request)
-        reserved_for = self._capacity.coming.pop_due(request.id)
+        reserved_for = self._capacity.turns.pop(request.id)
         if plan is None:
             self._passing.let(request, queue)
             return
@@ -188,13 +190,9 @@ class Gate:
         seconds = requests.comes_back_in(message)
         if seconds is not None:
             now = monotonic()
-            self._capacity.coming.expect(str(message.headers.get("id")), now + seconds + LEAD, now)
+            self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + LEAD, now)
             self._attendant.occupied.note_coming(message, seconds + LEAD)
-            if self._return_queues.has_left:  # it was on its way, and soon waits for the end of its countdown
-                self.worker.timers.call_after(0, self._leave_returned_to_others)
-            else:
-                self._arrivals_batch.comes_back(message)
-        elif requests.is_back(message) and not self._return_queues.has_left:  # its turn has come, or has passed
+        if requests.is_back(message) and not self._return_queues.has_left:
             self._arrivals_batch.comes_back(message)
         self._attendant.arrivals.on_message(message)
 
@@ -204,7 +202,7 @@ class Gate:
         """A task has ended: whoever waits for its process, or its place, may ask."""
         pending = self._running.end(request)
         queues = self._queues.asking(pending.plan.buckets(pending.demands)) if pending is not None else []
-        self._return_queues.look(monotonic())
+        self._return_queues.update(monotonic())
         for limit_queue in queues:
             limit_queue.next_ask = 0.0
         if self._prefetch.limited or len(self._pool_scheduler):
@@ -275,14 +273,9 @@ class Gate:
         self._attendant.store_is_back()
         self._scheduler.store_is_back()
 
-    def _leave_returned_to_others(self) -> None:
-        """Those that have come back, and wait here or for the end of their countdown."""
-        self.worker.timers.recall(requests.came_beside)
-        self._scheduler.run(self._queues)
-
     def _is_idle(self) -> bool:
         """Nobody waits here, comes back, or is parked; and no limit is in shadow."""
-        waiting = self._prefetch.limited or self._capacity.coming.next_due(monotonic()) < float("inf")
+        waiting = self._prefetch.limited or self._capacity.turns.next(monotonic()) < float("inf")
         return self._attendant.is_idle and not waiting and not self._asker.shadows.any_of(self._limits)
 
     def _changed(self, names: set[str]) -> None:

@@ -13,7 +13,7 @@ from .._celery import Worker
 from .capacity import AHEAD, PoolCapacity
 from .flow_control import PrefetchAccounting
 from .request import Unlimited
-from .request_queue import ASK_EARLY, LimitQueue
+from .request_queue import ASK_EARLY, LimitQueue, first_request, task_name
 from .request_queues import RequestQueues
 
 __all__ = ["PoolScheduler"]
@@ -70,8 +70,8 @@ class PoolScheduler:
         claims, turn = 0, float("inf")
         if not owed:
             queues = [self._queues.get(key) for key in self._queues.needing_process]
-            claims = sum(limit_queue is not None and not self.unlimited_first(limit_queue) for limit_queue in queues)
-            turn = min(self._queues.next_wakeup(now) + self.early(), self._capacity.coming.next_due(now))
+            claims = sum(queue is not None and self._claims_process(queue, now) for queue in queues)
+            turn = self._capacity.turns.next(now, self._worker.pool.takes(request.task.name))
         if not self._capacity.for_unlimited(now, request.task.name, claims=claims, turn=turn):
             return False
         self._passed = now, request
@@ -93,11 +93,19 @@ class PoolScheduler:
             and self._unlimited[0].number < limit_queue.new[0].number
         )
 
+    def _claims_process(self, limit_queue: LimitQueue, now: float) -> bool:
+        """Whether its first request goes before the first without limits: no process is kept for a briefer task."""
+        if self.unlimited_first(limit_queue):
+            return False
+        return self._capacity.idle() > 1 or not self._capacity.kept_for_briefer(now, task_name(limit_queue))
+
     def may_start(self, limit_queue: LimitQueue, *, has_reservation: bool, now: float) -> bool:
         """Whether a process is there for the first of a line, with or without a slot."""
         if (limit_queue.with_slot and not has_reservation) or self.unlimited_first(limit_queue):
             return False
-        return self._capacity.has_for_permit(now, owed=self.unlimited_starving(now))
+        first = first_request(limit_queue)
+        name, waited = (first.request.task.name, now - first.arrived_at) if first is not None else ("", 0.0)
+        return self._capacity.has_for_permit(now, name, waited=waited, owed=self.unlimited_starving(now))
 
     def ahead(self) -> float:
         """Seconds ahead that a permit may be taken: no longer than a process may be kept for it."""

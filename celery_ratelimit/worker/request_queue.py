@@ -89,7 +89,6 @@ class LimitQueue:
         next_ask: when the head may ask; earlier it would be told to wait.
         permit_available: the last one that asked could have started at once: a newcomer need not ask for a slot.
         needs_process: it would move on if a process were free.
-        next_wakeup: when somebody of it has its turn, who has to wait until then; 0.0: nobody.
         cancel: cancels the line's timer, which goes off at ``alarm``.
         due: those who have a time.
         parking: those who are parked in a moment.
@@ -109,7 +108,6 @@ class LimitQueue:
     next_ask: float = 0.0
     permit_available: bool = True
     needs_process: bool = False
-    next_wakeup: float = 0.0
     cancel: Callable[[], None] | None = None
     alarm: float = 0.0
     due: TimerHeap = field(default_factory=TimerHeap)
@@ -246,6 +244,17 @@ class LimitQueue:
         if heads and not self.needs_process and not self.is_asking:
             turns.append(max(self.next_ask, now + LEAST_PAUSE))
         return min(turns, default=0.0), min([min(heads, default=now + max_hold), *turns])
+
+
+def first_request(limit_queue: LimitQueue) -> PendingRequest | None:
+    """The request of a queue that goes next: it asks, or has its turn, before the others."""
+    return next(itertools.chain(limit_queue.with_slot, limit_queue.new, limit_queue.due), None)
+
+
+def task_name(limit_queue: LimitQueue) -> str:
+    """The name of the task that goes next in a queue; empty: no request is in it."""
+    first = first_request(limit_queue)
+    return first.request.task.name if first is not None else ""
 
 
 def _interval(demands: Sequence[Demand], decision: Decision) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -24,7 +23,6 @@ class RequestQueues:
         self.needing_process: dict[Buckets, None] = {}
         self._by_key: dict[Buckets, LimitQueue] = {}
         self._by_bucket: dict[tuple[str, str], dict[Buckets, None]] = {}
-        self._turns: list[tuple[float, int, LimitQueue]] = []
         self._numbers = itertools.count()
 
     def __iter__(self) -> Iterator[LimitQueue]:
@@ -51,7 +49,6 @@ class RequestQueues:
         """Nobody is in it."""
         if limit_queue.cancel is not None:
             limit_queue.cancel()
-        limit_queue.next_wakeup = 0.0
         self.needing_process.pop(limit_queue.key, None)
         del self._by_key[limit_queue.key]
         for bucket in limit_queue.key:
@@ -66,23 +63,6 @@ class RequestQueues:
         else:
             self.needing_process.pop(limit_queue.key, None)
 
-    def note_wakeup(self, limit_queue: LimitQueue, turn: float) -> None:
-        """Somebody of it has to wait for that time; 0.0: nobody has."""
-        if turn and turn != limit_queue.next_wakeup:
-            heapq.heappush(self._turns, (turn, next(self._numbers), limit_queue))
-        limit_queue.next_wakeup = turn
-        if len(self._turns) > 100 + 4 * len(self._by_key):  # of those that were told other times since
-            self._turns = [
-                (each.next_wakeup, next(self._numbers), each) for each in self._by_key.values() if each.next_wakeup
-            ]
-            heapq.heapify(self._turns)
-
-    def next_wakeup(self, now: float) -> float:
-        """When somebody has a turn that is to come; infinity: nobody waits for one."""
-        while self._turns and (self._turns[0][0] != self._turns[0][2].next_wakeup or self._turns[0][0] <= now):
-            heapq.heappop(self._turns)
-        return self._turns[0][0] if self._turns else float("inf")
-
     def clear(self) -> list[PendingRequest]:
         """The connection is lost, or the worker stops: everybody is gone. Returns who was here."""
         everybody: list[PendingRequest] = []
@@ -92,6 +72,5 @@ class RequestQueues:
             everybody += limit_queue.clear()
         self._by_key.clear()
         self._by_bucket.clear()
-        self._turns.clear()
         self.needing_process.clear()
         return everybody

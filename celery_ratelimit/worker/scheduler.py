@@ -19,7 +19,7 @@ from .lease_handover import LeaseHandover
 from .pool_scheduler import PoolScheduler
 from .queue_timers import QueueTimers
 from .request import PendingRequest
-from .request_queue import LimitQueue
+from .request_queue import ASK_EARLY, LimitQueue
 from .request_queues import RequestQueues
 from .request_resources import RequestResources
 from .return_queue_consumption import ReturnQueueConsumption
@@ -84,8 +84,16 @@ class Scheduler:
         )
         self._return_queues, self._handover = reach, handover
         self.attribution = ErrorAttribution(worker, on_error)
-        self._selector = BatchSelector(worker, admission, capacity, actions, self.attribution)
-        self._alarms = QueueTimers(worker, queues, actions.max_hold, lambda limit_queue: self.run([limit_queue]))
+        self._selector = BatchSelector(admission, capacity, actions, self.attribution)
+        self._alarms = QueueTimers(
+            *(
+                worker,
+                capacity.turns,
+                pool_scheduler.early,
+                actions.max_hold,
+                lambda limit_queue: self.run([limit_queue]),
+            )
+        )
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
         self._is_running = self._again = False
@@ -108,7 +116,7 @@ class Scheduler:
                 for limit_queue in queues:
                     self._move(limit_queue)
                 self._admit()
-                self._return_queues.look(monotonic())
+                self._return_queues.update(monotonic())
                 if not self._again:
                     break
                 self._again = False
@@ -126,7 +134,7 @@ class Scheduler:
         now = monotonic()
         queues = (self._queues.get(key) for key in itertools.islice(self._queues.needing_process, LOOKED_AT))
         late = any(limit_queue is not None and limit_queue.is_late(now - LATE) for limit_queue in queues)
-        return late and (self._capacity.store.is_far or self._capacity.is_one_near(now))
+        return late and (self._capacity.store.is_far or not self._capacity.is_saturated(now, ASK_EARLY))
 
     def store_is_back(self) -> None:
         """Everybody may ask."""
@@ -188,6 +196,7 @@ class Scheduler:
                     self._queues.update_need(limit_queue)
                 else:
                     self._queues.end(limit_queue)
+                    self._alarms.end(limit_queue)
 
     def _move_on(self, limit_queue: LimitQueue) -> None:
         """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
@@ -234,7 +243,7 @@ class Scheduler:
                 continue
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
-            lot, leaves = self._actions.lot_to_join(pending), self._return_queues.leaves(pending)
+            lot, leaves = self._actions.lot_to_join(pending), self._return_queues.must_republish(pending)
             parks = self._actions.parks(pending.plan)
             action = before_acquire(pending, limit_queue, now, lot=lot, may_start=may_start, parks=parks, leaves=leaves)
             if isinstance(action, Acquire):

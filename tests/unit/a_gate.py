@@ -188,6 +188,7 @@ class Bench:
             acknowledgements=SimpleNamespace(close=lambda: None),
             start=self._start,
             live_workers=lambda: self.workers,
+            keeps_only_process=lambda: False,
             can_gossip=True,
         )
         settings: Any = SimpleNamespace(
@@ -200,7 +201,7 @@ class Bench:
             here=lambda demand: 0,
             ended=lambda id: None,
         )
-        limits: Any = SimpleNamespace(plan_of=lambda task, queue: task.plan)
+        limits: Any = SimpleNamespace(plan_of=lambda task, queue: task.plan, get=lambda name: None)
         self.leases = leases
         self.gate = Gate(worker, self, leases, settings, limits)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ def come_back(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> l
     """As many, each for a turn a hundredth of a second after the one before."""
     requests = []
     for index in range(number):
-        bench.gate._capacity.coming.expect(f"back-{index}", bench.now + ahead + 0.01 * index, bench.now)
+        bench.gate._capacity.turns.expect(f"back-{index}", "task", bench.now + ahead + 0.01 * index, bench.now)
         requests.append(bench.come(task, f"back-{index}", returned=True))
     return requests
 
@@ -104,20 +104,6 @@ def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
     bench.run(2.0)
     assert sorted(request.ends[-1] for request in requests) == ["failed", "started", "started"]
     bench.check()
-
-
-def test_where_the_store_is_far_those_whose_turn_comes_soon_are_called_to_ask_with_it(bench: Bench) -> None:
-    bench.tats["r1"] = bench.now - 5.0
-    bench.gate._capacity.store.round_trip = 0.02
-    task = bench.task("retry", "r1")
-    waiting = []
-    for index in range(6):  # on a countdown
-        bench.gate._capacity.coming.expect(f"on-timer-{index}", bench.now + 0.07 + 0.01 * index, bench.now)
-        waiting.append(bench.come(task, f"on-timer-{index}", returned=True, countdown=True))
-    come_back(bench, task, 2, ahead=0.05)
-    bench.run(0.012)
-    assert bench.asked[0] == 6, "two, and four of those on a countdown: their turns come within a tenth of a second"
-    assert len(bench.on_timers) == 2
 
 
 @pytest.mark.parametrize(("closed", "end"), [(0.01, None), (0.5, "parked")])

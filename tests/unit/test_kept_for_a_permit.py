@@ -17,11 +17,11 @@ def test_who_hears_that_another_was_quicker_has_kept_no_process(monkeypatch: pyt
     waits = bench.come(plain)  # for a process, and takes 50 ms
     assert not waits.ends
     bench.tats["r1"] += 0.1  # the turn is another worker's
-    bench.run(0.076)  # near enough to it that a process would be kept
+    bench.run(0.074)  # near enough to it that a process would be kept
     bench.finish()
     assert waits.ends == ["started"]
     bench.come(plain)
-    bench.run(0.1)  # near enough to the next one
+    bench.run(0.102)  # near enough to the next one
     bench.finish()
     bench.run(0.0)
     assert [each.ends for each in bench.requests[4:]] == [[]], "it is kept for the permit"

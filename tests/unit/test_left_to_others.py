@@ -67,27 +67,14 @@ def test_not_before_the_broker_gives_it_to_others(bench: Bench) -> None:
 def test_not_when_it_is_not_left_any_more_by_then(bench: Bench) -> None:
     fill(bench)
     bench.finish()
+    bench.run(0.03)
     bench.answers_late = True
     bench.come(bench.task("plain"))
     assert bench.is_left
     came = bench.come(bench.task("wait", "r1"), beside=True)
     bench.finish()
-    bench.run(0.01)
+    bench.run(0.03)
     assert came.ends == ["started"]
-
-
-def test_what_waits_for_its_countdown_goes_too_and_is_back_for_its_turn(bench: Bench) -> None:
-    bench.gate._capacity.coming.expect("back", bench.now + 0.7, bench.now)
-    delays: list[float] = []
-    send_back = bench.gate.worker.departures.send_back
-    bench.gate.worker.departures.send_back = lambda *args: (delays.append(args[3]), send_back(*args))  # type: ignore[func-returns-value,method-assign]
-    waits = bench.come(bench.task("retry", "r1"), "back", beside=True, countdown=True)
-    bench.processes = 1  # else one is kept for it
-    fill(bench)
-    bench.run(0.01)
-    assert waits.ends == ["sent back"]
-    assert delays == [pytest.approx(0.65)], "as long as before, less what brokers are late"
-    bench.check_empty() if not bench.running else bench.check()
 
 
 def test_what_came_by_its_own_queue_stays(bench: Bench) -> None:
@@ -112,23 +99,14 @@ def test_who_has_a_permit_keeps_it(bench: Bench) -> None:
     assert waits.ends == ["started"]
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_the_process_that_is_free_again_is_for_those_who_wait_at_the_broker(bench: Bench, waits: bool) -> None:
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_process_that_is_free_again_is_kept_for_a_moment_for_returning_tasks(bench: Bench, returns: bool) -> None:
     bench.processes = 1
     fill(bench)
-    bench.waits_at_broker = waits
     plain = bench.come(bench.task("plain"))
     bench.finish()
-    assert plain.ends == ([] if waits else ["started"])
-    if waits:
+    assert plain.ends == []
+    if returns:
         assert bench.come(bench.task("retry", "r1"), beside=True).ends == ["started"]
-
-
-def test_it_is_not_kept_for_long(bench: Bench) -> None:
-    bench.processes = 1
-    fill(bench)
-    bench.waits_at_broker = True
-    plain = bench.come(bench.task("plain"))
-    bench.finish()
-    bench.run(0.3)
-    assert plain.ends == ["started"], "another worker was quicker"
+    bench.run(0.03)
+    assert plain.ends == ([] if returns else ["started"])

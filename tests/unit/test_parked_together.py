@@ -54,6 +54,7 @@ def test_a_process_is_kept_for_whoever_leaves_their_lot_next(bench: Bench) -> No
     bench.run(0.4)
     assert ends(requests) == ["started", "started", ""], "nobody has come"
     bench.finish()
+    bench.run(0.03)
     assert ends(requests) == ["started", "started", "started"]
 
 

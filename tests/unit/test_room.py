@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_ratelimit.worker.capacity import PoolCapacity
+from celery_ratelimit.worker.capacity import LEAST_SHARE, PoolCapacity
+from celery_ratelimit.worker.upcoming_turns import UpcomingTurns
 
 NOW = 100.0
 NEVER = float("inf")
@@ -106,34 +107,86 @@ def test_a_promise_is_taken_back() -> None:
     assert not made.has_for_permit(NOW + 0.05)
 
 
-def test_who_is_expected_has_its_turn_until_it_comes_or_is_late() -> None:
-    made = capacity(4, 4)
-    assert made.coming.next_due(NOW) == NEVER
-    made.coming.expect("b", NOW + 0.5, NOW)
-    made.coming.expect("a", NOW + 0.2, NOW)
-    assert made.coming.next_due(NOW) == NOW + 0.2
-    made.coming.pop_due("a")
-    made.coming.pop_due("never expected")
-    assert made.coming.next_due(NOW) == NOW + 0.5
-    made.coming.expect("b", NOW + 0.9, NOW)  # another copy
-    assert made.coming.next_due(NOW) == NOW + 0.9
-    assert made.coming.next_due(NOW + 0.95) == NOW + 0.9, "a timer may be late"
-    assert made.coming.next_due(NOW + 2) == NEVER
+def test_a_turn_is_known_until_its_task_comes_or_is_late() -> None:
+    turns = capacity(4, 4).turns
+    assert turns.next(NOW) == NEVER
+    turns.expect("b", "5", NOW + 0.5, NOW)
+    turns.expect("a", "0.1", NOW + 0.2, NOW)
+    assert turns.next(NOW) == NOW + 0.2
+    assert turns.pop("a") == NOW + 0.2
+    assert turns.pop("never expected") == 0.0
+    assert turns.next(NOW) == NOW + 0.5
+    turns.expect("b", "5", NOW + 0.9, NOW)  # another copy
+    assert turns.next(NOW) == NOW + 0.9
+    assert turns.next(NOW + 0.95) == NOW + 0.9, "a timer may be late"
+    assert turns.next(NOW + 2) == NEVER
 
 
-def test_who_has_come_is_forgotten_where_nobody_asks_who_comes_next() -> None:
-    made = capacity(4, 4)
+def test_past_turns_are_forgotten_where_nothing_asks_for_the_next_one() -> None:
+    turns = capacity(4, 4).turns
     for number in range(1000):
-        made.coming.expect(str(number), NOW + number + 1, NOW + number)
+        turns.expect(str(number), "5", NOW + number + 1, NOW + number)
         if number % 2:
-            made.coming.pop_due(str(number))  # the others were revoked
-    assert len(made.coming._next) + len(made.coming._arrivals_batch) <= 4
+            turns.pop(str(number))  # the others were revoked
+    assert sum(map(len, turns._by_name.values())) + len(turns._turns) <= 4
 
 
-def test_somebody_of_a_lot_is_expected_for_a_while_and_noted_seldom() -> None:
-    made = capacity(4, 4)
-    for number in range(1000):
-        made.coming.expect_some("lot", NOW + number / 1000)
-    assert made.coming.next_due(NOW + 1) >= NOW + 1
-    assert len(made.coming._next) <= 3
-    assert made.coming.next_due(NOW + 3) == NEVER
+@pytest.mark.parametrize(
+    ("name", "other", "turn", "kept"),
+    [
+        ("2", "0.01", 0.1, 1),  # the brief task's turn comes while the long one would run
+        ("2", "0.01", 1.9, 1),
+        ("2", "0.01", 2.1, 0),  # it has ended by then
+        ("2", "0.4", 0.1, 1),
+        ("2", "0.6", 0.1, 0),  # about as long: in the order of arrival
+        ("0.01", "2", 0.0, 0),
+        ("2", "2", 0.1, 0),
+        ("inf", "0.01", 0.1, 1),  # a task that has not run yet may take long
+        ("2", "inf", 0.1, 1),  # or may be brief
+        ("inf", "inf", 0.1, 0),
+        ("0.004", "0.0001", 0.001, 0),  # brief enough itself
+    ],
+)
+def test_a_long_task_leaves_a_process_to_a_briefer_one_whose_turn_comes(
+    name: str, other: str, turn: float, kept: int
+) -> None:
+    for pool in ((2, 1), (4, 1)):
+        made = capacity(*pool)
+        made.turns.expect("a", other, NOW + turn, NOW)
+        assert made.kept_for_briefer(NOW, name) == kept
+        assert made.has_for_permit(NOW, name) is not bool(kept)
+        assert made.free(NOW, name) == 1 - kept
+
+
+def test_a_single_process_is_kept_by_one_worker_of_the_fleet_and_for_a_while() -> None:
+    for keeps in (False, True):
+        made = PoolCapacity(Pool(1, 1), keeps_only_process=lambda keeps=keeps: keeps)  # type: ignore[arg-type, misc]
+        made.turns.expect("a", "0.01", NOW + 0.1, NOW)
+        assert made.has_for_permit(NOW, "2", waited=1.0) is not keeps
+        assert made.has_for_permit(NOW, "2", waited=2 / LEAST_SHARE), "long tasks do not starve"
+
+
+def test_a_backlog_is_known_for_some_turns_of_each_worker() -> None:
+    turns = UpcomingTurns(float, lambda: 3)
+    turns.expect_backlog("0.01", NOW + 0.1, 0.5, NOW)
+    assert turns.next(NOW) == NEVER, "it may come to another worker"
+    assert turns.next_briefer("2", NOW) == NOW + 0.1
+    assert turns.next_briefer("2", NOW + 1) == NOW + 1, "it may have its turn at any time"
+    assert turns.next_briefer("2", NOW + 3.2) == NEVER
+
+
+def test_a_backlog_stays_known_while_the_worker_receives_no_returning_tasks() -> None:
+    turns = UpcomingTurns(float)
+    turns.expect_backlog("0.01", NOW, 0.05, NOW)
+    turns.pause(NOW + 0.5)
+    turns.resume(NOW + 60)
+    assert turns.next_briefer("2", NOW + 60.4) == NOW + 60.4
+    assert turns.next_briefer("2", NOW + 60.6) == NEVER
+
+
+def test_a_worker_that_was_busy_for_long_listens_before_a_long_task_has_its_last_process() -> None:
+    made = capacity(2, 1)
+    made.note_saturated(NOW - 5, saturated=True)
+    made.note_saturated(NOW, saturated=False)
+    assert not made.has_for_permit(NOW + 0.01, "2")
+    assert made.has_for_permit(NOW + 0.03, "2"), "a hundredth of what it takes"

@@ -22,7 +22,8 @@ NOW = 100.0
 
 def held_one(interval: float) -> Any:
     message = SimpleNamespace(headers={}, delivery_info={}, properties={})
-    request: Any = SimpleNamespace(id="1", name="task", message=message, request_dict={}, delivery_info={})
+    task = SimpleNamespace(name="task")
+    request: Any = SimpleNamespace(id="1", name="task", task=task, message=message, request_dict={}, delivery_info={})
     pending = object.__new__(PendingRequest)
     for name, value in {
         "request": request,
@@ -115,7 +116,7 @@ def test_whose_time_has_come_while_another_asked_is_started_at_once(scheduler: A
     limit_queue = line_of(scheduler, 0.01, 0.001)
     limit_queue.needs_process = needs_process
     rings: list[float] = []
-    queues: Any = SimpleNamespace(note_wakeup=lambda limit_queue, turn: None)
     worker: Any = SimpleNamespace(timers=SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds)))
-    QueueTimers(worker, queues, scheduler._actions.max_hold, lambda limit_queue: None).set(limit_queue)
+    turns = scheduler._capacity.turns
+    QueueTimers(worker, turns, lambda: 0.0, scheduler._actions.max_hold, lambda limit_queue: None).set(limit_queue)
     assert rings == ([scheduler._actions.max_hold] if needs_process else [0.0])

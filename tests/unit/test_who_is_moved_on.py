@@ -22,7 +22,9 @@ def gate() -> Any:
     """A gate that holds one request of each of many lines; ``gate.moved`` are those that were moved on."""
     gate: Any = object.__new__(Gate)
     scheduler: Any = object.__new__(Scheduler)
-    pool = SimpleNamespace(idle=lambda pending: 1, processes=4, have_young=lambda *_: False, has_queue=True)
+    pool = SimpleNamespace(
+        idle=lambda pending: 1, takes=lambda name: 1.0, processes=4, have_young=lambda *_: False, has_queue=True
+    )
     worker: Any = SimpleNamespace(pool=pool, timers=SimpleNamespace(call_after=lambda *_: None))
     capacity = PoolCapacity(pool)  # type: ignore[arg-type]
     gate._queues = scheduler._queues = queues = RequestQueues()
@@ -31,7 +33,7 @@ def gate() -> Any:
     gate._prefetch = SimpleNamespace(limited=TENANTS)
     gate._running = SimpleNamespace(end=lambda request: gate.ran.get(request))
     gate._pool_scheduler = scheduler._pool_scheduler = PoolScheduler(worker, capacity, queues, gate._prefetch)
-    gate._return_queues = scheduler._return_queues = SimpleNamespace(look=lambda now: None)
+    gate._return_queues = scheduler._return_queues = SimpleNamespace(update=lambda now: None)
     gate._handover = scheduler._handover = SimpleNamespace(release_remaining=lambda: None)
     gate._scheduler, scheduler._worker, scheduler._capacity = scheduler, worker, capacity
     scheduler._changed, scheduler._is_running, scheduler._again, scheduler._cancel_look = set(), False, False, None
