@@ -25,12 +25,12 @@ def worker(*, wakes: bool = True) -> Any:
 def test_a_line_hears_of_its_place_and_no_other_line_does(server: EmbeddedServer, store: redis.Redis) -> None:
     limiter, lines, moved = Limiter(redis.Redis.from_url(server.url)), RequestQueues(), []
     ear = LeaseNotifications(worker(), limiter.asker, lines, lambda some: moved.extend(some))
-    waits, other = lines.of((("places", ""),)), lines.of((("others", ""),))
+    waits, other = lines.get_or_create((("places", ""),)), lines.get_or_create((("others", ""),))
     until(lambda: ear.name_of(waits), 10, "the subscription")
-    waits.ear, other.ear = ear.name_of(waits), ear.name_of(other)
+    waits.channel, other.channel = ear.name_of(waits), ear.name_of(other)
     waits.next_ask = other.next_ask = 1e9
     mine = limiter.acquire(PLACE.limit)
-    (said,) = limiter.asker.hand_on((PLACE,), Asking(["task"], 0, 60_000_000, waits.ear, 1, False), ())
+    (said,) = limiter.asker.hand_on((PLACE,), Asking(["task"], 0, 60_000_000, waits.channel, 1, False), ())
     assert (said.allowed, moved) == (False, [])
     assert limiter.release(mine)
     until(lambda: moved == [waits], 10, "the ring")
@@ -41,9 +41,9 @@ def test_a_line_hears_of_its_place_and_no_other_line_does(server: EmbeddedServer
 def test_whoever_hears_again_asks_for_nobody_knows_what_was_missed(server: EmbeddedServer, store: redis.Redis) -> None:
     limiter, lines, moved = Limiter(redis.Redis.from_url(server.url)), RequestQueues(), []
     ear = LeaseNotifications(worker(), limiter.asker, lines, lambda some: moved.extend(some))
-    line = lines.of((("places", ""),))
+    line = lines.get_or_create((("places", ""),))
     until(lambda: ear.name_of(line), 10, "the subscription")
-    line.ear = ear.name_of(line)
+    line.channel = ear.name_of(line)
     store.client_kill_filter(_type="pubsub")
     until(lambda: moved == [line], 10, "its asking")
     ear.close()
@@ -51,7 +51,7 @@ def test_whoever_hears_again_asks_for_nobody_knows_what_was_missed(server: Embed
 
 def test_where_nothing_would_be_heard_nobody_waits_for_it(server: EmbeddedServer, store: redis.Redis) -> None:
     lines = RequestQueues()
-    line = lines.of((("places", ""),))
+    line = lines.get_or_create((("places", ""),))
     limiter = Limiter(redis.Redis.from_url(server.url))
     late = LeaseNotifications(worker(wakes=False), limiter.asker, lines, lambda some: None)
     assert late.name_of(line) == ""
