@@ -113,7 +113,7 @@ class PermitClient:
         """How many may ask at once, so that the worker does not wait for answers most of the time."""
         if pending.plan.leased:
             return self._places.together(limit_queue)
-        interval = limit_queue.interval or max(demand.interval for demand in pending.demands)
+        interval = limit_queue.interval or max(demand.interval * demand.cost for demand in pending.demands)
         if interval <= 0:
             return 1
         return min(MAX_BATCH, 1 + int(BUSY * self._store.round_trip / interval))

@@ -83,11 +83,6 @@ class GateStep(bootsteps.StartStopStep):
         worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
         worker.intake.consume_return_queues(settings.return_queue_for)
 
-        def revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
-            gate.on_revoked(sender, request)
-
-        signals.task_revoked.connect(revoked, weak=False, dispatch_uid=f"celery_ratelimit-{id(consumer)}")
-
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
             show_revoked(consumer)
@@ -96,9 +91,11 @@ class GateStep(bootsteps.StartStopStep):
                 self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
                 self._lost = None
             self.gate.begin()
+            signals.task_revoked.connect(self._on_revoked, weak=False, dispatch_uid=id(self))
 
     def stop(self, consumer: Any) -> None:
         if self.gate is not None:
+            signals.task_revoked.disconnect(dispatch_uid=id(self))
             self.gate.worker.receipts.close()
             self.gate.close()
 
@@ -106,6 +103,10 @@ class GateStep(bootsteps.StartStopStep):
         self.stop(consumer)
         if self.gate is not None:
             self.gate.worker.tell_what_waits()
+
+    def _on_revoked(self, sender: Any = None, request: Any = None, **_: Any) -> None:
+        if self.gate is not None:
+            self.gate.on_revoked(sender, request)
 
     # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
     terminate = shutdown = stop

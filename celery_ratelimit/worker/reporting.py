@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from .._celery import requests
@@ -71,17 +72,22 @@ class Reporter:
         if pending.announced == outcome.what:
             return
         pending.announced, pending.throttled_by = outcome.what, outcome.limit or ""
-        if outcome.demand is not None and (stored := self._stored(outcome.demand, outcome.interval)):
-            outcome = replace(outcome, stored=stored)
+        labelled = cache(
+            partial(self._with_stored_rate, outcome)
+        )  # read from the store only if something is told of it
         level = logging.INFO if outcome.demand is not None else logging.DEBUG
         logs = logger.isEnabledFor(level)
-        seen = _throttled(pending, outcome) if logs or self._observers else _counted(pending, outcome)
+        seen = _throttled(pending, labelled()) if logs or self._observers else _counted(pending, outcome)
         if logs:
-            _log(level, seen, outcome)
-        requests.announce(pending.request, outcome.fields)
+            _log(level, seen, labelled())
+        requests.announce(pending.request, lambda: labelled().fields())
         if task_throttled.receivers:
-            task_throttled.send(sender=pending.request.task, request=pending.request, **outcome.fields())
+            task_throttled.send(sender=pending.request.task, request=pending.request, **labelled().fields())
         self._tell(seen)
+
+    def _with_stored_rate(self, outcome: ThrottleReport) -> ThrottleReport:
+        stored = self._stored(outcome.demand, outcome.interval) if outcome.demand is not None else ""
+        return replace(outcome, stored=stored) if stored else outcome
 
     def started(self, pending: PendingRequest, permit_at_us: int) -> dict[str, Any]:
         """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store.

@@ -41,7 +41,7 @@ class StoreCalls:
     def __init__(self, worker: Worker, store: StoreLatency, outage: Outage) -> None:
         self._timers, self._store, self._outage = worker.timers, store, outage
         self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
-        self._threads = ThreadPoolExecutor(MOST, "celery_ratelimit-errands")
+        self._threads = _threads()
         self._connection = object()  # the worker's to its broker
         self._asked: set[Future[Any]] = set()
 
@@ -94,7 +94,13 @@ class StoreCalls:
         and be parked as well.
         """
         self._connection = object()
+        threads, self._threads = self._threads, _threads()
+        threads.shutdown(wait=False)  # they end when they have asked what they have been given
         wait([each for each in self._asked.copy() if each.running()], LAST_ANSWERS)
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST, "celery_ratelimit-store")
 
 
 def _submit(threads: ThreadPoolExecutor, ask: Callable[[], Any]) -> Future[Any]:

@@ -220,6 +220,8 @@ class Bench:
         heapq.heappush(self.timers, (self.now + seconds, next(self.numbers), waiting))
         return waiting.clear
 
+    def shutdown(self, *, wait: bool) -> None: ...
+
     def submit(self, question: Callable[[], Any]) -> Future[Any]:
         """In a thread: the answer comes after a while, of when it comes or (``decides_first``) of when it was asked; or
         never, if the connection is lost, and with it the worker's loop.

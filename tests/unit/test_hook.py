@@ -168,3 +168,23 @@ def test_what_comes_back_is_received_at_debug(caplog: pytest.LogCaptureFixture) 
             receipts.close()
     reporting = [(record.getMessage(), record.levelname) for record in caplog.records]
     assert reporting == [("Task a received", "DEBUG"), ("Task b received", "INFO"), ("Task a received", "INFO")]
+
+
+def test_a_stored_rate_is_not_read_for_a_line_that_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[Any] = []
+    reporter = reporting.Reporter(
+        [], lambda demand, interval: read.append(demand) or "20/s set by anna", lambda _: None
+    )
+    monkeypatch.setattr(gate, "Reporter", lambda *_: reporter)
+    bench = Bench(monkeypatch)
+    task = bench.task("drop", "r1")
+    bench.come(task)
+    caplog.set_level(logging.WARNING, "celery_ratelimit")
+    bench.come(task)
+    assert not read
+    caplog.set_level(logging.INFO, "celery_ratelimit")
+    bench.come(task)
+    assert len(read) == 1
+    assert "20/s set by anna" in caplog.text
