@@ -21,6 +21,10 @@ What is relied on; line numbers are those of Celery 5.7.0:
   first forgets what runs, whose processes then look free, and the second empties ``pool._pool._cache``: the ends of
   those jobs are not heard any more. What no process has begun with (``_accepted``) is let go of without a word, by all
   versions.
+* ``AsynPool._busy_workers`` (celery/concurrency/asynpool.py 542): the pipes of processes that run a task, to which ``-O
+  fair`` writes no other one. Before Celery 5.7 ``flush`` clears it, also of tasks that go on; then a granted task is
+  written to a process that is busy, and starts when that task has ended. A job's process is its ``_write_to``, or its
+  ``_scheduled_for`` (asynpool.py 1186), the pipe that process's ``inqW_fd``.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,8 +130,8 @@ class Pool:
         """Whether a request that was handed to the pool waits there, or runs."""
         return request in self._jobs or request in state.reserved_requests
 
-    def forget_nothing(self, consumer: Any) -> None:
-        """From now on what runs when the connection is lost is known to run on, and the pool tells of its end."""
+    def survive_reconnect(self, consumer: Any) -> None:
+        """From now on a task that runs when the connection is lost keeps its process busy, and its end is told."""
         on_close = consumer.on_close
 
         @functools.wraps(on_close)
@@ -135,12 +139,15 @@ class Pool:
             cache = getattr(getattr(self._pool, "_pool", None), "_cache", None)
             running = tuple(state.active_requests)
             begun = {id: job for id, job in (cache or {}).items() if getattr(job, "_accepted", False)}
+            busy: set[int] = getattr(getattr(self._pool, "_pool", None), "_busy_workers", set())
+            busy_before = set(busy)
             try:
                 return on_close(*args, **kwargs)
             finally:
                 state.reserved_requests.update(request for request in running if request in state.active_requests)
                 if cache is not None:
                     cache.update((id, job) for id, job in begun.items() if not job.ready())
+                    busy.update(busy_before & _pipes_of([job for job in begun.values() if not job.ready()]))
                     for request in [request for request, job in self._jobs.copy().items() if job.since is None]:
                         del self._jobs[request]
 
@@ -224,6 +231,12 @@ def processes_of(pool: Any) -> int:
         return 0
     number: int = getattr(pool._pool, "size", pool.limit) if pool.is_green else pool.num_processes
     return number
+
+
+def _pipes_of(jobs: Iterable[Any]) -> set[int]:
+    """The pipes of the processes that run these jobs."""
+    processes = [getattr(job, "_write_to", None) or getattr(job, "_scheduled_for", None) for job in jobs]
+    return {process.inqW_fd for process in processes if process is not None and process._is_alive()}
 
 
 def _runtime_in(args: Sequence[Any]) -> float:

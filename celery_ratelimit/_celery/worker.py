@@ -113,7 +113,7 @@ class Worker:
         if at_once:
             self._start = controller._process_task
         consumer.on_task_request = timers.in_turn(come)
-        self.pool.forget_nothing(consumer)
+        self.pool.survive_reconnect(consumer)
         self.pool.watch(timers.at_home(timers.in_turn(timers.contained(on_end))))
         timers.be_on_time()
         self.intake.watch(timers.in_turn(timers.contained(seen)))

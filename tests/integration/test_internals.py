@@ -103,6 +103,10 @@ def test_what_runs_when_the_connection_is_lost() -> None:
     assert closed.index("reserved_requests.clear()") < closed.index("self.pool.flush()")
     assert "_accepted" in source(AsynPool.flush)
     assert "self._cache" in source(AsynPool.flush)
+    assert "_busy_workers" in source(AsynPool.flush)
+    assert "busy_workers = self._busy_workers" in source(AsynPool._create_write_handlers)
+    assert "_scheduled_for" in source(AsynPool.on_job_process_down)
+    assert "inqW_fd" in source(AsynPool.on_job_ready)
 
 
 def test_what_is_written_to_the_processes_of_a_pool() -> None:
@@ -299,7 +303,7 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         before = time.monotonic()
         celerys = SimpleNamespace(task_consumer=None, hub=None)
         broker = Broker(celerys)
-        parts = ReturnNames(celerys), Prefetch(celerys), Publisher(None, broker), BulkReceive(broker, None)
+        parts = ReturnNames(celerys), Prefetch(celerys), Publisher(None, broker), BulkReceive(broker)
         for_tasks = consumers(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")

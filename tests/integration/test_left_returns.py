@@ -31,7 +31,7 @@ class Worker:
         self.qos = QoS(lambda **_: None, 4)
         broker = WorkersBroker(self)
         outbox = Publisher(self.app, broker)
-        self.intake = Consumption(self, broker, ReturnNames(self), outbox, BulkReceive(broker, None))
+        self.intake = Consumption(self, broker, ReturnNames(self), outbox, BulkReceive(broker))
         self.intake.watch(lambda message: None)
         self.intake.consume_return_queues("{}.throttled".format)
         queues = list(self.app.amqp.queues.consume_from.values())

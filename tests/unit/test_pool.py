@@ -106,3 +106,25 @@ def test_who_waits_behind_a_task_that_does_not_end_says_nothing() -> None:
     pool._jobs["behind"] = _Job("brief", 0.0, None)
     assert pool.have_soon(0.01, 0.02)
     assert not pool.have_soon(10.0, 0.02)
+
+
+def test_a_process_whose_task_runs_on_after_a_lost_connection_stays_busy() -> None:
+    """Else Celery before 5.7 writes a granted task to it, which starts late, when the other one has ended."""
+
+    def job(pipe: int, *, alive: bool = True, accepted: bool = True, ready: bool = False) -> Any:
+        process = SimpleNamespace(inqW_fd=pipe, _is_alive=lambda: alive)
+        return SimpleNamespace(_accepted=accepted, ready=lambda: ready, _write_to=None, _scheduled_for=process)
+
+    running, dead, ended, waits = job(1), job(2, alive=False), job(3, ready=True), job(4, accepted=False)
+    jobs = dict(enumerate([running, dead, ended, waits]))
+    celerys = SimpleNamespace(_cache=dict(jobs), _busy_workers={1, 2, 3, 4})
+
+    def on_close() -> None:
+        celerys._cache.clear()
+        celerys._busy_workers.clear()
+
+    consumer = SimpleNamespace(on_close=on_close)
+    Pool(SimpleNamespace(is_green=False, _pool=celerys)).survive_reconnect(consumer)
+    consumer.on_close()
+    assert celerys._busy_workers == {1}
+    assert list(celerys._cache.values()) == [running, dead]
