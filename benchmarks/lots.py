@@ -27,6 +27,7 @@ import redis
 from benchmarks import TASK
 from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.parking.contents import PAGE
 from celery_ratelimit.parking.lot import Parking, ToPark
@@ -307,7 +308,7 @@ def _park(
     digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
     with client.pipeline(transaction=False) as pipe:
         for count, (tenant, index, expires) in enumerate(tasks):
-            headers = {"lang": "py", "task": NAME, "id": f"task-{index}", "ratelimit": _MARKER, "expires": ends}
+            headers = {"lang": "py", "task": NAME, "id": f"task-{index}", RETURN_HEADER: _MARKER, "expires": ends}
             body = json.dumps([[0, tenant], {}, {"text": "x" * size}])
             message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": body, "headers": headers}
             message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}

@@ -11,6 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from celery_ratelimit._celery.saved_message import RETURN_HEADER
+
 __all__ = ["Wire", "generated"]
 
 #: Headers, properties and the body, as a producer hands them to its broker.
@@ -86,7 +88,7 @@ FIELDS = {
     "stamps": JSON,
     "headers": JSON,
     "meth": JSON,
-    "ratelimit": MARKERS,
+    RETURN_HEADER: MARKERS,
 }
 PROPERTIES = {
     "correlation_id": JSON,
@@ -135,7 +137,7 @@ def messages(draw: Any) -> Wire:
         )
     elif protocol == "1":
         body = {**fields, "args": args, "kwargs": kwargs, "callbacks": None}
-        headers = draw(st.one_of(st.just({}), st.fixed_dictionaries({"ratelimit": MARKERS})))
+        headers = draw(st.one_of(st.just({}), st.fixed_dictionaries({RETURN_HEADER: MARKERS})))
     elif protocol == "hybrid":
         headers, body = fields, {**fields, "args": args, "kwargs": kwargs}
     else:

@@ -47,14 +47,18 @@ class Republisher:
 
     # -- Publish ---------------------------------------------------------------------------------------------------
 
-    def send_back(self, request: Any, queue: str, return_queue: str, delay: float, doubts: int = 0) -> None:
+    def send_back(
+        self, request: Any, queue: str, return_queue: str, delay: float, slot_us: int | None, doubts: int = 0
+    ) -> None:
         """Publish the message again as it is, to come back after ``delay`` seconds, and acknowledge this copy.
 
         In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
-        raises; the message then is unacknowledged still. ``doubts``: see :func:`~.parcel.doubts_in`.
+        raises; the message then is unacknowledged still. ``slot_us``: its slot by the store's clock, if that is known.
+        ``doubts``: see :func:`~.saved_message.doubts_in`.
         """
+        slot = {} if slot_us is None else {"slot": slot_us}
         parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
-        self._publish_one(request, (parcel, delay, {"again": doubts or True}), self._return_queue)
+        self._publish_one(request, (parcel, delay, {"again": doubts or True, **slot}), self._return_queue)
         self.acknowledge(request)
 
     def redirect(self, request: Any, queue: str) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any
 
 from celery.worker.request import Request
@@ -33,7 +32,6 @@ __all__ = [
     "announce",
     "came_back",
     "came_beside",
-    "comes_back_in",
     "drop",
     "fail",
     "has_come",
@@ -85,15 +83,6 @@ def priority_of(request: Any) -> int:
 def came_back(request: Any) -> bool:
     """Whether it was throttled before, and sent back or parked."""
     return bool(marker_in(request.message))
-
-
-def comes_back_in(message: Any) -> float | None:
-    """Seconds until the countdown of a message that is on its way back ends; None: it has none, or is on no way."""
-    eta = (message.headers or {}).get("eta") if marker_in(message) else None
-    try:
-        return datetime.fromisoformat(eta).timestamp() - time.time() if eta else None
-    except (TypeError, ValueError):
-        return None
 
 
 def is_back(message: Any) -> bool:

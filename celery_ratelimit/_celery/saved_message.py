@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta, timezone
-from types import MappingProxyType
 from typing import Any
 
 from kombu import Producer
@@ -22,6 +21,7 @@ __all__ = [
     "parcel_in",
     "parcel_of",
     "publish_all",
+    "set_countdown",
     "survivor_in",
     "with_survivor",
     "without_marker",
@@ -33,13 +33,9 @@ RETURN_HEADER = "celery-ratelimit-return"
 #: The header of a message in whose place another one waits: the task's id of that. Who does not know it runs the task.
 SURVIVOR_HEADER = "celery-ratelimit-survivor"
 
-#: Its name in 0.1, whose workers may be in the same fleet: it is written as well, unless the user has one of that name,
-#: and it is what both keep up to date.
-OLD_HEADER = "ratelimit"
-
 #: What a marker says in any case, and what it may say.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
-_ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC"}
+_ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC", "slot", "wait"}
 #: Those of them that are texts, if they are there.
 _TEXTS = ("eta", "exchange", "routing_key", "id")
 
@@ -57,21 +53,16 @@ Parcel = dict[str, Any]
 
 
 def marker_among(headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a message with these headers, or what was made of them, says of its coming back; nothing if it does not."""
-    for name in (OLD_HEADER, RETURN_HEADER):
-        marker: Any = headers.get(name) if isinstance(headers, dict) else None
-        if _is_ours(marker):
-            found: dict[str, Any] = marker
-            return found
-    return {}
+    """The marker in these headers, or in what was made of them; nothing if the message has not been throttled."""
+    marker: Any = headers.get(RETURN_HEADER) if isinstance(headers, dict) else None
+    return marker if _is_ours(marker) else {}
 
 
 def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
     """Take the marker out of headers; returns it."""
     marker = marker_among(headers)
-    for name in (OLD_HEADER, RETURN_HEADER) if marker else ():
-        if headers.get(name) == marker or _is_ours(headers.get(name)):
-            del headers[name]
+    if marker:
+        del headers[RETURN_HEADER]
     return marker
 
 
@@ -103,18 +94,33 @@ def survivor_in(message: Any) -> str:
     return survivor if isinstance(survivor, str) else ""
 
 
+def set_countdown(message: Any, seconds_until: Callable[[int], float | None], lead: float) -> float | None:
+    """Make a returning message wait here until its slot; returns the seconds, or None if it has no countdown.
+
+    Celery compares ``eta`` with this machine's clock, and another machine has written it: it is written anew, by the
+    store's clock. Where that is not known, or the message has no slot, the countdown begins with the delivery.
+
+    Args:
+        message: the message, before Celery reads its ``eta``.
+        seconds_until: tells the seconds until a slot, which is given in microseconds by the store's clock.
+        lead: seconds before its slot at which the countdown ends.
+    """
+    marker = marker_in(message)
+    if not marker or not message.headers.get("eta"):
+        return None
+    wait: float = marker.get("wait", 0) / 1e6
+    until = seconds_until(marker["slot"]) if "slot" in marker else None
+    # A store's clock that was set back makes no task wait for longer.
+    seconds = wait if until is None else min(wait, until - lead)
+    at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    message.headers["eta"] = at.isoformat() if seconds > 0 else None
+    return seconds
+
+
 def doubts_in(message: Any) -> int:
     """How often a message was sent anew because the store did not say whether it was parked."""
     again = marker_in(message).get("again", 0)
     return again if _is_count(again) else 0
-
-
-def _mark(headers: dict[str, Any], marker: Mapping[str, Any], before: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """``before``: the marker that it has, known to be ours."""
-    headers[RETURN_HEADER] = marker
-    old = headers.get(OLD_HEADER)
-    if OLD_HEADER not in headers or (before and old == before) or _is_ours(old):
-        headers[OLD_HEADER] = marker
 
 
 def _is_ours(marker: Any) -> bool:
@@ -127,7 +133,7 @@ def _is_ours(marker: Any) -> bool:
         text = marker.get(name)
         if text is not None and not isinstance(text, str):
             return False
-    if not _is_count(marker.get("copy", 0)) or not _is_count(marker.get("since", 0)):
+    if not all(_is_count(marker.get(name, 0)) for name in ("copy", "since", "slot", "wait")):
         return False
     if "lot" not in marker:
         return True
@@ -158,7 +164,7 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
         }
         if "CC" in headers and not marker:
             first["CC"] = headers.pop("CC")
-        _mark(headers, marker or first)
+        headers[RETURN_HEADER] = marker or first
     elif marker:
         headers["eta"] = marker.get("eta")
     return _parcel(message, return_queue or queue, headers, expires_at(request))
@@ -221,12 +227,17 @@ def publish(
 ) -> None:
     """Publish a message to where it goes, to be taken up after ``delay`` seconds; ``options`` are for the transport.
 
-    ``marker`` is added to what the one in its headers says. Its own time to live is counted from its publishing.
+    ``marker`` is added to what the one in its headers says; ``delay`` as ``wait``, in microseconds. Workers go by the
+    marker, whatever this machine's clock says (:func:`set_countdown`), and by ``eta`` where they are without the gate.
+    Its own time to live is counted from its publishing.
     """
     headers = dict(parcel["headers"])
     before = marker_among(headers)
     if before:
-        _mark(headers, {**before, **(marker or {})}, before)
+        # Not those of an earlier return.
+        kept = {name: value for name, value in before.items() if name not in ("slot", "wait")}
+        wait = {"wait": round(delay * 1e6)} if delay > 0 else {}
+        headers[RETURN_HEADER] = {**kept, **(marker or {}), **wait}
         headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
     if _on_amqp(producer):
         headers.pop("CC", None)  # RabbitMQ would send it to those queues once more

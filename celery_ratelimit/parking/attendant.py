@@ -16,6 +16,7 @@ from .._celery.saved_message import expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
+from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from .arrivals import Arrivals
@@ -71,9 +72,11 @@ class Attendant:
         outage: while it lasts nobody asks the store.
         errands: to a store that is some way off.
         orphans_after: see :class:`~celery_ratelimit.parking.orphans.Orphans`.
+        clock: of the store.
 
     Attributes:
         parking: the lots.
+        clock: of the store.
         arrivals: what comes back.
         occupied: lots in which tasks are known to be parked.
         waking: for lots that are due sooner than was foreseen.
@@ -87,13 +90,14 @@ class Attendant:
         outage: Outage,
         errands: Errands,
         orphans_after: float,
+        clock: StoreClock,
     ) -> None:
-        self._worker, self.parking, self._limits, self._outage = worker, parking, limits, outage
+        self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
         self._return_queue_for = worker.intake.return_queue_for
         self._orphans = Orphans(worker, parking, limits, orphans_after, outage)
         self.arrivals = Arrivals(worker, parking, outage)
         self.waking = Waking(worker, parking, limits, outage)
-        self._publisher = Publisher(worker, parking, self._orphans)
+        self._publisher = Publisher(worker, parking, self._orphans, clock)
         self._revoked = Revoked(worker, parking, limits, self._publisher)
         self._attending = Attending(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
         self.occupied = Occupied(limits)

@@ -111,9 +111,12 @@ class Turn(NamedTuple):
     weight: float
 
 
-def marker_of(bucket: Bucket, parked: Parked) -> dict[str, Any]:
-    """What a message says of itself when it comes back: where it was parked, which copy it is, since when it waits."""
-    return {"lot": bucket, "id": parked.id, "copy": parked.copy, "since": parked.since}
+def marker_of(bucket: Bucket, parked: Parked, now_us: int | None = None) -> dict[str, Any]:
+    """What a message says of itself when it comes back: where it was parked, which copy it is, since when it waits; and
+    its slot, where ``now_us``, the store's time, is known.
+    """
+    marker = {"lot": bucket, "id": parked.id, "copy": parked.copy, "since": parked.since}
+    return marker if now_us is None else {**marker, "slot": now_us + round(parked.wait * 1e6)}
 
 
 class Lot(NamedTuple):

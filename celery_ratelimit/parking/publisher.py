@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from .._celery import Worker
 from .._celery.saved_message import marker_among, with_survivor
+from ..limiter.store_clock import StoreClock
 from .lot import Parking
 from .orphans import Orphans
 from .parked import Bucket, Parked, marker_of, read_parcel
@@ -26,10 +27,11 @@ class Publisher:
         worker: publishes.
         parking: the lots.
         orphans: hears which return queues are used.
+        clock: of the store: by that a task's slot is told to the worker that it returns to.
     """
 
-    def __init__(self, worker: Worker, parking: Parking, orphans: Orphans) -> None:
-        self._worker, self._parking, self._orphans = worker, parking, orphans
+    def __init__(self, worker: Worker, parking: Parking, orphans: Orphans, clock: StoreClock) -> None:
+        self._worker, self._parking, self._orphans, self._clock = worker, parking, orphans, clock
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 
     def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
@@ -41,9 +43,13 @@ class Publisher:
         for some in [together, *[[pair] for pair in each_of if pair[1].id in self._apart]]:
             if not some:
                 continue
+            now_us = self._clock.now_us()
             try:
                 missing = self._worker.departures.publish(
-                    [(parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each)) for bucket, each in some]
+                    [
+                        (parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each, now_us))
+                        for bucket, each in some
+                    ]
                 )
             except self._worker.broker.connection_errors:
                 raise  # Celery connects anew

@@ -1,7 +1,4 @@
-"""Carries out what was decided about a request: the one place by which requests leave the gate.
-
-What is sent anew is published before it is acknowledged: nothing is lost between the two.
-"""
+"""Carries out what was decided about a request: it leaves the gate here alone, published first, then acknowledged."""
 
 from __future__ import annotations
 
@@ -229,11 +226,13 @@ class Actions:
         delay = min(action.wait, self.max_hold) - LEAD
         try:
             return_queue = self._worker.intake.return_queue_for(pending.queue)
-            self._worker.departures.send_back(pending.request, pending.queue, return_queue, delay, pending.doubts)
+            slot_us = self._attendant.clock.slot_in(delay + LEAD)
+            self._worker.departures.send_back(
+                pending.request, pending.queue, return_queue, delay, slot_us, pending.doubts
+            )
         except Exception as error:
             self._hold_on(limit_queue, pending, error, now)
             return
-        # One without a limit has come back, and is left to another worker.
         demand = action.demand or (None if self._outage else pending.demands[0])
         why = outcome_of(limit_queue, pending, demand, action.wait, now) if demand else ThrottleReport("", action.wait)
         self._resources.leave(limit_queue, pending)

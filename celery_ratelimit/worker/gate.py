@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from .._celery import Worker, requests
-from .._celery.saved_message import marker_among
+from .._celery.saved_message import marker_among, set_countdown
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..errors import RateLimitError
@@ -20,6 +21,7 @@ from ..limiter.counting import Counting
 from ..limiter.leases import Leases
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
+from ..limiter.store_clock import StoreClock, read_time_us
 from ..observing import Observer
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
@@ -78,8 +80,9 @@ class Gate:
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
         store_calls = self._store_calls = StoreCalls(worker, capacity.store, outage)
+        clock = self._clock = StoreClock(lambda: outage.ask(partial(read_time_us, asker), None, quietly=True))
         lots, orphans_after = parking_of(worker.app), settings.orphans_after
-        self._attendant = attendant = Attendant(worker, lots, limits, outage, store_calls, orphans_after)
+        self._attendant = attendant = Attendant(worker, lots, limits, outage, store_calls, orphans_after, clock)
         register = attendant.parking.register
         self._changes = LimitWatcher(
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
@@ -187,7 +190,7 @@ class Gate:
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
-        seconds = requests.comes_back_in(message)
+        seconds = set_countdown(message, self._clock.seconds_until, LEAD)
         if seconds is not None:
             now = monotonic()
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + LEAD, now)

@@ -13,6 +13,7 @@ from kombu import Connection, Exchange, Queue
 from kombu import Consumer as KombuConsumer
 
 from celery_ratelimit._celery import stored_id
+from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 
@@ -112,7 +113,7 @@ def test_what_has_come_back_keeps_what_it_was_known_by(
     fields: dict[str, Any], marker: dict[str, Any], expected: str
 ) -> None:
     marker = {"eta": None, "exchange": "", "routing_key": "jobs", **marker}
-    message = SimpleNamespace(headers={"ratelimit": marker}, body=b"", properties={}, channel=None)
+    message = SimpleNamespace(headers={RETURN_HEADER: marker}, body=b"", properties={}, channel=None)
     request = SimpleNamespace(id="this", message=message, request_dict=fields)
     assert stored_id(request, "jobs") == expected
 

@@ -443,6 +443,10 @@ class Bench:
     def note_coming(self, message: Any, seconds: float) -> None: ...
 
     @property
+    def clock(self) -> Any:
+        return SimpleNamespace(slot_in=lambda seconds: None)
+
+    @property
     def parking(self) -> Any:
         """The attendant's parts are all the same."""
         return self

@@ -266,7 +266,7 @@ def attendant(monkeypatch: pytest.MonkeyPatch) -> Attendant:
     lots: Any = Lots()
     lots.bell = MagicMock()
     limits: Any = Limits({"api": API.limit, "places": Concurrency(2, name="places")})
-    return Attendant(MagicMock(), lots, limits, MagicMock(), MagicMock(), 60.0)
+    return Attendant(MagicMock(), lots, limits, MagicMock(), MagicMock(), 60.0, MagicMock())
 
 
 def let_out(attendant: Attendant, *names: str) -> None:

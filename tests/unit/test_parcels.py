@@ -1,13 +1,20 @@
-"""What a message says of its coming back: under a name that nobody else has, and as version 0.1 reads and writes it."""
+"""The header by which a throttled message is known when it returns, and its countdown by the store's clock."""
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from celery_ratelimit._celery.saved_message import marker_among, marker_in, parcel_of, publish, without_marker
+from celery_ratelimit._celery.saved_message import (
+    marker_among,
+    marker_in,
+    parcel_of,
+    publish,
+    set_countdown,
+)
 
 MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
 BACK = {**MARKER, "lot": ["name", "key"], "id": "1@celery", "copy": 2, "since": 5}
@@ -54,30 +61,6 @@ def test_a_users_own_header_is_nobodys_marker(own: Any) -> None:
     assert back["headers"] == request.message.headers
 
 
-def test_both_versions_read_what_is_published() -> None:
-    parked = parcel_of(a_request(), "celery", "celery.throttled")
-    producer = Published()
-    publish(producer, parked, 0.0, {"copy": 1})
-    assert producer.headers["ratelimit"] == producer.headers["celery-ratelimit-return"] == {**MARKER, "copy": 1}
-
-
-def test_what_the_version_before_has_parked_and_published_is_read() -> None:
-    request = a_request(ratelimit=BACK)
-    assert marker_in(request.message) == BACK
-    again = parcel_of(request, "celery", "celery.throttled")
-    assert marker_among(again["headers"]) == BACK
-    producer = Published()
-    publish(producer, {**again, "headers": {"id": "1", "ratelimit": MARKER}}, 0.0, {"copy": 3})
-    assert marker_among(producer.headers) == {**MARKER, "copy": 3}
-
-
-def test_the_version_before_keeps_one_of_the_two_up_to_date() -> None:
-    headers = {"celery-ratelimit-return": {**BACK, "copy": 1}, "ratelimit": {**BACK, "copy": 2}}
-    assert marker_among(headers)["copy"] == 2
-    assert without_marker(headers)["copy"] == 2
-    assert headers == {}
-
-
 def test_a_message_is_read_once_as_long_as_it_has_the_same_headers() -> None:
     message = a_request(**{"celery-ratelimit-return": BACK}).message
     first = marker_in(message)
@@ -96,3 +79,54 @@ def test_a_message_that_nothing_can_be_noted_on_is_read_each_time() -> None:
     message = Bare()
     message.headers = {"celery-ratelimit-return": BACK}
     assert marker_in(message) == marker_in(message) == BACK
+
+
+def returning(slot: int | None = 1_000_000, wait: int = 900_000, eta: str | None = "2000-01-01T00:00:00+00:00") -> Any:
+    marker = {**BACK, "wait": wait, **({} if slot is None else {"slot": slot})}
+    message = a_request(**{"celery-ratelimit-return": marker}).message
+    message.headers["eta"] = eta
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "until", "seconds"),
+    [
+        (returning(), 0.5, 0.45),  # a twentieth of a second before its slot
+        (returning(), 0.01, -0.04),  # it has its turn
+        (returning(), -3600.0, -3600.05),
+        (returning(), 3600.0, 0.9),  # the store's clock was set back: no longer than it was sent away for
+        (returning(), None, 0.9),  # the store's time is not known: from the delivery on
+        (returning(slot=None), 0.5, 0.9),
+        (returning(eta=None), 0.5, None),  # it has no countdown
+        (a_request().message, 0.5, None),  # nor has one that was not throttled
+    ],
+)
+def test_a_returning_message_waits_by_the_stores_clock(
+    message: Any, until: float | None, seconds: float | None
+) -> None:
+    message = SimpleNamespace(headers=dict(message.headers))
+    before = datetime.now(timezone.utc)
+    assert set_countdown(message, lambda slot: until, 0.05) == (seconds if seconds is None else pytest.approx(seconds))
+    if seconds is None:
+        return
+    eta = message.headers["eta"]
+    if seconds <= 0:
+        assert eta is None
+    else:
+        assert 0 <= (datetime.fromisoformat(eta) - before).total_seconds() - seconds < 10
+
+
+def test_a_users_eta_is_left_alone() -> None:
+    message = a_request().message
+    message.headers["eta"] = "2030-01-01T00:00:00+00:00"
+    set_countdown(message, lambda slot: 0.5, 0.05)
+    assert message.headers["eta"] == "2030-01-01T00:00:00+00:00"
+
+
+def test_the_wait_and_the_slot_of_an_earlier_return_are_forgotten() -> None:
+    producer = Published()
+    publish(producer, parcel_of(a_request(), "celery", "celery.throttled"), 0.5, {"copy": 1, "slot": 5})
+    assert marker_among(producer.headers) == {**MARKER, "copy": 1, "slot": 5, "wait": 500_000}
+    again = parcel_of(a_request(**producer.headers), "celery", "celery.throttled")
+    publish(producer, again, 0.0, {"copy": 2})
+    assert marker_among(producer.headers) == {**MARKER, "copy": 2}

@@ -29,6 +29,7 @@ from celery_ratelimit.parking.occupied import (
 )
 from celery_ratelimit.parking.parked import Looked, Parked
 from celery_ratelimit.parking.register import Register
+from celery_ratelimit.worker import gate
 from tests.unit.a_gate import Bench
 
 NOW = 100.0
@@ -90,7 +91,7 @@ def test_nothing_is_said_by_what_was_sent_back_in_doubt_nor_by_what_waits_for_a_
 def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, heard = Bench(monkeypatch, processes=1), []
     bench.note_coming = lambda message, seconds: heard.append(seconds)  # type: ignore[method-assign]
-    monkeypatch.setattr("celery_ratelimit._celery.requests.comes_back_in", lambda _: 0.5)
+    monkeypatch.setattr(gate, "set_countdown", lambda *_: 0.5)
     bench.gate.on_message(message())
     assert heard == [pytest.approx(0.55)], "it comes back a little before its turn"
 

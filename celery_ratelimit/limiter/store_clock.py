@@ -1,0 +1,63 @@
+"""The store's time, as one process knows it: a task's turn is reckoned by that, whatever the machine's clock says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .asker import Asker
+
+__all__ = ["StoreClock", "read_time_us"]
+
+#: Seconds after which the store is asked for its time again: it may be another server by then, with another clock.
+FRESH = 5.0
+
+
+class StoreClock:
+    """Reckons the store's time from ``time.monotonic`` and what the store said last.
+
+    A reading is off by at most half of the round trip that it took.
+
+    Args:
+        read: returns the store's time in microseconds since 1970; None: the store does not answer.
+    """
+
+    def __init__(self, read: Callable[[], int | None]) -> None:
+        self._read = read
+        self._offset_us: int | None = None
+        self._read_at = float("-inf")
+
+    def now_us(self) -> int | None:
+        """Microseconds since 1970 by the store's clock; None: it has never answered."""
+        began = time.monotonic()
+        if began - self._read_at >= FRESH:
+            self._read_at = began
+            now_us = self._read()
+            if now_us is not None:
+                self._offset_us = now_us - round((began + time.monotonic()) / 2 * 1e6)
+        return None if self._offset_us is None else self._offset_us + round(time.monotonic() * 1e6)
+
+    def slot_in(self, seconds: float) -> int | None:
+        """The store's time in so many seconds."""
+        now_us = self.now_us()
+        return None if now_us is None else now_us + round(seconds * 1e6)
+
+    def seconds_until(self, slot_us: int) -> float | None:
+        """Seconds until then, below 0: since; None: the store's time is not known."""
+        now_us = self.now_us()
+        return None if now_us is None else (slot_us - now_us) / 1e6
+
+
+def read_time_us(asker: Asker) -> int | None:
+    """Read the store's time, in microseconds since 1970; of a cluster one node's. None: in tests, without a store.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    if asker.pretended_wait is not None:
+        return None
+    if asker.is_cluster:
+        seconds, us = next(iter(asker.store(lambda: asker.client.time(target_nodes="primaries")).values()))
+    else:
+        seconds, us = asker.store(asker.client.time)
+    return int(seconds) * 1_000_000 + int(us)

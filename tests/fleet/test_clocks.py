@@ -1,0 +1,35 @@
+"""A worker's wall clock decides nothing: tasks return at their slots by the store's clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks import records
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, assert_never_over, until
+
+SKEWED = Path(__file__).parents[1] / "apps" / "skewed"
+TASKS, RATE = 60, 20
+
+
+@pytest.mark.parametrize(
+    "skew", [-3600, 300, *[pytest.param(each, marks=pytest.mark.slow) for each in (-10, -2, 10, 3600)]]
+)
+def test_a_worker_whose_clock_is_wrong_runs_each_task_once_at_its_permit(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, skew: int
+) -> None:
+    with Fleet(server, tmp_path, rate=f"{RATE}/s") as fleet:
+        fleet.start()
+        fleet.env = {**fleet.env, "PYTHONPATH": str(SKEWED), "TEST_SKEW": str(skew)}
+        fleet.start()
+        for index in range(TASKS):
+            fleet.send("retry", index)
+        until(lambda: fleet.started() >= TASKS, 20, "the start of every task")
+        permits = records.read(tmp_path / "permits")
+    assert sorted(permit.index for permit in permits) == list(range(TASKS)), "each once"
+    assert_never_over(permits, RATE)
+    # Each worker publishes tasks for the other one. Where an eta was read by another clock, tasks came back once more.
+    assert fleet.sent_back() <= 1.2 * TASKS
