@@ -29,6 +29,7 @@ from matplotlib.patches import Patch  # noqa: E402
 
 from benchmarks.clock import START, StandingClock, standing_clock, us  # noqa: E402
 from celery_ratelimit import Concurrency, Limit  # noqa: E402
+from celery_ratelimit.limiter.calls import Ended  # noqa: E402
 from celery_ratelimit.limiter.demand import Demand  # noqa: E402
 
 TO = Path(__file__).resolve().parent.parent / "docs" / "algorithms"
@@ -258,7 +259,7 @@ def _concurrency(clock: StandingClock, axes: Axes) -> None:
             job.renewed.append(now)
             then(now + lease // 3, "renew", number)
         elif what == "end":
-            assert clock.limiter.asker.release([demand], id=id, granted_at=START + job.begins)
+            assert clock.limiter.asker.release([Ended(id, [demand], START + job.begins)])
     for number, job in enumerate(jobs):
         row = len(jobs) - number
         _bar(axes, row, us(job.arrives), job.begins, WAITING, 0.16)

@@ -19,6 +19,8 @@ from .app.plan import plan_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
 from .limiter.checks import actual_costs, check_actual
+from .limiter.demand import leased
+from .limiter.leases import run_id
 from .worker.bootstep import install
 from .worker.reporting import permit_of
 from .worker.stored_limit_labels import stored_in_place_of
@@ -57,8 +59,9 @@ class RateLimitedMixin:
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Gives back what was taken here."""
         permit = _permit(self.request)  # type: ignore[attr-defined]
-        with contextlib.suppress(*STORE_TROUBLES):  # it is tried again
-            leases_of(self.app).end(task_id if permit is None else permit["id"])  # type: ignore[attr-defined]
+        if permit is not None:
+            with contextlib.suppress(*STORE_TROUBLES):  # it is tried again
+                leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
     def settle(self, actual_cost: int, *, limit: str | None = None) -> bool:
@@ -143,24 +146,25 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     # What takes the task's place under self.replace() has its id, and comes while it runs.
     nesting = request.replaced_task_nesting
     own_id = f"{task_id}~{nesting}" if nesting else task_id
-    limiter = limiter_of(task.app)
+    limiter, leases, run = limiter_of(task.app), leases_of(task.app), run_id(task_id)
     every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
     demands, shadow = limiter.asker.shadows.split(every)
     users = f"t{task.name}", f"q{queue}"
     if not demands:
         limiter.pass_by(shadow, users)
-        permit = {"worker": request.hostname, **permit_of(queue, own_id, 0, shadow)}
+        permit = {"worker": request.hostname, **permit_of(queue, run, 0, shadow)}
         request.delivery_info = {**delivery, PERMIT: permit}
         return
-    decision = limiter.asker.ask(
-        demands,
-        id=own_id,
-        horizon=policy.inline_wait,
-        claim=policy.claim,
-    )
+    try:
+        decision = limiter.asker.ask(
+            demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=run if leased(demands) else ""
+        )
+    except STORE_TROUBLES:
+        leases.end(run, later=True, unconfirmed=demands)  # the reply may have been lost
+        raise
     if decision.allowed:
-        leases_of(task.app).begin(own_id, decision.demands, decision.granted_at)
-        permit = {"worker": request.hostname, **permit_of(queue, own_id, decision.granted_at, shadow)}
+        leases.begin(run, decision.demands, decision.granted_at)
+        permit = {"worker": request.hostname, **permit_of(queue, run, decision.granted_at, shadow)}
         if shadow:
             limiter.pass_by(shadow, users)
         request.delivery_info = {**delivery, PERMIT: permit}

@@ -8,7 +8,7 @@
 -- ARGV   1  id        text; names the request, so that it finds its slot again; '' for none
 --        2  horizon   us; a permit may be taken that far ahead: the caller then waits for its time; below 0: ask for a slot only
 --        3  claim     us >= 0; a refused request with an id keeps a slot that lies no further ahead than that
---        4+ six per limit, see include/read_limits.lua
+--        4+ six per limit, see include/read_limits.lua; then, if the lease has an id of its own, that one: see include/prelude.lua
 -- Reply  see include/reply.lua
 -- Writes allowed: each limit's state, TTL until it is full again.
 --        refused: the slots of each limit, TTL until a second after the last slot.
@@ -18,4 +18,5 @@ local FIRST_LIMIT = 4
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
+lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
 --!include acquire_one.lua

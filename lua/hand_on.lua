@@ -11,15 +11,15 @@
 --        5  most      >= 0: no more requests than that get their permits; the others, their slots, and nobody rings for them
 --        6  all       1: each request is asked for; 0: up to the first that is refused
 --        7  requests  how many, >= 1
---        8+ six per limit, see include/read_limits.lua; the ids of the requests; of each place its holder, when it got it in us, and
---           the key of its bucket
+--        8+ six per limit, see include/read_limits.lua; of each request its id and the id of its lease; of each place that is given
+--           back the id of its lease, since when it was held in us, and the key of its bucket
 -- Reply  the reply of acquire for each request that was asked for
 -- Writes as acquire and release
 local NUMBER, HORIZON_US, CLAIM_US, EAR = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local most, ALL = tonumber(ARGV[5]), ARGV[6] == '1'
 local FIRST_LIMIT = 8
 local FIRST_ID = FIRST_LIMIT + 6 * NUMBER
-local FIRST_PLACE = FIRST_ID + ARGV[7]
+local FIRST_PLACE = FIRST_ID + 2 * ARGV[7]
 local PLACES = (#KEYS - 4 * NUMBER) / 2
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
@@ -85,7 +85,8 @@ local function acquire(id, HORIZON_US)
 end
 
 local said, is_refused = {}, false
-for i = FIRST_ID, FIRST_PLACE - 1 do
+for i = FIRST_ID, FIRST_PLACE - 1, 2 do
+    lease_id = ARGV[i + 1]
     local answer = acquire(ARGV[i], most > 0 and HORIZON_US or SLOT_ONLY_US)
     if type(answer) ~= 'string' then return answer end -- an error, of all
     said[#said + 1] = answer

@@ -7,7 +7,7 @@
 --        3  claim     us >= 0; a refused request with an id keeps a slot that lies no further ahead than that
 --        4  earliest  us >= 0; the permits are taken no earlier than that from now
 --        5  known     '' as acquire.lua; 'find' as reserve.lua: the id is noted, and found again; 'replace': it is noted anew
---        6+ six per limit, see include/read_limits.lua
+--        6+ six per limit, see include/read_limits.lua; then the id of the lease, as acquire
 -- Reply  see include/reply.lua; binding -1: the reservation was known; the error "RESERVED <limit>", see reserve.lua
 -- Writes as acquire.lua and reserve.lua do
 local id, HORIZON_US, CLAIM_US, EARLIEST_US, known = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] -- numbers as texts, see acquire.lua
@@ -18,6 +18,7 @@ local IDS = 4 * NUMBER
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
+lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
 --!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua

@@ -2,7 +2,7 @@
 --
 -- KEYS   four per limit, see include/read_limits.lua
 -- ARGV   1  id        text; asks on behalf of that waiting request; '' for a newcomer
---        2+ six per limit, see include/read_limits.lua
+--        2+ six per limit, see include/read_limits.lua; then the id of the lease, as acquire
 -- Reply  see include/reply.lua
 -- Writes the states whose rule has changed since they were written, or whose clock has stepped back: written once, a change has one
 --        time; else each peek would take it for one that has just happened
@@ -12,6 +12,7 @@ local FIRST_LIMIT = 2
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
+lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
 --!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua

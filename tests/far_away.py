@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Protocol
 
 __all__ = ["Relay", "far_away", "listening", "relay"]
@@ -26,12 +27,14 @@ class Relay:
         seconds: that each answer takes longer.
         trickle: seconds between two bytes of an answer; 0.0: it comes as a whole.
         connections: how many were made.
+        cut: ends all that are there.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.seconds = self.trickle = 0.0
         self.connections = 0
+        self.cut: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -46,12 +49,22 @@ def far_away(server: HasPort, seconds: float) -> Iterator[str]:
 def relay(server: HasPort) -> Iterator[Relay]:
     """A relay in front of ``server``, which lets all through until it is told otherwise."""
     between = Relay()
+    writers: set[asyncio.StreamWriter] = set()
+
+    def cut() -> None:
+        for writer in writers:
+            writer.transport.abort()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         between.connections += 1
+        between.cut = partial(asyncio.get_running_loop().call_soon_threadsafe, cut)
+        writers.add(writer)
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        with suppress(asyncio.CancelledError):  # the relay ends: nobody is to be told of it
-            await asyncio.gather(_pump(reader, there_writer, Relay()), _pump(there_reader, writer, between))
+        try:
+            with suppress(asyncio.CancelledError):  # the relay ends: nothing is to be told of it
+                await asyncio.gather(_pump(reader, there_writer, Relay()), _pump(there_reader, writer, between))
+        finally:
+            writers.discard(writer)
 
     with listening(connected) as between.url:
         yield between

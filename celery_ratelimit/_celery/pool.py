@@ -19,8 +19,8 @@ What is relied on; line numbers are those of Celery 5.7.0:
 * ``Consumer.on_close`` (celery/worker/consumer/consumer.py 581), at a lost connection: it empties
   ``reserved_requests`` and makes a prefork pool ``flush`` (celery/concurrency/asynpool.py 1079). Before Celery 5.7 the
   first forgets what runs, whose processes then look free, and the second empties ``pool._pool._cache``: the ends of
-  those jobs are not heard any more. What no process has begun with (``_accepted``) is let go of without a word, by all
-  versions.
+  those jobs are not heard any more. A job that no process has taken yet (``_accepted``) is let go of without a word, by
+  all versions, also if it was written to a process already (``_write_to``, asynpool.py 986), which runs it.
 * ``AsynPool._busy_workers`` (celery/concurrency/asynpool.py 542): the pipes of processes that run a task, to which ``-O
   fair`` writes no other one. Before Celery 5.7 ``flush`` clears it, also of tasks that go on; then a granted task is
   written to a process that is busy, and starts when that task has ended. A job's process is its ``_write_to``, or its
@@ -53,11 +53,14 @@ HEARD_LATE = 0.01
 
 @dataclass(slots=True)
 class _Job:
-    """A task that was handed to the pool; ``since``: when a process began with it, None: not yet."""
+    """A task that was handed to the pool; ``since``: when a process began with it, None: not yet; ``result``: what the
+    pool has returned for it.
+    """
 
     name: str
     handed: float
     since: float | None = None
+    result: Any = None
 
 
 class Pool:
@@ -138,7 +141,7 @@ class Pool:
         def closed(*args: Any, **kwargs: Any) -> Any:
             cache = getattr(getattr(self._pool, "_pool", None), "_cache", None)
             running = tuple(state.active_requests)
-            begun = {id: job for id, job in (cache or {}).items() if getattr(job, "_accepted", False)}
+            begun = {id: job for id, job in (cache or {}).items() if _has_process(job)}
             busy: set[int] = getattr(getattr(self._pool, "_pool", None), "_busy_workers", set())
             busy_before = set(busy)
             try:
@@ -148,8 +151,11 @@ class Pool:
                 if cache is not None:
                     cache.update((id, job) for id, job in begun.items() if not job.ready())
                     busy.update(busy_before & _pipes_of([job for job in begun.values() if not job.ready()]))
-                    for request in [request for request, job in self._jobs.copy().items() if job.since is None]:
-                        del self._jobs[request]
+                    for request, job in [each for each in self._jobs.copy().items() if each[1].since is None]:
+                        if _has_process(job.result):
+                            state.reserved_requests.add(request)
+                        else:
+                            del self._jobs[request]
 
         consumer.on_close = closed
 
@@ -198,9 +204,9 @@ class Pool:
             **options: Any,
         ) -> Any:
             request = getattr(callback, "__self__", callback)
-            self._jobs[request] = _Job(str(args[0]) if args else "", time.monotonic())
+            job = self._jobs[request] = _Job(str(args[0]) if args else "", time.monotonic())
             try:
-                return apply_async(
+                job.result = apply_async(
                     target,
                     args,
                     kwargs,
@@ -213,6 +219,7 @@ class Pool:
             except BaseException:
                 self._jobs.pop(request, None)
                 raise
+            return job.result
 
         self._pool.apply_async = watched
 
@@ -223,6 +230,11 @@ class Pool:
             took = min(took, runtime + HEARD_LATE)
             known = self._takes.get(job.name, took)
             self._takes[job.name] = known + NEWEST * (took - known)
+
+
+def _has_process(job: Any) -> bool:
+    """Whether a process of a prefork pool has a job, or is about to: it was written to its pipe."""
+    return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)
 
 
 def processes_of(pool: Any) -> int:

@@ -70,15 +70,16 @@ class Asker:
 
     # -- For demands -----------------------------------------------------------------------------------------------
 
-    def ask(self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
+    def ask(
+        self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0, lease_id: str = ""
+    ) -> Decision:
         """One round trip: the permits of ``demands``, all or none. See :meth:`Core.ask`."""
-        core = self.core
+        core, script = self.core, self.core.scripts.acquire
         if not core.takes_one_script(demands):
-            return self.drive(core.ask(demands, id=id, horizon=horizon, claim=claim))
-        first = (id, microseconds(horizon), microseconds(claim))
-        script = core.scripts.acquire
+            return self.drive(core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
+        first, last = (id, microseconds(horizon), microseconds(claim)), (lease_id,) if lease_id else ()
         try:
-            reply = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, ()))
+            reply = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, last))
         except RateLimitError as error:
             raise impossible(demands, error) from error.__cause__
         return decision_of(demands, whole_numbers(reply), id or core.new_id())
@@ -139,10 +140,9 @@ class Asker:
         """
         core, ids = self.core, asking.ids
         if not core.takes_one_script([*demands, *[place for each in ended for place in each.places]]):
-            for each in ended:
-                self.release(each.places, id=each.id, granted_at=each.granted_at)
-            horizon = asking.horizon if asking.most > 0 else -1
-            return [self.drive(core.ask(demands, id=ids[0], horizon=horizon / 1e6, claim=asking.claim / 1e6))]
+            self.release(ended)
+            how = {"horizon": asking.horizon / 1e6 if asking.most > 0 else -1.0, "claim": asking.claim / 1e6}
+            return [self.ask(demands, id=ids[0], lease_id=(asking.lease_ids or ids)[0], **how)]
         try:
             said = self.store(core.scripts.hand_on, self._link, *core.calls.of_hand_on(tuple(demands), asking, ended))
         except RateLimitError as error:
@@ -156,9 +156,9 @@ class Asker:
         """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
         self.drive(self.core.forget(demands, id=id))
 
-    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> bool:
-        """Give back the places that ``id`` holds. Idempotent; False: there were none."""
-        return self.drive(self.core.release(demands, id=id, granted_at=granted_at))
+    def release(self, ended: Sequence[Ended]) -> int:
+        """One round trip for the leases of many holders. Idempotent. Returns how many there were."""
+        return self.drive(self.core.release_all(ended))
 
     def renew(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]:
         """One round trip for the leases of many holders. False for each that has expired."""

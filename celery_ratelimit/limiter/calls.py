@@ -38,7 +38,13 @@ ARGUMENTS = 6
 
 
 class Ended(NamedTuple):
-    """What has ended: the holder of places, and since when it held them, in microseconds."""
+    """Leases that are to be released.
+
+    Attributes:
+        id: of these leases.
+        places: the limits that they are of.
+        granted_at: since when they were held, in microseconds.
+    """
 
     id: str
     places: Sequence[Demand]
@@ -55,6 +61,7 @@ class Asking(NamedTuple):
         ear: what is rung for when a place may be free; empty: nothing.
         most: no more of them get their permits; the others, their slots.
         all: each of them is asked for, whether those before it were refused or not.
+        lease_ids: of the leases that they get, if these have ids of their own.
     """
 
     ids: Sequence[str]
@@ -63,6 +70,7 @@ class Asking(NamedTuple):
     ear: str
     most: int
     all: bool
+    lease_ids: Sequence[str] = ()
 
 
 class Packed(NamedTuple):
@@ -159,7 +167,7 @@ class Calls:
             demands: the limits.
             first: the arguments before them.
             kind: one more key for each of them, of that kind.
-            last: one more argument for each of them.
+            last: the arguments behind them.
         """
         number, methods, packed_keys, arguments = self.packed(demands)
         if script is self._scripts.settle and isinstance(first[1], GrantedAt):
@@ -210,24 +218,28 @@ class Calls:
     def _leases(self, demand: Demand) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
-    def of_release(self, leased: Sequence[Demand], id: str, granted_at: int) -> Call:
-        keys = [self._leases(demand) for demand in leased]
-        keys += [touched_key(self.prefix, demand.name) for demand in leased]
-        arguments: list[str | int] = [id, granted_at, *[demand.key for demand in leased]]
+    def of_release(self, leases: Sequence[tuple[Demand, Ended]]) -> Call:
+        keys, arguments = self._to_release(leases)
         return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+
+    def _to_release(self, leases: Sequence[tuple[Demand, Ended]]) -> tuple[list[str], list[str]]:
+        """Keys and arguments: two and three for each lease."""
+        keys = [self._leases(demand) for demand, _ in leases]
+        keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
+        arguments = []
+        for demand, ended in leases:
+            arguments += [ended.id, str(int(ended.granted_at)), demand.key]
+        return keys, arguments
 
     def of_hand_on(self, demands: tuple[Demand, ...], asking: Asking, ended: Sequence[Ended]) -> Call:
         """For ``hand_on.lua``: ``demands`` of each who asks, and places of those that have ended."""
         number, methods, packed_keys, arguments = self.packed(demands)
-        places = [(demand, each) for each in ended for demand in each.places]
-        leases = [self._leases(demand) for demand, _ in places]
-        touched = [touched_key(self.prefix, demand.name) for demand, _ in places]
+        released, released_as = self._to_release([(demand, each) for each in ended for demand in each.places])
         first = number, asking.horizon, asking.claim, asking.ear, asking.most, int(asking.all), len(asking.ids)
-        last = list(asking.ids)
-        for demand, each in places:
-            last += [each.id, str(int(each.granted_at)), demand.key]
-        keys = KEYS * number + 2 * len(places)
-        pieces = [packed_keys, bulk(*leases, *touched, *first), arguments, bulk(*last)]
+        pairs = zip(asking.ids, asking.lease_ids or asking.ids, strict=True)
+        last = [*[id for pair in pairs for id in pair], *released_as]
+        keys = KEYS * number + len(released)
+        pieces = [packed_keys, bulk(*released, *first), arguments, bulk(*last)]
         return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_renew(self, leases: Sequence[tuple[Demand, str]]) -> Call:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from ..errors import RateLimitError
 from ..limits.decision import Decision
 from ..store.script import Script
-from .calls import Asking, Call, Calls, Scripts
+from .calls import Asking, Call, Calls, Ended, Scripts
 from .checks import check_actual, check_reservable
 from .cross_slot import CrossSlot, Step, Steps
 from .demand import Demand, leased
@@ -26,7 +26,7 @@ from .questions import Asks, Exists, Question, Request, each_of
 from .replies import decision_of, impossible, pretended, whole_numbers
 from .shadows import Shadows
 
-__all__ = ["Core"]
+__all__ = ["Core", "Ids"]
 
 
 #: Limits that one script tells of how they stand.
@@ -54,23 +54,26 @@ class Core:
         self.scripts = Scripts(replace_includes)
         self.calls = Calls(self.scripts, prefix)
         self.shadows = Shadows()
-        self.new_id = _Ids()
+        self.new_id = Ids(20)
         self._over_slots = CrossSlot(self.scripts, self.new_id)
 
     # -- Permits ---------------------------------------------------------------------------------------------------
 
     def ask(
-        self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0
+        self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0, lease_id: str = ""
     ) -> Asks[Decision]:
         """The permits of ``demands``, all or none.
 
         Args:
             demands: what is asked of which limit; a bucket no more than once (:func:`each_bucket_once`).
-            id: names the request, so that it finds its slot or lease again. ``""``: it has none.
+            id: names the request, so that it finds its slot again. ``""``: it has none.
             horizon: seconds; a permit may be taken that far ahead, and ``retry_after`` says when it is good.
             claim: seconds; if refused, a slot is kept for ``id`` unless it lies further away than that.
+            lease_id: names the leases that it gets; asked again with the same, it finds them. ``""``: ``id`` does.
         """
-        reply = yield from self.decide(self.scripts.acquire, demands, id, microseconds(horizon), microseconds(claim))
+        first = id, microseconds(horizon), microseconds(claim)
+        last = (lease_id,) if lease_id else ()
+        reply = yield from self.decide(self.scripts.acquire, demands, *first, last=last)
         return decision_of(demands, reply, id or self.new_id())
 
     def ask_for_turn(self, request: Request) -> Asks[Decision]:
@@ -121,9 +124,16 @@ class Core:
         places = leased(demands)
         if not places or not id:
             return False
-        parts = [[places[i] for i in part] for part in self._by_slot(places)]
-        released = yield from each_of([self._to_release(part, id, granted_at) for part in parts])
-        return sum(map(int, released)) > 0
+        return (yield from self.release_all([Ended(id, places, granted_at)])) > 0
+
+    def release_all(self, ended: Sequence[Ended]) -> Asks[int]:
+        """Give back leases of many holders, in one script for each slot. How many were there?"""
+        leases = [(demand, each) for each in ended for demand in each.places]
+        if not leases:
+            return 0
+        parts = self._by_slot([demand for demand, _ in leases])
+        asked = [Question(self.scripts.release, self.calls.of_release([leases[i] for i in part])) for part in parts]
+        return sum(map(int, (yield from each_of(asked))))
 
     def renew(self, leases: Sequence[tuple[Demand, str]]) -> Asks[list[bool]]:
         """One round trip for the leases of many holders. False for each that has expired."""
@@ -214,7 +224,7 @@ class Core:
         demands: Sequence[Demand],
         *first: str | int,
         kind: str | None = None,
-        last: Sequence[int] = (),
+        last: Sequence[int | str] = (),
     ) -> Asks[list[int]]:
         """A script's reply about all of the demands; the arguments are those of :meth:`Calls.of_script`."""
         if self.pretended_wait is not None:
@@ -241,11 +251,9 @@ class Core:
     def _question(self, step: Step) -> Question:
         if step.script is self.scripts.release:
             id, granted_at = step.first
-            return self._to_release(step.demands, str(id), int(granted_at))
+            ended = Ended(str(id), step.demands, int(granted_at))
+            return Question(step.script, self.calls.of_release([(demand, ended) for demand in step.demands]))
         return Question(step.script, self.calls.of_script(*step))
-
-    def _to_release(self, places: Sequence[Demand], id: str, granted_at: int) -> Question:
-        return Question(self.scripts.release, self.calls.of_release(places, id, granted_at))
 
     @staticmethod
     def _read(demands: Sequence[Demand], reply: Any) -> list[int] | RateLimitError:
@@ -263,13 +271,18 @@ class Core:
         return [part.places for part in parts] or [range(len(demands))]
 
 
-class _Ids:
-    """Names for requests that have none: unlike any other's, also after a fork."""
+class Ids:
+    """Ids that no other process makes, also after a fork.
 
-    def __init__(self) -> None:
-        self._pid = 0
+    Args:
+        digits: hexadecimal ones that stand for the process.
+    """
+
+    def __init__(self, digits: int) -> None:
+        self._digits, self._pid = digits, 0
 
     def __call__(self) -> str:
         if self._pid != os.getpid():
-            self._pid, self._stem, self._count = os.getpid(), uuid.uuid4().hex[:20], itertools.count()
+            self._stem, self._count = uuid.uuid4().hex[: self._digits], itertools.count()
+            self._pid = os.getpid()
         return f"{self._stem}{next(self._count):x}"

@@ -47,7 +47,7 @@ class Step(NamedTuple):
     demands: tuple[Demand, ...]
     first: tuple[str | int, ...]
     kind: str | None = None
-    last: tuple[int, ...] = ()
+    last: tuple[int | str, ...] = ()
 
 
 #: Yields what to ask at once, is sent a reply or an error for each, returns one reply as if one script had seen all.
@@ -65,12 +65,18 @@ class CrossSlot:
         self._closed: dict[tuple[str, str], float] = {}
 
     def steps(
-        self, script: Script, parts: Sequence[Part], first: Sequence[str | int], kind: str | None, last: Sequence[int]
+        self,
+        script: Script,
+        parts: Sequence[Part],
+        first: Sequence[str | int],
+        kind: str | None,
+        last: Sequence[int | str],
     ) -> Steps:
         """What to ask instead of running ``script`` once for all parts."""
         if script is self.scripts.acquire or script is self.scripts.reserve:
             id, horizon, claim = (*first, 0)[:3]
-            return _Taking(self, parts, str(id), int(horizon), int(claim), script is self.scripts.reserve).run()
+            reserves = script is self.scripts.reserve
+            return _Taking(self, parts, str(id), int(horizon), int(claim), reserves, *map(str, last)).run()
         if script is self.scripts.peek:
             return _peek(self.scripts, parts, first)
         return _in_each(script, parts, first, kind, last)
@@ -105,7 +111,7 @@ def _all(asks: Sequence[Step]) -> Asks[list[list[int]]]:
 
 
 def _in_each(
-    script: Script, parts: Sequence[Part], first: Sequence[str | int], kind: str | None, last: Sequence[int]
+    script: Script, parts: Sequence[Part], first: Sequence[str | int], kind: str | None, last: Sequence[int | str]
 ) -> Steps:
     """For what counts once for each id, in whatever order: how much of it was done."""
     asks = []
@@ -126,9 +132,18 @@ class _Taking:
     """Takes permits of every part, or of none."""
 
     def __init__(
-        self, spread: CrossSlot, parts: Sequence[Part], id: str, horizon: int, claim: int, reserves: bool
+        self,
+        spread: CrossSlot,
+        parts: Sequence[Part],
+        id: str,
+        horizon: int,
+        claim: int,
+        reserves: bool,
+        lease_id: str = "",
     ) -> None:
         self.spread, self.scripts, self.parts, self.id = spread, spread.scripts, parts, id
+        self.lease_id = lease_id or id
+        self.last = (lease_id,) if lease_id else ()
         self.horizon, self.claim, self.reserves = horizon, claim, reserves
         self.replies: dict[int, Reply] = {}
         #: When the permits of a part that were taken are good, by this process's clock, in microseconds.
@@ -186,7 +201,8 @@ class _Taking:
 
     def _look(self, which: Sequence[int]) -> Asks[None]:
         id = "" if self.reserves else self.id
-        said = yield from _all([Step(self.scripts.peek, self.parts[i].demands, (id,)) for i in which])
+        asks = [Step(self.scripts.peek, self.parts[i].demands, (id,), None, self.last) for i in which]
+        said = yield from _all(asks)
         for i, reply in zip(which, said, strict=True):
             self.replies[i] = Reply(reply, len(self.parts[i].demands))
 
@@ -214,8 +230,8 @@ class _Taking:
         if self.reserves:
             return Step(self.scripts.join, demands, (self.id, self.horizon, 0, earliest, known), "ids")
         if earliest > 0:
-            return Step(self.scripts.join, demands, (self.id, self.horizon, self.claim, earliest, ""), "ids")
-        return Step(self.scripts.acquire, demands, (self.id, self.horizon, self.claim))
+            return Step(self.scripts.join, demands, (self.id, self.horizon, self.claim, earliest, ""), "ids", self.last)
+        return Step(self.scripts.acquire, demands, (self.id, self.horizon, self.claim), None, self.last)
 
     def _take(self, i: int, known: str = "find") -> Asks[bool]:
         """False: this part said no."""
@@ -241,7 +257,8 @@ class _Taking:
         if self.claim and self.id and not self.reserves:
             asks = [Step(self.scripts.forget, self.parts[i].demands, (self.id,)) for i in said_no if i != longest]
             if longest not in said_no:
-                asks.append(Step(self.scripts.acquire, part.demands, (self.id, SLOT_ONLY, self.claim)))
+                first = (self.id, SLOT_ONLY, self.claim)
+                asks.append(Step(self.scripts.acquire, part.demands, first, None, self.last))
             said = yield from _all(asks)
             if longest not in said_no and said[-1][2]:  # it still says no
                 self.replies[longest] = Reply(said[-1], len(part.demands))
@@ -266,7 +283,7 @@ class _Taking:
             first = (self.spread.new_id(), reply.at)
             yield from _one(Step(self.scripts.settle, counted, first, "ids", (0,) * len(counted)))
         if places:
-            yield from _one(Step(self.scripts.release, places, (self.id, reply.at)))
+            yield from _one(Step(self.scripts.release, places, (self.lease_id, reply.at)))
 
 
 def _clock() -> int:

@@ -6,15 +6,15 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import STORE_TROUBLES
 from ..limits.concurrency import Concurrency
 from .calls import Ended
+from .core import Ids
 from .demand import Demand, leased
 
-__all__ = ["RENEWALS", "UNKNOWN", "Leases", "renewal_pause"]
+__all__ = ["RENEWALS", "UNKNOWN", "Leases", "renewal_pause", "run_id"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -22,6 +22,8 @@ logger = logging.getLogger("celery_ratelimit")
 RENEWALS = 3
 #: Seconds after which places that could not be given back are tried again, at the latest.
 LONGEST_PAUSE = 5.0
+#: Runs whose leases are released by one script.
+AT_ONCE = 100
 #: Later than any permit, in microseconds: a place whose time is not known counts as held for no time.
 UNKNOWN = 2**53
 #: Seconds that :meth:`Leases.close` waits for its thread, which may wait for the store.
@@ -33,25 +35,27 @@ def renewal_pause(demands: Sequence[Demand]) -> float:
     return min(demand.limit.lease for demand in demands if isinstance(demand.limit, Concurrency)) / RENEWALS
 
 
+_run_ids = Ids(8)
+
+
+def run_id(task_id: str) -> str:
+    """Names one run of a task. Its leases and permits are its own: another copy of the task has other ones."""
+    return f"{task_id}#{_run_ids()}"
+
+
 class _Asker(Protocol):
     """What is used of :class:`~celery_ratelimit.limiter.asker.Asker`."""
 
-    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> bool: ...
+    def release(self, ended: Sequence[Ended]) -> int: ...
 
     def renew(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    demands: tuple[Demand, ...]
-    granted_at: int
-
-
 class Leases:
-    """Places under :class:`~celery_ratelimit.Concurrency` that this process holds, by holder.
+    """Leases under :class:`~celery_ratelimit.Concurrency` that this process holds, by their ids: one id for each run.
 
     A thread renews them, so that a worker whose event loop waits for its broker keeps what its tasks hold. What could
-    not be given back, because the store did not answer, it tries again. It ends when there is nothing left to do.
+    not be released, because the store did not answer, it tries again. It ends when there is nothing left to do.
 
     Args:
         asker: the way to the store.
@@ -60,63 +64,78 @@ class Leases:
     def __init__(self, asker: _Asker) -> None:
         self._asker = asker
         self._lock = threading.Lock()
-        self._held: dict[str, _Held] = {}
-        self._ended: dict[str, _Held] = {}
+        self._held: dict[str, Ended] = {}
+        self._ended: dict[str, Ended] = {}
         self._pause = LONGEST_PAUSE
         self._pid = 0
         self._wake: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._said = ""
 
-    def begin(self, holder: str, demands: Sequence[Demand], granted_at: int) -> None:
-        """``holder`` has got its places."""
+    def begin(self, id: str, demands: Sequence[Demand], granted_at: int) -> None:
+        """The run ``id`` has got its leases."""
         places = tuple(leased(demands))
         if not places:
             return
         pause = renewal_pause(places)
         with self._lock:
-            if self._pid != os.getpid():  # the first, here or after a fork, which carries no threads across
-                self._pid, self._wake = os.getpid(), None
-                self._held.clear()
-                self._ended.clear()
-            self._ended.pop(holder, None)
-            self._held[holder] = _Held(places, granted_at)
+            self._forget_parent()
+            self._held[id] = Ended(id, places, granted_at)
             sooner, self._pause = pause < self._pause, min(pause, self._pause)
             if self._wake is None:
                 self._start()
             elif sooner:
                 self._wake.set()
 
-    def end(self, holder: str, *, later: bool = False) -> None:
-        """``holder`` has ended, however it did: its places are free, now or when the thread comes to it (``later``).
+    def end(self, id: str, *, later: bool = False, unconfirmed: Sequence[Demand] = ()) -> None:
+        """The run ``id`` has ended, however it did: its leases are released now, or soon (``later``).
+
+        Args:
+            id: names the run.
+            later: leave it to :meth:`release_ended`, and if that is not called, to the thread.
+            unconfirmed: demands whose answer was lost: the run may hold leases of them.
 
         Raises:
             StoreUnavailable, ConfigurationError: the store did not answer, or refused; it is done later.
         """
+        places = tuple(leased(unconfirmed))
         with self._lock:
-            held = self._held.pop(holder, None)
-            if held is not None:
-                self._ended[holder] = held
-        if held is not None and not later:
-            self._release(holder, held)
+            self._forget_parent()
+            ended = self._held.pop(id, Ended(id, places, UNKNOWN) if places else None)
+            if ended is None:
+                return
+            self._ended[id] = ended
+            if self._wake is None:
+                self._start()
+        if not later:
+            self._release([ended])
 
-    def give_back(self, holder: str) -> None:
-        """What was left to the thread, now. Raises what :meth:`end` does."""
-        held = self._ended.get(holder)
-        if held is not None:
-            self._release(holder, held)
-
-    def ended(self, holder: str) -> Ended | None:
-        """The places that ``holder`` held, whose giving back is left to the thread; ``None``: none are."""
-        held = self._ended.get(holder)
-        return None if held is None else Ended(holder, held.demands, held.granted_at)
-
-    def given_back(self, ended: Ended) -> None:
-        """Somebody has done it: there is nothing left to do for the thread."""
+    def ended(self, demands: Sequence[Demand]) -> list[Ended]:
+        """What has ended and is not released yet, of runs that held a lease of one of these limits."""
+        if not self._ended:
+            return []
+        buckets = {(demand.name, demand.key) for demand in demands}
         with self._lock:
-            held = self._ended.get(ended.id)
-            if held is not None and held.demands is ended.places:
-                del self._ended[ended.id]
+            ended = list(self._ended.values())
+        return [each for each in ended if any((place.name, place.key) in buckets for place in each.places)]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether something has ended that is not released yet."""
+        return bool(self._ended)
+
+    def confirm(self, released: Sequence[Ended]) -> None:
+        """The store has said that these are released: nothing is left to do."""
+        with self._lock:
+            for each in released:
+                self._ended.pop(each.id, None)
+
+    def release_ended(self) -> None:
+        """Release what has ended, in one round trip. Raises what :meth:`end` does."""
+        with self._lock:
+            ended = list(self._ended.values())
+        for first in range(0, len(ended), AT_ONCE):
+            self._release(ended[first : first + AT_ONCE])
 
     def close(self) -> None:
         """End the thread, which first gives back what has ended. What is still held is held until its lease is over."""
@@ -128,17 +147,35 @@ class Leases:
             thread.join(_LAST_LOOK)
 
     def here(self, demand: Demand) -> int:
-        """How many places of a limit this process holds."""
+        """How many leases of a limit this process holds."""
         with self._lock:
-            return sum(demand in held.demands for held in self._held.values())
+            return sum(demand in held.places for held in self._held.values())
 
-    def _release(self, holder: str, held: _Held) -> None:
-        if self._ended.get(holder) is not held:
-            return  # it has begun again meanwhile
-        self._asker.release(held.demands, id=holder, granted_at=held.granted_at)
-        with self._lock:
-            if self._ended.get(holder) is held:
-                del self._ended[holder]
+    def _release(self, ended: Sequence[Ended]) -> None:
+        try:
+            self._asker.release(ended)
+        except STORE_TROUBLES:
+            raise
+        except Exception:  # what the store cannot do for one of them it may do for the others
+            if len(ended) == 1:
+                raise
+            errors = []
+            for each in ended:
+                try:
+                    self._release([each])
+                except Exception as error:
+                    errors.append(error)
+            if errors:
+                raise errors[0] from None
+        else:
+            self.confirm(ended)
+
+    def _forget_parent(self) -> None:
+        """After a fork, which carries no threads across, the leases are the parent process's."""
+        if self._pid != os.getpid():
+            self._pid, self._wake = os.getpid(), None
+            self._held.clear()
+            self._ended.clear()
 
     def _start(self) -> None:
         self._wake = wake = threading.Event()
@@ -151,7 +188,7 @@ class Leases:
         while True:
             wake.wait(self._pause)
             wake.clear()
-            for step in (self._renew, self._release_ended):
+            for step in (self._renew, self.release_ended):
                 try:
                     step()
                 except STORE_TROUBLES as error:
@@ -167,23 +204,15 @@ class Leases:
                     self._wake = self._thread = None
                     return
 
-    def _release_ended(self) -> None:
-        with self._lock:
-            ended = list(self._ended.items())
-        for holder, held in ended:
-            self._release(holder, held)
-
     def _renew(self) -> None:
         with self._lock:
-            leases = [(demand, holder, held) for holder, held in self._held.items() for demand in held.demands]
-        kept = self._asker.renew([(demand, holder) for demand, holder, _ in leases])
-        for (demand, holder, held), is_kept in zip(leases, kept, strict=True):
+            leases = [(demand, held) for held in self._held.values() for demand in held.places]
+        kept = self._asker.renew([(demand, held.id) for demand, held in leases])
+        for (demand, held), is_kept in zip(leases, kept, strict=True):
             with self._lock:
-                lost = not is_kept and self._held.get(holder) is held
-                if lost:
-                    del self._held[holder]
+                lost = not is_kept and self._held.pop(held.id, None) is not None
             if lost:
                 logger.warning(
                     "The lease of %s under %r was lost while it runs: the store was out of reach for longer than %g s",
-                    *(holder, demand.name, getattr(demand.limit, "lease", 0.0)),
+                    *(held.id, demand.name, getattr(demand.limit, "lease", 0.0)),
                 )

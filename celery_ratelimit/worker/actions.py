@@ -19,6 +19,7 @@ from . import coalescing
 from .admission import POLL_INTERVAL
 from .capacity import PoolCapacity
 from .clock import monotonic
+from .concurrency import ConcurrencyLeases
 from .flow_control import PrefetchAccounting
 from .parking_batch import ParkingBatch, PendingPark
 from .reporting import Reporter, outcome_of
@@ -26,7 +27,6 @@ from .request import PendingRequest
 from .request_queue import LimitQueue
 from .request_resources import RequestResources
 from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, KeepPermit, Park, Republish, RetryAt, Start
-from .running_leases import RunningLeases
 from .store_calls import StoreCalls
 from .throttle_report import ThrottleReport
 
@@ -50,7 +50,7 @@ class Actions:
         settings: the app's.
         capacity: of the pool.
         prefetch: who is in the gate.
-        running: who runs with a place.
+        leases: of running tasks.
         resources: what requests have.
         store_calls: to a store that is some way off.
 
@@ -67,13 +67,13 @@ class Actions:
         settings: Settings,
         capacity: PoolCapacity,
         prefetch: PrefetchAccounting,
-        running: RunningLeases,
+        leases: ConcurrencyLeases,
         resources: RequestResources,
         reporter: Reporter,
         store_calls: StoreCalls,
     ) -> None:
         self._worker, self._attendant, self._outage = worker, attendant, outage
-        self._capacity, self._prefetch, self._running, self._resources = capacity, prefetch, running, resources
+        self._capacity, self._prefetch, self._leases, self._resources = capacity, prefetch, leases, resources
         self._reporter, self._in_memory = reporter, settings.in_memory
         self.batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch.widen)
         self.max_hold = worker.broker.redelivery * REDELIVERY_SHARE
@@ -163,7 +163,7 @@ class Actions:
         if stays_here:
             return
         if pending.plan.leased:
-            self._running.begin(pending)
+            self._leases.begin(pending)
         permit = self._reporter.started(pending, permit_at_us)
         requests.restore(pending.request)
         self._worker.start(pending.request, permit)

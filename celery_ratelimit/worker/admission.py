@@ -17,10 +17,8 @@ from ..parking.arrivals import Arrivals
 from ..parking.publisher import LEAD
 from .capacity import PoolCapacity
 from .clock import monotonic
-from .concurrency_leases import MAX_BATCH, ConcurrencyLeases
+from .concurrency import MAX_BATCH, ConcurrencyLeases
 from .fallback_limiter import FallbackLimiter
-from .lease_handover import LeaseHandover
-from .lease_notifications import LeaseNotifications
 from .permit_terms import claim, max_lookahead
 from .request import PendingRequest
 from .request_queue import LimitQueue
@@ -57,9 +55,8 @@ class PermitClient:
 
     Args:
         asker: the way to the store.
-        ear: hears that a place may be free.
-        handover: places that are given back.
-        leases: keeps the places of running tasks.
+        concurrency: the leases of this worker's tasks.
+        leases: renews those that are held.
         outage: of the store.
         on_store_error: what the app's setting says.
         capacity: of the pool.
@@ -75,8 +72,7 @@ class PermitClient:
     def __init__(
         self,
         asker: Asker,
-        ear: LeaseNotifications,
-        handover: LeaseHandover,
+        concurrency: ConcurrencyLeases,
         leases: Leases,
         outage: Outage,
         on_store_error: str,
@@ -90,7 +86,7 @@ class PermitClient:
         max_hold: float,
     ) -> None:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
-        self._places = ConcurrencyLeases(asker, ear, handover, capacity, parks, ahead)
+        self._concurrency = concurrency
         self._capacity, self._slots, self._share, self._arrivals = capacity, slots, share, arrivals
         self._store = capacity.store
         self._parks, self._ahead, self._early, self._longest = parks, ahead, early, max_hold
@@ -112,7 +108,7 @@ class PermitClient:
     def batch_size(self, limit_queue: LimitQueue, pending: PendingRequest) -> int:
         """How many may ask at once, so that the worker does not wait for answers most of the time."""
         if pending.plan.leased:
-            return self._places.together(limit_queue)
+            return self._concurrency.batch_size(limit_queue)
         interval = limit_queue.interval or max(demand.interval * demand.cost for demand in pending.demands)
         if interval <= 0:
             return 1
@@ -131,7 +127,8 @@ class PermitClient:
 
         def decisions() -> Sequence[Decision | None]:
             if asking[0].plan.leased:
-                return self._places.ask(limit_queue, asking, for_permit=for_permit)
+                how = self._how(asking[:1], for_permit=for_permit)
+                return self._concurrency.acquire(limit_queue, asking, for_permit=for_permit, **how)
             return self._decisions(asking, for_permit=for_permit)
 
         return self.call_store(asking[0], decisions)
@@ -231,7 +228,7 @@ class PermitClient:
         )
 
     def _granted(self, pending: PendingRequest, decision: Decision, now: float) -> Action:
-        self._leases.begin(pending.id, decision.demands, decision.granted_at)
+        self._leases.begin(pending.run_id, decision.demands, decision.granted_at)
         # An answer that has waited long for the worker's loop is as late as a permit that has.
         is_idle = self._capacity.idle() > 0 and monotonic() - now <= BUNCHED
         return granted(decision, now, is_idle=is_idle)
@@ -245,7 +242,7 @@ class PermitClient:
         may_start = choice in ("local", "allow") and self._capacity.has_for_permit(now)
         wait = self._share.wait(pending.demands) if choice == "local" and may_start else 0.0
         if choice == "local" and may_start and wait <= 0:
-            self._leases.begin(pending.id, pending.demands, 0)
+            self._leases.begin(pending.run_id, pending.demands, 0)
         deferred = choice == "defer" or wait > RETURN_HOLD
         return without_store(
             choice,

@@ -33,11 +33,10 @@ from .arrival_batch import ArrivalBatch
 from .builtin_call_warning import BuiltinCallWarning
 from .capacity import PoolCapacity
 from .clock import monotonic
+from .concurrency import ConcurrencyLeases
 from .fallback_limiter import FallbackLimiter
 from .flow_control import PrefetchAccounting
 from .in_flight_acquires import InFlightAcquires
-from .lease_handover import LeaseHandover
-from .lease_notifications import LeaseNotifications
 from .limit_watcher import LimitWatcher
 from .pool_scheduler import PoolScheduler
 from .reporting import Reporter
@@ -46,7 +45,6 @@ from .request_queues import RequestQueues
 from .request_resources import RequestResources
 from .reservations import Reservations
 from .return_queue_consumption import ReturnQueueConsumption
-from .running_leases import RunningLeases
 from .scheduler import Scheduler
 from .store_calls import StoreCalls
 from .stored_limit_labels import StoredLimitLabels
@@ -89,11 +87,14 @@ class Gate:
         )
         self._queues = queues = RequestQueues()
         self._prefetch = prefetch = PrefetchAccounting(worker, capacity)
-        handover = self._handover = LeaseHandover(leases, outage)
-        self._running = running = RunningLeases(worker, handover, self.on_end)
+        self._concurrency = concurrency = ConcurrencyLeases(
+            *(worker, asker, leases, outage, capacity, queues),
+            on_end=self.on_end,
+            on_free=lambda waiting: self._scheduler.run(waiting),
+        )
         self._pool_scheduler = pool_scheduler = PoolScheduler(worker, capacity, queues, prefetch)
         slots = self._slots = Reservations(asker, outage)
-        self._resources = resources = RequestResources(slots, capacity, prefetch, running)
+        self._resources = resources = RequestResources(slots, capacity, prefetch, concurrency)
         counting = Counting(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
             lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
@@ -102,13 +103,11 @@ class Gate:
         stored = self._stored = StoredLimitLabels(asker, outage)
         reporter = Reporter(observers, stored.of, counting.counter if self._counting is not None else None)
         self._actions = actions = Actions(
-            worker, attendant, outage, settings, capacity, prefetch, running, resources, reporter, store_calls
+            worker, attendant, outage, settings, capacity, prefetch, concurrency, resources, reporter, store_calls
         )
         share = FallbackLimiter(worker.live_workers, leases)
-        ear = self._ear = LeaseNotifications(worker, asker, queues, lambda waiting: self._scheduler.run(waiting))
         admission = self._admission = PermitClient(
-            *(asker, ear, handover, leases, outage, settings.on_store_error, capacity),
-            *(slots, share, attendant.arrivals),
+            *(asker, concurrency, leases, outage, settings.on_store_error, capacity, slots, share, attendant.arrivals),
             parks=actions.parks,
             ahead=pool_scheduler.ahead,
             early=pool_scheduler.early,
@@ -119,7 +118,7 @@ class Gate:
             worker, capacity, lambda: self._scheduler.run(self._queues)
         )
         self._scheduler = Scheduler(
-            *(worker, admission, sent, resources, capacity, queues, pool_scheduler, actions, reach, handover),
+            *(worker, admission, sent, resources, capacity, queues, pool_scheduler, actions, reach, concurrency),
             on_error=lambda pending, error: self.on_error(pending.request, error),
         )
         scheduler = self._scheduler
@@ -203,7 +202,7 @@ class Gate:
 
     def on_end(self, request: Any) -> None:
         """A task has ended: whoever waits for its process, or its place, may ask."""
-        pending = self._running.end(request)
+        pending = self._concurrency.end(request)
         queues = self._queues.asking(pending.plan.buckets(pending.demands)) if pending is not None else []
         self._return_queues.update(monotonic())
         for limit_queue in queues:
@@ -211,7 +210,7 @@ class Gate:
         if self._prefetch.limited or len(self._pool_scheduler):
             self._scheduler.run(queues)
         else:
-            self._handover.release_remaining()
+            self._concurrency.release_ended()
 
     def on_error(self, request: Any, error: Exception) -> None:
         """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
@@ -227,8 +226,9 @@ class Gate:
             found = [attribution]  # it was just leaving its line
         for limit_queue, pending in found:
             self._resources.evict(limit_queue, pending)
-        if request in self._running:
+        if request in self._concurrency:
             self.on_end(request)
+        self._concurrency.release_ended()
         # Else the pool has it, or it waits elsewhere.
         if request.worker_pid is None and not request.acknowledged:
             requests.fail(request, error)
@@ -246,7 +246,7 @@ class Gate:
         self._outage.ask(lambda: self._store_calls.open(self._asker.ping), None, quietly=True)
         self._changes.watch()
         self._attendant.watch()
-        self._running.watch()
+        self._concurrency.watch()
 
     def start_without_store(self, error: RateLimitError, on_end: Callable[[], None]) -> None:
         """The store is lost already when the worker starts. ``on_end`` is called when it is there."""
@@ -260,15 +260,15 @@ class Gate:
             self._arrivals_batch.clear()
             self._pool_scheduler.clear()
             self._scheduler.close()
-            self._running.close()
             self._prefetch.clear()
             for pending in everybody:
                 self._resources.release_lease(pending)
+            self._concurrency.release_ended()
             if self._counting is not None and not self._outage:
                 self._counting.send()
             self._outage.close()
             self._changes.close()
-            self._ear.close()
+            self._concurrency.close()
             self._attendant.close()
             self.worker.acknowledgements.close()
 

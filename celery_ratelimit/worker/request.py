@@ -11,6 +11,7 @@ from .._celery import stored_id
 from .._celery.saved_message import doubts_in
 from ..app.plan import Plan
 from ..limiter.demand import Demand
+from ..limiter.leases import run_id
 
 __all__ = ["PendingRequest", "State", "Unlimited"]
 
@@ -47,6 +48,8 @@ class PendingRequest:
         alone: what it has in common with tasks of which one is to wait; empty: all may.
         shadow: its demands on limits in shadow, which do not delay it.
         id: its id in the store.
+        run_id: names the run of the task that it asks for: another one for each delivery, and for each permit.
+        lease_unconfirmed: the answer to its last question for leases is not known: it may hold some.
         doubts: how often it was sent again because the answer to its park was lost; ``park_unconfirmed``: it still is.
     """
 
@@ -70,14 +73,21 @@ class PendingRequest:
     throttled_by: str = ""
     alone: str = ""
     shadow: tuple[Demand, ...] = ()
+    lease_unconfirmed: bool = False
     id: str = field(init=False)
+    run_id: str = field(init=False)
     doubts: int = field(init=False)
     park_unconfirmed: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = stored_id(self.request, self.queue)
+        self.new_run()
         self.doubts = doubts_in(self.request.message)
         self.park_unconfirmed = self.doubts > 0
+
+    def new_run(self) -> None:
+        """What it was granted does not count any more: a release that is on its way does not concern its next run."""
+        self.run_id = run_id(self.request.id)
 
     @property
     def gone(self) -> bool:

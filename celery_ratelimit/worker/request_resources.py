@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from .capacity import PoolCapacity
+from .concurrency import ConcurrencyLeases
 from .flow_control import PrefetchAccounting
 from .request import PendingRequest, State
 from .request_queue import LimitQueue
 from .reservations import Reservations
-from .running_leases import RunningLeases
 
 __all__ = ["RequestResources"]
 
@@ -24,13 +24,13 @@ class RequestResources:
         slots: in the store.
         capacity: keeps processes.
         prefetch: who is in the gate.
-        running: has the places.
+        leases: of running tasks.
     """
 
     def __init__(
-        self, slots: Reservations, capacity: PoolCapacity, prefetch: PrefetchAccounting, running: RunningLeases
+        self, slots: Reservations, capacity: PoolCapacity, prefetch: PrefetchAccounting, leases: ConcurrencyLeases
     ) -> None:
-        self._slots, self._capacity, self._prefetch, self._running = slots, capacity, prefetch, running
+        self._slots, self._capacity, self._prefetch, self._leases = slots, capacity, prefetch, leases
 
     def hold(self, limit_queue: LimitQueue, pending: PendingRequest, at: float, permit_at_us: int) -> None:
         """It has a permit that is good at that time: a process is kept for it."""
@@ -46,6 +46,7 @@ class RequestResources:
         limit_queue.recall(pending, behind=behind)
         if had_permit:
             self.release_lease(pending)
+            pending.new_run()
 
     def leave(self, limit_queue: LimitQueue, pending: PendingRequest, *, starts: bool = False) -> None:
         """It is not in the gate any more. What ``starts`` keeps its places."""
@@ -61,7 +62,7 @@ class RequestResources:
     def evict(self, limit_queue: LimitQueue, pending: PendingRequest) -> None:
         """Something unforeseen was raised at it: it leaves, whatever it was doing, and what it has is given back."""
         try:
-            self.leave(limit_queue, pending, starts=pending.request in self._running)
+            self.leave(limit_queue, pending, starts=pending.request in self._leases)
             self.forget_slot(pending)
         except Exception as error:  # of the same cause, perhaps
             logger.error("Task %s[%s] goes, but %r", pending.request.name, pending.request.id, error, exc_info=error)
@@ -74,7 +75,7 @@ class RequestResources:
     def release_lease(self, pending: PendingRequest) -> None:
         """Its places are free, if it has any."""
         if pending.plan.leased:
-            self._running.give_back(pending)
+            self._leases.release(pending)
 
     def forget_slot(self, pending: PendingRequest) -> None:
         """Its slot is others'."""

@@ -13,9 +13,9 @@ from .admission import POLL_INTERVAL, PermitClient
 from .batch_selection import BatchSelector
 from .capacity import PoolCapacity
 from .clock import monotonic
+from .concurrency import ConcurrencyLeases
 from .error_attribution import ErrorAttribution
 from .in_flight_acquires import AcquireCall, InFlightAcquires
-from .lease_handover import LeaseHandover
 from .pool_scheduler import PoolScheduler
 from .queue_timers import QueueTimers
 from .request import PendingRequest
@@ -53,7 +53,7 @@ class Scheduler:
         pool_scheduler: who has the next process.
         actions: carries out what is decided.
         reach: whether what comes back stays here.
-        handover: places that nobody here has asked for are free when the lines have been moved on.
+        leases: those that no request here has asked for are free when the lines have been moved on.
         on_error: gets a request and what was raised at it that nobody has foreseen.
 
     Attributes:
@@ -71,7 +71,7 @@ class Scheduler:
         pool_scheduler: PoolScheduler,
         actions: Actions,
         reach: ReturnQueueConsumption,
-        handover: LeaseHandover,
+        leases: ConcurrencyLeases,
         on_error: Callable[[PendingRequest, Exception], None],
     ) -> None:
         self._worker, self._admission, self._in_flight = worker, admission, sent
@@ -82,7 +82,7 @@ class Scheduler:
             pool_scheduler,
             actions,
         )
-        self._return_queues, self._handover = reach, handover
+        self._return_queues, self._leases = reach, leases
         self.attribution = ErrorAttribution(worker, on_error)
         self._selector = BatchSelector(admission, capacity, actions, self.attribution)
         self._alarms = QueueTimers(
@@ -123,7 +123,7 @@ class Scheduler:
                 queues = list(self._queues)
         finally:
             self._is_running = False
-            self._handover.release_remaining()
+            self._leases.release_ended()
             if (self._queues.needing_process or len(self._pool_scheduler)) and self._cancel_look is None:
                 self._cancel_look = self._worker.timers.call_after(POLL_INTERVAL, self._look)
 

@@ -2,11 +2,12 @@
 -- Concurrency: so many requests hold a place at once. A request that is allowed holds a lease until it gives it back (release.lua);
 -- the lease of a holder that was killed expires when it has not been renewed (renew.lua) for `period` us.
 --
--- Law: never more than `count` leases at any time. A wait is an estimate, from how long leases are held: nobody knows
---      when the next one ends. An id that holds a lease is allowed again and takes no second one.
+-- Law: never more than `count` leases at any time. A wait is an estimate, from how long leases are held: when the next one ends
+--      is not known. A lease belongs to one run of a task (`lease_id`, see prelude.lua): a run that asks again, because the reply was
+--      lost, finds its lease; another copy of the same task takes one of its own.
 --
 -- extra      0
--- state key: sorted set, id of a holder -> us at which its lease expires; member '' -> minus the mean time, in us, that
+-- state key: sorted set, id of a lease -> us at which its lease expires; member '' -> minus the mean time, in us, that
 --            leases are held, once that is known; member NUL -> minus the us at which the last place was taken.
 --            member \1 ...: see include/waiting_lines.lua. Expires with the last lease, or with the line.
 local FIRST_GUESS_US = 100000
@@ -41,7 +42,7 @@ end
 function concurrency.write(limit, now, ttl)
     if not limit.lease then return end
     call('ZREMRANGEBYSCORE', limit.state_key, '(0', int(now))
-    call('ZADD', limit.state_key, int(limit.lease), limit.holder)
+    call('ZADD', limit.state_key, int(limit.lease), limit.lease_id)
     if not limit.mine then call('ZADD', limit.state_key, int(-limit.joint), '\0') end
     local last = tonumber(call('ZRANGE', limit.state_key, -1, -1, 'WITHSCORES')[2])
     call('PEXPIRE', limit.state_key, ttl(last))
@@ -59,8 +60,8 @@ counted(concurrency)
 local check = concurrency.check
 
 function concurrency.check(limit, now, id)
-    limit.holder = id
-    limit.mine = id ~= '' and (tonumber(call('ZSCORE', limit.state_key, id)) or 0) > now
+    limit.lease_id = lease_id or id
+    limit.mine = id ~= '' and (tonumber(call('ZSCORE', limit.state_key, limit.lease_id)) or 0) > now
     check(limit, now, id)
     limit.behind = limit.grant > now -- a place that may be free by then cannot be taken ahead
 end

@@ -83,7 +83,7 @@ do
             got[3 * i - 2] = held
             local left, expiry = count - held - 1, now + period
             -- A lease that ends later than the new one says when the key expires.
-            if left < 0 or call('ZCARD', KEYS[3 * NUMBER + i]) > 0 or call('ZSCORE', key, id)
+            if left < 0 or call('ZCARD', KEYS[3 * NUMBER + i]) > 0 or call('ZSCORE', key, lease_id or id)
                 or call('ZCOUNT', key, int(expiry + 1), '+inf') > 0 then
                 joint = nil
                 break
@@ -129,7 +129,7 @@ do
             else
                 local key = KEYS[3 * i - 2]
                 call('ZREMRANGEBYSCORE', key, '(0', now_text)
-                call('ZADD', key, limit[2], id, '-' .. now_text, '\0')
+                call('ZADD', key, limit[2], lease_id or id, '-' .. now_text, '\0')
                 call('PEXPIRE', key, int(ceil((limit[4] + STEP_US) / 1000)))
                 answer = answer .. format(' %d 0', limit[3])
             end

@@ -1,4 +1,4 @@
--- What stands at the top of every script: short names of Lua's and Redis's functions, STEP_US, int(number).
+-- What stands at the top of every script: short names of Lua's and Redis's functions, STEP_US, int(number), lease_id.
 local call, format, match = redis.call, string.format, string.match
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 
@@ -11,3 +11,6 @@ local STEP_US = 100000
 local function int(number)
     return format('%d', number)
 end
+
+-- Names the lease of the request that asks: one run of a task. nil: the request's own id does. The script that knows it sets it.
+local lease_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from typing import Any
 
@@ -156,6 +157,18 @@ def patient_place(index: int, seconds: float) -> int:
 @app.task(base=RateLimitedTask, limits=PLACES, throttle="wait", acks_late=True)
 def late_place(index: int, seconds: float) -> int:
     return occupy(index, seconds)
+
+
+@app.task(base=RateLimitedTask, limits=Concurrency(2, name="pair", lease=3.0), acks_late=True)
+def pair(index: int, seconds: float) -> int:
+    """Notes every 20 ms that this run of it goes on, which has a number of its own: it may be killed."""
+    run, end = random.getrandbits(31), time.monotonic() + seconds
+    while True:
+        recorder("beats").note(index, time.time(), run)
+        if time.monotonic() >= end:
+            note(index)
+            return index
+        time.sleep(0.02)
 
 
 @app.task(base=RateLimitedTask, limits=PLACES)

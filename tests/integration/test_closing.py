@@ -246,8 +246,8 @@ class Broken:
             raise ZeroDivisionError("unforeseen")
         return self.limiter.asker.renew(leases)
 
-    def release(self, *args: Any, **kwargs: Any) -> bool:
-        return self.limiter.asker.release(*args, **kwargs)
+    def release(self, ended: Any) -> int:
+        return self.limiter.asker.release(ended)
 
 
 def test_renewing_survives_what_nobody_has_foreseen(limiter: Limiter, caplog: pytest.LogCaptureFixture) -> None:

@@ -107,6 +107,7 @@ def test_what_runs_when_the_connection_is_lost() -> None:
     assert "busy_workers = self._busy_workers" in source(AsynPool._create_write_handlers)
     assert "_scheduled_for" in source(AsynPool.on_job_process_down)
     assert "inqW_fd" in source(AsynPool.on_job_ready)
+    assert "job._write_to = proc" in source(AsynPool._create_write_handlers)
 
 
 def test_what_is_written_to_the_processes_of_a_pool() -> None:

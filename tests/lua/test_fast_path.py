@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Concurrency, Decision, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit.limiter.calls import Ended
 from celery_ratelimit.limiter.demand import Demand, leased
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
@@ -126,7 +127,7 @@ class Both:
             return asker.ask(act.demands, id=act.id, horizon=act.horizon, claim=act.claim)
         if act.verb == "release":
             at = granted.granted_at if granted else self.now
-            return asker.release(places, id=act.id, granted_at=at)
+            return asker.release([Ended(act.id, places, at)])
         if act.verb == "renew":
             return asker.renew([(demand, act.id) for demand in places])
         if act.verb == "forget":

@@ -347,7 +347,7 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
             waiting[worker] = [id for id in waiting[worker] if id not in allowed]
         else:
             for each in gone:
-                frozen.asker.release(each.places, id=each.id, granted_at=each.granted_at)
+                frozen.asker.release([each])
         rung += ears.heard(store)
 
     for step in range(400):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.limiter.calls import Ended
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.limits.limit import METHODS
@@ -62,7 +63,7 @@ def a_call(chance: random.Random, limits: list[AnyLimit], number: int, now_us: i
     ]
     if places:
         calls += [
-            lambda limiter: limiter.asker.release(asked, id=id, granted_at=START),
+            lambda limiter: limiter.asker.release([Ended(id, places, START)]),
             lambda limiter: limiter.asker.renew([(demand, id) for demand in places]),
         ]
     if rates:

@@ -29,7 +29,7 @@ from celery_ratelimit.worker import (
     actions,
     admission,
     arrival_batch,
-    concurrency_leases,
+    concurrency,
     fallback_limiter,
     gate,
     in_flight_acquires,
@@ -140,7 +140,7 @@ class Bench:
             fallback_limiter,
             scheduler,
             unlimited_admission,
-            concurrency_leases,
+            concurrency,
             in_flight_acquires,
         ):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
@@ -197,9 +197,10 @@ class Bench:
         leases: Any = SimpleNamespace(
             begin=self._begin,
             end=self._end_lease,
-            give_back=lambda id: None,
             here=lambda demand: 0,
-            ended=lambda id: None,
+            ended=lambda demands: [],
+            has_ended=False,
+            confirm=lambda released: None,
         )
         limits: Any = SimpleNamespace(plan_of=lambda task, queue: task.plan, get=lambda name: None)
         self.leases = leases
@@ -510,7 +511,7 @@ class Bench:
         assert not ended
         assert not asking.ear
         decisions: list[Decision] = []
-        for id in asking.ids:  # one more place for each of them
+        for id in asking.lease_ids:  # one more place for each of them
             horizon = asking.horizon / 1e6 if len(decisions) < asking.most else -1e6
             decisions += self.ask_next(demands, [id], horizon=horizon, claim=asking.claim / 1e6)
             if not decisions[-1].allowed:
@@ -551,8 +552,8 @@ class Bench:
         if any(isinstance(demand.limit, Concurrency) for demand in demands):
             self.kept.add(holder)
 
-    def _end_lease(self, holder: str, *, later: bool = False) -> None:
-        if holder in self.kept:
+    def _end_lease(self, holder: str, *, later: bool, unconfirmed: Sequence[Demand]) -> None:
+        if holder in self.kept or unconfirmed:
             self.kept.discard(holder)
             for holders in self.concurrency_leases.values():
                 holders.discard(holder)
@@ -649,7 +650,7 @@ class Bench:
             id(each.request) for each in self.gate._pool_scheduler._unlimited
         }
         assert waiting == {id(request) for request in self.requests if not request.ends}
-        keep = {each.id for _, each in pending} | {each.id for each in self.gate._running._held.values()}
+        keep = {each.run_id for _, each in pending} | {each.run_id for each in self.gate._concurrency._running.values()}
         assert self.kept <= keep
         assert not self.gate._scheduler._is_running
 
@@ -660,7 +661,7 @@ class Bench:
         assert not len(self.gate._pool_scheduler)
         queues = self.gate._queues
         assert not {*queues._by_key, *queues._by_bucket, *queues.needing_process}
-        assert not self.gate._running._held
+        assert not self.gate._concurrency._running
         assert not self.kept
         assert not any(self.concurrency_leases.values())
         assert not self.left

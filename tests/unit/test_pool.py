@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery.concurrency.prefork import TaskPool
+from celery.worker import state
 
 from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.pool import HEARD_LATE, _Job
@@ -128,3 +129,40 @@ def test_a_process_whose_task_runs_on_after_a_lost_connection_stays_busy() -> No
     consumer.on_close()
     assert celerys._busy_workers == {1}
     assert list(celerys._cache.values()) == [running, dead]
+
+
+def test_a_task_that_was_written_to_a_process_runs_on_when_the_connection_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Celery lets go of it, as the process has not said yet that it has begun; and the process runs it."""
+    reserved: set[Any] = set()
+    monkeypatch.setattr(state, "reserved_requests", reserved)
+    monkeypatch.setattr(state, "active_requests", set())
+    cache: dict[int, Any] = {}
+
+    class Handler:
+        """Of a request."""
+
+        def __init__(self, process: object) -> None:
+            self.process = process
+
+        def on_end(self, *_: Any) -> None: ...
+
+    def apply_async(target: Any, args: Any, kwargs: Any, **options: Any) -> Any:
+        job = SimpleNamespace(_accepted=False, _write_to=args[1], ready=lambda: False)
+        cache[len(cache)] = job
+        return job
+
+    processes = SimpleNamespace(_cache=cache)
+    pool = Pool(SimpleNamespace(num_processes=4, is_green=False, apply_async=apply_async, _pool=processes))
+    pool.watch(lambda request: None)
+    written, waits = Handler("a process"), Handler(None)
+    for request in (written, waits):
+        reserved.add(request)
+        pool._pool.apply_async(None, ("task", request.process), callback=request.on_end)
+    consumer = SimpleNamespace(on_close=lambda: (cache.clear(), reserved.clear()))
+    pool.survive_reconnect(consumer)
+    consumer.on_close()
+    assert list(pool._jobs) == [written]
+    assert [job._write_to for job in cache.values()] == ["a process"], "its end is told"
+    assert reserved == {written}, "its process is not free"

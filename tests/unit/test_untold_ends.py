@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit.worker.running_leases import LOOK_FOR_ENDS, RunningLeases
+from celery_ratelimit.worker.concurrency import LOOK_FOR_ENDS, ConcurrencyLeases
 
 
 @pytest.fixture
@@ -19,15 +19,19 @@ def running() -> Any:
         pool=Pool(SimpleNamespace(num_processes=4, is_green=False)),
         timers=SimpleNamespace(call_after=lambda seconds, ring: alarms.append((seconds, ring)) or (lambda: None)),
     )
-    handover: Any = SimpleNamespace(add=ended.append)
-    made: Any = RunningLeases(worker, handover, lambda request: made.end(request))
+    asker: Any = SimpleNamespace(is_cluster=False, bell=lambda *_: None)
+    leases: Any = SimpleNamespace(end=lambda run_id, **_: ended.append(run_id))
+    unused: Any = None
+    made: Any = ConcurrencyLeases(
+        worker, asker, leases, unused, unused, unused, lambda request: made.end(request), lambda queues: None
+    )
     made.alarms, made.ended = alarms, ended
     return made
 
 
 def run(running: Any, id: str, *, known: bool) -> object:
     request = object()
-    running.begin(SimpleNamespace(request=request, id=id))
+    running.begin(SimpleNamespace(request=request, run_id=id, lease_unconfirmed=False))
     if known:
         running._worker.pool._jobs[request] = SimpleNamespace()
     return request

@@ -31,10 +31,10 @@ def gate() -> Any:
     for number in range(TENANTS):
         queues.get_or_create(((f"tenant {number}", ""),))
     gate._prefetch = SimpleNamespace(limited=TENANTS)
-    gate._running = SimpleNamespace(end=lambda request: gate.ran.get(request))
     gate._pool_scheduler = scheduler._pool_scheduler = PoolScheduler(worker, capacity, queues, gate._prefetch)
     gate._return_queues = scheduler._return_queues = SimpleNamespace(update=lambda now: None)
-    gate._handover = scheduler._handover = SimpleNamespace(release_remaining=lambda: None)
+    leases = SimpleNamespace(end=lambda request: gate.ran.get(request), release_ended=lambda: None)
+    gate._concurrency = scheduler._leases = leases
     gate._scheduler, scheduler._worker, scheduler._capacity = scheduler, worker, capacity
     scheduler._changed, scheduler._is_running, scheduler._again, scheduler._cancel_look = set(), False, False, None
     gate.moved, gate.ran = [], {}

@@ -1,0 +1,70 @@
+"""A queue of a worker that waits for a lease is notified when one may be free; where it could not be, it asks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import redis
+
+from celery_ratelimit import Concurrency, Limiter
+from celery_ratelimit.limiter.calls import Asking
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.worker.concurrency import ConcurrencyLeases
+from celery_ratelimit.worker.request_queues import RequestQueues
+from tests.fleet_of import until
+
+PLACE = Demand(Concurrency(1, name="places"), "places")
+
+
+def leases_of(url: str, queues: RequestQueues, moved: list[Any], *, wakes: bool = True) -> ConcurrencyLeases:
+    worker: Any = SimpleNamespace(timers=SimpleNamespace(are_called_soon=wakes, call_soon=lambda call: call()))
+    asker, unused = Limiter(redis.Redis.from_url(url)).asker, None
+    parts: Any = (worker, asker, unused, unused, unused, queues)
+    return ConcurrencyLeases(*parts, on_end=lambda request: None, on_free=lambda some: moved.extend(some))
+
+
+def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: EmbeddedServer, store: redis.Redis) -> None:
+    limiter, queues, moved = Limiter(redis.Redis.from_url(server.url)), RequestQueues(), []
+    leases = leases_of(server.url, queues, moved)
+    waits, other = queues.get_or_create((("places", ""),)), queues.get_or_create((("others", ""),))
+    until(lambda: leases._channel_of(waits), 10, "the subscription")
+    waits.channel, other.channel = leases._channel_of(waits), leases._channel_of(other)
+    waits.next_ask = other.next_ask = 1e9
+    mine = limiter.acquire(PLACE.limit)
+    (said,) = limiter.asker.hand_on((PLACE,), Asking(["task"], 0, 60_000_000, waits.channel, 1, False), ())
+    assert (said.allowed, moved) == (False, [])
+    assert limiter.release(mine)
+    until(lambda: moved == [waits], 10, "the notification")
+    assert (waits.next_ask, other.next_ask) == (0.0, 1e9)
+    leases.close()
+
+
+def test_after_a_new_subscription_a_queue_asks_as_notifications_may_be_lost(
+    server: EmbeddedServer, store: redis.Redis
+) -> None:
+    queues, moved = RequestQueues(), []
+    leases = leases_of(server.url, queues, moved)
+    waits = queues.get_or_create((("places", ""),))
+    until(lambda: leases._channel_of(waits), 10, "the subscription")
+    waits.channel = leases._channel_of(waits)
+    store.client_kill_filter(_type="pubsub")
+    until(lambda: moved == [waits], 10, "its asking")
+    leases.close()
+
+
+def test_where_nothing_would_be_heard_no_queue_waits_for_it(server: EmbeddedServer, store: redis.Redis) -> None:
+    queues = RequestQueues()
+    waits = queues.get_or_create((("places", ""),))
+    late = leases_of(server.url, queues, [], wakes=False)
+    assert late._channel_of(waits) == ""
+    assert not late._listens, "its loop would not wake"
+    store.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "resetchannels")
+    try:
+        deaf = leases_of(server.url.replace("redis://", "redis://deaf:secret@"), queues, [])
+        assert deaf._channel_of(waits) == ""
+        until(lambda: not deaf._bell.is_up, 1, "its being refused")
+        assert deaf._channel_of(waits) == ""
+    finally:
+        store.execute_command("ACL", "DELUSER", "deaf")
