@@ -156,7 +156,8 @@ def test_a_task_that_was_written_to_a_process_runs_on_when_the_connection_is_los
     processes = SimpleNamespace(_cache=cache)
     pool = Pool(SimpleNamespace(num_processes=4, is_green=False, apply_async=apply_async, _pool=processes))
     pool.watch(lambda request: None)
-    written, waits = Handler("a process"), Handler(None)
+    process = SimpleNamespace(inqW_fd=1, _is_alive=lambda: True)
+    written, waits = Handler(process), Handler(None)
     for request in (written, waits):
         reserved.add(request)
         pool._pool.apply_async(None, ("task", request.process), callback=request.on_end)
@@ -164,5 +165,5 @@ def test_a_task_that_was_written_to_a_process_runs_on_when_the_connection_is_los
     pool.survive_reconnect(consumer)
     consumer.on_close()
     assert list(pool._jobs) == [written]
-    assert [job._write_to for job in cache.values()] == ["a process"], "its end is told"
+    assert [job._write_to for job in cache.values()] == [process], "its end is told"
     assert reserved == {written}, "its process is not free"
