@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -111,24 +111,33 @@ class Store:
         return [True for _ in leases]
 
 
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def leases(store: Store) -> Iterator[Leases]:
+    leases = Leases(store)
+    yield leases
+    store.is_lost, store.broken = False, set()
+    leases.close()
+
+
 def ended(leases: Leases, *ids: str) -> None:
     for id in ids:
         leases.begin(id, [PLACE], 0)
         leases.end(id, later=True)
 
 
-def test_what_has_ended_is_released_in_one_round_trip() -> None:
-    store = Store()
-    leases = Leases(store)
+def test_what_has_ended_is_released_in_one_round_trip(store: Store, leases: Leases) -> None:
     ended(leases, *"abcdefgh")
     leases.release_ended()
     assert store.released == [list("abcdefgh")]
     assert not leases.has_ended
 
 
-def test_what_could_not_be_released_is_tried_again() -> None:
-    store = Store()
-    leases = Leases(store)
+def test_what_could_not_be_released_is_tried_again(store: Store, leases: Leases) -> None:
     ended(leases, "a", "b")
     store.is_lost = True
     with pytest.raises(StoreUnavailable):
@@ -139,9 +148,7 @@ def test_what_could_not_be_released_is_tried_again() -> None:
     assert store.released == [["a", "b"]]
 
 
-def test_a_lease_that_cannot_be_released_keeps_no_other_one() -> None:
-    store = Store()
-    leases = Leases(store)
+def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases: Leases) -> None:
     ended(leases, "a", "b", "c")
     store.broken = {"b"}
     with pytest.raises(ZeroDivisionError):
