@@ -24,8 +24,9 @@ NO_SHADOW = (
 class Concurrency(AnyLimit):
     """At most ``limit`` at once, across the whole fleet.
 
-    Whoever is let in holds a *lease*. A task's lease is renewed while it runs and given back when it ends, however it
-    ends; one whose worker was killed expires. A task that is delivered again finds its own lease.
+    A task that runs holds a *lease*, which is renewed while it runs and released when it ends, however it ends. The
+    lease of a task whose worker was killed expires. A lease belongs to one run: a copy of the task that is delivered
+    while the first run goes on waits for a lease of its own, also if the first run's worker was killed.
 
     Args:
         limit: how many at once.

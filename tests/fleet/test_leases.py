@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -15,7 +16,6 @@ from benchmarks import records
 from celery_ratelimit.testing import EmbeddedServer
 from tests.far_away import relay
 from tests.fleet_of import Fleet, until
-from tests.rabbitmq import Broker
 
 #: Of ``Concurrency(2)``, and seconds that each task takes.
 LEASES, SECONDS = 2, 1.5
@@ -51,20 +51,17 @@ def test_no_more_run_at_once_while_connections_to_the_broker_are_lost(
     pool: str,
     cancels: bool,
 ) -> None:
-    at: Any = server
-    path = "/0"
-    if kind == "rabbitmq":
-        broker: Broker = request.getfixturevalue("broker")
-        port, _, path = broker.url.rpartition(":")[2].partition("/")
-        at = SimpleNamespace(port=int(port))
     conf = {"worker_cancel_long_running_tasks_on_connection_loss": cancels, "ratelimit_url": server.url}
+    behind: Any = server
     if kind == "redis":  # kombu hands out anew what is not acknowledged for so long
         conf["broker_transport_options"] = {"visibility_timeout": 2, "unacked_restore_throttle": 1}
-    with relay(at) as between:
-        scheme, path = ("redis", "/0") if kind == "redis" else ("amqp://guest:guest@"[:4], f"/{path}")
-        login = "" if kind == "redis" else "guest:guest@"
-        url = f"{scheme}://{login}{between.url.partition('//')[2].partition('/')[0]}{path}"
-        with Fleet(server, tmp_path, broker=url, **conf) as fleet:
+    else:
+        url = urlsplit(request.getfixturevalue("broker").url)
+        behind = SimpleNamespace(port=url.port)
+    with relay(behind) as between:
+        port = urlsplit(between.url).port
+        at = between.url if kind == "redis" else f"amqp://guest:guest@127.0.0.1:{port}{url.path}"
+        with Fleet(server, tmp_path, broker=at, **conf) as fleet:
             fleet.start("-P", pool, "-c", "2", number=2)
             for index in range(6):
                 fleet.send("pair", index, SECONDS)
