@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
-from celery_ratelimit import RateLimitedTask
+from celery_ratelimit import Concurrency, RateLimitedTask
 from tests.apps.fleet import RATE, app, note
 
 __all__ = ["app"]
@@ -19,5 +20,14 @@ def busy(index: int, seconds: float) -> None:
 
 @app.task(base=RateLimitedTask, limits=RATE, throttle=os.environ.get("TEST_THROTTLE", "retry"))
 def limited(index: int, seconds: float = 0.0) -> None:
+    note(index)
+    time.sleep(seconds)
+
+
+LIMITS: dict[str, Any] = {"concurrency": Concurrency(100, name="long"), "rate": "10/s", "nothing": None}
+
+
+@app.task(base=RateLimitedTask, limits=LIMITS[os.environ.get("TEST_LONG", "nothing")])
+def long(index: int, seconds: float) -> None:
     note(index)
     time.sleep(seconds)
