@@ -88,7 +88,10 @@ class ReturnConsumer:
         if main is self._main:
             beside, self._main, self._beside = self._beside, None, None
             self._names.queues.clear()
-            beside.cancel()
+            if self._names.on_amqp:
+                beside.cancel()
+            else:  # what was asked for may come still: without a consumer kombu would warn of it before it puts it back
+                _ask_for_nothing(beside.channel)
 
     def _begin(self, main: Any) -> None:
         """A worker has started, or has a new connection."""
@@ -127,13 +130,12 @@ class ReturnConsumer:
 
     def _leave_alone(self) -> None:
         """Elsewhere than on AMQP nothing is asked for; there, :meth:`_settle` sees to it."""
-        channel = self._beside.channel
         if self._names.on_amqp:
             return
-        asks, name = (channel, "_brpop_start") if hasattr(channel, "_brpop_start") else (channel.qos, "can_consume")
         if self.are_left:
-            setattr(asks, name, _not_now)
+            _ask_for_nothing(self._beside.channel)
         else:
+            asks, name = _what_asks(self._beside.channel)
             vars(asks).pop(name, None)
 
     def _settle(self) -> None:
@@ -169,6 +171,16 @@ class ReturnConsumer:
         message.ratelimit_beside = True
         with self._prefetch.untouched():
             self._main.on_message(message)
+
+
+def _what_asks(channel: Any) -> tuple[Any, str]:
+    """What asks the broker for the next message of a channel: an object and the name of its method."""
+    return (channel, "_brpop_start") if hasattr(channel, "_brpop_start") else (channel.qos, "can_consume")
+
+
+def _ask_for_nothing(channel: Any) -> None:
+    asks, name = _what_asks(channel)
+    setattr(asks, name, _not_now)
 
 
 def _not_now(*_: Any) -> bool:

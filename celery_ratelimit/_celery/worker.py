@@ -12,6 +12,8 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0.
 * ``Consumer.perform_pending_operations`` (consumer.py 305): without an event loop Celery before 5.7 keeps an
   acknowledgement for the next turn, and forgets those that it has when it ends: their tasks, which have run, would come
   once more.
+* ``state.should_stop`` and ``should_terminate`` (celery/worker/state.py 141): set by the handlers of signals; the loop
+  looks at them once a turn, and the worker closes its connection before the tasks that run have ended.
 * A prefork pool is a ``prefork.TaskPool`` (celery/concurrency/prefork.py).
 """
 
@@ -30,7 +32,6 @@ from .broker import Broker
 from .bulk_receive import BulkReceive
 from .consumption import Consumption
 from .pool import Pool
-from .pool_pipes import PoolPipes
 from .publisher import Publisher
 from .received_log_filter import ReceivedLogFilter
 from .republisher import Republisher
@@ -67,7 +68,7 @@ class Worker:
         self._consumer = consumer
         self._start = consumer.on_task_request
         self._newest_revoked: str | None = next(reversed(state.revoked._data), None)
-        self.pool, self._pipes = Pool(consumer.pool), PoolPipes(consumer)
+        self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
         self.receipts = ReceivedLogFilter()
@@ -123,7 +124,6 @@ class Worker:
         if permit is not None:
             request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
         self._start(request)
-        self._pipes.write()
 
     def tell_what_waits(self) -> None:
         """The worker ends: nothing is left for a turn of its loop that does not come."""
@@ -142,6 +142,11 @@ class Worker:
             return 1
         others = {worker.hostname for worker in self._consumer.gossip.state.alive_workers()} - {self.hostname}
         return 1 + len(others)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop has begun, warm or cold: a task that starts now would run, and once more after the restart."""
+        return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))
 
     def keeps_only_process(self) -> bool:
         """Whether this worker is the one of the fleet that keeps its process for brief tasks, if its pool has only one.

@@ -51,7 +51,6 @@ class Actions:
         capacity: of the pool.
         prefetch: who is in the gate.
         leases: of running tasks.
-        resources: what requests have.
         store_calls: to a store that is some way off.
 
     Attributes:
@@ -92,9 +91,11 @@ class Actions:
 
     def apply(self, limit_queue: LimitQueue, pending: PendingRequest, action: Action, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
-        if pending.gone:  # the connection was lost while a greenlet waited for what was decided: the broker has it
+        if pending.gone:  # the connection was lost while a greenlet waited: the broker has it
             self._resources.release_lease(pending)
             return False
+        if self._worker.is_stopping:
+            return False  # it stays until the gate is closed
         match action:
             case Start(permit_at_us):
                 self._start(limit_queue, pending, permit_at_us)

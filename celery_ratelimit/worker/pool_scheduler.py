@@ -63,7 +63,7 @@ class PoolScheduler:
 
     def start_unlimited(self, now: float, *, owed: bool = False) -> bool:
         """Start the next request without limits, if nobody who waits is to have the process; or it is ``owed`` one."""
-        if not self._unlimited:
+        if not self._unlimited or self._worker.is_stopping:
             return False
         waiting = self._unlimited[0]
         request = waiting.request

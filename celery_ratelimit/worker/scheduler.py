@@ -104,6 +104,9 @@ class Scheduler:
 
     def run(self, queues: Iterable[LimitQueue] = ()) -> None:
         """Move lines on. A task may run to its end inside ``start`` (solo pool) and come back here: then once more."""
+        if self._worker.is_stopping:  # nothing starts any more; leases go to other workers
+            self._leases.release_ended()
+            return
         if self._is_running:
             self._again = True
             return
@@ -117,7 +120,7 @@ class Scheduler:
                     self._move(limit_queue)
                 self._admit()
                 self._return_queues.update(monotonic())
-                if not self._again:
+                if not self._again or self._worker.is_stopping:
                     break
                 self._again = False
                 queues = list(self._queues)
@@ -221,9 +224,8 @@ class Scheduler:
         again: list[PendingRequest] = []
         while pending := limit_queue.due.first(now := monotonic()):
             self.attribution.pair = limit_queue, pending
-            together = now - pending.at > BUNCHED and limit_queue.due.are_late_together(
-                now
-            )  # sooner it does not matter
+            is_late = now - pending.at > BUNCHED  # sooner it does not matter how many are late
+            together = is_late and limit_queue.due.are_late_together(now)
             action = on_timer(pending, now, together=together, is_idle=self._capacity.idle() > 0)
             if isinstance(action, BlockQueue):
                 limit_queue.needs_process = True
@@ -231,8 +233,8 @@ class Scheduler:
             if isinstance(action, RetryAt):
                 self._resources.recall(limit_queue, pending, behind=again)
                 again.append(pending)
-            else:
-                self._actions.apply(limit_queue, pending, action, now)
+            elif not self._actions.apply(limit_queue, pending, action, now):
+                return  # the worker is stopping
 
     def _ask_for(self, limit_queue: LimitQueue, *, has_reservation: bool) -> None:
         asking = limit_queue.with_slot if has_reservation else limit_queue.new

@@ -15,7 +15,6 @@ import amqp
 import pytest
 from amqp.abstract_channel import AbstractChannel
 from amqp.exceptions import RecoverableConnectionError
-from billiard.pool import ResultHandler
 from celery import Celery
 from celery.app.task import Context
 from celery.apps import worker
@@ -108,18 +107,6 @@ def test_what_runs_when_the_connection_is_lost() -> None:
     assert "_scheduled_for" in source(AsynPool.on_job_process_down)
     assert "inqW_fd" in source(AsynPool.on_job_ready)
     assert "job._write_to = proc" in source(AsynPool._create_write_handlers)
-
-
-def test_what_is_written_to_the_processes_of_a_pool() -> None:
-    handlers = source(AsynPool._create_write_handlers)
-    assert "hub.consolidate_callback = schedule_writes" in handlers
-    assert "outbound = self.outbound_buffer" in handlers
-    assert "def schedule_writes(ready_fds, total_write_count=None):" in handlers
-    for name in ("_all_inqueues", "_active_writes", "_busy_workers", "_fileno_to_inq"):
-        assert f"= self.{name}\n" in handlers
-    assert "self._mark_worker_as_available(inqW_fd)" in source(AsynPool.on_job_ready)
-    told = source(ResultHandler._make_methods)
-    assert told.index("on_job_ready(job, i, obj, inqW_fd)") < told.index("item._set(i, obj)")
 
 
 def test_what_a_task_is_told_when_it_starts() -> None:

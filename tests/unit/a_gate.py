@@ -189,6 +189,7 @@ class Bench:
             start=self._start,
             live_workers=lambda: self.workers,
             keeps_only_process=lambda: False,
+            is_stopping=False,
             can_gossip=True,
         )
         settings: Any = SimpleNamespace(

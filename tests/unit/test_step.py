@@ -7,13 +7,16 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from celery.signals import task_revoked
+from celery.worker import state
 from celery.worker.consumer import Consumer
 
 from celery_ratelimit._celery import Worker
 from celery_ratelimit.worker.bootstep import GateStep
 from celery_ratelimit.worker.store_calls import StoreCalls
 from celery_ratelimit.worker.store_latency import StoreLatency
+from tests.unit.a_gate import Bench
 
 
 def test_what_is_to_be_acknowledged_in_the_next_turn_of_a_loop_that_has_ended_is_acknowledged() -> None:
@@ -69,3 +72,50 @@ def test_threads_for_the_store_end_with_the_worker() -> None:
         for thread in started:
             thread.join(10)
         assert not any(thread.is_alive() for thread in started)
+
+
+@pytest.mark.parametrize("name", ["should_stop", "should_terminate"])
+@pytest.mark.parametrize("exitcode", [0, 1, True])
+def test_a_stop_has_begun_when_celery_says_so(monkeypatch: pytest.MonkeyPatch, name: str, exitcode: Any) -> None:
+    worker: Any = Worker.__new__(Worker)
+    for flag in ("should_stop", "should_terminate"):
+        monkeypatch.setattr(state, flag, None)
+    assert not worker.is_stopping
+    monkeypatch.setattr(state, name, exitcode)
+    assert worker.is_stopping
+    monkeypatch.setattr(state, name, False)
+    assert not worker.is_stopping
+
+
+@pytest.mark.parametrize("throttle", ["retry", "wait"])
+def test_nothing_starts_and_no_permit_is_taken_once_a_stop_has_begun(
+    monkeypatch: pytest.MonkeyPatch, throttle: str
+) -> None:
+    bench = Bench(monkeypatch, processes=1)
+    task, plain = bench.task(throttle, "place"), bench.task("plain")
+    running = bench.come(task)
+    assert running.ends == ["started"]
+    bench.tats["r1"] = bench.now + 0.05
+    due = bench.come(bench.task("wait", "r1"))
+    waiting = [bench.come(task), bench.come(plain)]
+    asked = len(bench.asked)
+    bench.gate.worker.is_stopping = True  # type: ignore[misc]
+    bench.finish()
+    waiting += [bench.come(task), bench.come(plain)]
+    bench.run(1.0)
+    assert [each.ends for each in [due, *waiting]] == [[]] * 5, "the broker has their messages"
+    assert len(bench.asked) == asked
+    bench.lose_connection()
+    assert not bench.concurrency_leases.get("place"), "for other workers"
+    bench.check_empty()
+
+
+def test_a_permit_whose_answer_comes_after_a_stop_has_begun_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.at["ask"] = [lambda: setattr(bench.gate.worker, "is_stopping", True)]
+    request = bench.come(bench.task("wait", "place"))
+    bench.run(1.0)
+    assert request.ends == []
+    bench.lose_connection()
+    assert not bench.concurrency_leases.get("place")
+    bench.check_empty()

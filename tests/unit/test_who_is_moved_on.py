@@ -25,7 +25,7 @@ def gate() -> Any:
     pool = SimpleNamespace(
         idle=lambda pending: 1, takes=lambda name: 1.0, processes=4, have_young=lambda *_: False, has_queue=True
     )
-    worker: Any = SimpleNamespace(pool=pool, timers=SimpleNamespace(call_after=lambda *_: None))
+    worker: Any = SimpleNamespace(is_stopping=False, pool=pool, timers=SimpleNamespace(call_after=lambda *_: None))
     capacity = PoolCapacity(pool)  # type: ignore[arg-type]
     gate._queues = scheduler._queues = queues = RequestQueues()
     for number in range(TENANTS):
