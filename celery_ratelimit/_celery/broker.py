@@ -56,11 +56,6 @@ class Broker:
         """
         return tuple(self._consumer.connection_errors) if self.on_amqp and not self.apart else ()
 
-    def is_farewell(self, error: BaseException) -> bool:
-        """Whether an error says that the connection is lost."""
-        # Among its connection errors kombu has the KeyErrors of its own reading from Redis.
-        return isinstance(error, tuple(self._consumer.connection_errors)) and not isinstance(error, KeyError)
-
     @functools.cached_property
     def redelivery(self) -> float:
         """Seconds after which the broker takes an unacknowledged message for lost."""

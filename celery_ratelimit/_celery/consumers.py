@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .task_termination import contain_unreadable
-
 __all__ = ["consumers", "noted"]
 
 
@@ -58,9 +56,7 @@ def consumers(base: type, on_message: Callable[[Any], None], returns: Follower) 
                     on_message(message)
                     return callback(message)
 
-                consumed = consume(tag, stamped, **options)
-                contain_unreadable(self.channel, queue.name)
-                return consumed
+                return consume(tag, stamped, **options)
 
             on_amqp = self.channel.connection.client.transport.driver_type == "amqp"
             queue.consume = consume_stamped

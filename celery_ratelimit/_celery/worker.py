@@ -26,14 +26,12 @@ from typing import Any
 from celery.concurrency import prefork
 from celery.worker import state
 
-from . import task_termination
 from .acknowledgements import Acknowledgements
 from .broker import Broker
 from .bulk_receive import BulkReceive
 from .consumption import Consumption
 from .pool import Pool
 from .publisher import Publisher
-from .received_log_filter import ReceivedLogFilter
 from .republisher import Republisher
 from .requests import PERMIT, note_come
 from .return_names import ReturnNames
@@ -71,7 +69,6 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        self.receipts = ReceivedLogFilter()
         outbox, names = Publisher(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = Acknowledgements(self.timers)
         self.together = BulkReceive(broker)
@@ -102,17 +99,11 @@ class Worker:
                 on_error(request, error)
 
         def seen(message: Any) -> None:
-            self.receipts.note(message)
             self.intake.check_origin(message)
             on_message(message)
 
         consumer, timers = self._consumer, self.timers
-        controller = consumer.controller
-        task_termination.contain_handler(consumer, self.broker.is_farewell)
-        at_once = self._start == controller._process_task  # else it asks the controller when it comes to it
-        task_termination.contain_pool(controller, on_error, self.broker.is_farewell)
-        if at_once:
-            self._start = controller._process_task
+        self._on_error = on_error
         consumer.on_task_request = timers.in_turn(come)
         self.pool.survive_reconnect(consumer)
         self.pool.watch(timers.at_home(timers.in_turn(timers.contained(on_end))))
@@ -123,7 +114,12 @@ class Worker:
         """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""
         if permit is not None:
             request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
-        self._start(request)
+        try:
+            self._start(request)
+        except Exception as error:  # a time limit that is no number, for one
+            if isinstance(error, self.broker.connection_errors):
+                raise
+            self._on_error(request, error)
 
     def tell_what_waits(self) -> None:
         """The worker ends: nothing is left for a turn of its loop that does not come."""

@@ -86,7 +86,6 @@ class GateStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
             show_revoked(consumer)
-            self.gate.worker.receipts.open()
             if self._lost is not None:
                 self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
                 self._lost = None
@@ -96,7 +95,6 @@ class GateStep(bootsteps.StartStopStep):
     def stop(self, consumer: Any) -> None:
         if self.gate is not None:
             signals.task_revoked.disconnect(dispatch_uid=id(self))
-            self.gate.worker.receipts.close()
             self.gate.close()
 
     def close(self, consumer: Any) -> None:

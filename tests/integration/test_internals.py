@@ -422,32 +422,6 @@ def test_queues_are_made_without_being_kept() -> None:
     assert worker_direct("one@two").exchange == WORKER_DIRECT_EXCHANGE != Exchange("one")
 
 
-def test_every_message_goes_through_one_handler() -> None:
-    """``_celery.endings`` stands around it."""
-    from celery.worker import loops
-
-    for loop in (loops.asynloop, loops.synloop):
-        assert "on_task_received = obj.create_task_handler()" in source(loop)
-        assert "consumer.on_message = on_task_received" in source(loop)
-    assert list(inspect.signature(consumer.Consumer.on_invalid_task).parameters) == ["self", "body", "message", "exc"]
-
-
-def test_every_request_is_handed_to_the_pool_in_one_place() -> None:
-    assert "self._quick_acquire(self._process_task, req)" in source(WorkController._process_task_sem)
-    process = source(WorkController._process_task)
-    assert "req.execute_using_pool(self.pool)" in process
-    assert "self._quick_release()" in process
-    from celery.worker import components
-
-    assert "w._quick_release = w.semaphore.release" in source(components.Pool.create)
-
-
-def test_messages_are_made_by_callbacks_of_the_connection() -> None:
-    consume = source(virtual.Channel.basic_consume)
-    assert "message = self.Message(raw_message, channel=self)" in consume
-    assert "self.connection._callbacks[queue] = _callback" in consume
-
-
 def test_a_task_that_ends_in_the_main_process_has_its_context_on_the_stack() -> None:
     def body() -> None: ...
 

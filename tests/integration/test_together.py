@@ -14,7 +14,6 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from celery_ratelimit._celery import bulk_receive
 from celery_ratelimit._celery.bulk_receive import BYTES, MOST, BulkReceive
-from celery_ratelimit._celery.task_termination import contain_unreadable
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
 
@@ -216,18 +215,6 @@ def test_what_only_lua_can_read_goes_back_with_those_behind_it(connection: Conne
     assert worker.turn() == [0, 1]
     assert (worker.waiting(), len(worker.noted())) == (4, 2)
     assert store.lrange("tasks", 0, 2) == texts[:3], "as they were"
-
-
-def test_what_is_no_message_is_left_out(connection: Connection, store: redis.Redis) -> None:
-    """kombu makes a message before it notes it; here it was noted already."""
-    worker = Worker(connection, store)
-    contain_unreadable(worker.channel, "tasks")
-    worker.publish(*range(5))
-    bad = json.loads(store.lindex("tasks", 2))
-    store.lset("tasks", 2, json.dumps({**bad, "headers": True}))
-    assert worker.turn() == [0, 1, 3, 4]
-    assert worker.waiting() == 0
-    assert worker.noted() == {message.delivery_tag for message in worker.come}
 
 
 def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, store: redis.Redis) -> None:

@@ -356,7 +356,7 @@ class Bench:
     def _start(self, request: Request, permit: Any = None) -> None:
         try:
             self.step("start")
-        except ZeroDivisionError as error:  # as endings.contain_pool does
+        except ZeroDivisionError as error:  # as Worker.start does
             self.gate.on_error(request, error)
             return
         if request.is_revoked:

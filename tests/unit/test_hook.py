@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_ratelimit import ConfigurationError, StoreUnavailable, observe
-from celery_ratelimit._celery.received_log_filter import ReceivedLogFilter
 from celery_ratelimit.app.observers import observers_of
 from celery_ratelimit.observing import Observation
 from celery_ratelimit.worker import gate, reporting
@@ -148,26 +146,6 @@ def test_an_observer_that_is_not_there_is_named(named: str) -> None:
     app.conf.ratelimit_observers = [named]
     with pytest.raises(ConfigurationError, match=f"ratelimit_observers: '{named}'"):
         observers_of(app)
-
-
-def test_what_comes_back_is_received_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    marker = {"queue": "celery", "eta": None, "exchange": None, "routing_key": None}
-    logger = logging.getLogger("celery.worker.strategy")
-    receipts = ReceivedLogFilter()
-    with caplog.at_level(logging.DEBUG, logger.name):
-        receipts.open()
-        try:
-            receipts.note(SimpleNamespace(headers={"id": "a", "celery-ratelimit-return": marker}))
-            receipts.note(SimpleNamespace(headers={"id": "b"}))
-            for id in ("a", "b", "a"):
-                logger.info("Task %(id)s received", {"id": id}, extra={"data": {"id": id}})
-            logger.setLevel(logging.INFO)
-            receipts.note(SimpleNamespace(headers={"id": "c", "celery-ratelimit-return": marker}))
-            logger.info("Task %(id)s received", {"id": "c"}, extra={"data": {"id": "c"}})
-        finally:
-            receipts.close()
-    reporting = [(record.getMessage(), record.levelname) for record in caplog.records]
-    assert reporting == [("Task a received", "DEBUG"), ("Task b received", "INFO"), ("Task a received", "INFO")]
 
 
 def test_a_stored_rate_is_not_read_for_a_line_that_is_not_written(

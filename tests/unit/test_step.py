@@ -25,7 +25,7 @@ def test_what_is_to_be_acknowledged_in_the_next_turn_of_a_loop_that_has_ended_is
     consumer: Any = Consumer.__new__(Consumer)
     consumer.hub, consumer._pending_operations = None, deque([lambda: said.append("acknowledged")])
     worker: Any = Worker.__new__(Worker)
-    worker._consumer, worker.receipts = consumer, SimpleNamespace(close=lambda: None)
+    worker._consumer = consumer
     step: Any = GateStep.__new__(GateStep)
     step.gate = SimpleNamespace(worker=worker, close=lambda: said.append("let go"))
     step.stop(consumer)
@@ -42,8 +42,7 @@ def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
         consumer: Any = SimpleNamespace(event_dispatcher=None)
         step: Any = GateStep.__new__(GateStep)
         step._lost = None
-        worker = SimpleNamespace(receipts=SimpleNamespace(open=lambda: None, close=lambda: None))
-        worker.tell_what_waits = lambda: None
+        worker = SimpleNamespace(tell_what_waits=lambda: None)
         step.gate = SimpleNamespace(
             worker=worker,
             begin=lambda: None,
