@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
 from celery import Celery, Task
 from celery.exceptions import Ignore
@@ -14,15 +15,15 @@ from celery.utils.nodenames import gethostname
 
 from ._celery import PERMIT
 from ._celery.message_priority import priority_of
-from .app.options import THROTTLES
-from .app.plan import plan_of
+from .app.plan import Plan, plan_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES
 from .limiter.checks import actual_costs, check_actual
-from .limiter.demand import leased
+from .limiter.demand import Demand, leased
 from .limiter.leases import run_id
 from .worker.bootstep import install
 from .worker.reporting import permit_of
+from .worker.rules import GiveUp, refused
 from .worker.stored_limit_labels import stored_in_place_of
 from .worker.throttle_report import ThrottleReport
 
@@ -52,8 +53,8 @@ class RateLimitedMixin:
         super().on_bound(app)  # type: ignore[misc]
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Asks for the permit where no gate has done it: another kind of worker. Direct and eager calls do not."""
-        _ask_here(self, task_id, args, kwargs)
+        """Acquires the permit where no gate has done it; not for direct and eager calls."""
+        acquire_in_task(self, task_id, args, kwargs)
         super().before_start(task_id, args, kwargs)  # type: ignore[misc]
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
@@ -133,7 +134,27 @@ def _build_on_the_apps_own(cls: type) -> None:
         )
 
 
-def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A task that acquires in its own process, as :func:`~celery_ratelimit.worker.rules.refused` reads it."""
+
+    plan: Plan
+    queue: str
+    demands: Sequence[Demand]
+    arrived_at: float
+    has_reservation: bool = False
+
+    def demand(self, name: str | None) -> Demand:
+        return next((demand for demand in self.demands if demand.name == name), self.demands[0])
+
+
+def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
+    """Acquire the permits of a running task, unless its worker has; a task that is refused does not go on.
+
+    Raises:
+        Throttled: the task fails.
+        Ignore: the task was dropped, or sent again.
+    """
     request = task.request
     delivery = request.delivery_info or {}
     if request.is_eager or request.called_directly or _permit(request) is not None:
@@ -142,52 +163,49 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     plan = plan_of(task, queue)
     if plan is None:
         return
-    policy = plan.policy
-    # What takes the task's place under self.replace() has its id, and comes while it runs.
+    # A task that replaces this one (self.replace()) has the same id, and is received while this one runs.
     nesting = request.replaced_task_nesting
     own_id = f"{task_id}~{nesting}" if nesting else task_id
     limiter, leases, run = limiter_of(task.app), leases_of(task.app), run_id(task_id)
     every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
     demands, shadow = limiter.asker.shadows.split(every)
-    users = f"t{task.name}", f"q{queue}"
-    if not demands:
-        limiter.pass_by(shadow, users)
-        permit = {"worker": request.hostname, **permit_of(queue, run, 0, shadow)}
-        request.delivery_info = {**delivery, PERMIT: permit}
-        return
-    try:
-        decision = limiter.asker.ask(
-            demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=run if leased(demands) else ""
-        )
-    except STORE_TROUBLES:
-        leases.end(run, later=True, unconfirmed=demands)  # the reply may have been lost
-        raise
-    if decision.allowed:
+    wait, granted_at = 0.0, 0
+    if demands:
+        policy, now = plan.policy, time.monotonic()
+        lease_id = run if leased(demands) else ""
+        try:
+            decision = limiter.asker.ask(
+                demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=lease_id
+            )
+        except STORE_TROUBLES:
+            leases.end(run, later=True, unconfirmed=demands)  # the reply may have been lost
+            raise
+        if not decision.allowed:
+            call = _Call(plan, queue, demands, now)
+            action = refused(call, decision, now, for_permit=True, max_hold=0.0, parks=False, early=0.0)
+            _refuse(task, call.demand(decision.binding), decision.retry_after, action, plan)
         leases.begin(run, decision.demands, decision.granted_at)
-        permit = {"worker": request.hostname, **permit_of(queue, run, decision.granted_at, shadow)}
-        if shadow:
-            limiter.pass_by(shadow, users)
-        request.delivery_info = {**delivery, PERMIT: permit}
-        time.sleep(decision.retry_after)
-        return
-    given_up = decision.full or decision.retry_after > policy.claim
-    outcome = policy.overflow if policy.waits and given_up else policy.throttle
-    demand = next((demand for demand in demands if demand.name == decision.binding), demands[0])
-    max_wait = policy.max_wait if policy.waits and given_up and not decision.full else None
-    to = None if outcome in ("drop", "fail", *THROTTLES) else outcome
-    what = {"drop": "dropped", "fail": "failed"}.get(outcome, "diverted" if to else "returned")
-    stored = ""
-    with contextlib.suppress(*STORE_TROUBLES):  # it is only said
-        config = limiter.config(demand.name, key=demand.key or None, force=True)
+        wait, granted_at = decision.retry_after, decision.granted_at
+    if shadow:
+        limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
+    permit = {"worker": request.hostname, **permit_of(queue, run, granted_at, shadow)}
+    request.delivery_info = {**delivery, PERMIT: permit}
+    time.sleep(wait)
+
+
+def _refuse(task: Any, demand: Demand, wait: float, action: Any, plan: Plan) -> NoReturn:
+    """End this run of a task: it fails, is dropped, goes to another queue, or comes back after ``wait`` seconds."""
+    request, stored = task.request, ""
+    with contextlib.suppress(*STORE_TROUBLES):  # for the log alone
+        config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
         stored = stored_in_place_of(demand.limit, config)
-    why = ThrottleReport(
-        what, decision.retry_after, demand, stored=stored, max_wait=max_wait, full=decision.full, to=to
-    )
-    logger.info("Task %s[%s] %s", task.name, task_id, why)
-    if outcome == "fail":
-        raise why.error
-    if outcome != "drop":
-        elsewhere = {"countdown": decision.retry_after} if outcome in THROTTLES else {"queue": outcome}
+    report = ThrottleReport("returned", wait, demand, stored=stored)
+    if isinstance(action, GiveUp):
+        report = replace(report, full=action.full).given_up(action.how, plan.policy)
+    logger.info("Task %s[%s] %s", task.name, request.id, report)
+    if report.what == "failed":
+        raise report.error
+    if report.what != "dropped":
         task.signature_from_request(
             request,
             request.args,
@@ -196,7 +214,7 @@ def _ask_here(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             argsrepr=getattr(request, "argsrepr", None),
             kwargsrepr=getattr(request, "kwargsrepr", None),
             add_to_parent=False,
-            **elsewhere,
+            **({"countdown": wait} if report.to is None else {"queue": report.to}),
         ).apply_async()
     raise Ignore
 

@@ -244,13 +244,10 @@ class Actions:
     def _end(self, limit_queue: LimitQueue, pending: PendingRequest, action: GiveUp, now: float) -> None:
         how = action.how
         why = outcome_of(limit_queue, pending, action.demand, action.wait, now, action.full)
-        if pending.plan.policy.waits and not why.full:
-            why = replace(why, max_wait=pending.plan.policy.max_wait)
-        what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
-        why = replace(why, what=what, to=to)
-        if to is not None:
+        why = why.given_up(how, pending.plan.policy)
+        if why.to is not None:
             try:
-                self._worker.departures.redirect(pending.request, to)
+                self._worker.departures.redirect(pending.request, why.to)
             except Exception as error:
                 self._hold_on(limit_queue, pending, error, now)
                 return

@@ -7,7 +7,9 @@ was told. :mod:`~celery_ratelimit.worker.actions` carries it out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from ..app.plan import Plan
 from ..errors import RateLimitError
 from ..limiter.demand import Demand
 from ..limits.concurrency import Concurrency
@@ -201,8 +203,26 @@ def granted(decision: Decision, now: float, *, is_idle: bool) -> Action:
     return KeepPermit(now + decision.retry_after, decision.granted_at)
 
 
+class Call(Protocol):
+    """What :func:`refused` reads of a request; see :class:`PendingRequest`."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def arrived_at(self) -> float: ...
+
+    @property
+    def has_reservation(self) -> bool: ...
+
+    def demand(self, name: str | None) -> Demand: ...
+
+
 def refused(
-    pending: PendingRequest,
+    pending: Call,
     decision: Decision,
     now: float,
     *,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..app.options import Policy
 from ..errors import Throttled
 from ..limiter.demand import Demand
 from ..limits.limit import Limit
@@ -47,6 +48,12 @@ class ThrottleReport:
     waited: float = 0.0
     full: bool = False
     to: str | None = None
+
+    def given_up(self, how: str, policy: Policy) -> ThrottleReport:
+        """The report of a task that is given up: ``"drop"``, ``"fail"``, or the queue that it is sent to."""
+        what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
+        max_wait = policy.max_wait if policy.waits and not self.full else self.max_wait
+        return replace(self, what=what, to=to, max_wait=max_wait)
 
     @property
     def limit(self) -> str | None:
