@@ -1,7 +1,7 @@
-"""What becomes of a request that is held: pure, so that every rule is a row of a table.
+"""Decides what happens to a request next: pure functions, so that every rule is a row of a table in the tests.
 
-A verdict is reached three times: before the store is asked, at its answer, and when the time has come that the request
-was told. :mod:`~celery_ratelimit.worker.actions` carries it out.
+A rule is applied three times: before the store is asked, when it has answered, and when the time of the request has
+come. :mod:`~celery_ratelimit.worker.actions` carries out the action that it returns.
 """
 
 from __future__ import annotations
@@ -19,49 +19,32 @@ from ..parking.publisher import LEAD
 from .request import PendingRequest, State
 from .request_queue import LEAST_PAUSE, LimitQueue
 
+# fmt: off
 __all__ = [
-    "BUNCHED",
-    "RETURN_HOLD",
-    "STALE",
-    "UNHEARD",
-    "Acquire",
-    "Action",
-    "BlockQueue",
-    "DropDuplicate",
-    "Fail",
-    "GiveUp",
-    "KeepPermit",
-    "Park",
-    "Republish",
-    "RetryAt",
-    "Start",
-    "before_acquire",
-    "granted",
-    "is_place",
-    "on_timer",
-    "refused",
-    "without_store",
+    "BUNCHED", "RETURN_HOLD", "STALE", "UNHEARD", "Acquire", "Action", "BlockQueue", "DropDuplicate", "Fail", "GiveUp",
+    "KeepPermit", "Park", "Republish", "RetryAt", "Start", "before_acquire", "granted", "is_place", "on_timer",
+    "refused", "without_store",
 ]
+# fmt: on
 
 #: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
 RETURN_HOLD = 1.0
-#: Seconds after which a line that waits for a place asks, though it was not rung for.
+#: Seconds after which a queue that waits for a lease asks without a notification.
 UNHEARD = 1.0
-#: Seconds after which a permit that could not be used is stale; and when it is not the only one that is late, as the
-#: machine has done something else: used together, they would bunch.
+#: Seconds after which a permit that was not used is stale; and where several are late, which would bunch.
 STALE, BUNCHED = 0.1, 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """It starts, with a permit that is good since then (microseconds, the store's clock; 0: it was not asked)."""
+    """Its task starts, with a permit that is good from then on (µs by the store's clock; 0: without the store)."""
 
     permit_at_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeepPermit:
-    """It holds a permit that is good at that time."""
+    """It keeps a permit that is good at that time."""
 
     at: float
     permit_at_us: int
@@ -69,17 +52,14 @@ class KeepPermit:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """The store is asked: for a permit, or for a slot alone, of a task that is not parked."""
+    """It asks the store: for a permit, or for a reservation alone, where its task is not parked."""
 
     for_permit: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAt:
-    """It asks again at that time; ``None``: as soon as a process is free. Those behind it may ask meanwhile.
-
-    ``has_reservation``: it has one in the store from now on.
-    """
+    """It asks again at that time (``None``: when a process is free), with a reservation or without; others may ask."""
 
     at: float | None
     has_reservation: bool = False
@@ -87,9 +67,9 @@ class RetryAt:
 
 @dataclass(frozen=True, slots=True)
 class BlockQueue:
-    """It stays at the head of its line, which asks no sooner; ``None``: than a process is free.
+    """It stays at the head of its queue, which asks no sooner; ``None``: than a process is free.
 
-    ``demand`` has refused, and its turn is in ``wait`` seconds.
+    ``demand`` has refused it, and its turn is in ``wait`` seconds.
     """
 
     until: float | None
@@ -99,9 +79,10 @@ class BlockQueue:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """It waits in the store: where ``demand`` is asked, ``wait`` seconds and those before it from its turn.
+    """Its task is parked: in the backlog of ``demand``, ``wait`` seconds and the tasks before it from its turn.
 
-    ``only_behind``: if others are there; else it asks. ``since``: its place among them, in microseconds; 0: the last.
+    ``only_behind``: only if other tasks are parked there; else it asks. ``since``: its place among them, in
+    microseconds; 0: the last.
     """
 
     demand: Demand
@@ -112,7 +93,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Republish:
-    """It waits in the broker for so many seconds; for which limit, if it is a limit that it waits for."""
+    """Its message returns to the broker for so many seconds; ``demand``: of the limit that it waits for, if any."""
 
     wait: float
     demand: Demand | None = None
@@ -120,7 +101,7 @@ class Republish:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It is given up: ``"drop"``, ``"fail"``, or the queue that it is sent to."""
+    """Its task does not run: ``"drop"``, ``"fail"``, or the queue that its message is sent to."""
 
     how: str
     demand: Demand
@@ -130,14 +111,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """It fails with an error."""
+    """Its task fails with an error."""
 
     error: RateLimitError
 
 
 @dataclass(frozen=True, slots=True)
 class DropDuplicate:
-    """Another copy of it is parked, or may run."""
+    """Its message ends: another copy of the task is parked, or may run."""
 
 
 Action = Start | KeepPermit | Acquire | RetryAt | BlockQueue | Park | Republish | GiveUp | DropDuplicate | Fail
@@ -153,16 +134,16 @@ def before_acquire(
     parks: bool = False,
     leaves: bool = False,
 ) -> Action:
-    """What becomes of the head of a line, as far as nobody has to be asked for it.
+    """Decide for the head of a queue, as far as the store need not be asked.
 
     Args:
         pending: the request.
-        limit_queue: its line.
+        limit_queue: its queue.
         now: the time.
-        lot: the demand in whose lot others are known to wait, behind whom it may stand.
-        may_start: whether a process is there for it.
+        lot: the demand in whose backlog tasks are known to be parked, behind which it may be parked.
+        may_start: whether a process is free for it.
         parks: whether its task may wait in the store now.
-        leaves: it is to go to another worker, as none will be there for long.
+        leaves: it is to go to another worker, as no process will be free for long.
     """
     policy = pending.plan.policy
     if now >= pending.release_deadline:  # the broker would soon take it for lost, and hand it out a second time
@@ -285,7 +266,7 @@ def without_store(
         pending: the request.
         now: the time.
         error: what there is of an answer.
-        may_start: whether a process is there for it.
+        may_start: whether a process is free for it.
         wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: taken, or all may pass.
         pause: seconds after which whoever is deferred comes back.
     """
