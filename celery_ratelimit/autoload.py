@@ -18,7 +18,7 @@ def bring_in(sender: Any, **_: Any) -> None:
     from .app.settings import has_limits
 
     if has_limits(sender.app):
-        from .worker import remote_control  # noqa: F401  (registers itself)
+        from .app import remote_control  # noqa: F401  (registers itself)
         from .worker.bootstep import install
 
         install(sender.app)

@@ -21,10 +21,10 @@ from .errors import STORE_TROUBLES
 from .limiter.checks import actual_costs, check_actual
 from .limiter.demand import Demand, leased
 from .limiter.leases import run_id
+from .limiter.stored_limit_labels import stored_in_place_of
 from .worker.bootstep import install
 from .worker.reporting import permit_of
 from .worker.rules import GiveUp, refused
-from .worker.stored_limit_labels import stored_in_place_of
 from .worker.throttle_report import ThrottleReport
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]

@@ -7,8 +7,8 @@ is, it loads this.
 from __future__ import annotations
 
 from .. import autoload  # noqa: F401  (whatever the command is: "celery worker" is to have the gate)
+from ..app import remote_control  # noqa: F401  (celery inspect ratelimits, celery control ratelimit_pause, …)
 from ..metrics_command import metrics
-from ..worker import remote_control  # noqa: F401  (celery inspect ratelimits, celery control ratelimit_pause, …)
 from .changing import change_commands
 from .checking import check
 from .group import Commands

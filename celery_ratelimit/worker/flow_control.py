@@ -1,16 +1,91 @@
-"""What it means for the worker that requests are in its gate: its prefetch, and the queues that it consumes."""
+"""What one worker receives: its prefetch, the queues that it leaves alone for a while, and its return queues.
+
+Requests that wait in the worker keep other messages out. They are taken out of the prefetch, or their queue is not
+consumed for now. A worker whose processes are all busy for long stops consuming the return queues, and sends back what
+has returned: at the broker a task waits for the process that is free first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from .._celery import MOST_RETURNED, Worker
+from .._celery import MOST_RETURNED, Worker, requests
 from .capacity import AHEAD, PoolCapacity
 from .request import PendingRequest, State
 from .request_queue import LimitQueue
-from .suspended_queues import QueuedRequest, SuspendedQueues
 
-__all__ = ["PrefetchAccounting"]
+__all__ = ["PrefetchAccounting", "QueuedRequest", "ReturnQueueConsumption", "SuspendedQueues"]
+
+#: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
+#: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
+LONG = 3.0
+
+
+class QueuedRequest(Protocol):
+    """A request in the gate. ``outside_prefetch``: it does not count against the worker's prefetch."""
+
+    request: Any
+    queue: str
+    outside_prefetch: bool
+
+
+class SuspendedQueues:
+    """The queues that a worker does not consume for now, and who of them still waits in it.
+
+    Args:
+        worker: the worker.
+        widen: takes a request out of what counts against the worker's prefetch.
+    """
+
+    def __init__(self, worker: Worker, widen: Callable[[QueuedRequest], None]) -> None:
+        self._worker = worker
+        self._long = max(LONG, 2 * worker.broker.hears_after)
+        self._widen = widen
+        self._queues: dict[str, tuple[set[QueuedRequest], Callable[[], float]]] = {}
+
+    def suspend(
+        self, pending: QueuedRequest, among: Sequence[QueuedRequest], first: float, each: Callable[[], float]
+    ) -> None:
+        """``pending`` waits: its queue is left alone, if those that came from it will be there for long.
+
+        Args:
+            pending: a request that waits.
+            among: all who wait with it, for the same.
+            first: seconds until the first of them goes.
+            each: tells the seconds from one to the next.
+        """
+        queue = pending.queue
+        if queue in self._queues:  # it was on its way
+            self._put_aside(pending)
+            return
+        waiting = [other for other in among if other.queue == queue]
+        wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
+        if wait < self._long or not self._worker.consuming.may_stop(queue):
+            return
+        self._worker.consuming.stop(queue)
+        self._queues[queue] = (set(), each)
+        for other in waiting:
+            self._put_aside(other)
+
+    def on_left(self, pending: QueuedRequest) -> None:
+        """``pending`` waits no longer. Its queue is taken up again while the last of them wait."""
+        if pending.queue not in self._queues:
+            return
+        waiting, each = self._queues[pending.queue]
+        waiting.discard(pending)
+        if not waiting or len(waiting) * each() <= self._long / 2:
+            del self._queues[pending.queue]
+            self._worker.consuming.go_on(pending.queue)
+
+    def clear(self) -> None:
+        """The connection is lost, or the worker stops: nothing is consumed."""
+        self._queues.clear()
+
+    def _put_aside(self, pending: QueuedRequest) -> None:
+        self._queues[pending.queue][0].add(pending)
+        if not pending.outside_prefetch and not requests.came_beside(pending.request):
+            self._widen(pending)
 
 
 class PrefetchAccounting:
@@ -83,3 +158,42 @@ class PrefetchAccounting:
         self.limited = self._outside = 0
         self._capacity.clear()
         self._suspended.clear()
+
+
+class ReturnQueueConsumption:
+    """Whether one worker consumes its return queues.
+
+    Args:
+        worker: the worker.
+        capacity: of its pool.
+        dispatch: called soon after the return queues are left, to send back what has returned, and when the worker has
+            listened to them again for a moment.
+
+    Attributes:
+        has_left: the return queues are not consumed, and what is sent back does not come here again.
+    """
+
+    def __init__(self, worker: Worker, capacity: PoolCapacity, dispatch: Callable[[], None]) -> None:
+        self._worker, self._capacity, self._dispatch = worker, capacity, dispatch
+        self._is_left = self.has_left = False
+
+    def update(self, now: float) -> None:
+        """A process has become free, or busy; or a task has returned."""
+        saturated = self._capacity.is_saturated(now)
+        if saturated == self._is_left or (saturated and not self._are_there_others()):
+            return
+        self._is_left, self.has_left = saturated, False
+        self._worker.intake.leave_returned_to_others(saturated, self._left)
+        if listens := self._capacity.note_saturated(now, saturated=saturated):
+            self._worker.timers.call_after(listens, self._dispatch)
+
+    def must_republish(self, pending: PendingRequest) -> bool:
+        """Whether a request goes back to the broker, for another worker."""
+        return self.has_left and pending.returned and requests.came_beside(pending.request)
+
+    def _left(self) -> None:
+        self.has_left = True
+        self._worker.timers.call_after(0, self._dispatch)
+
+    def _are_there_others(self) -> bool:
+        return not self._worker.can_gossip or self._worker.live_workers() > 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from .._celery import Worker, requests
 from .._celery.saved_message import marker_among, set_countdown
+from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..errors import RateLimitError
@@ -22,6 +23,7 @@ from ..limiter.leases import Leases
 from ..limiter.limiter import Limiter
 from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock, read_time_us
+from ..limiter.stored_limit_labels import StoredLimitLabels
 from ..observing import Observer
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
@@ -30,25 +32,21 @@ from . import coalescing
 from .actions import Actions
 from .admission import PermitClient
 from .arrival_batch import ArrivalBatch
-from .builtin_call_warning import BuiltinCallWarning
 from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .fallback_limiter import FallbackLimiter
-from .flow_control import PrefetchAccounting
+from .flow_control import PrefetchAccounting, ReturnQueueConsumption
 from .in_flight_acquires import InFlightAcquires
 from .limit_watcher import LimitWatcher
-from .pool_scheduler import PoolScheduler
+from .pool_scheduler import PoolScheduler, UnlimitedAdmission
 from .reporting import Reporter
 from .request import PendingRequest
 from .request_queues import RequestQueues
 from .request_resources import RequestResources
 from .reservations import Reservations
-from .return_queue_consumption import ReturnQueueConsumption
 from .scheduler import Scheduler
 from .store_calls import StoreCalls
-from .stored_limit_labels import StoredLimitLabels
-from .unlimited_admission import UnlimitedAdmission
 
 __all__ = ["Gate"]
 

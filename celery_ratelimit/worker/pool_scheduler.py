@@ -7,16 +7,20 @@ tasks without limits have a small share of it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._celery import Worker
+from .._celery import Worker, requests
+from ..limiter.demand import Demand
 from .capacity import AHEAD, PoolCapacity
+from .clock import monotonic
 from .flow_control import PrefetchAccounting
+from .reporting import Reporter, permit_of
 from .request import Unlimited
 from .request_queue import ASK_EARLY, LimitQueue, first_request, task_name
 from .request_queues import RequestQueues
 
-__all__ = ["PoolScheduler"]
+__all__ = ["PoolScheduler", "UnlimitedAdmission"]
 
 
 class PoolScheduler:
@@ -121,3 +125,31 @@ class PoolScheduler:
 
     def clear(self) -> None:
         self._unlimited.clear()
+
+
+class UnlimitedAdmission:
+    """Lets requests pass.
+
+    Args:
+        pool_scheduler: to the pool.
+        numbers: of the worker's requests.
+        reporter: is told of those that pass limits in shadow.
+        run: moves lines on.
+    """
+
+    def __init__(
+        self, pool_scheduler: PoolScheduler, numbers: Iterator[int], reporter: Reporter, run: Callable[[], None]
+    ) -> None:
+        self._pool_scheduler, self._numbers, self._reporter, self._run = pool_scheduler, numbers, reporter, run
+
+    def let(self, request: Any, queue: str, shadow: tuple[Demand, ...] = ()) -> None:
+        """It passes, unless others wait for a process, or are about to have their turn."""
+        requests.restore(request)
+        waiting = Unlimited(request, queue, next(self._numbers), monotonic())
+        if shadow:
+            waiting.permit = permit_of(queue, request.id, 0, shadow)
+            waiting.on_start = lambda: self._reporter.passed(waiting, shadow)
+        self._pool_scheduler.add(waiting)
+        if len(self._pool_scheduler) == 1:  # else the next one that ends moves them on
+            self._run()
+        self._pool_scheduler.suspend_if_last(waiting)

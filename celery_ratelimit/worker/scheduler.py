@@ -15,6 +15,7 @@ from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .error_attribution import ErrorAttribution
+from .flow_control import ReturnQueueConsumption
 from .in_flight_acquires import AcquireCall, InFlightAcquires
 from .pool_scheduler import PoolScheduler
 from .queue_timers import QueueTimers
@@ -22,7 +23,6 @@ from .request import PendingRequest
 from .request_queue import ASK_EARLY, LimitQueue
 from .request_queues import RequestQueues
 from .request_resources import RequestResources
-from .return_queue_consumption import ReturnQueueConsumption
 from .rules import (
     BUNCHED,
     Acquire,

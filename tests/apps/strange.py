@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from celery.worker.control import Panel
 
-from celery_ratelimit.worker import remote_control
+from celery_ratelimit.app import remote_control
 from tests.apps.slow import app
 
 __all__ = ["app"]

@@ -7,7 +7,7 @@ from typing import Any
 from celery_ratelimit._celery import Worker, requests
 from celery_ratelimit.limiter import asker
 from celery_ratelimit.parking import lot as parking
-from celery_ratelimit.worker import admission, suspended_queues
+from celery_ratelimit.worker import admission, flow_control
 
 __all__ = ["STEPS"]
 
@@ -16,7 +16,7 @@ STEPS: dict[str, list[tuple[Any, str]]] = {
     "ask": [(asker.Asker, name) for name in ("ask", "ask_along", "hand_on")],
     "park": [(parking.Parking, "parks")],
     "start": [(Worker, "start")],
-    "leave": [(suspended_queues.SuspendedQueues, "on_left")],
+    "leave": [(flow_control.SuspendedQueues, "on_left")],
     "announce": [(requests, "announce")],
     "grant": [(admission.PermitClient, "_granted")],
 }

@@ -34,10 +34,10 @@ from celery_ratelimit.worker import (
     gate,
     in_flight_acquires,
     parking_batch,
+    pool_scheduler,
     queue_timers,
     scheduler,
     store_calls,
-    unlimited_admission,
 )
 from celery_ratelimit.worker.gate import Gate
 from celery_ratelimit.worker.request import State
@@ -139,7 +139,7 @@ class Bench:
             gate,
             fallback_limiter,
             scheduler,
-            unlimited_admission,
+            pool_scheduler,
             concurrency,
             in_flight_acquires,
         ):

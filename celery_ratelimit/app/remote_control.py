@@ -24,7 +24,7 @@ TOGETHER = 5.0
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
     from .._celery.inspection import pool_here
-    from ..app.plan import limits_of_app
+    from .plan import limits_of_app
 
     limits = {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits_of_app(state.app).items())}
     return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits, **pool_here(state)}
@@ -82,7 +82,7 @@ def _by(state: Any) -> str:
 
 
 def _answer(state: Any, do: Any) -> dict[str, str]:
-    from ..app.state import limiter_of
+    from .state import limiter_of
 
     try:
         return {"ok": do(limiter_of(state.app))}

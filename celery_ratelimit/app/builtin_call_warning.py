@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..app.plan import plan_of
+from .plan import plan_of
 
 __all__ = ["BuiltinCallWarning"]
 

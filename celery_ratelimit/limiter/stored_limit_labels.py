@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, NamedTuple
 
-from ..limiter.asker import Asker
-from ..limiter.demand import Demand
-from ..limiter.outage import Outage
-from ..limiter.stored import read_config
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
-from .clock import monotonic
+from .asker import Asker
+from .demand import Demand
+from .outage import Outage
+from .stored import read_config
 
 __all__ = ["StoredLimitLabels", "stored_in_place_of"]
 
@@ -68,7 +68,7 @@ class StoredLimitLabels:
                 return ""
             if _is_that(known.interval, interval):
                 return known.said
-        now = monotonic()
+        now = time.monotonic()
         if now - self._looked < _LOOK:
             return ""
         self._looked = now  # it was changed since
