@@ -325,6 +325,7 @@ class Worker:
     turn = nullcontext()  # of its timers
     has_several_queues = False
     forks = can_gossip = True
+    is_stopping = False
     are_called_soon = False  # nobody rings for a line here
 
     def __init__(self, fleet: Fleet, number: int, processes: int) -> None:
@@ -459,6 +460,9 @@ class Worker:
     def narrow(self) -> None:
         self.own.window -= 1
 
+    def keeps_only_process(self) -> bool:
+        return False  # there are several
+
     def live_workers(self) -> int:
         return len(self.fleet.workers)
 
@@ -481,7 +485,7 @@ class Worker:
         request.acknowledged = request.message.acknowledged = True
         request.message.channel.unacknowledged -= 1
 
-    def send_back(self, request: Request, queue: str, return_queue: str, delay: float, doubts: int) -> None:
+    def send_back(self, request: Request, queue: str, return_queue: str, delay: float, _: Any, doubts: int) -> None:
         marker = {"again": doubts} if doubts else {}
         self.publish([(parcel_of(request, queue, return_queue), max(0.0, delay), marker)])
         self.fleet.sent_back += 1
@@ -587,12 +591,12 @@ def simulated(takes: Takes | None = None, **fleet: Any) -> Iterator[Fleet]:
         def clock() -> float:
             return world.now
 
-        def comes_back_in(message: Any) -> float | None:
+        def set_countdown(message: Any, *_: Any) -> float | None:
             return message.eta - world.now if message.eta else None
 
         with (
             mock.patch.object(time, "time", clock),
             mock.patch.object(time, "monotonic", clock),
-            mock.patch.object(requests, "comes_back_in", comes_back_in),
+            mock.patch.object(gate, "set_countdown", set_countdown),
         ):
             yield Fleet(world, server.url, takes=takes or Takes(), **fleet)

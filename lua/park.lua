@@ -8,8 +8,7 @@
 --                     for each message nine:
 --                     order    steps that it stands behind tasks without a priority, see include/order.lua; where the limit is
 --                              fair, then " <its weight in the code> <its share>", see include/shares.lua
---                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals; below 0: it is
---                              as if it had been parked so long ago
+--                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals
 --                     expires  us; 0: never
 --                     id       text
 --                     cost     permits
@@ -24,7 +23,6 @@
 --        by its own; at the most all); -1: none is parked; -2: another one waits in its place;
 --        -3: this call comes late, and a message that was sent anew meanwhile may
 --        run; -4 and less: -4 less what those before it cost, which is `most` or more.
---        Then for each lot: us for which the first task has been parked in it; 0: none is, or that is not to be seen by its place.
 --        Then for each -2 the task's id of the one that waits
 --
 -- Of tasks that are the same, one stays, at the place of the one that was throttled first. If that is the newcomer, the other one says
@@ -49,7 +47,6 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
         steps, weight, share = match(order, '^(%S+) (%S+) (.*)$')
         order, again = steps or order, copy > 1
     end
-    if since < 0 then since = now + since end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
     local number = parked + call('ZCARD', ASIDE)
@@ -138,7 +135,7 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
     return ahead
 end
 
-local said, waited, at = {}, {}, 3
+local said, at = {}, 3
 for lot = 0, #KEYS - 1, LOT_KEYS do
     use_lot(lot, ARGV[at])
     local later, first = tonumber(ARGV[at + 1]), at + 4
@@ -154,10 +151,7 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
         call('ZADD', LOTS, 'LT', int(is_due and now or now + later), bucket)
         if is_first then ring(LOTS) end
     end
-    local us = now - (call('ZRANGE', PARKED, 0, 0, 'WITHSCORES')[2] or now)
-    waited[#waited + 1] = us < ORDER_US / 2 and max(0, us) or 0 -- else it is more important than those without a priority
     at = last + ARGV[at + 3]
 end
-for _, us in ipairs(waited) do said[#said + 1] = us end
 for _, id in ipairs(survivors) do said[#said + 1] = id end
 return said

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
 from .asker import Asker
 
-__all__ = ["Outage"]
+__all__ = ["NotAsked", "Outage"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -22,6 +22,10 @@ PROBE = 0.5
 REMINDER = 60.0
 #: The shortest and the longest pause, in seconds, after which a deferred task comes back.
 SHORTEST, LONGEST = 1.0, 30.0
+
+
+class NotAsked(StoreUnavailable):
+    """The store was not called: it is lost already, or the call is of no use any more."""
 
 
 _T = TypeVar("_T")
@@ -70,6 +74,8 @@ class Outage:
         """The same for an answer that has come already: it is heard, whatever others have noted meanwhile."""
         try:
             return reply()
+        except NotAsked:
+            return otherwise
         except STORE_TROUBLES as error:
             if quietly:
                 logger.debug("the store does not answer: %r", error)

@@ -20,7 +20,7 @@ from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from .arrivals import Arrivals
-from .asks import Asks, Errands
+from .asks import Asks, Calls
 from .attending import Attending
 from .contents import AGAIN
 from .due import LOOK, DueLots
@@ -70,7 +70,7 @@ class Attendant:
         parking: the lots.
         limits: by name; there may be more of them later.
         outage: while it lasts nobody asks the store.
-        errands: to a store that is some way off.
+        calls: makes those of looks at the lots.
         orphans_after: see :class:`~celery_ratelimit.parking.orphans.Orphans`.
         clock: of the store.
 
@@ -88,7 +88,7 @@ class Attendant:
         parking: Parking,
         limits: AppLimits,
         outage: Outage,
-        errands: Errands,
+        calls: Calls,
         orphans_after: float,
         clock: StoreClock,
     ) -> None:
@@ -104,7 +104,7 @@ class Attendant:
         self._due = DueLots(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
-        self._looks = Looks(worker, outage, errands, self._see_to_lots, self._pause, self._may_look)
+        self._looks = Looks(worker, outage, calls, self._see_to_lots, self._pause, self._may_look)
         self._looked_at, self._looks_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last
 
@@ -175,7 +175,7 @@ class Attendant:
         return said_of
 
     def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
-        self.occupied.note(bucket, self.parking.first_waits.get(bucket, 0.0))
+        self.occupied.note(bucket)
         if (ahead == 0 or self._is_quiet) and self._looks.soon(self.occupied.looks_in(bucket)):
             self._due.are_new()  # the first task in a lot may have its turn before the next look
         self._busy_at = time.monotonic()

@@ -65,7 +65,6 @@ class Parking:
         untold: what the store has yet to be told. Most of those that have left are back before: whoever has them tells.
         survivors: of the messages that were to be parked last, those in whose place another one waits: by id the task's
             id of that.
-        first_waits: of the lots in which this worker has parked last, seconds for which the first task has been parked.
     """
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
@@ -73,7 +72,6 @@ class Parking:
         self._memory = microseconds(2 * redelivery + LATE)
         self._scripts = scripts = Scripts(limiter.asker, fleet)
         self.untold = Untold()
-        self.first_waits: dict[Bucket, float] = {}
         self.survivors: dict[str, str] = {}
         self.register = Register(scripts)
         self.contents = Contents(scripts, self._memory)
@@ -143,7 +141,6 @@ class Parking:
             arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
             reply = iter((yield partial(self._scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
-        self.first_waits = {bucket: int(next(reply)) / 1e6 for bucket in messages_of}
         replaced = [
             each.id
             for bucket, messages in messages_of.items()

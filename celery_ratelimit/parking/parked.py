@@ -71,8 +71,8 @@ class ToPark(NamedTuple):
         cost: permits that it costs.
         message: the message.
         copy: which copy of it this will be, when it leaves.
-        since: microseconds since 1970, the store's clock: when it was throttled first; below 0: so long ago; 0: it
-            stands behind its equals.
+        since: microseconds since 1970, the store's clock: when it was throttled first; 0: it stands
+            behind its equals.
         expires: seconds since 1970 at which the task expires; 0.0: never.
         doubts: how often it was sent anew, for it was not known whether it was parked.
         order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,

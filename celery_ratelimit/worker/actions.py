@@ -11,7 +11,6 @@ from ..app.settings import Settings
 from ..errors import STORE_TROUBLES
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
-from ..parking.asks import asked
 from ..parking.attendant import Attendant
 from ..parking.lot import FULL, NOBODY, OVERTAKEN, REPLACED
 from ..parking.publisher import LEAD
@@ -51,10 +50,10 @@ class Actions:
         capacity: of the pool.
         prefetch: who is in the gate.
         leases: of running tasks.
-        store_calls: to a store that is some way off.
+        store_calls: parks.
 
     Attributes:
-        batch: those that are parked in a moment.
+        batch: requests that are about to be parked.
         max_hold: seconds that a message may be held, or be away on a countdown.
     """
 
@@ -176,28 +175,20 @@ class Actions:
             limit_queue.next_ask = now + POLL_INTERVAL
             return False
         demand, most = action.demand, None
-        bucket = demand.name, demand.key
         interval = limit_queue.intervals.get(demand.name) or demand.interval
         max_wait = pending.plan.policy.max_wait
         if max_wait is not None and interval > 0 and not pending.returned:
             most = 1 + int((max_wait - action.wait) / interval)
         packed = self._attendant.to_park(pending, demand, action.since)
-        if most is None and self.batch.accepts(bucket, packed, only_behind=action.only_behind):
-            self.batch.add(PendingPark(limit_queue, pending, action, packed))
-            if self.batch.store_calls.use_threads:
-                self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
-            return True
-        asks = self._attendant.parks({bucket: [(pending, packed)]}, only_behind=action.only_behind, most=most)
-        said = self._outage.ask(lambda: asked(asks), None)
-        self._parked(limit_queue, pending, action, said[bucket][0] if said else None, now)
+        self.batch.add(PendingPark(limit_queue, pending, action, packed, most))
+        self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
         return True
 
-    def on_parked(self, leaving: PendingPark, ahead: int | None) -> None:
-        """What the store has said of one that is parked with others."""
-        self._parked(leaving.limit_queue, leaving.pending, leaving.action, ahead, monotonic())
+    def on_parked(self, park: PendingPark, ahead: int | None) -> None:
+        """What the store has said of a request that was to be parked; ``None``: it has not."""
+        self._parked(park.limit_queue, park.pending, park.action, ahead, monotonic())
 
     def _parked(self, queue: LimitQueue, pending: PendingRequest, action: Park, ahead: int | None, now: float) -> None:
-        """The store has said what came of it; ``None``: it has not."""
         demand, wait = action.demand, action.wait
         interval = queue.intervals.get(demand.name) or demand.interval
         if ahead is None:

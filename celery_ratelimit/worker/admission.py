@@ -14,13 +14,14 @@ from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
 from ..parking.arrivals import Arrivals
+from ..parking.asks import Reply
 from ..parking.publisher import LEAD
 from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import MAX_BATCH, ConcurrencyLeases
 from .fallback_limiter import FallbackLimiter
 from .permit_terms import claim, max_lookahead
-from .request import PendingRequest
+from .request import AcquireCall, PendingRequest
 from .request_queue import LimitQueue
 from .reservations import Reservations
 from .rules import (
@@ -35,6 +36,7 @@ from .rules import (
     refused,
     without_store,
 )
+from .store_calls import StoreCalls
 
 __all__ = ["MAX_BATCH", "POLL_INTERVAL", "PermitClient"]
 
@@ -57,6 +59,7 @@ class PermitClient:
         asker: the way to the store.
         concurrency: the leases of this worker's tasks.
         leases: renews those that are held.
+        store_calls: asks.
         outage: of the store.
         on_store_error: what the app's setting says.
         capacity: of the pool.
@@ -74,6 +77,7 @@ class PermitClient:
         asker: Asker,
         concurrency: ConcurrencyLeases,
         leases: Leases,
+        store_calls: StoreCalls,
         outage: Outage,
         on_store_error: str,
         capacity: PoolCapacity,
@@ -86,7 +90,7 @@ class PermitClient:
         max_hold: float,
     ) -> None:
         self._asker, self._leases, self._outage, self._on_store_error = asker, leases, outage, on_store_error
-        self._concurrency = concurrency
+        self._concurrency, self._store_calls = concurrency, store_calls
         self._capacity, self._slots, self._share, self._arrivals = capacity, slots, share, arrivals
         self._store = capacity.store
         self._parks, self._ahead, self._early, self._longest = parks, ahead, early, max_hold
@@ -116,44 +120,45 @@ class PermitClient:
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 
-    def ask(
-        self, limit_queue: LimitQueue, asking: Sequence[PendingRequest], *, for_permit: bool
-    ) -> list[Decision | Action | None]:
-        """Ask for a permit, or for a slot alone: for requests of a line that ask the same, one after the other.
+    def acquire(
+        self, limit_queue: LimitQueue, call: AcquireCall, on_reply: Callable[[Reply[Sequence[Decision | None]]], None]
+    ) -> None:
+        """Ask for permits, or for slots alone: for requests of a queue that ask the same, one after the other.
 
-        Returns:
-            An answer for each that was asked, see :meth:`verdict`: up to the first that has neither permits nor a slot.
+        Where places are handed on, or the store is told which copies have come, with the same script, the loop asks:
+        what is told is its own.
         """
+        asking, for_permit = call.requests, call.for_permit
+        if asking[0].plan.leased:
+            how = self._how(asking[:1], for_permit=for_permit)
+            leases = partial(self._concurrency.acquire, limit_queue, asking, for_permit=for_permit, **how)
+            self._store_calls.submit(leases, on_reply, in_loop=True)
+        elif all(pending.duplicate_checked for pending in asking):
+            self._store_calls.submit(self._question(asking, for_permit=for_permit), on_reply)
+        else:
+            decisions = partial(self._decisions, asking, for_permit=for_permit)
+            self._store_calls.submit(decisions, on_reply, in_loop=True)
 
-        def decisions() -> Sequence[Decision | None]:
-            if asking[0].plan.leased:
-                how = self._how(asking[:1], for_permit=for_permit)
-                return self._concurrency.acquire(limit_queue, asking, for_permit=for_permit, **how)
-            return self._decisions(asking, for_permit=for_permit)
-
-        return self.call_store(asking[0], decisions)
-
-    def call_store(
-        self, first: PendingRequest, decisions: Callable[[], Sequence[Decision | None]], seconds: float | None = None
-    ) -> list[Decision | Action | None]:
-        """What the store decides, or what is to become of those who ask it if it can not; in so many seconds, if it has
-        decided already.
+    def answers(
+        self, first: PendingRequest, reply: Reply[Sequence[Decision | None]]
+    ) -> Sequence[Decision | Action | None]:
+        """What the store has said to each that asked, see :meth:`action`: up to the first that has neither permits nor
+        a slot.
         """
-        began = monotonic()
         try:
-            said = self._outage.ask(decisions, None) if seconds is None else self._outage.hear(decisions, None)
+            said = self._outage.hear(reply.get, None)
         except ImpossibleRequest as error:  # a stored limit is smaller than what this task costs
             if not first.duplicate_checked and self._outage.ask(lambda: self._arrivals.may_run(first), None) is False:
                 return [DropDuplicate()]
             logger.error("Task %s[%s] can never start: %s", first.request.name, first.request.id, error)
             self._slots.forget(first)
             return [Fail(error)]
-        if said is not None:
-            self._store.note(monotonic() - began if seconds is None else seconds)
         return [None] if said is None else [DropDuplicate() if decision is None else decision for decision in said]
 
-    def question(self, asking: Sequence[PendingRequest], *, for_permit: bool) -> Callable[[], list[Decision]]:
-        """For those of whom nothing is to be told."""
+    def _question(
+        self, asking: Sequence[PendingRequest], *, for_permit: bool
+    ) -> Callable[[], Sequence[Decision | None]]:
+        """Of requests of which nothing is to be told."""
         first = asking[0]
         return partial(self._asker.ask_next, first.demands, _ids(asking), **self._how(asking, for_permit=for_permit))
 
@@ -169,10 +174,10 @@ class PermitClient:
         if not asking:
             return [None]
         if all(pending.duplicate_checked for pending in asking):
-            return self.question(asking, for_permit=for_permit)()
+            return self._question(asking, for_permit=for_permit)()
         with self._arrivals.told_along(asking) as told:
             if told is None:
-                return self.question(asking, for_permit=for_permit)()
+                return self._question(asking, for_permit=for_permit)()
             how = self._how(asking, for_permit=for_permit)
             decisions, told.may = self._asker.ask_along(asking[0].demands, _ids(asking), told.along, **how)
             told.answered = len(decisions)

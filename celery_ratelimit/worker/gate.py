@@ -37,7 +37,6 @@ from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .fallback_limiter import FallbackLimiter
 from .flow_control import PrefetchAccounting, ReturnQueueConsumption
-from .in_flight_acquires import InFlightAcquires
 from .limit_watcher import LimitWatcher
 from .pool_scheduler import PoolScheduler, UnlimitedAdmission
 from .reporting import Reporter
@@ -105,22 +104,22 @@ class Gate:
         )
         share = FallbackLimiter(worker.live_workers, leases)
         admission = self._admission = PermitClient(
-            *(asker, concurrency, leases, outage, settings.on_store_error, capacity, slots, share, attendant.arrivals),
+            *(asker, concurrency, leases, store_calls, outage, settings.on_store_error, capacity),
+            *(slots, share, attendant.arrivals),
             parks=actions.parks,
             ahead=pool_scheduler.ahead,
             early=pool_scheduler.early,
             max_hold=actions.max_hold,
         )
-        sent = InFlightAcquires(store_calls, admission, capacity)
         self._return_queues = reach = ReturnQueueConsumption(
             worker, capacity, lambda: self._scheduler.run(self._queues)
         )
         self._scheduler = Scheduler(
-            *(worker, admission, sent, resources, capacity, queues, pool_scheduler, actions, reach, concurrency),
+            *(worker, admission, resources, capacity, queues, pool_scheduler, actions, reach, concurrency),
             on_error=lambda pending, error: self.on_error(pending.request, error),
         )
         scheduler = self._scheduler
-        self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, queues, prefetch, actions, sent, scheduler)
+        self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, prefetch, scheduler)
         self._passing = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, scheduler.run)
 
     # -- Coming in -------------------------------------------------------------------------------------------------
@@ -256,6 +255,8 @@ class Gate:
             self._connections += 1
             everybody = self._queues.clear()
             self._arrivals_batch.clear()
+            self._actions.batch.clear()
+            self._store_calls.close()
             self._pool_scheduler.clear()
             self._scheduler.close()
             self._prefetch.clear()

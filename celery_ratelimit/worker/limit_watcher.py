@@ -10,6 +10,7 @@ from ..limiter.asker import Asker
 from ..limiter.outage import Outage
 from ..limiter.shadows import ask_would
 from ..limits.any_limit import AnyLimit
+from ..parking.asks import Reply
 from .store_calls import StoreCalls
 
 __all__ = ["LimitWatcher"]
@@ -29,7 +30,7 @@ class LimitWatcher:
         asker: whom to ask.
         limits: those to look for, by name; there may be more of them later.
         outage: while it lasts nobody asks.
-        store_calls: to a store that is some way off.
+        store_calls: asks.
         is_idle: whether nobody waits whom a change could concern: then nobody asks.
         on_change: called with the names.
         workers: how many there are.
@@ -77,19 +78,15 @@ class LimitWatcher:
 
     def _look(self) -> None:
         self._cancel = _nothing
-        if self._outage:
-            self._go_on(dict)
-        elif self._is_idle():
-            self._go_on(lambda: self._told)
-        elif self._store_calls.use_threads:
-            self._store_calls.run(self._question(), lambda reply, _: self._go_on(reply))
+        if self._is_idle():
+            self._go_on(Reply(self._told))
         else:
-            self._go_on(self._question())
+            self._store_calls.submit(self._question(), self._go_on)
 
-    def _go_on(self, reply: Callable[[], dict[str, str]]) -> None:
+    def _go_on(self, reply: Reply[dict[str, str]]) -> None:
         """With what is told, or nothing."""
         try:
-            told = self._outage.hear(reply, {}, quietly=True)
+            told = self._outage.hear(reply.get, {}, quietly=True)
         finally:
             # Only now: a store that hangs takes as long as the pause, and all that the loop did would be to look.
             if self._cancel is _nothing:  # else a greenlet has closed it meanwhile

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from .._celery import Pool
+from .request import AcquireCall
 from .request_queue import ASK_EARLY
 
 __all__ = ["ProcessReservations"]
@@ -21,7 +22,7 @@ class ProcessReservations:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._grants: list[tuple[float, float]] = []  # when, and the share of a process until the next may begin
-        self._asked: dict[object, float] = {}
+        self._acquiring: dict[AcquireCall, float] = {}
 
     @property
     def times(self) -> list[float]:
@@ -36,17 +37,17 @@ class ProcessReservations:
         """Undo :meth:`add`: the task starts, or does not."""
         self._grants.remove(next(each for each in self._grants if each[0] == at))
 
-    def ask_for(self, whose: object, number: int, name: str) -> None:
-        """So many permits are being asked for, for tasks of this name."""
-        self._asked[whose] = number * self._share(name)
+    def acquire(self, call: AcquireCall, name: str) -> None:
+        """Permits are asked for, for tasks of this name."""
+        self._acquiring[call] = len(call.requests) * self._share(name)
 
-    def is_answered(self, whose: object) -> None:
-        """Undo :meth:`ask_for`."""
-        self._asked.pop(whose, None)
+    def end_acquiring(self, call: AcquireCall) -> None:
+        """Undo :meth:`acquire`."""
+        self._acquiring.pop(call, None)
 
     def by(self, until: float) -> float:
         """Processes for permits that are good by then, or are being asked for."""
-        promised = sum(self._asked.values(), 0.0)
+        promised = sum(self._acquiring.values(), 0.0)
         for at, share in self._grants:
             if at > until:
                 break
@@ -59,7 +60,7 @@ class ProcessReservations:
 
     def clear(self) -> None:
         self._grants.clear()
-        self._asked.clear()
+        self._acquiring.clear()
 
     def _share(self, name: str) -> float:
         """Of a process, until the next task may begin."""

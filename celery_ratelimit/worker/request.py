@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,17 +12,19 @@ from .._celery.saved_message import doubts_in
 from ..app.plan import Plan
 from ..limiter.demand import Demand
 from ..limiter.leases import run_id
+from ..parking.asks import Reply
 
-__all__ = ["PendingRequest", "State", "Unlimited"]
+__all__ = ["AcquireCall", "PendingRequest", "State", "Unlimited"]
 
 
 class State(Enum):
     """What becomes of a request next."""
 
     QUEUED = "asks"
+    ACQUIRING = "waits for the reply to the call that asks for it"
     DEFERRED = "asks again at a time"
     GRANTED = "holds a permit that is good at a time"
-    PARKING = "is parked in a moment, with others"
+    PARKING = "waits for the reply to the call that parks it"
     GONE = "gone"
 
 
@@ -101,6 +103,37 @@ class PendingRequest:
     def demand(self, name: str | None) -> Demand:
         """What it asks of the limit of that name."""
         return next((demand for demand in self.demands if demand.name == name), self.demands[0])
+
+
+@dataclass(slots=True, eq=False)
+class AcquireCall:
+    """A call that asks for permits, or for slots alone, for requests of a queue.
+
+    Attributes:
+        requests: they ask the same, one after the other.
+        for_permit: whether permits are asked for.
+        reply: what the store has said; ``None``: the call is in flight.
+        is_late: the worker goes on; it has not come back to the call yet.
+        is_void: the limit has changed meanwhile: a refusal says nothing.
+    """
+
+    requests: Sequence[PendingRequest]
+    for_permit: bool
+    reply: Reply[Any] | None = None
+    is_late: bool = False
+    is_void: bool = False
+
+    def begin(self) -> None:
+        """Its requests keep their places, and no other of their queue asks before the reply."""
+        for pending in self.requests:
+            if pending.state is State.QUEUED:  # else the connection was lost while a greenlet was here
+                pending.state = State.ACQUIRING
+
+    def end(self) -> None:
+        """The reply is there, or never comes: its requests ask, until it is said what becomes of them."""
+        for pending in self.requests:
+            if pending.state is State.ACQUIRING:
+                pending.state = State.QUEUED
 
 
 @dataclass(slots=True, eq=False)

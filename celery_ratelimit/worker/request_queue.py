@@ -3,9 +3,10 @@
 A request that is held is in one state, which its line alone changes:
 
 * it **asks**: as soon as it is the first of those who do, and its line may ask;
+* it **is acquiring**: the call that asks for it is in flight; until its reply it keeps its place among those who ask;
 * it **asks again** at a time that it was told;
 * it **holds a permit**, which is good at a time;
-* it **is parked** in a moment, with others that came in with it;
+* it **is parking**: the call that parks it is about to be made, or in flight;
 * it is **gone**.
 
 Those who have a slot in the store ask before newcomers.
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ..limiter.demand import Demand
 from ..limits.decision import Decision
-from .request import PendingRequest, State
+from .request import AcquireCall, PendingRequest, State
 
 __all__ = ["ASK_EARLY", "LEAST_PAUSE", "LimitQueue", "TimerHeap"]
 
@@ -92,7 +93,7 @@ class LimitQueue:
         cancel: cancels the line's timer, which goes off at ``alarm``.
         due: those who have a time.
         parking: those who are parked in a moment.
-        is_asking: the store is asked for the first of them, while the worker goes on; the others wait for the answer.
+        acquire: the call that asks for the first of them, while it is in flight; the others wait for its reply.
     """
 
     key: tuple[tuple[str, str], ...] = ()
@@ -112,7 +113,7 @@ class LimitQueue:
     alarm: float = 0.0
     due: TimerHeap = field(default_factory=TimerHeap)
     parking: list[PendingRequest] = field(default_factory=list)
-    is_asking: bool = False
+    acquire: AcquireCall | None = None
 
     # -- Who is here -----------------------------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class LimitQueue:
         self.with_slot.clear()
         self.new.clear()
         self.parking.clear()
-        self.due = TimerHeap()
+        self.due, self.acquire = TimerHeap(), None
         return everybody
 
     def ask_all_again(self) -> None:
@@ -204,7 +205,7 @@ class LimitQueue:
         self.due.add(at, pending)
 
     def _take_out(self, pending: PendingRequest) -> None:
-        if pending.state is State.QUEUED:
+        if pending.state in (State.QUEUED, State.ACQUIRING):
             asking = self.asking(pending)
             if asking and asking[0] is pending:
                 asking.popleft()
@@ -241,7 +242,7 @@ class LimitQueue:
         heads = [asking[0].release_deadline for asking in (self.with_slot, self.new) if asking]
         # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
         turns = [self.due.next] if self.due and (self.due.next > now or not self.needs_process) else []
-        if heads and not self.needs_process and not self.is_asking:
+        if heads and not self.needs_process and self.acquire is None:
             turns.append(max(self.next_ask, now + LEAST_PAUSE))
         return min(turns, default=0.0), min([min(heads, default=now + max_hold), *turns])
 

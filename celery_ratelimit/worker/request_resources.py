@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .capacity import PoolCapacity
 from .concurrency import ConcurrencyLeases
 from .flow_control import PrefetchAccounting
-from .request import PendingRequest, State
+from .request import AcquireCall, PendingRequest, State
 from .request_queue import LimitQueue
 from .reservations import Reservations
 
@@ -36,6 +36,20 @@ class RequestResources:
         """It has a permit that is good at that time: a process is kept for it."""
         limit_queue.hold(pending, at, permit_at_us)
         self._capacity.promises.add(at, pending.request.task.name)
+
+    def start_acquiring(self, limit_queue: LimitQueue, call: AcquireCall) -> None:
+        """Its requests are asked for: processes are kept for the permits."""
+        limit_queue.acquire = call
+        call.begin()
+        if call.for_permit:
+            self._capacity.promises.acquire(call, call.requests[0].request.task.name)
+
+    def end_acquiring(self, limit_queue: LimitQueue, call: AcquireCall) -> None:
+        """Undo :meth:`start_acquiring`."""
+        self._capacity.promises.end_acquiring(call)
+        if limit_queue.acquire is call:
+            limit_queue.acquire = None
+            call.end()
 
     def recall(
         self, limit_queue: LimitQueue, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()

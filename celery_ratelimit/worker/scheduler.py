@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from .._celery import Worker
 from ..limits.decision import Decision
+from ..parking.asks import Reply
 from .actions import Actions
 from .admission import POLL_INTERVAL, PermitClient
 from .batch_selection import BatchSelector
@@ -16,21 +18,14 @@ from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .error_attribution import ErrorAttribution
 from .flow_control import ReturnQueueConsumption
-from .in_flight_acquires import AcquireCall, InFlightAcquires
+from .parking_batch import PendingPark
 from .pool_scheduler import PoolScheduler
 from .queue_timers import QueueTimers
-from .request import PendingRequest
+from .request import AcquireCall, PendingRequest
 from .request_queue import ASK_EARLY, LimitQueue
 from .request_queues import RequestQueues
 from .request_resources import RequestResources
-from .rules import (
-    BUNCHED,
-    Acquire,
-    BlockQueue,
-    RetryAt,
-    before_acquire,
-    on_timer,
-)
+from .rules import BUNCHED, Acquire, BlockQueue, RetryAt, before_acquire, on_timer
 
 __all__ = ["Scheduler"]
 
@@ -46,7 +41,6 @@ class Scheduler:
     Args:
         worker: the worker.
         admission: of the store.
-        sent: questions for whose answers the worker does not wait.
         resources: what requests have.
         capacity: of the pool.
         queues: who waits.
@@ -64,7 +58,6 @@ class Scheduler:
         self,
         worker: Worker,
         admission: PermitClient,
-        sent: InFlightAcquires,
         resources: RequestResources,
         capacity: PoolCapacity,
         queues: RequestQueues,
@@ -74,7 +67,7 @@ class Scheduler:
         leases: ConcurrencyLeases,
         on_error: Callable[[PendingRequest, Exception], None],
     ) -> None:
-        self._worker, self._admission, self._in_flight = worker, admission, sent
+        self._worker, self._admission = worker, admission
         self._resources, self._capacity, self._queues, self._pool_scheduler, self._actions = (
             resources,
             capacity,
@@ -96,6 +89,7 @@ class Scheduler:
         )
         self._cancel_look: Callable[[], None] | None = None
         self._changed: set[str] = set()
+        self._ready: dict[LimitQueue, None] = {}
         self._is_running = self._again = False
 
     def note_changed(self, names: set[str]) -> None:
@@ -107,27 +101,30 @@ class Scheduler:
         if self._worker.is_stopping:  # nothing starts any more; leases go to other workers
             self._leases.release_ended()
             return
+        self._ready.update(dict.fromkeys(queues))
         if self._is_running:
             self._again = True
             return
         self._is_running = True
         try:
             while True:
+                ready, self._ready, self._again = self._ready, {}, False
                 self._put_back_early()
                 if self._pool_scheduler.unlimited_starving(monotonic()) and self._capacity.idle() > 0:
                     self._pool_scheduler.start_unlimited(monotonic(), owed=True)
-                for limit_queue in queues:
+                for limit_queue in ready:
                     self._move(limit_queue)
                 self._admit()
                 self._return_queues.update(monotonic())
+                if not self._worker.together.is_at_it:  # one script parks all that arrive with one delivery
+                    self._actions.batch.flush(self._is_parked, self.run)
                 if not self._again or self._worker.is_stopping:
                     break
-                self._again = False
-                queues = list(self._queues)
         finally:
             self._is_running = False
             self._leases.release_ended()
-            if (self._queues.needing_process or len(self._pool_scheduler)) and self._cancel_look is None:
+            waiting = self._queues.needing_process or len(self._pool_scheduler) or len(self._actions.batch)
+            if waiting and self._cancel_look is None:
                 self._cancel_look = self._worker.timers.call_after(POLL_INTERVAL, self._look)
 
     def is_late(self) -> bool:
@@ -163,7 +160,8 @@ class Scheduler:
         for limit_queue in self._queues if names else ():
             if any(name in names for name, _ in limit_queue.key):
                 limit_queue.ask_all_again()
-                self._in_flight.note_changed(limit_queue)
+                if limit_queue.acquire is not None:  # its reply is about what was before
+                    limit_queue.acquire.is_void = True
 
     def _admit(self) -> None:
         """Free processes are for those who wait: first for who has its turn, then in the order in which they came."""
@@ -206,10 +204,8 @@ class Scheduler:
         while True:
             self.attribution.pair = None
             try:
-                if (asked := self._in_flight.take(limit_queue)) is not None:
-                    self._hear(limit_queue, asked)
-                    if asked.is_void:
-                        limit_queue.ask_all_again()
+                if limit_queue.acquire is not None and limit_queue.acquire.reply is not None:
+                    self._hear(limit_queue, limit_queue.acquire)
                 self._start_due(limit_queue)
                 self._ask_for(limit_queue, has_reservation=True)
                 self._ask_for(limit_queue, has_reservation=False)
@@ -238,7 +234,7 @@ class Scheduler:
 
     def _ask_for(self, limit_queue: LimitQueue, *, has_reservation: bool) -> None:
         asking = limit_queue.with_slot if has_reservation else limit_queue.new
-        while asking and not limit_queue.is_asking:
+        while asking and limit_queue.acquire is None:
             pending = asking[0]
             self.attribution.pair = limit_queue, pending
             if self._actions.drop_if_finished(limit_queue, pending):
@@ -261,24 +257,42 @@ class Scheduler:
     ) -> bool:
         """For the first of those who ask, and for others who would ask the same next."""
         together = self._selector.select(limit_queue, first, asking, monotonic()) if for_permit else [first]
-        asked = AcquireCall(together, for_permit)
-        if self._in_flight.may_send(together):
-            self._in_flight.send(limit_queue, asked)
-            return False
-        asked.admission = self._admission.ask(limit_queue, together, for_permit=for_permit)
-        return self._hear(limit_queue, asked)
+        call = AcquireCall(together, for_permit)
 
-    def _hear(self, limit_queue: LimitQueue, asked: AcquireCall) -> bool:
-        """What the store has said of each. Returns whether the line may go on."""
-        if asked.error is not None:
-            self.attribution.pair = limit_queue, asked.those[0]
-            raise asked.error
+        def is_answered(reply: Reply[Any]) -> None:
+            call.reply = reply
+            if call.is_late:  # else the queue is just being moved on
+                self.run([limit_queue])
+                self._resources.end_acquiring(limit_queue, call)  # if the queue has ended meanwhile
+
+        self._resources.start_acquiring(limit_queue, call)
+        try:
+            self._admission.acquire(limit_queue, call, is_answered)
+        except BaseException:
+            self._resources.end_acquiring(limit_queue, call)
+            raise
+        call.is_late = call.reply is None
+        return call.reply is not None and self._hear(limit_queue, call)
+
+    def _is_parked(self, park: PendingPark, ahead: Reply[int | None]) -> None:
+        with self.attribution.contains(park.limit_queue, park.pending):
+            self._actions.on_parked(park, ahead.get())
+
+    def _hear(self, limit_queue: LimitQueue, call: AcquireCall) -> bool:
+        """What the store has said of each. Returns whether the queue may go on."""
+        self._resources.end_acquiring(limit_queue, call)
+        first, reply = call.requests[0], call.reply
+        assert reply is not None
+        self.attribution.pair = limit_queue, first
+        answers = self._admission.answers(first, reply)
         goes_on, waits_in_worker = True, False
-        for pending, answer in zip(asked.those, asked.admission or (), strict=False):
+        for pending, answer in zip(call.requests, answers, strict=False):
             if waits_in_worker and isinstance(answer, Decision) and not answer.allowed:
                 continue  # it is asked for with the one at the head, whose turn comes first
             with self.attribution.contains(limit_queue, pending):
-                action = self._admission.action(limit_queue, pending, answer, for_permit=asked.for_permit, at=asked.at)
+                action = self._admission.action(limit_queue, pending, answer, for_permit=call.for_permit, at=reply.at)
                 goes_on = self._actions.apply(limit_queue, pending, action, monotonic())
                 waits_in_worker = waits_in_worker or isinstance(action, BlockQueue)
+        if call.is_void:
+            limit_queue.ask_all_again()
         return goes_on and not waits_in_worker

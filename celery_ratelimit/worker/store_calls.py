@@ -1,116 +1,193 @@
-"""Questions to a store that is some way off: threads ask them, and the worker's loop does not wait for the answers.
+"""Calls to the store: each reply comes by callback, at once, or from a thread where the store is some way off.
 
-A worker that waits 2 ms for each answer starts nothing meanwhile, and hears of nothing that has ended.
+A worker that waits 2 ms for each reply starts nothing meanwhile, and hears of no task that has ended.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .._celery import Worker
-from ..errors import StoreUnavailable
-from ..limiter.outage import Outage
+from ..limiter.outage import NotAsked, Outage
+from ..parking.asks import Asks, Reply, advance
 from .clock import monotonic
 from .store_latency import StoreLatency
 
-__all__ = ["THREAD_LATENCY", "StoreCalls"]
+__all__ = ["StoreCalls"]
 
-#: Seconds of a round trip from which on it is worth a thread: to hand a question over and back takes a tenth of them.
-THREAD_LATENCY = 0.001
-#: Threads, each with a connection of its own: as many lines ask at once. Those that connect when the worker starts.
+logger = logging.getLogger("celery_ratelimit")
+
+#: Threads, each with a connection of its own, and those that connect when the worker starts.
 MOST, AT_FIRST = 4, 2
-#: Seconds that a worker which stops waits for answers: a store that hangs has been given up by then.
-LAST_ANSWERS = 3.0
+#: Seconds that a worker which stops waits for replies: a store that hangs has been given up by then.
+LAST_REPLIES = 3.0
 
 _T = TypeVar("_T")
 
 
 class StoreCalls:
-    """Those of one worker.
+    """Makes the calls of one worker. Only this class knows whether a thread makes them.
+
+    Without an event loop that a thread can wake (green pools, kombu before 5.7) the worker makes them itself.
 
     Args:
-        worker: has the loop to which answers come back. Nobody is sent where it has none, or another thread cannot
-            wake it (kombu before 5.7).
-        store: how far away it is.
-        outage: of the store: there is nothing to wait for then.
+        worker: the worker.
+        latency: of the store.
+        outage: while it lasts no call is made.
     """
 
-    def __init__(self, worker: Worker, store: StoreLatency, outage: Outage) -> None:
-        self._timers, self._store, self._outage = worker.timers, store, outage
+    def __init__(self, worker: Worker, latency: StoreLatency, outage: Outage) -> None:
+        self._timers, self._latency, self._outage = worker.timers, latency, outage
         self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
         self._threads = _threads()
-        self._connection = object()  # the worker's to its broker
-        self._asked: set[Future[Any]] = set()
-
-    @property
-    def use_threads(self) -> bool:
-        """Whether it is better to go on meanwhile than to wait here."""
-        return self._has_loop and self._store.is_at_least(THREAD_LATENCY) and not self._outage
+        self._connection = object()  # of the worker to its broker
+        self._in_threads: set[Future[Reply[Any]]] = set()
 
     def open(self, ping: Callable[[], object]) -> None:
-        """Measure how far away the store is; and connect before there is something to ask, which takes some trips."""
-        began = monotonic()
-        ping()
-        self._store.note(monotonic() - began)
-        for _ in range(AT_FIRST if self.use_threads else 0):
-            self.run(ping, lambda _, __: None)
+        """Measure how far away the store is, and let threads connect before they are needed: that takes four trips."""
+        self.submit(ping, _ignore, in_loop=True)
+        for _ in range(AT_FIRST if self._use_threads else 0):
+            self.submit(ping, _ignore)
 
-    def run(self, question: Callable[[], _T], done: Callable[[Callable[[], _T], float], None]) -> Callable[[], _T]:
-        """Ask, and go on. Returns what waits for the answer.
+    def submit(
+        self, call: Callable[[], _T], on_reply: Callable[[Reply[_T]], None], *, in_loop: bool = False
+    ) -> Future[Reply[_T]] | None:
+        """Make a call. ``on_reply`` gets its reply in the worker's loop: before this returns, or later.
 
-        ``done`` is called in the loop, with what says the answer, or raises what was raised, and the time when it came;
-        or never, if the worker's connection is lost meanwhile.
+        A reply that comes later is discarded if the worker's connection to its broker is lost meanwhile.
+
+        Args:
+            call: calls the store.
+            on_reply: called once.
+            in_loop: no thread makes this call, as it uses what belongs to the loop.
+
+        Returns:
+            What the reply can be waited for with; ``None``: it has come.
         """
-        # Asked once: where no thread can be started the executor has queued it all the same, for a later one.
-        waiting, connection = [question], self._connection
+        if self._outage:
+            on_reply(_not_asked("the store is lost"))
+        elif in_loop or not self._use_threads:
+            self._hear(_reply_to(call), on_reply)
+        else:
+            return self._in_thread(call, on_reply)
+        return None
 
-        def ask() -> _T:
-            if connection is not self._connection:  # the broker has those for whom it was, and others may have them
-                raise StoreUnavailable("nobody waits for the answer any more")
-            if self._outage:
-                raise self._outage.error
-            return waiting.pop()()
-
-        def hear(reply: Callable[[], _T], at: float) -> None:
-            if connection is self._connection:
-                done(reply, at)
-
-        def is_back(future: Future[_T]) -> None:
-            self._timers.call_soon(self._timers.contained(partial(hear, future.result, monotonic())))
-
-        answer = _submit(self._threads, ask)
-        self._asked.add(answer)
-        answer.add_done_callback(self._asked.discard)
-        answer.add_done_callback(is_back)
-        return answer.result
+    def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> _Run[_T]:
+        """Make the calls of a generator, one after the other; ``on_end`` gets its result."""
+        run = _Run(self, asks, on_end)
+        run.hear(None)
+        return run
 
     def close(self) -> None:
-        """The connection is lost, or the worker stops: nobody is asked who has not been, and no answer is heard.
+        """The connection to the broker is lost, or the worker stops: replies that come now are discarded.
 
-        What is just being asked comes to the store before the broker has its message again, or that could run meanwhile
-        and be parked as well.
+        Calls that wait for a thread are not made. Those in flight are waited for: the broker would hand out a message
+        again before the store is asked to park it, and the task could run meanwhile and be parked as well.
         """
         self._connection = object()
         threads, self._threads = self._threads, _threads()
-        threads.shutdown(wait=False)  # they end when they have asked what they have been given
-        wait([each for each in self._asked.copy() if each.running()], LAST_ANSWERS)
+        threads.shutdown(wait=False)
+        wait([each for each in self._in_threads.copy() if each.running()], LAST_REPLIES)
+
+    @property
+    def _use_threads(self) -> bool:
+        return self._has_loop and self._latency.is_worth_threads
+
+    def _hear(self, reply: Reply[_T], on_reply: Callable[[Reply[_T]], None]) -> None:
+        if reply.error is None:
+            self._latency.note(reply.seconds)
+        on_reply(reply)
+
+    def _in_thread(self, call: Callable[[], _T], on_reply: Callable[[Reply[_T]], None]) -> Future[Reply[_T]]:
+        # Made once: where no thread can be started the executor has queued it all the same, for a later one.
+        waiting, connection = [call], self._connection
+
+        def make() -> Reply[_T]:
+            if connection is not self._connection:
+                return _not_asked("nothing waits for this reply any more")
+            return _not_asked("the store is lost") if self._outage else _reply_to(waiting.pop())
+
+        def hear(reply: Reply[_T]) -> None:
+            if connection is self._connection:
+                self._hear(reply, on_reply)
+
+        def has_ended(future: Future[Reply[_T]]) -> None:
+            self._in_threads.discard(future)
+            self._timers.call_soon(self._timers.contained(partial(hear, future.result())))
+
+        try:
+            future = self._threads.submit(make)
+        except RuntimeError:  # no thread can be started
+            future = Future()
+            future.set_result(make())
+        self._in_threads.add(future)
+        future.add_done_callback(has_ended)
+        return future
+
+
+class _Run(Generic[_T]):
+    """A generator whose calls are made one after the other, without recursion where replies come at once."""
+
+    def __init__(self, calls: StoreCalls, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> None:
+        self._calls, self._asks, self._on_end = calls, asks, on_end
+        self._replies: deque[Reply[Any] | None] = deque()
+        self._is_at_it = self._is_over = False
+        self._in_flight: Future[Reply[Any]] | None = None
+
+    def hear(self, reply: Reply[Any] | None) -> None:
+        """Go on with a reply; ``None``: begin."""
+        self._replies.append(reply)
+        if self._is_at_it or self._is_over:
+            return
+        self._is_at_it = True
+        try:
+            while self._replies:
+                step = advance(self._asks, self._replies.popleft())
+                if self._is_over:
+                    self._asks.close()
+                elif isinstance(step, Reply):
+                    self._is_over = True
+                    self._on_end(step)
+                else:
+                    self._in_flight = self._calls.submit(step, self.hear)
+        finally:
+            self._is_at_it = False
+
+    def end(self) -> None:
+        """Hear the reply to the call that is in flight, and make no other."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._is_at_it or self._in_flight is None:  # a greenlet is at it
+            return
+        step = advance(self._asks, self._in_flight.result())
+        if isinstance(step, Reply) and step.error is not None:  # the connection to the broker may be lost, too
+            logger.debug("calls to the store have ended untimely: %r", step.error)
+        self._asks.close()
+
+
+def _reply_to(call: Callable[[], _T]) -> Reply[_T]:
+    began = monotonic()
+    try:
+        value = call()
+    except Exception as error:
+        at = monotonic()
+        return Reply(error=error, at=at, seconds=at - began)
+    at = monotonic()
+    return Reply(value, at=at, seconds=at - began)
+
+
+def _not_asked(why: str) -> Reply[Any]:
+    return Reply(error=NotAsked(why), at=monotonic())
+
+
+def _ignore(reply: Reply[Any]) -> None: ...
 
 
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MOST, "celery_ratelimit-store")
-
-
-def _submit(threads: ThreadPoolExecutor, ask: Callable[[], Any]) -> Future[Any]:
-    """Where no thread can be started it is asked here, or the line would wait for ever."""
-    try:
-        return threads.submit(ask)
-    except RuntimeError:
-        answer: Future[Any] = Future()
-        try:
-            answer.set_result(ask())
-        except Exception as error:
-            answer.set_exception(error)
-        return answer

@@ -12,6 +12,9 @@ FAR = 0.005
 REACH = 3
 #: Seconds that are believed of a single round trip, and what it counts for in the mean.
 MOST, NEWEST = 0.1, 1 / 8
+#: Seconds of the shortest of the last replies from which on threads make calls, and below which the loop makes them
+#: again. To hand a call over and back takes 0.1 ms.
+THREADS_FROM, LOOP_BELOW = 0.001, 0.0005
 #: Answers of which the shortest says how far away it is: others took long since there was much to do, here or there.
 LATELY = 16
 
@@ -21,20 +24,18 @@ class StoreLatency:
 
     Attributes:
         round_trip: seconds that an answer takes, a mean.
+        is_worth_threads: the store is so far away that a thread is to wait for it.
     """
 
     def __init__(self) -> None:
-        self.round_trip = 0.0
+        self.round_trip, self.is_worth_threads = 0.0, False
         self._lately: deque[float] = deque(maxlen=LATELY)
 
     def note(self, seconds: float) -> None:
         """An answer has taken so long."""
         self.round_trip += NEWEST * (min(MOST, seconds) - self.round_trip)
         self._lately.append(seconds)
-
-    def is_at_least(self, seconds: float) -> bool:
-        """Whether each of the last answers has taken so long."""
-        return min(self._lately, default=0.0) >= seconds
+        self.is_worth_threads = min(self._lately) >= (LOOP_BELOW if self.is_worth_threads else THREADS_FROM)
 
     @property
     def is_far(self) -> bool:

@@ -957,28 +957,6 @@ def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, pa
     assert let_out(parking, asked)
 
 
-# -- Who has waited in its worker for others -------------------------------------------------------------------------
-
-
-def test_who_has_waited_for_others_has_the_place_that_it_would_have(parking: Parking, clock: Clock) -> None:
-    park(parking, "a")
-    clock.set(START + 300_000)
-    park(parking, "b")
-    park(parking, "c", since=-200_000, only_behind=True)
-    park(parking, "d", since=-1, only_behind=True)
-    assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == ["a", "c", "d", "b"]
-
-
-def test_whoever_parks_hears_for_how_long_the_first_has_waited(parking: Parking, clock: Clock) -> None:
-    park(parking, "a")
-    assert parking.first_waits == {BUCKET: 0.0}
-    clock.set(START + 300_000)
-    park(parking, "b", asked=demand("10/s", name="other"))
-    assert parking.first_waits == {("other", ""): 0.0}
-    park(parking, "b")
-    assert parking.first_waits == {BUCKET: 0.3}
-
-
 def test_more_workers_can_hold_more(parking: Parking, frozen: Limiter) -> None:
     """Else a rate of 10,000/s would be 1,000 in each look."""
     quick = demand("100000/s")

@@ -22,6 +22,7 @@ from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.outage import NotAsked
 from celery_ratelimit.limiter.shadows import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.parking.lot import NOBODY, ToPark
@@ -32,8 +33,6 @@ from celery_ratelimit.worker import (
     concurrency,
     fallback_limiter,
     gate,
-    in_flight_acquires,
-    parking_batch,
     pool_scheduler,
     queue_timers,
     scheduler,
@@ -105,6 +104,7 @@ class Bench:
         seconds_away: float = 0.0,
     ) -> None:
         self.seconds_away = seconds_away  # the store: 0.0: the worker waits for its answers
+        self.is_far = True  # threads make calls, if there is an event loop
         self.decides_first = False
         self.lost_connections = 0
         self.now, self.processes, self.workers = 1000.0, processes, 2
@@ -132,7 +132,6 @@ class Bench:
         for module in (
             queue_timers,
             admission,
-            parking_batch,
             arrival_batch,
             store_calls,
             actions,
@@ -141,11 +140,12 @@ class Bench:
             scheduler,
             pool_scheduler,
             concurrency,
-            in_flight_acquires,
         ):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         monkeypatch.setattr(store_calls, "ThreadPoolExecutor", lambda *_: self)
-        monkeypatch.setattr(store_calls, "THREAD_LATENCY", 0.0)
+        monkeypatch.setattr(
+            store_calls.StoreCalls, "_use_threads", property(lambda calls: calls._has_loop and self.is_far)
+        )
         for name in ("Outage", "LimitWatcher", "Attendant"):
             monkeypatch.setattr(gate, name, lambda *_: self)
         nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
@@ -478,6 +478,8 @@ class Bench:
     def hear(self, reply: Any, otherwise: Any) -> Any:
         try:
             return reply()
+        except NotAsked:
+            return otherwise
         except STORE_TROUBLES as error:
             self.begin(error)
             return otherwise
@@ -586,10 +588,8 @@ class Bench:
         self.step("pack")
         return ToPark("", 1, "{}", 1)
 
-    gather_seconds = 0.0  # for how long newcomers wait for others
-
-    def gathers(self, bucket: Any) -> float:
-        return self.gather_seconds if self.is_somebody_parked else 0.0
+    def is_closed(self, bucket: Any) -> bool:
+        return False
 
     def parts(self, buckets: Any) -> Any:
         return [[bucket] for bucket in buckets]
@@ -634,12 +634,15 @@ class Bench:
             concurrency_leases = (each in limit_queue.with_slot, each in limit_queue.new, each in list(limit_queue.due))
             expected = {
                 State.QUEUED: (each.has_reservation, not each.has_reservation, False),
+                State.ACQUIRING: (each.has_reservation, not each.has_reservation, False),
                 State.DEFERRED: (False, False, True),
                 State.GRANTED: (False, False, True),
                 State.PARKING: (False, False, False),
             }
             assert concurrency_leases == expected[each.state]
             assert (each in limit_queue.parking) == (each.state is State.PARKING)
+            in_flight = limit_queue.acquire is not None and each in limit_queue.acquire.requests
+            assert in_flight == (each.state is State.ACQUIRING)
         assert prefetch.limited == len(pending)
         assert capacity.pending == len(pending) + len(self.gate._pool_scheduler)
         holding = sorted(each.at for _, each in pending if each.state is State.GRANTED)
@@ -666,6 +669,5 @@ class Bench:
         assert not self.kept
         assert not any(self.concurrency_leases.values())
         assert not self.left
-        assert not self.gate._scheduler._in_flight._asked
-        assert not self.gate._actions.batch._on_their_way
+        assert not len(self.gate._actions.batch)
         assert self.gate._capacity.promises.by(float("inf")) == 0

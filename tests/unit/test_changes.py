@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_ratelimit import Limit
+from celery_ratelimit.parking.asks import Reply
 from celery_ratelimit.worker.limit_watcher import POLL_INTERVAL, LimitWatcher
 
 
@@ -39,6 +41,13 @@ class World:
         waiting()
 
 
+def reply_to(call: Callable[[], Any]) -> Reply[Any]:
+    try:
+        return Reply(call())
+    except Exception as error:
+        return Reply(error=error)
+
+
 @pytest.fixture
 def world() -> World:
     return World()
@@ -57,7 +66,7 @@ def changes(world: World) -> LimitWatcher:
 
     worker: Any = SimpleNamespace(timers=world)
     asker: Any = SimpleNamespace(changes=world.changes, drive=lambda _: None, core=None)
-    store_calls: Any = SimpleNamespace(use_threads=False)
+    store_calls: Any = SimpleNamespace(submit=lambda call, on_reply: on_reply(reply_to(call)))
     limits: Any = {"api": Limit("10/s", name="api")}
     return LimitWatcher(worker, asker, limits, Outage(), store_calls, lambda: False, lambda names: None, lambda: 1)  # type: ignore[arg-type]
 
@@ -98,13 +107,13 @@ def test_a_store_that_is_some_way_off_is_not_waited_for(world: World, changes: L
     changes.watch()
     store_calls: Any = changes._store_calls
     sent: list[Any] = []
-    store_calls.use_threads, store_calls.run = True, lambda question, done: sent.append((question, done))
+    store_calls.submit = lambda call, on_reply: sent.append((call, on_reply))
     world.steps.clear()
     world.ring()
     assert (world.steps, world.waiting) == ([], None), "the next look follows the answer"
     question, done = sent.pop()
     world.stored = "20/s"
-    done(question, 0.0)
+    done(reply_to(question))
     assert (world.steps, changed) == (["read", "timer"], [{"api"}])
     world.ring()
     changes.close()

@@ -47,17 +47,20 @@ def test_how_far_it_is_is_a_mean() -> None:
 
 def test_a_store_that_is_near_answers_at_once_now_and_then() -> None:
     """However long its other answers take, since it or the worker is busy."""
-    distance = StoreLatency()
-    assert distance.is_at_least(0.0)
-    assert not distance.is_at_least(0.001)
-    distance.note(0.002)
-    assert distance.is_at_least(0.001)
+    latency = StoreLatency()
+    assert not latency.is_worth_threads
+    latency.note(0.002)
+    assert latency.is_worth_threads
     for seconds in (0.0004, *[0.004] * 15):
-        distance.note(seconds)
-    assert distance.round_trip > 0.003
-    assert not distance.is_at_least(0.001)
-    distance.note(0.004)
-    assert distance.is_at_least(0.001), "the near one is long ago"
+        latency.note(seconds)
+        assert not latency.is_worth_threads
+    assert latency.round_trip > 0.003
+    latency.note(0.004)
+    assert latency.is_worth_threads, "the near one is long ago"
+    latency.note(0.0006)
+    assert latency.is_worth_threads, "a little sooner, once"
+    latency.note(0.0004)
+    assert not latency.is_worth_threads
 
 
 def pool(*jobs: tuple[str, float]) -> Pool:
@@ -245,7 +248,6 @@ class Lots:
     register = SimpleNamespace(workers=1)
 
     def __init__(self) -> None:
-        self.first_waits: dict[Any, float] = {}
         self.only_behind: list[bool] = []
 
     def acknowledged(self, bucket: Any, id: str) -> None: ...

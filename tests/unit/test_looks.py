@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.parking.asks import asked, go_on
+from celery_ratelimit.parking.asks import advance, asked
 from celery_ratelimit.parking.due import LOOK, OWN, SELDOM, DueLots
 from celery_ratelimit.parking.pace import Pace
 from celery_ratelimit.parking.parked import Looked, Parked
@@ -102,7 +102,7 @@ def test_a_question_without_an_answer_is_asked_again(due: DueLots, lots: Lots, n
     asked(due.looks())
     now[0] += 0.1
     look = due.looks()
-    go_on(look)
+    advance(look)
     if is_new:
         due.are_new()
     with pytest.raises(StoreUnavailable):
@@ -117,7 +117,7 @@ def test_lots_of_its_own_are_asked_for_again_with_the_others(due: DueLots, lots:
     due.note([Looked(LOT, 0.01, False, (ONE,))])
     now[0] += OWN
     look = due.looks()
-    go_on(look)
+    advance(look)
     with pytest.raises(StoreUnavailable):
         look.throw(StoreUnavailable("no answer"))
     asked(due.looks())

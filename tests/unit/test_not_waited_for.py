@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from threading import Event
+from functools import partial
+from threading import Event, get_ident
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
-from celery_ratelimit.parking.asks import asked, go_on
+from celery_ratelimit.limiter.outage import NotAsked
+from celery_ratelimit.parking.asks import Reply, advance, asked
 from celery_ratelimit.parking.lot import FULL, NOBODY, OVERTAKEN
 from celery_ratelimit.parking.untold import Untold
 from celery_ratelimit.worker import parking_batch, store_calls
-from celery_ratelimit.worker.in_flight_acquires import AcquireCall
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
+from celery_ratelimit.worker.request import AcquireCall
 from celery_ratelimit.worker.rules import DropDuplicate
 from celery_ratelimit.worker.store_calls import StoreCalls
-from celery_ratelimit.worker.store_latency import StoreLatency
+from celery_ratelimit.worker.store_latency import THREADS_FROM, StoreLatency
 from tests.unit.a_gate import Bench, Lost, Request
 
 THREAD_LATENCY = 0.02
@@ -83,7 +85,9 @@ def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench)
     limit_queue = next(iter(bench.gate._queues))
     (refused,) = bench.ask_next(task.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
     each = [replace(refused, retry_after=refused.retry_after + 0.1 * number) for number in range(3)]
-    bench.gate._scheduler._hear(limit_queue, AcquireCall(list(limit_queue.new), for_permit=True, admission=each))
+    bench.gate._scheduler._hear(
+        limit_queue, AcquireCall(list(limit_queue.new), for_permit=True, reply=Reply(each, at=bench.now))
+    )
     assert limit_queue.next_ask == pytest.approx(bench.tats["r1"] - bench.gate._admission.lead_time(), abs=1e-6)
 
 
@@ -95,7 +99,9 @@ def test_who_is_refused_keeps_nobody_from_what_it_was_told(bench: Bench) -> None
     first, second, third = limit_queue.new
     (refused,) = bench.ask_next(first.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
     each = [refused, replace(refused, allowed=True, retry_after=0.0), DropDuplicate()]
-    bench.gate._scheduler._hear(limit_queue, AcquireCall([first, second, third], for_permit=True, admission=each))
+    bench.gate._scheduler._hear(
+        limit_queue, AcquireCall([first, second, third], for_permit=True, reply=Reply(each, at=bench.now))
+    )
     assert ends(requests) == ["", "started", "acknowledged"]
 
 
@@ -113,13 +119,12 @@ def test_who_is_refused_is_parked_with_those_behind_it(bench: Bench) -> None:
 def test_parks_are_on_their_way_one_after_the_other(bench: Bench) -> None:
     """Two threads could have them there in any order."""
     bench.is_somebody_parked = True
-    first, order = come(bench, 2, "retry", "r1"), []
-    bench.run(0.0)
+    first, order = bench.together([bench.task("retry", "r1")] * 2), []
     bench.at["park"] = [lambda: order.append(ends([*first, *second])), lambda: order.append(ends([*first, *second]))]
     second = come(bench, 2, "retry", "r1")
     bench.run(THREAD_LATENCY)
     assert (ends(first), ends(second)) == (["parked"] * 2, [""] * 2)
-    bench.run(0.05 + THREAD_LATENCY)
+    bench.run(THREAD_LATENCY)
     assert order == [[""] * 4, ["parked", "parked", "", ""]]
     assert ends(second) == ["parked"] * 2
     bench.check_empty()
@@ -128,8 +133,7 @@ def test_parks_are_on_their_way_one_after_the_other(bench: Bench) -> None:
 def test_who_waits_for_others_that_are_on_their_way_makes_room_for_more(bench: Bench) -> None:
     """Behind them may be some that nothing limits."""
     bench.is_somebody_parked = True
-    come(bench, 2, "retry", "r1")
-    bench.run(0.0)
+    bench.together([bench.task("retry", "r1")] * 2)
     assert bench.widened == 0, "they are on their way at once"
     requests = come(bench, 60, "retry", "r1")
     assert bench.widened == MOST_BEHIND
@@ -142,8 +146,7 @@ def test_who_waits_for_others_that_are_on_their_way_makes_room_for_more(bench: B
 def test_who_brings_much_makes_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking_batch, "BYTES", 1)
     bench.is_somebody_parked = True
-    come(bench, 2, "retry", "r1")
-    bench.run(0.0)
+    bench.together([bench.task("retry", "r1")] * 2)
     come(bench, 5, "retry", "r1")
     assert bench.widened == 0
 
@@ -224,9 +227,9 @@ def test_an_answer_that_has_waited_for_the_loop_is_no_permit_for_now(bench: Benc
     bench.decides_first, bench.tats["r1"] = True, OPEN
     requests = come(bench, 1, "wait", "r1")
     bench.now += 5.0  # the loop does something else
-    bench.gate._actions.batch.store_calls._timers.call_soon = lambda call: bench.call_after(4.0, call)
+    bench.gate._store_calls._timers.call_soon = lambda call: bench.call_after(4.0, call)
     bench.run(4.5)
-    bench.gate._actions.batch.store_calls._timers.call_soon = lambda call: call()
+    bench.gate._store_calls._timers.call_soon = lambda call: call()
     assert (ends(requests), len(bench.asked)) == ([""], 2), "it has asked again"
     bench.run(5.0)
     assert ends(requests) == ["started"]
@@ -259,14 +262,13 @@ def test_where_no_thread_can_be_started_the_loop_asks(bench: Bench) -> None:
 def test_nobody_is_asked_any_more_for_whom_the_broker_has_again(bench: Bench) -> None:
     """It may be with another worker: parked, it would run twice."""
     bench.is_somebody_parked = True
-    come(bench, 1, "retry", "r1")
     questions: list[Any] = []
     bench.submit = lambda question: questions.append(question) or Future()  # type: ignore[method-assign]
-    bench.run(0.01)
+    come(bench, 1, "retry", "r1")
     bench.lose_connection()
     question, *_ = questions  # others connect
-    with pytest.raises(StoreUnavailable, match="nobody waits"):
-        question()
+    with pytest.raises(StoreUnavailable, match="nothing waits"):
+        question().get()
 
 
 def test_what_nobody_foresaw_ends_the_first_of_those_that_ask(bench: Bench) -> None:
@@ -324,54 +326,98 @@ def test_a_line_that_is_asking_is_not_looked_at_until_the_answer_is_there(bench:
     assert limit_queue.alarm > bench.now + THREAD_LATENCY
 
 
-# -- Errands -----------------------------------------------------------------------------------------------------------
+# -- Store calls -------------------------------------------------------------------------------------------------------
+
+
+def calls_of(latency: StoreLatency, *, apart: bool = False, wakes: bool = True, call_soon: Any = None) -> StoreCalls:
+    """Store calls of a worker whose store is not lost."""
+    timers = SimpleNamespace(are_called_soon=wakes, contained=lambda call: call, call_soon=call_soon)
+    worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=apart), timers=timers)
+    outage: Any = False
+    return StoreCalls(worker, latency, outage)
+
+
+def far() -> StoreLatency:
+    latency = StoreLatency()
+    latency.note(THREADS_FROM)
+    return latency
 
 
 @pytest.mark.parametrize(
-    ("apart", "wakes", "round_trip", "is_lost", "use_threads"),
+    ("apart", "wakes", "round_trip", "in_thread"),
     [
-        (False, True, store_calls.THREAD_LATENCY, False, True),
-        (False, True, store_calls.THREAD_LATENCY / 2, False, False),
-        (True, True, 1.0, False, False),
-        (False, False, 1.0, False, False),
-        (False, True, 1.0, True, False),
+        (False, True, THREADS_FROM, True),
+        (False, True, THREADS_FROM * 0.9, False),
+        (True, True, 1.0, False),
+        (False, False, 1.0, False),
     ],
 )
-def test_nobody_is_sent_where_the_store_is_near_or_lost_or_the_loop_cannot_be_woken(
-    apart: bool, wakes: bool, round_trip: float, is_lost: bool, use_threads: bool
+def test_threads_make_calls_to_a_store_some_way_off_where_they_can_wake_the_loop(
+    apart: bool, wakes: bool, round_trip: float, in_thread: bool
 ) -> None:
-    worker: Any = SimpleNamespace(
-        broker=SimpleNamespace(apart=apart), timers=SimpleNamespace(are_called_soon=wakes, contained=lambda call: call)
-    )
-    store = StoreLatency()
-    store.note(round_trip)
-    outage: Any = is_lost
-    assert StoreCalls(worker, store, outage).use_threads is use_threads
+    latency, replies = StoreLatency(), []
+    latency.note(round_trip)
+    calls = calls_of(latency, apart=apart, wakes=wakes, call_soon=lambda call: None)
+    future = calls.submit(lambda: 1, replies.append)
+    assert (future is not None) is in_thread
+    assert [reply.get() for reply in replies] == ([] if in_thread else [1])
 
 
-def test_an_answer_is_heard_in_the_loop_and_says_what_was_raised() -> None:
+def test_a_lost_store_is_not_called() -> None:
+    calls, replies, made = calls_of(far()), [], []
+    calls._outage = True  # type: ignore[assignment]
+    calls.submit(lambda: made.append(1), replies.append)
+    (reply,) = replies
+    with pytest.raises(NotAsked):
+        reply.get()
+    assert made == []
+
+
+def test_what_belongs_to_the_loop_is_called_there() -> None:
+    caller: list[int] = []
+    calls_of(far()).submit(lambda: caller.append(get_ident()), lambda reply: None, in_loop=True)
+    assert caller == [get_ident()]
+
+
+def test_a_reply_is_heard_in_the_loop_and_says_what_was_raised() -> None:
     soon: list[Callable[[], None]] = []
     done: Future[Any] = Future()
-    timers = SimpleNamespace(
-        are_called_soon=True,
-        contained=lambda call: call,
-        call_soon=lambda call: (soon.append(call), done.set_result(None)),
-    )
-    worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=False), timers=timers)
+    calls = calls_of(far(), call_soon=lambda call: (soon.append(call), done.set_result(None)))
     heard: list[Any] = []
 
-    def question() -> Any:
+    def call() -> Any:
         raise StoreUnavailable("no answer")
 
-    outage: Any = False
-    StoreCalls(worker, StoreLatency(), outage).run(question, lambda said, seconds: heard.append((said, seconds)))
+    calls.submit(call, heard.append)
     done.result(10)
     assert heard == []
     soon.pop()()
-    said, seconds = heard.pop()
-    assert seconds >= 0
+    reply = heard.pop()
+    assert reply.seconds >= 0
     with pytest.raises(StoreUnavailable):
-        said()
+        reply.get()
+
+
+def test_waiting_for_a_free_thread_is_no_distance(bench: Bench) -> None:
+    """Four threads, and a call that waits for one of them: the store is as far away as before."""
+    calls, seconds = bench.gate._store_calls, []
+    calls.submit(lambda: None, lambda reply: seconds.append(reply.seconds))
+    bench.timers[-1] = (bench.now + 1.0, *bench.timers[-1][1:])  # a thread is free after a second
+    bench.run(1.0)
+    assert seconds == [0.0]
+    assert bench.gate._capacity.store.round_trip < 0.1
+
+
+def test_a_generator_of_many_calls_does_not_recurse() -> None:
+    def asks() -> Any:
+        total = 0
+        for number in range(5000):
+            total += yield partial(int, number)
+        return total
+
+    replies: list[Any] = []
+    calls_of(StoreLatency()).run(asks(), replies.append)
+    assert replies[0].get() == sum(range(5000))
 
 
 def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,26 +425,47 @@ def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.Monke
     waited: list[Any] = []
     monkeypatch.setattr(store_calls, "MOST", 1)
     monkeypatch.setattr(store_calls, "wait", lambda those, seconds: (waited.extend(those), goes_on.set()))
-    began, goes_on, asked_for = Event(), Event(), []
+    began, goes_on, made, soon, heard = Event(), Event(), [], [], []
 
     def first() -> None:
         began.set()
-        asked_for.append("first")
+        made.append("first")
         assert goes_on.wait(10)
 
-    timers = SimpleNamespace(are_called_soon=True, contained=lambda call: call, call_soon=lambda call: None)
-    worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=False), timers=timers)
-    outage: Any = False
-    those = StoreCalls(worker, StoreLatency(), outage)
-    of_first = those.run(first, lambda reply, at: None)
-    of_second = those.run(lambda: asked_for.append("second"), lambda reply, at: None)
+    calls = calls_of(far(), call_soon=soon.append)
+    of_first = calls.submit(first, heard.append)
+    of_second = calls.submit(lambda: made.append("second"), heard.append)
     assert began.wait(10)
-    those.close()
-    assert len(waited) == 1, "the second is not asked any more"
-    assert of_first() is None
-    with pytest.raises(StoreUnavailable):
-        of_second()
-    assert asked_for == ["first"]
+    calls.close()
+    assert len(waited) == 1, "the second is not made any more"
+    assert of_first is not None
+    assert of_second is not None
+    assert of_first.result(10).get() is None
+    with pytest.raises(NotAsked):
+        of_second.result(10).get()
+    assert made == ["first"]
+    for call in soon:
+        call()
+    assert heard == [], "they come too late"
+
+
+def test_a_request_behind_one_that_is_being_parked_asks_the_store_once_though_it_comes_nearer(bench: Bench) -> None:
+    """It stood behind others as far as the worker knew, and there were none: it was sent there again, for ever."""
+    bench.tats["r1"] = bench.tats["r2"] = bench.now + 5.0
+    requests = come(bench, 1, "retry", "r1")
+    bench.run(THREAD_LATENCY / 2)
+    bench.seconds_away = 1.0
+    bench.run(THREAD_LATENCY / 2)  # it is refused, and being parked for a second
+    bench.seconds_away = THREAD_LATENCY
+    requests += come(bench, 1, "retry", "r2")
+    bench.run(THREAD_LATENCY)
+    bench.is_far = False
+    bench.admission = [NOBODY] * 50
+    requests += come(bench, 1, "retry", "r2")
+    assert bench.together_parked == []
+    bench.run(1.0)
+    assert (ends(requests), bench.together_parked) == (["parked"] * 3, [1, 2])
+    bench.check_empty()
 
 
 # -- What is told with it ----------------------------------------------------------------------------------------------
@@ -421,11 +488,10 @@ def test_what_is_being_told_is_told_by_nobody_else_and_later_if_that_fails() -> 
     assert told == [{("api", ""): ["a"]}, {("api", ""): ["b"]}]
     assert untold.lots == []
 
-    def lost() -> Any:
-        raise StoreUnavailable("no answer")
-
+    reply = advance(one, Reply(error=StoreUnavailable("no answer")))
+    assert isinstance(reply, Reply)
     with pytest.raises(StoreUnavailable):
-        go_on(one, lost)
+        reply.get()
     assert (untold.acknowledged, untold.lots) == ({("api", ""): ["a"]}, [("api", "")])
 
 

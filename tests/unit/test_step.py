@@ -15,7 +15,7 @@ from celery.worker.consumer import Consumer
 from celery_ratelimit._celery import Worker
 from celery_ratelimit.worker.bootstep import GateStep
 from celery_ratelimit.worker.store_calls import StoreCalls
-from celery_ratelimit.worker.store_latency import StoreLatency
+from celery_ratelimit.worker.store_latency import THREADS_FROM, StoreLatency
 from tests.unit.a_gate import Bench
 
 
@@ -61,10 +61,14 @@ def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
 def test_threads_for_the_store_end_with_the_worker() -> None:
     timers = SimpleNamespace(are_called_soon=True, call_soon=lambda call: None, contained=lambda call: call)
     worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(apart=False))
-    calls = StoreCalls(worker, StoreLatency(), None)  # type: ignore[arg-type]
+    latency = StoreLatency()
+    latency.note(THREADS_FROM)
+    calls = StoreCalls(worker, latency, None)  # type: ignore[arg-type]
     before = set(threading.enumerate())
     for _ in range(2):
-        calls.run(lambda: 1, lambda reply, at: None)()
+        in_flight = calls.submit(lambda: 1, lambda reply: None)
+        assert in_flight is not None
+        assert in_flight.result(10).get() == 1
         started = set(threading.enumerate()) - before
         assert started
         calls.close()

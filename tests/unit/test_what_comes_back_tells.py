@@ -17,12 +17,8 @@ from celery_ratelimit.parking.asks import asked
 from celery_ratelimit.parking.due import DueLots
 from celery_ratelimit.parking.lot import HORIZON, LOOK_APART
 from celery_ratelimit.parking.occupied import (
-    AHEAD,
     BACK,
     CLOSED,
-    GATHER,
-    GATHER_SHARE,
-    GATHER_TURN,
     SEEN_TO,
     SOON,
     Occupied,
@@ -94,25 +90,6 @@ def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "set_countdown", lambda *_: 0.5)
     bench.gate.on_message(message())
     assert heard == [pytest.approx(0.55)], "it comes back a little before its turn"
-
-
-def test_newcomers_wait_for_others_while_there_is_time_before_their_turns(occupied: Occupied) -> None:
-    assert occupied.gathers(API) == 0.0
-    occupied.note_coming(message(), AHEAD)
-    assert occupied.gathers(API) == 0.0, "there is time to be parked, looked for, and back"
-    occupied.note_coming(message(), AHEAD + 0.1)
-    assert occupied.gathers(API) == pytest.approx(0.1)
-    occupied.note_coming(message(), 0.9)
-    assert occupied.gathers(API) == GATHER_TURN, "those that others park meanwhile go before them"
-
-
-def test_where_many_are_parked_they_wait_for_longer_and_lose_nothing(occupied: Occupied) -> None:
-    occupied.note(API, 1.0)
-    assert occupied.gathers(API) == GATHER_SHARE
-    occupied.note_coming(message(), 0.9)
-    assert occupied.gathers(API) == GATHER_SHARE + GATHER_TURN
-    occupied.note(API, 60.0)
-    assert occupied.gathers(API) == GATHER
 
 
 @pytest.mark.parametrize(("turn", "seconds"), [(0.0, SOON), (0.2, SOON), (0.25, 0.075), (0.9, LOOK_APART)])

@@ -17,6 +17,15 @@ from celery_ratelimit.worker.scheduler import Scheduler
 TENANTS = 500
 
 
+class Batch:
+    """Nothing is to be parked."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def flush(self, *_: Any) -> None: ...
+
+
 @pytest.fixture
 def gate() -> Any:
     """A gate that holds one request of each of many lines; ``gate.moved`` are those that were moved on."""
@@ -25,7 +34,12 @@ def gate() -> Any:
     pool = SimpleNamespace(
         idle=lambda pending: 1, takes=lambda name: 1.0, processes=4, have_young=lambda *_: False, has_queue=True
     )
-    worker: Any = SimpleNamespace(is_stopping=False, pool=pool, timers=SimpleNamespace(call_after=lambda *_: None))
+    worker: Any = SimpleNamespace(
+        is_stopping=False,
+        pool=pool,
+        timers=SimpleNamespace(call_after=lambda *_: None),
+        together=SimpleNamespace(is_at_it=False),
+    )
     capacity = PoolCapacity(pool)  # type: ignore[arg-type]
     gate._queues = scheduler._queues = queues = RequestQueues()
     for number in range(TENANTS):
@@ -36,6 +50,7 @@ def gate() -> Any:
     leases = SimpleNamespace(end=lambda request: gate.ran.get(request), release_ended=lambda: None)
     gate._concurrency = scheduler._leases = leases
     gate._scheduler, scheduler._worker, scheduler._capacity = scheduler, worker, capacity
+    scheduler._ready, scheduler._actions = {}, SimpleNamespace(batch=Batch())
     scheduler._changed, scheduler._is_running, scheduler._again, scheduler._cancel_look = set(), False, False, None
     gate.moved, gate.ran = [], {}
     scheduler._move = gate.moved.append
