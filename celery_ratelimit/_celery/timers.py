@@ -9,6 +9,8 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 * ``Consumer.timer.queue`` and its entries' ``fun``, ``args`` and ``canceled`` (kombu/asynchronous/timer.py,
   celery/utils/timer2.py): requests that wait here for the end of their countdown, for ``Consumer.apply_eta_task``
   (strategy.py 200 and 212, consumer.py 378 and 734).
+* A cancelled timer stays in ``Timer._queue`` until its time (``Timer.cancel``, kombu/asynchronous/timer.py), with
+  what it would call.
 * Where there is no event loop, and the pool is none of greenlets, timers have a thread (celery/utils/timer2.py), which
   sleeps until what was next when it lay down, or for ``schedule.max_interval``. ``Consumer.call_soon`` (consumer.py
   270) then calls when the broker has been read from once more, which takes up to two seconds (loops.py 191).
@@ -19,6 +21,7 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0:
 from __future__ import annotations
 
 import functools
+import heapq
 import logging
 import operator
 import sys
@@ -37,6 +40,8 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds that a timer may be late where timers have a thread.
 LATEST = 0.01
+#: Cancelled timers that are kept, at least: then they are taken out, when they are half of all.
+MAX_CANCELLED = 500
 
 
 class Timers:
@@ -54,6 +59,7 @@ class Timers:
         self._consumer, self._broker = consumer, broker
         self._green = bool(consumer.pool.is_green)
         self._threaded = broker.apart and not self._green
+        self._cancelled = 0
         self.turn: AbstractContextManager[Any] = threading.RLock() if self._threaded else nullcontext()
 
     def be_on_time(self) -> None:
@@ -126,8 +132,21 @@ class Timers:
                     _end_soon(entry)  # timer.cancel() would let other greenlets go on in the middle of ours
                 else:
                     timer.cancel(entry)
+                    self._take_out_cancelled()
 
         return cancel
+
+    def _take_out_cancelled(self) -> None:
+        """Keep no more cancelled timers than others: each request that waits sets one for minutes ahead."""
+        self._cancelled += 1
+        timer = self._consumer.timer
+        queue = getattr(timer, "schedule", timer)._queue
+        if self._cancelled < max(MAX_CANCELLED, len(queue) // 2):
+            return
+        with getattr(timer, "mutex", nullcontext()):  # where it has a thread, which takes entries out
+            queue[:] = [each for each in queue if not each.entry.canceled]
+            heapq.heapify(queue)
+        self._cancelled = 0
 
     @property
     def are_called_soon(self) -> bool:

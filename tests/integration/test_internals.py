@@ -109,6 +109,12 @@ def test_what_runs_when_the_connection_is_lost() -> None:
     assert "job._write_to = proc" in source(AsynPool._create_write_handlers)
 
 
+def test_a_cancelled_timer_stays_until_its_time() -> None:
+    assert "tref.cancel()" in source(KombuTimer.cancel)
+    assert "push(self._queue, scheduled(eta, priority, entry))" in source(KombuTimer._enter)
+    assert KombuTimer().schedule._queue == []
+
+
 def test_what_a_task_is_told_when_it_starts() -> None:
     assert "'delivery_info': self._delivery_info" in source(request.Request.__init__)
     assert "self.request_dict" in source(request.create_request_cls)
