@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from .._celery import Worker
 from .._celery.saved_message import expires_at, marker_in, parcel_of
-from ..app.plan import AppLimits
+from ..app.plan import AppLimits, Plan
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
@@ -108,10 +108,9 @@ class Attendant:
         self._looked_at, self._looks_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last
 
-    @property
-    def may_park(self) -> bool:
-        """Not in tests in which the store is not asked (:mod:`celery_ratelimit.testing`)."""
-        return self.parking.is_asked
+    def may_park(self, plan: Plan) -> bool:
+        """Whether tasks of a plan wait in the store. Else they wait in the broker, on a countdown to their slots."""
+        return plan.parks and self.parking.can_park
 
     @property
     def is_idle(self) -> bool:

@@ -6,8 +6,6 @@ import logging
 from dataclasses import replace
 
 from .._celery import Worker, requests
-from ..app.plan import Plan
-from ..app.settings import Settings
 from ..errors import STORE_TROUBLES
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
@@ -19,6 +17,7 @@ from .admission import POLL_INTERVAL
 from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
+from .deduplication import Deduplication
 from .flow_control import PrefetchAccounting
 from .parking_batch import ParkingBatch, PendingPark
 from .reporting import Reporter, outcome_of
@@ -26,7 +25,6 @@ from .request import PendingRequest
 from .request_queue import LimitQueue
 from .request_resources import RequestResources
 from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, KeepPermit, Park, Republish, RetryAt, Start
-from .store_calls import StoreCalls
 from .throttle_report import ThrottleReport
 
 __all__ = ["Actions"]
@@ -46,11 +44,11 @@ class Actions:
         worker: the worker.
         attendant: parks.
         outage: of the store.
-        settings: the app's.
         capacity: of the pool.
         prefetch: who is in the gate.
         leases: of running tasks.
-        store_calls: parks.
+        batch: parks.
+        deduplication: which copy of a task may run.
 
     Attributes:
         batch: requests that are about to be parked.
@@ -62,23 +60,19 @@ class Actions:
         worker: Worker,
         attendant: Attendant,
         outage: Outage,
-        settings: Settings,
         capacity: PoolCapacity,
         prefetch: PrefetchAccounting,
         leases: ConcurrencyLeases,
         resources: RequestResources,
         reporter: Reporter,
-        store_calls: StoreCalls,
+        batch: ParkingBatch,
+        deduplication: Deduplication,
     ) -> None:
         self._worker, self._attendant, self._outage = worker, attendant, outage
         self._capacity, self._prefetch, self._leases, self._resources = capacity, prefetch, leases, resources
-        self._reporter, self._in_memory = reporter, settings.in_memory
-        self.batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch.widen)
+        self._reporter, self.parks, self._deduplication = reporter, attendant.may_park, deduplication
+        self.batch = batch
         self.max_hold = worker.broker.redelivery * REDELIVERY_SHARE
-
-    def parks(self, plan: Plan) -> bool:
-        """Whether tasks wait in the store. Else they wait in the broker, on a countdown to a slot of their own."""
-        return plan.parks and not self._in_memory and self._attendant.may_park
 
     def lot_to_join(self, pending: PendingRequest) -> Demand | None:
         """In whose lot others are known to wait, behind whom a newcomer stands. Who may use more than they asks."""
@@ -120,9 +114,10 @@ class Actions:
                 self._end(limit_queue, pending, action, now)
             case DropDuplicate():
                 self._resources.leave(limit_queue, pending)
-                self._end_copy(pending)
+                self._deduplication.end(pending)
             case Fail(error):
                 self._resources.leave(limit_queue, pending)
+                self._resources.forget_slot(pending)
                 self._reporter.failed(pending, error, without_store=isinstance(error, STORE_TROUBLES))
                 requests.fail(pending.request, error)
         return True
@@ -204,7 +199,7 @@ class Actions:
             coalescing.end(pending, survivor)
         elif ahead == OVERTAKEN:
             self._resources.leave(queue, pending)
-            self._end_copy(pending)
+            self._deduplication.end(pending)
         elif ahead <= FULL:
             wait += (FULL - ahead) * interval
             self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait), now)
@@ -256,33 +251,7 @@ class Actions:
             self._resources.leave(limit_queue, pending)
             self._resources.forget_slot(pending)
             return True
-        if (pending.duplicate_checked and not pending.park_unconfirmed) or self.checked_with_permit(pending):
-            return False
-        pending.duplicate_checked = True
-        if self.drops_duplicate(pending):
+        if self._deduplication.ends_unchecked(pending):
             self._resources.leave(limit_queue, pending)
             return True
         return False
-
-    def checked_with_permit(self, pending: PendingRequest) -> bool:
-        """Whether the store says with its permit if it is the copy that may run. (With a place it does not.)"""
-        may_wait = not pending.duplicate_checked and not pending.plan.leased and self.parks(pending.plan)
-        return may_wait and self._attendant.arrivals.asks_along(pending)
-
-    def drops_duplicate(self, pending: PendingRequest) -> bool:
-        """A worker was killed between two steps, and this task is about twice: one of the two is let go."""
-        if not self.parks(pending.plan):
-            pending.park_unconfirmed = False
-            return False
-        may_run = self._outage.ask(lambda: self._attendant.arrivals.may_run(pending), None)
-        if may_run is False:
-            self._end_copy(pending)
-            return True
-        pending.park_unconfirmed = pending.park_unconfirmed and may_run is None
-        return False
-
-    def _end_copy(self, pending: PendingRequest) -> None:
-        logger.info(
-            "Another copy of %s[%s] is parked or may run: this one ends", pending.request.name, pending.request.id
-        )
-        self._worker.departures.acknowledge(pending.request)

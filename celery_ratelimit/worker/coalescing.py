@@ -26,10 +26,10 @@ def alone(plan: Plan, request: Any) -> str:
     return plan.alone(request.task.name, request.args, request.kwargs)
 
 
-def ends(pending: PendingRequest, drops_duplicate: Callable[[PendingRequest], bool]) -> bool:
+def ends(pending: PendingRequest, ends_duplicate: Callable[[PendingRequest], bool]) -> bool:
     """Whether another one waits in the place of one that has come back: it ends, once, whatever copies there are."""
     survivor = survivor_in(pending.request.message)
-    if survivor and not drops_duplicate(pending):
+    if survivor and not ends_duplicate(pending):
         end(pending, survivor)
     return bool(survivor)
 

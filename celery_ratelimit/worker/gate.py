@@ -35,9 +35,11 @@ from .arrival_batch import ArrivalBatch
 from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
+from .deduplication import Deduplication
 from .fallback_limiter import FallbackLimiter
 from .flow_control import PrefetchAccounting, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
+from .parking_batch import ParkingBatch
 from .pool_scheduler import PoolScheduler, UnlimitedAdmission
 from .reporting import Reporter
 from .request import PendingRequest
@@ -99,17 +101,16 @@ class Gate:
         self._counting = counting if settings.counts and not settings.in_memory else None
         stored = self._stored = StoredLimitLabels(asker, outage)
         reporter = Reporter(observers, stored.of, counting.counter if self._counting is not None else None)
+        parks = attendant.may_park
+        deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage, parks)
+        batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch.widen)
         self._actions = actions = Actions(
-            worker, attendant, outage, settings, capacity, prefetch, concurrency, resources, reporter, store_calls
+            *(worker, attendant, outage, capacity, prefetch, concurrency, resources, reporter, batch, deduplication)
         )
-        share = FallbackLimiter(worker.live_workers, leases)
+        fallback = FallbackLimiter(settings.on_store_error, worker.live_workers, leases, outage, capacity)
         admission = self._admission = PermitClient(
-            *(asker, concurrency, leases, store_calls, outage, settings.on_store_error, capacity),
-            *(slots, share, attendant.arrivals),
-            parks=actions.parks,
-            ahead=pool_scheduler.ahead,
-            early=pool_scheduler.early,
-            max_hold=actions.max_hold,
+            *(asker, concurrency, leases, store_calls, outage, fallback, capacity, pool_scheduler, deduplication),
+            *(parks, actions.max_hold),
         )
         self._return_queues = reach = ReturnQueueConsumption(
             worker, capacity, lambda: self._scheduler.run(self._queues)
@@ -118,9 +119,8 @@ class Gate:
             *(worker, admission, resources, capacity, queues, pool_scheduler, actions, reach, concurrency),
             on_error=lambda pending, error: self.on_error(pending.request, error),
         )
-        scheduler = self._scheduler
-        self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, prefetch, scheduler)
-        self._passing = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, scheduler.run)
+        self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._scheduler)
+        self._passing = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, self._scheduler.run)
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -156,18 +156,18 @@ class Gate:
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
         )
         pending.alone, pending.shadow = alone, shadow
-        if returned and coalescing.ends(pending, self._actions.drops_duplicate):
+        if returned and coalescing.ends(pending, self._deduplication.ends):
             return
         if not demands:
-            if not (returned or pending.park_unconfirmed) or not self._actions.drops_duplicate(pending):
+            if not (returned or pending.park_unconfirmed) or not self._deduplication.ends(pending):
                 self._passing.let(request, queue, shadow)
             return
         if returned:
             # Until it asks, if it waits: then others have come, too, and the store is asked once.
             waits = not_before > now or self.worker.together.is_at_it
-            pending.duplicate_checked = not (waits or self._actions.checked_with_permit(pending))
+            pending.duplicate_checked = not (waits or self._deduplication.is_checked_with_permit(pending))
         connections = self._connections
-        if pending.duplicate_checked and (self._actions.drops_duplicate(pending) or connections != self._connections):
+        if pending.duplicate_checked and (self._deduplication.ends(pending) or connections != self._connections):
             return  # the second: a greenlet waits for the store
         self._hold(pending, first=old)
 

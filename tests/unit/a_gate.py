@@ -435,7 +435,8 @@ class Bench:
 
     # -- The store -------------------------------------------------------------------------------------------------
 
-    may_park = True
+    def may_park(self, plan: Plan) -> bool:
+        return plan.parks
 
     def rest_while(self, is_late: Any) -> None:
         self.is_late = is_late

@@ -14,7 +14,7 @@ from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.parking.lot import HORIZON
 from celery_ratelimit.parking.publisher import LEAD
-from celery_ratelimit.worker.permit_terms import claim, max_lookahead
+from celery_ratelimit.worker.admission import claim, max_lookahead
 from celery_ratelimit.worker.request import PendingRequest, State
 from celery_ratelimit.worker.request_queue import LEAST_PAUSE, LimitQueue
 from celery_ratelimit.worker.rules import (

@@ -1,0 +1,97 @@
+"""Decides which copy of a task may run: a worker that was killed between two steps leaves a task twice."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+from .._celery import Worker
+from ..app.plan import Plan
+from ..limiter.calls import Along
+from ..limiter.outage import Outage
+from ..limits.decision import Decision
+from ..parking.arrivals import Arrivals
+from .request import PendingRequest
+
+__all__ = ["Deduplication"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+
+class Deduplication:
+    """Asks the store once about each request that has come back, or that may have been parked.
+
+    Args:
+        worker: the worker.
+        arrivals: messages that have come back.
+        outage: while it lasts the store is not asked.
+        parks: whether tasks of a plan may wait in the store: of others there are no copies.
+    """
+
+    def __init__(self, worker: Worker, arrivals: Arrivals, outage: Outage, parks: Callable[[Plan], bool]) -> None:
+        self._worker, self._arrivals, self._outage, self._parks = worker, arrivals, outage, parks
+
+    def is_checked_with_permit(self, pending: PendingRequest) -> bool:
+        """Whether the script that asks for its permit says it, too. The one that asks for a lease does not."""
+        may_wait = not pending.duplicate_checked and not pending.plan.leased and self._parks(pending.plan)
+        return may_wait and self._arrivals.asks_along(pending)
+
+    def may_run(self, pending: PendingRequest) -> bool:
+        """Ask about a request. True also where the store does not answer; ``park_unconfirmed`` stays as it is then."""
+        may_run = not self._parks(pending.plan) or self._outage.ask(lambda: self._arrivals.may_run(pending), None)
+        pending.park_unconfirmed = pending.park_unconfirmed and may_run is None
+        return may_run is not False
+
+    def ends(self, pending: PendingRequest) -> bool:
+        """Ask about a request, and end it if another copy may run. Returns whether it has ended."""
+        pending.duplicate_checked = True
+        if self.may_run(pending):
+            return False
+        self.end(pending)
+        return True
+
+    def ends_unchecked(self, pending: PendingRequest) -> bool:
+        """The same for a request that is about to ask for its permit, unless it is known, or said with that."""
+        is_known = pending.duplicate_checked and not pending.park_unconfirmed
+        return not is_known and not self.is_checked_with_permit(pending) and self.ends(pending)
+
+    def end(self, pending: PendingRequest) -> None:
+        """Another copy is parked or may run."""
+        request = pending.request
+        logger.info("Another copy of %s[%s] is parked or may run: this one ends", request.name, request.id)
+        self._worker.departures.acknowledge(request)
+
+    def ask(
+        self,
+        asking: Sequence[PendingRequest],
+        acquire: Callable[[Sequence[PendingRequest]], Sequence[Decision]],
+        acquire_along: Callable[[Sequence[PendingRequest], Along], tuple[Sequence[Decision | None], Sequence[bool]]],
+    ) -> Sequence[Decision | None]:
+        """Ask for permits, and tell in the same script which copies have come.
+
+        Args:
+            asking: requests, in their order.
+            acquire: asks for permits alone.
+            acquire_along: asks for permits, and which of these copies may run.
+
+        Returns:
+            A decision for each that was asked for; None: another copy may run.
+        """
+        first, *_ = asking
+        if not first.duplicate_checked and not self._arrivals.asks_along(first):  # a greenlet has told of it meanwhile
+            if not self._arrivals.may_run(first):
+                return [None]
+            first.duplicate_checked = True
+        # Up to the first of which it is not known by the reply.
+        asking = list(
+            itertools.takewhile(lambda each: each.duplicate_checked or self._arrivals.asks_along(each), asking)
+        )
+        with self._arrivals.told_along(asking) as told:
+            if told is None:
+                return acquire(asking)
+            decisions, told.may = acquire_along(asking, told.along)
+            told.answered = len(decisions)
+        for pending, _ in zip(asking, decisions, strict=False):
+            pending.duplicate_checked = True
+        return decisions
