@@ -1,6 +1,6 @@
 """Every touch of a Celery or kombu internal, and nothing else: a file for each thing that is relied on.
 
-Line numbers are those of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
+Line numbers are of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
 """
 
 from .banner import add_to_banner

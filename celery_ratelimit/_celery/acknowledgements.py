@@ -2,7 +2,7 @@
 
 All other acknowledgements are Celery's own.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``kombu.transport.redis.QoS`` (kombu/transport/redis.py 467): what it does to acknowledge a message (499 and 518).
   ``virtual.QoS.ack`` is the part of it that makes room in the prefetch.

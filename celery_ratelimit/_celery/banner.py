@@ -1,6 +1,6 @@
 """What a worker shows when it starts.
 
-What is relied on; line numbers are those of Celery 5.7.0:
+What is relied on; line numbers are of Celery 5.7.0:
 
 * ``celery.apps.worker.Worker.extra_info`` (celery/apps/worker.py 235): what ``emit_banner`` prints below the queues;
   None where the worker logs less than INFO. Workers that are no program (``celery.contrib.testing``) have none.

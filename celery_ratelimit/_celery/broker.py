@@ -1,11 +1,11 @@
-"""The connection to the broker: what kind it is, and who reads from it.
+"""The connection to the broker: what kind it is, and which thread reads from it.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Consumer.hub`` is None where the worker has no event loop (celery/worker/worker.py 307): on pools of greenlets, and
   on Windows or with transports that are not asynchronous.
 * ``Consumer.connection`` is None while Celery connects anew (celery/worker/consumer/consumer.py 485);
-  ``connection_errors`` are those after which it does, on Redis a KeyError, too (kombu/transport/redis.py 258).
+  ``connection_errors`` are the errors after which it does, on Redis a KeyError, too (kombu/transport/redis.py 258).
 * Without an event loop (celery/worker/loops.py, synloop) a worker asks a broker that has to be asked, and whose
   messages may not come in now, no sooner than after a while (kombu/transport/virtual/base.py 999).
 * A ``worker_eta_task_limit`` is the most that the prefetch becomes (celery/worker/consumer/tasks.py 54).
@@ -50,7 +50,7 @@ class Broker:
 
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
-        """What Celery has to see, or it will not connect anew: who waits for an answer may get the broker's farewell.
+        """What Celery has to see, or it will not connect anew: a call that waits may get the broker's farewell.
 
         Other transports see it themselves, when they read.
         """
@@ -80,7 +80,7 @@ def trouble_of(app: Any, error: BaseException) -> str:
     while causes[-1].__cause__ is not None:  # kombu has an error of its own for several messages
         causes.append(causes[-1].__cause__)
     for each in causes:
-        # Among its connection errors kombu has the KeyErrors of its own reading from Redis; a pipe is of who reads us.
+        # Among its connection errors kombu has the KeyErrors of its reading from Redis; a broken pipe is a reader's.
         if isinstance(each, lost) and not isinstance(each, (KeyError, BrokenPipeError)):
             return f"the broker does not answer: {each}"
         if isinstance(each, refused):

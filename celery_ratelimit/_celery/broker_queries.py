@@ -1,11 +1,11 @@
 """What a broker says of its queues, and what workers say by way of it, for people who look at them.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Queue.queue_declare(passive=True)`` (kombu/entity.py 637) raises one of the connection's ``channel_errors`` where
   there is no such queue; on AMQP it closes the channel.
 * ``app.control.mailbox(connection)`` is a copy (kombu/pidbox.py 217); ``_broadcast`` is what ``app.control.broadcast``
-  calls (celery/app/control.py 787), and publishes on the app's pool, where somebody may wait for ever, unless there is
+  calls (celery/app/control.py 787), and publishes on the app's pool, where a call may wait for ever, unless there is
   no ``producer_pool`` (pidbox.py 279).
 * ``app.amqp.router.route`` (celery/app/routes.py 63) says to which queue a task is sent.
 """
@@ -21,7 +21,7 @@ from kombu.exceptions import OperationalError
 
 __all__ = ["NoAnswer", "asked_workers", "messages_of", "queue_of"]
 
-#: Seconds that a broker has to answer who only looks.
+#: Seconds that a broker has to answer a query.
 PATIENCE = 2.0
 
 
@@ -31,7 +31,7 @@ class NoAnswer(Exception):
 
 @contextmanager
 def _looking(app: Any) -> Iterator[Any]:
-    """A connection on which nobody waits for long.
+    """A connection on which no call waits for long.
 
     Raises:
         NoAnswer: the broker did not answer.
@@ -68,7 +68,7 @@ def asked_workers(app: Any, what: str, seconds: float, **arguments: Any) -> dict
 def messages_of(app: Any, queues: Iterable[str]) -> dict[str, int]:
     """How many messages each of these queues holds that no worker has; one that the broker does not have holds none.
 
-    Those of which it cannot say so are left out: all of them, where it does not answer.
+    Queues of which it cannot say so are left out: all of them, where it does not answer.
     """
     found: dict[str, int] = {}
     names = list(dict.fromkeys(queues))

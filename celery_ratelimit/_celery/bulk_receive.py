@@ -1,9 +1,9 @@
-"""More messages of a queue come in together, where those that come from it have to wait for something.
+"""Receives more messages of a queue together, where messages from it have to wait for something.
 
 One by one each costs a turn of the worker's loop, a ``BRPOP``, and a round trip in which kombu notes it. Here a script
 at the broker takes them, and notes them in the same step. Then each goes its usual way.
 
-What is relied on; line numbers are those of kombu 5.7.0:
+What is relied on; line numbers are of kombu 5.7.0:
 
 * ``Channel.handlers["BRPOP"]`` (kombu/transport/redis.py 1188): what the event loop calls when a message is there.
 * ``Channel._q_for_pri`` and ``_get_message_priority``: the list that a message was in (``_put``, 1690), of which
@@ -35,7 +35,7 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds for which a broker is not asked that does not run scripts, or does not at the moment.
 AGAIN = 60.0
-#: Seconds for which nobody is looked for where nobody was behind a message: at first, and after many times.
+#: Seconds for which no message is looked for where none was behind another: at first, and after many times.
 FIRST_REST, LAST_REST = 0.01, 0.64
 #: Messages that come in together, and bytes after which there are no more: some milliseconds of the worker's loop.
 MOST, BYTES = 12, 200_000
@@ -67,7 +67,7 @@ class BulkReceive:
         self._source, self._after = source, after
 
     def gather(self, message: Any, most: int = MOST) -> None:
-        """What becomes of a message becomes of those behind it, probably: so many of them may come in together with it.
+        """The messages behind one probably have its fate: so many of them may be received together with it.
 
         To be called while it is delivered, or it means nothing.
         """
@@ -115,7 +115,7 @@ class BulkReceive:
         return min(MOST, most) if estimate is None else min(MOST, most, estimate)
 
     def _take(self, channel: Any, script: Any, message: Any) -> None:
-        """More of those that were behind a message in its queue."""
+        """More messages that were behind one in its queue."""
         qos, queue = channel.qos, message.ratelimit_queue
         number = self._room_in(channel, queue, self._most)
         if number < 1:
@@ -148,7 +148,7 @@ class BulkReceive:
 
         qos.append = append_here
         try:
-            while left and queue in channel.active_queues:  # else nobody consumes it from now on
+            while left and queue in channel.active_queues:  # else it is not consumed from now on
                 try:
                     raw = loads(bytes_to_str(left[0][1]))
                 except Exception as error:  # to be met where kombu reads it
@@ -156,7 +156,7 @@ class BulkReceive:
                     break
                 tag, _ = left.popleft()
                 channel.connection._deliver(raw, queue)
-                if bytes_to_str(tag) not in came:  # it is no message, which was said: nobody will acknowledge it
+                if bytes_to_str(tag) not in came:  # it is no message, which was logged: it will not be acknowledged
                     with qos.pipe_or_acquire() as pipe:
                         pipe.zrem(qos.unacked_index_key, tag).hdel(qos.unacked_key, tag).execute()
         finally:

@@ -3,9 +3,9 @@
 What is relied on, of py-amqp 5.4:
 
 * ``Channel._on_close`` (amqp/channel.py 245) opens a channel again that the broker has closed, without its consumers,
-  and raises an error of that channel out of whatever was just reading: Celery ends the worker with it, or whoever waits
-  for an answer of another channel takes it for its own. ``Channel._on_basic_cancel`` (1458): the same for one consumer.
-* ``AbstractChannel._callbacks`` (amqp/abstract_channel.py 38): by method, who is called when the broker sends it.
+  and raises an error of that channel out of whatever was just reading: Celery ends the worker with it, or a call that
+  waits for an answer of another channel takes it for its own. ``_on_basic_cancel`` (1458): the same for a consumer.
+* ``AbstractChannel._callbacks`` (amqp/abstract_channel.py 38): by method, what is called when the broker sends it.
 * ``Connection.sock`` (amqp/connection.py): reading from one that was shut down is an ``OSError``, which Celery's loops
   take for what it is (celery/worker/loops.py), whatever has become of the error that was raised first.
 
@@ -78,6 +78,6 @@ def _close_whole(channel: Any) -> None:
 
 
 def _hang_up(connection: Any) -> None:
-    """Whoever reads next is told that the connection is lost."""
+    """The next read is told that the connection is lost."""
     with contextlib.suppress(OSError, *connection.connection_errors):
         connection.sock.shutdown(socket.SHUT_RDWR)

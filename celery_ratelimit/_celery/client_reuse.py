@@ -1,6 +1,6 @@
 """One client for a channel on Redis, where kombu makes one for each thing that it has to say.
 
-What is relied on; line numbers are those of kombu 5.7.0:
+What is relied on; line numbers are of kombu 5.7.0:
 
 * ``Channel.conn_or_acquire`` (kombu/transport/redis.py 2085) makes a client with ``_create_client`` (2047) each time.
   All of them have the channel's pool of connections (``_pool``), which is made anew when the channel has lost them.

@@ -1,6 +1,6 @@
-"""The worker's consumer, which notes on each message where it came from, and whom return queues follow.
+"""The worker's consumer, which notes on each message where it came from, and which return queues follow.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``app.amqp.Consumer`` makes the worker's consumer (celery/app/amqp.py 361; celery/worker/consumer/tasks.py 45).
 * ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): called for each queue whose messages come from then on,

@@ -1,6 +1,6 @@
 """What comes into a worker: from which queues, and how many messages.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Consumer.task_consumer`` (celery/worker/consumer/consumer.py): what the worker consumes.
 * kombu asks for nothing while all has come in that may (kombu/transport/redis.py 741).
@@ -57,9 +57,9 @@ class Consumption:
         self._beside, amqp.Consumer = consumers(amqp.Consumer, on_message, self._returns)
 
     def check_origin(self, message: Any) -> None:
-        """What says to come from a queue that nobody here knows comes from where it came.
+        """Correct the queue of a message whose marker names one that is not known here: it is the one it came from.
 
-        Else it would be sent back to where nobody consumes, and wait for ever.
+        Else it would be sent back to a queue without a consumer, and wait for ever.
         """
         marker = marker_in(message)
         if not marker or marker["queue"] in self._names.queues:
@@ -78,7 +78,7 @@ class Consumption:
             marker["queue"] = origin
 
     def order_of(self, message: Any, queue: str) -> int:
-        """How far the broker puts a message of this queue behind those without a priority. See :func:`order_of`."""
+        """How far the broker puts a message of this queue behind messages without a priority. See :func:`order_of`."""
         declared = self._consumer.app.amqp.queues.get(queue)
         return order_of(message, declared)
 
@@ -86,7 +86,7 @@ class Consumption:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that this worker consumes for tasks, those included that it leaves alone for now."""
+        """The queues that this worker consumes for tasks, also the ones that it leaves alone for now."""
         return list(self._names.queues)
 
     @property
@@ -113,7 +113,7 @@ class Consumption:
         ``then`` is called when it is, and what goes back to the broker would not come here at once again.
         """
         self._returns.are_left = are_left
-        if self._broker.on_amqp:  # it asks, and waits for an answer: not while somebody is at work in the gate
+        if self._broker.on_amqp:  # it asks, and waits for an answer: not while the gate is at work
             self._consumer.call_soon(self._returns.leave_to_others, then)  # in any order: kombu's hub keeps none
         else:
             self._returns.leave_to_others(then)

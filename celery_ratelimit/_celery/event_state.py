@@ -1,6 +1,6 @@
 """How monitors see a task that was throttled first.
 
-What is relied on; line numbers are those of Celery 5.7.0:
+What is relied on; line numbers are of Celery 5.7.0:
 
 * ``Consumer.event_dispatcher`` (celery/worker/consumer/events.py 39): anew with each connection; requests send their
   events by its ``send`` (celery/worker/request.py 521).

@@ -1,6 +1,6 @@
 """What a worker says of itself when it is asked: where in it a task is, and what its pool has to do.
 
-What is relied on; line numbers are those of Celery 5.7.0:
+What is relied on; line numbers are of Celery 5.7.0:
 
 * ``state.requests`` by id, ``state.active_requests``, which run, and ``state.scheduled_requests``, which wait for their
   countdowns (celery/worker/state.py 79 to 88). An older Celery has no such set, and these requests in none: they are
@@ -18,7 +18,7 @@ from .pool import processes_of
 
 __all__ = ["pool_here", "task_here"]
 
-#: Kinds of tasks of which it is said how long they take: those that take the longest.
+#: Kinds of tasks whose run times are told: the longest ones.
 _KINDS = 200
 
 
@@ -40,7 +40,7 @@ def task_here(state: Any, id: str) -> dict[str, str] | None:
 
 
 def pool_here(state: Any) -> dict[str, Any]:
-    """How many tasks a worker can run at once, of which queues, and how many seconds those took that have ended."""
+    """How many tasks a worker can run at once, of which queues, and how many seconds the ended ones took."""
     pool, consumer = state.consumer.pool, state.consumer.task_consumer
     ours = getattr(pool, "ratelimit_pool", None)
     takes = sorted(ours.taken().items(), key=lambda each: -each[1])[:_KINDS] if ours is not None else []

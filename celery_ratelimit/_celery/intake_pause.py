@@ -1,9 +1,9 @@
-"""A worker that is late with those whose turn has come takes in nothing new for a moment.
+"""A worker that is late with granted tasks stops receiving messages for a moment.
 
-What is relied on; line numbers are those of kombu 5.7.0:
+What is relied on; line numbers are of kombu 5.7.0:
 
 * ``Channel._brpop_start`` (kombu/transport/redis.py 1459) asks for the next message of a channel's queues. It is called
-  (727) at each turn of the event loop in which nothing is asked yet: whoever does not ask is called again.
+  (727) at each turn of the event loop in which nothing is asked yet: what does not ask is called again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_REST = 0.15
 def rest_while(channel: Any, is_late: Callable[[], bool]) -> None:
     """Ask for no message of a channel while the worker ``is_late``: of a Redis broker, others send what they like.
 
-    For workers with an event loop: without one, whoever does not ask waits for as long as the broker may be silent.
+    For workers with an event loop: without one, a pause waits for as long as the broker may be silent.
     """
     ask = getattr(channel, "_brpop_start", None)
     if ask is None:

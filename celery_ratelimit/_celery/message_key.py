@@ -1,9 +1,9 @@
 """What the store knows a message by: decided once, when it first arrives, and told by its marker from then on.
 
-A task's id is not enough: a retry, ``self.replace()``, an exchange that copies for several queues and whoever sends an
-id again make messages of their own, which may be about together. What a broker delivers once more is the same one.
+A task's id is not enough: a retry, ``self.replace()``, an exchange that copies for several queues and a sender that
+uses an id again make messages of their own, which may be about together. A message that is delivered again is the same.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``properties["delivery_tag"]`` of a message on Redis is made for each publish (kombu/transport/virtual/base.py 633)
   and stays when it is delivered once more: all of it is restored (kombu/transport/redis.py 1265).

@@ -1,6 +1,6 @@
 """A message's own priority, in its broker's sense.
 
-What is relied on; line numbers are those of kombu 5.7.0:
+What is relied on; line numbers are of kombu 5.7.0:
 
 * On Redis the lowest number goes first, and a queue is a list for each of the ``priority_steps``
   (kombu/transport/redis.py 1671); what a message says is read by ``_get_message_priority`` (virtual/base.py 857).
@@ -24,7 +24,7 @@ MOST_IMPORTANT = 255
 
 
 def order_of(message: Any, queue: Any) -> int:
-    """How many steps the broker puts a message behind those without a priority; below zero: before them.
+    """How many steps the broker puts a message behind messages without a priority; below zero: before them.
 
     Args:
         message: as it was received.

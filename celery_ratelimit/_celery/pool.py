@@ -1,6 +1,6 @@
 """The worker's pool: what runs in it and since when, how long tasks take, and the end of each.
 
-What is relied on; line numbers are those of Celery 5.7.0:
+What is relied on; line numbers are of Celery 5.7.0:
 
 * ``pool.apply_async(…, accept_callback, callback, error_callback, timeout_callback)`` (celery/worker/request.py 1009),
   which task strategies read when they are built. All four are methods of the request. A pool calls the first when a
@@ -73,7 +73,7 @@ class Pool:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         pool.ratelimit_pool = self
-        #: Whether it keeps tasks that it cannot start yet. A pool of greenlets makes whoever hands one over wait.
+        #: Whether it keeps tasks that it cannot start yet. A pool of greenlets makes the caller wait.
         self.has_queue = not pool.is_green
         self._jobs: dict[Any, _Job] = {}
         self._takes: dict[str, float] = {}
@@ -90,7 +90,7 @@ class Pool:
         return self.processes - (len(state.reserved_requests) - held)
 
     def takes(self, name: str) -> float:
-        """Seconds that a task of this name takes: the mean of those that have ended here; infinity: none has."""
+        """Seconds that a task of this name takes: the mean of the runs that have ended here; infinity: none has."""
         return self._takes.get(name, float("inf"))
 
     def taken(self) -> dict[str, float]:
@@ -111,7 +111,7 @@ class Pool:
         return False
 
     def have_ended(self, now: float, seconds: float) -> int:
-        """How many tasks will have ended in so many seconds, of those that take no longer: it may not be heard yet."""
+        """How many tasks will have ended in so many seconds, of tasks that take no longer: it may not be heard yet."""
         return sum(
             now - job.handed < MOST_UNHEARD * seconds and self.takes(job.name) <= seconds
             for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT)

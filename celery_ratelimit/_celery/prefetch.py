@@ -1,6 +1,6 @@
-"""How many messages a worker takes in: whoever widens it narrows it by as much, and returned tasks are not part of it.
+"""How many messages a worker takes in: what widens it narrows it by as much, and returned tasks are not part of it.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Consumer.qos`` (celery/worker/consumer/tasks.py 55), a ``kombu.common.QoS`` (kombu/common.py 363), made anew for
   each connection: its methods are looked up at each call. It clamps increments to ``max_prefetch``, which is
@@ -65,7 +65,7 @@ class Prefetch:
         return change
 
     def pass_celerys_limit(self, came_back: Callable[[Any], bool], came_beside: Callable[[Any], bool]) -> None:
-        """Who ``came_back`` has paid Celery's own ``rate_limit`` on its first delivery, and does not pay it again."""
+        """What ``came_back`` has paid Celery's own ``rate_limit`` on its first delivery, and does not pay it again."""
         consumer = self._consumer
         apply_eta_task, limit_task, limit_post_eta = (
             consumer.apply_eta_task,
@@ -115,7 +115,7 @@ class _Window:
         with self._lock:
             if not qos.value:
                 return  # without a limit
-            self._base += qos.value - self._last  # somebody has set it: consumer.py 872
+            self._base += qos.value - self._last  # it was set: consumer.py 872
             self._raised += raised
             self._widened += widened
             value = self._base + self._raised

@@ -7,7 +7,7 @@ what it refuses by closing the channel, and returns what no queue would get.
 What is relied on, of py-amqp 5.4:
 
 * ``AbstractChannel._callbacks`` (amqp/abstract_channel.py 38), and that ``send_method`` (61) does not wait unless told.
-* ``Channel.collect`` (amqp/channel.py 154); whoever waits for an answer then is told that it will not come
+* ``Channel.collect`` (amqp/channel.py 154); a call that waits for an answer then is told that it will not come
   (abstract_channel.py 100).
 * ``Channel.events["basic_return"]`` (channel.py 2012), for what was published as ``mandatory``.
 """
@@ -39,7 +39,7 @@ class NoSuchQueue(Exception):
 
 
 def publish_on(channel: Any, parcels: Parcels) -> set[str]:
-    """Publish messages on a channel that nobody else uses; returns the queues that are not there, on AMQP."""
+    """Publish messages on a channel of its own; returns the queues that are not there, on AMQP."""
     if isinstance(channel, amqp.Channel):
         return _Channel(channel).publish(parcels)
     publish_all(channel, parcels)
@@ -50,7 +50,7 @@ class Publisher:
     """Where messages go out of a worker.
 
     Args:
-        app: the app; its producers' connections are used where the broker is read from ``apart``: who publishes, reads.
+        app: the app; its producers' connections are used where the broker is read from ``apart``: publishers read.
         broker: the worker's.
     """
 
@@ -92,7 +92,7 @@ class Publisher:
 
     @contextlib.contextmanager
     def _channel(self, apart: bool) -> Iterator[_Channel]:
-        """A channel that nobody uses: while one waits for an answer, other messages come in, and go out again."""
+        """A channel that is not in use: while one waits for an answer, other messages come in, and go out again."""
         if apart:
             with self._app.producer_pool.acquire(block=True) as producer:
                 yield _Channel(producer.channel)
@@ -147,7 +147,7 @@ class _Channel:
 class OwnChannel(_Channel):
     """The same on the worker's connection, where others read as well.
 
-    What the broker says of this channel is nobody else's: who reads it notes it, and whoever waits finds it.
+    What the broker says of this channel is for it alone: the reader notes it, and the call that waits finds it.
     """
 
     def __init__(self, channel: Any) -> None:
@@ -175,7 +175,7 @@ class OwnChannel(_Channel):
 
     def discard(self) -> None:
         if self.channel.connection is not None:
-            # Nobody waits: an answer to what was asked before may be on its way, and is nobody's.
+            # No call waits: an answer to what was asked before may be on its way, and is discarded.
             self.channel.is_closing = True
             with contextlib.suppress(Exception):
                 self.channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))

@@ -1,6 +1,6 @@
 """Takes messages out of a queue, to put them elsewhere.
 
-What is relied on; line numbers are those of kombu 5.7.0:
+What is relied on; line numbers are of kombu 5.7.0:
 
 * ``Queue.queue_declare(passive=True)`` (kombu/entity.py 637) raises one of the connection's ``channel_errors`` where
   there is no such queue, on Redis as well (kombu/transport/virtual/base.py 537); on AMQP it closes the channel.
@@ -19,7 +19,7 @@ __all__ = ["messages_in", "taken_from"]
 
 
 def messages_in(connection: Any, queue: str) -> int:
-    """How many messages a queue holds that nobody has; none if there is no such queue."""
+    """How many messages of a queue no consumer has; none if there is no such queue."""
     channel = connection.channel()
     try:
         return int(Queue(queue).bind(channel).queue_declare(passive=True).message_count)
@@ -32,7 +32,7 @@ def messages_in(connection: Any, queue: str) -> int:
 
 @contextmanager
 def taken_from(connection: Any, queue: str, most: int) -> Iterator[list[Any]]:
-    """Up to ``most`` messages of a queue; those that are not acknowledged at the end of the block are in it again."""
+    """Up to ``most`` messages of a queue; what is not acknowledged at the end of the block is in it again."""
     channel = connection.channel()
     try:
         bound = Queue(queue).bind(channel)

@@ -1,9 +1,9 @@
 """Messages that leave a worker for the broker: published first, then acknowledged here.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
-* ``AMQP.Queues`` makes queues as the app's settings say, ``Queues.new_missing`` one that nobody has named
+* ``AMQP.Queues`` makes queues as the app's settings say, ``Queues.new_missing`` one that is not named in the settings
   (celery/app/amqp.py 317 and 235).
 """
 
@@ -64,7 +64,7 @@ class Republisher:
     def redirect(self, request: Any, queue: str) -> None:
         """Publish the message as the user has sent it to another queue, and acknowledge this copy.
 
-        A queue that is not there is made, as it would be for whoever sends a task to it.
+        A queue that is not there is made, as it would be for a task that is sent to it.
         """
         self._publish_one(request, (parcel_of(request, queue, ""), 0.0, {}), self._as_settings_say)
         self.acknowledge(request)

@@ -1,6 +1,6 @@
 """One request: where its message comes from, and how its task ends without being run.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Request._eta_timer_entry`` (celery/worker/request.py 85): of use while the request is scheduled, and no longer.
 * ``Request.tzlocal`` (request.py 293): each request with an ETA or ``expires`` looks for the app's ``timezone`` in all
@@ -102,7 +102,7 @@ def age(request: Any) -> float:
 
 
 def is_of_a_canvas(request: Any) -> bool:
-    """Whether somebody goes on when the task ends: it is of a chord, chain or group, or has links."""
+    """Whether other tasks go on when this one ends: it is of a chord, chain or group, or has links."""
     context = request._context
     return any(getattr(context, each, None) for each in ("chord", "chain", "group", "callbacks", "errbacks"))
 
@@ -136,6 +136,6 @@ def fail(request: Any, error: BaseException) -> None:
 
 
 def drop(request: Any, reason: str) -> None:
-    """End a task without running it: state REVOKED with a reason, so that nobody waits for its result."""
+    """End a task without running it: state REVOKED with a reason, so that no caller waits for its result."""
     restore(request)
     task_termination.drop(request, reason)

@@ -3,7 +3,7 @@
 So what comes back comes in however full the worker's prefetch is, and whatever order its queues have; and no queue is
 in ``app.amqp.queues`` that the user has not put there.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * The worker's consumer is ``Consumer.task_consumer`` when it starts to consume (celery/worker/loops.py 95 and 176), and
   has its ``on_message``.
@@ -72,7 +72,7 @@ class ReturnConsumer:
     def follow(self, main: Any, queue: Queue) -> None:
         """``main`` is about to consume ``queue``."""
         if self._make is None or main is not self._celerys.task_consumer:
-            return  # somebody else's
+            return  # another consumer
         if main is not self._main:
             self._begin(main)
         self._names.queues[queue.name] = queue
@@ -139,7 +139,7 @@ class ReturnConsumer:
             vars(asks).pop(name, None)
 
     def _settle(self) -> None:
-        """Consume the return queues of what is consumed; but those that are consumed as queues (``-Q a.throttled``)."""
+        """Consume the return queues of what is consumed; but not the ones consumed by name (``-Q a.throttled``)."""
         beside, queues = self._beside, dict(self._names.queues)
         if self.are_left and self._names.on_amqp:
             queues.clear()
@@ -167,7 +167,7 @@ class ReturnConsumer:
 
     def _receive(self, message: Any) -> None:
         if self._main is None:
-            return  # AMQP's broker goes on until it has the cancellation: it gets back what nobody acknowledges
+            return  # AMQP's broker goes on until it has the cancellation: it gets back what is not acknowledged
         message.ratelimit_beside = True
         with self._prefetch.untouched():
             self._main.on_message(message)

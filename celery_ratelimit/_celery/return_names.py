@@ -1,6 +1,6 @@
 """The names of the queues by which throttled tasks come back, and how they are declared.
 
-What is relied on; line numbers are those of Celery 5.7.0:
+What is relied on; line numbers are of Celery 5.7.0:
 
 * ``worker_direct`` is a durable queue of one worker, bound to ``WORKER_DIRECT_EXCHANGE`` (celery/utils/nodenames.py
   14).
@@ -24,7 +24,7 @@ class ReturnNames:
         consumer: Celery's.
 
     Attributes:
-        queues: those that this worker consumes for tasks, by name, whether or not they are left alone for now.
+        queues: the ones that this worker consumes for tasks, by name, whether or not they are left alone for now.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -60,7 +60,7 @@ class ReturnNames:
         return bool(self._consumer.conninfo.transport.driver_type == "amqp")
 
     def origin_of(self, name: str) -> str:
-        """The queue whose tasks come back by the queue ``name``; that itself, if it is nobody's return queue."""
+        """The queue whose tasks come back by the queue ``name``; that itself, if it is no return queue."""
         return next((queue for queue in self.queues if self.name_for(queue) == name), name)
 
     def declaration(self, name: str) -> Queue | None:
@@ -76,7 +76,7 @@ def _is_one_workers(queue: Queue) -> bool:
 
 
 def like(queue: Queue, name: str) -> Queue:
-    """A queue that is declared as another one is. Nothing is bound to it: who publishes to it does so by its name."""
+    """A queue that is declared as another one is. Nothing is bound to it: messages are published to it by its name."""
     return Queue(
         name,
         durable=queue.durable,

@@ -30,13 +30,13 @@ __all__ = [
 #: The header that a message carries while it is sent back: what to restore when its task starts.
 RETURN_HEADER = "celery-ratelimit-return"
 
-#: The header of a message in whose place another one waits: the task's id of that. Who does not know it runs the task.
+#: The header of a message in whose place another one waits: the task's id of that. Other workers run the task.
 SURVIVOR_HEADER = "celery-ratelimit-survivor"
 
 #: What a marker says in any case, and what it may say.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
 _ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC", "slot", "wait"}
-#: Those of them that are texts, if they are there.
+#: The ones that are texts, if they are there.
 _TEXTS = ("eta", "exchange", "routing_key", "id")
 
 #: Properties that the transport writes anew at every publish.
@@ -124,7 +124,7 @@ def doubts_in(message: Any) -> int:
 
 
 def _is_ours(marker: Any) -> bool:
-    """Whether a header is a marker of ours, and not one of the user's under the same name, or what somebody made up."""
+    """Whether a header is a marker of ours, and not a header of the user's under the same name."""
     if not isinstance(marker, dict) or not _ALWAYS <= marker.keys() <= _ALL:
         return False
     if not isinstance(marker["queue"], str) or not marker["queue"]:
@@ -234,7 +234,7 @@ def publish(
     headers = dict(parcel["headers"])
     before = marker_among(headers)
     if before:
-        # Not those of an earlier return.
+        # Not the ones of an earlier return.
         kept = {name: value for name, value in before.items() if name not in ("slot", "wait")}
         wait = {"wait": round(delay * 1e6)} if delay > 0 else {}
         headers[RETURN_HEADER] = {**kept, **(marker or {}), **wait}
@@ -259,9 +259,9 @@ def publish(
 
 
 def _properties(producer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that whoever publishes may set.
+    """The properties that a publisher may set.
 
-    RabbitMQ closes the channel on a ``user_id`` that is not the user's who publishes: it was the sender's.
+    RabbitMQ closes the channel on a ``user_id`` that is not the publisher's: it was the sender's.
     """
     properties = {name: value for name, value in given.items() if name not in _PARAMETERS}
     if "user_id" in properties and _on_amqp(producer):

@@ -1,9 +1,9 @@
 """Queues that a worker does not consume for now: their messages stay in the broker.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Consumer.task_consumer`` and ``app.amqp.queues.consume_from`` (celery/worker/consumer/consumer.py): what the worker
-  consumes, and whether somebody has cancelled it.
+  consumes, and whether it was cancelled.
 * kombu ends a queue's consumption, where it is told so while a message of it is handled, at the end of that
   (kombu/transport/redis.py 1325).
 """
@@ -39,7 +39,7 @@ class Subscriptions:
         """Leave the messages of a queue in the broker from now on.
 
         To be called while a message of it is handled: then nothing is being asked of the broker, and kombu delays it to
-        the end of that, so that none comes in that nobody would take; or when the prefetch is full.
+        the end of that, so that none comes in that would not be taken; or when the prefetch is full.
         """
         if self._broker.apart and self._broker.on_amqp:  # a task whose own countdown has ended comes by another thread
             self._consumer.call_soon(self._consumer.task_consumer.leave_alone, queue)
@@ -47,7 +47,7 @@ class Subscriptions:
             self._consumer.task_consumer.leave_alone(queue)
 
     def go_on(self, queue: str) -> None:
-        """Undo :meth:`stop`, unless somebody has cancelled the queue meanwhile."""
+        """Undo :meth:`stop`, unless the queue was cancelled meanwhile."""
         if self._broker.apart:  # the thread that reads from the broker has to do it
             self._consumer.call_soon(self._go_on, queue)
         else:

@@ -1,6 +1,6 @@
 """Ends a task without running it: as failed, or as revoked.
 
-What is relied on; line numbers are those of Celery 5.7.0:
+What is relied on; line numbers are of Celery 5.7.0:
 
 * ``Request._context`` and ``Request._announce_revoked`` (celery/worker/request.py), ``Task.request_stack``.
 * ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.

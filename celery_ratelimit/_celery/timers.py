@@ -1,6 +1,6 @@
-"""The worker's timers, and whose turn it is: one thread at a time is in the gate, whoever calls it.
+"""The worker's timers, and a lock: one thread at a time is in the gate.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0:
+What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Hub.fire_timers(max_timers=10)`` (kombu/asynchronous/hub.py): after ten timers in one turn the hub sleeps
   for up to a second, whatever is due next; more than ten tasks a turn would be late.
@@ -52,7 +52,7 @@ class Timers:
         broker: its broker.
 
     Attributes:
-        turn: whoever comes into the gate holds it where timers have a thread; greenlets let one another in.
+        turn: the lock that a thread in the gate holds, where timers have a thread; greenlets need none.
     """
 
     def __init__(self, consumer: Any, broker: Broker) -> None:
@@ -85,7 +85,7 @@ class Timers:
         return in_turn
 
     def contained(self, function: Callable[..., None]) -> Callable[..., None]:
-        """The same, where nobody could do anything about what is raised but Celery, about a lost connection."""
+        """The same, but errors are logged; only a lost connection is raised, for Celery."""
 
         @functools.wraps(function)
         def contained(*args: Any) -> None:
@@ -163,7 +163,7 @@ class Timers:
     # -- Countdowns of requests ------------------------------------------------------------------------------------
 
     def recall(self, wanted: Callable[[Any], bool]) -> None:
-        """Let those requests come now that were sent back and wait here for the end of their countdown."""
+        """End the countdowns of the wanted requests now, which were sent back and wait here."""
         called = deque(self._called_off(wanted))
         try:
             while called:
@@ -180,7 +180,7 @@ class Timers:
         """
         timer = self._consumer.timer
         with getattr(timer, "mutex", nullcontext()):  # where it has a thread, which takes entries out
-            if self._green:  # its queue is a set of greenlets, those included that are at work
+            if self._green:  # its queue is a set of greenlets, also of the ones that are at work
                 waiting = [(g.eta, g.entry) for g in timer.queue]
             else:
                 waiting = [(eta, entry) for eta, _, entry in timer.queue if not entry.canceled]

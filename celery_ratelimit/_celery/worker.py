@@ -1,6 +1,6 @@
 """A worker's consumer, as the gate sees it: its parts, and how the gate takes the pool's place in it.
 
-What is relied on; line numbers are those of Celery and kombu 5.7.0.
+What is relied on; line numbers are of Celery and kombu 5.7.0.
 ``tests/integration/test_internals.py`` fails loudly when one of them moves.
 
 * ``Consumer.on_task_request`` (celery/worker/consumer/consumer.py 221): every message that passed revocation,
@@ -8,9 +8,9 @@ What is relied on; line numbers are those of Celery and kombu 5.7.0.
   (celery/worker/strategy.py 123), which is after the consumer's bootsteps are made, and at call time by
   ``apply_eta_task`` and ``_limit_move_to_pool``.
 * ``Consumer.gossip`` knows the workers of the fleet, where it is ``enabled`` (celery/worker/consumer/gossip.py 38).
-* ``state.revoked._data``, of a LimitedSet (celery/utils/collections.py): who comes, comes last.
+* ``state.revoked._data``, of a LimitedSet (celery/utils/collections.py): the newest comes last.
 * ``Consumer.perform_pending_operations`` (consumer.py 305): without an event loop Celery before 5.7 keeps an
-  acknowledgement for the next turn, and forgets those that it has when it ends: their tasks, which have run, would come
+  acknowledgement for the next turn, and forgets what it has when it ends: their tasks, which have run, would come
   once more.
 * ``state.should_stop`` and ``should_terminate`` (celery/worker/state.py 141): set by the handlers of signals; the loop
   looks at them once a turn, and the worker closes its connection before the tasks that run have ended.

@@ -45,7 +45,7 @@ class Actions:
         attendant: parks.
         outage: of the store.
         capacity: of the pool.
-        prefetch: who is in the gate.
+        prefetch: counts the requests here.
         leases: of running tasks.
         batch: parks.
         deduplication: which copy of a task may run.
@@ -75,7 +75,7 @@ class Actions:
         self.max_hold = worker.broker.redelivery * REDELIVERY_SHARE
 
     def lot_to_join(self, pending: PendingRequest) -> Demand | None:
-        """In whose lot others are known to wait, behind whom a newcomer stands. Who may use more than they asks."""
+        """The demand in whose backlog tasks are known to be parked, behind which a new request is parked, too."""
         plan = pending.plan
         if pending.has_reservation or plan.policy.max_wait is not None or not self.parks(plan) or self._outage:
             return None

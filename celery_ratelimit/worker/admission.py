@@ -53,7 +53,7 @@ class PermitClient:
     Args:
         asker: the way to the store.
         concurrency: the leases of this worker's tasks.
-        leases: renews those that are held.
+        leases: renews held leases.
         store_calls: asks.
         outage: of the store.
         fallback: decides while the store does not answer.
@@ -90,7 +90,7 @@ class PermitClient:
         return min(self._pool_scheduler.early() + TRIPS * self._store.round_trip, self._pool_scheduler.ahead())
 
     def not_before(self, now: float, reserved_for: float) -> float:
-        """When a request asks that comes back now for a turn at ``reserved_for``: those that come until then ask, too.
+        """When a request asks that returns now for a turn at ``reserved_for``: requests that return by then ask, too.
 
         One that comes much sooner was called: there is another rate.
         """
@@ -204,7 +204,7 @@ class PermitClient:
 
 
 def _ids(asking: Sequence[PendingRequest]) -> list[str]:
-    """Under which they are known to the store; empty: who does not wait need not be known."""
+    """The ids of requests in the store; empty for a request that does not wait."""
     return [pending.id if pending.plan.policy.waits else "" for pending in asking]
 
 

@@ -18,13 +18,13 @@ __all__ = ["ArrivalBatch"]
 
 
 class ArrivalBatch:
-    """Who is just coming in, with the message that is being delivered.
+    """The requests that arrive with the message that is being delivered.
 
     Args:
         worker: the worker.
-        attendant: knows who is parked.
+        attendant: knows where tasks are parked.
         capacity: of the pool.
-        prefetch: of those who stay.
+        prefetch: counts requests that stay.
         scheduler: moves lines on.
     """
 
@@ -43,7 +43,7 @@ class ArrivalBatch:
         worker.together.set_up(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
 
     def add(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
-        """Whether it comes together with others. A newcomer brings those behind it in its queue along."""
+        """Whether it arrives together with others. A new request brings the messages behind it in its queue along."""
         if not pending.returned:
             self._gather(limit_queue, pending)
         if self._worker.together.is_at_it:
@@ -60,7 +60,7 @@ class ArrivalBatch:
         self._come.clear()
 
     def _gather(self, limit_queue: LimitQueue, pending: PendingRequest) -> None:
-        """Those behind it come in with it, if they are to be parked as well, or could start."""
+        """Receive the messages behind it too, if they are to be parked as well, or could start."""
         request = pending.request
         if self._attendant.occupied.lot_of(pending.demands) is not None:
             self._worker.together.gather(request.message)

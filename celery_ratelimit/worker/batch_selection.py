@@ -21,7 +21,7 @@ class BatchSelector:
     Args:
         admission: of the store.
         capacity: of the pool.
-        actions: of those that need not ask any more.
+        actions: drop requests that need not ask any more.
         attribution: the request that is looked at.
     """
 
@@ -33,11 +33,11 @@ class BatchSelector:
     def select(
         self, limit_queue: LimitQueue, first: PendingRequest, asking: Sequence[PendingRequest], now: float
     ) -> list[PendingRequest]:
-        """The first, and who asks for permits with it.
+        """Select the first request and those that ask for permits with it.
 
-        Who has a slot takes it from nobody; others take turns with other workers, so they are as many as have to be.
-        For places, which are held from then on, as many as there are processes. Not for who has yet to learn whether it
-        may run.
+        A request with a reservation takes its permit from no other; new ones compete with other workers, so no more of
+        them than have to. For leases, which are held from then on, as many as there are free processes. Not a request
+        that may be a duplicate.
         """
         if len(asking) < 2 or (first.plan.leased and not first.waits_in_worker):
             return [first]

@@ -35,7 +35,7 @@ def install(app: Celery) -> None:
     Call it where the app is made; once or more often is the same. It takes effect when a worker starts, on every
     pool. Nothing changes for processes that only send tasks. A task that also uses
     :class:`~celery_ratelimit.RateLimitedTask` pays once. Workers that the ``celery`` command starts have the gate
-    anyway as soon as there is a limit, and so have those of a process that has imported anything of this package.
+    anyway as soon as there is a limit, and so have workers of a process that has imported anything of this package.
 
     *Warning*: the gate stands in the worker. A worker without it (another program that consumes the same queue)
     runs these tasks unthrottled; tasks of the base class ask for themselves there.

@@ -1,8 +1,8 @@
-"""Who may have a process of the pool, and when. Times are those of ``time.monotonic``.
+"""Which task may have a process of the pool, and when. Times are of ``time.monotonic``.
 
-Requests with limits go first when their turn has come. So that a process is free then, one is kept a little before,
-by what the task in question would otherwise wait for: a task that takes long delays a turn by long. Whatever is handed
-to the pool starts at once; where tasks are very short a few wait in the pool, or processes would wait for the worker.
+Limited tasks go first when their turn has come. A process is kept for them a little before: the sooner, the longer
+the task takes that would have it otherwise. A long task leaves a process to briefer ones whose turn comes while it
+would run. A task that is handed to the pool starts at once; a few very short ones wait there, or processes would wait.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ AHEAD = 0.1
 #: turn would be, and the less is lost by waiting for it.
 KEEP_SHARE = 0.5
 #: Seconds that an unlimited task may wait in the pool itself: what a process needs to hear of the next one; and more,
-#: the further away the next turn is. While nobody waits: no longer than those who come back from a lot come ahead.
+#: the further away the next turn is. While no task waits: no longer than parked tasks return ahead of their slots.
 LEAST_BACKLOG, MOST_BACKLOG, FREE_BACKLOG = 0.005, 0.05, 1.0
 #: What unlimited tasks have of the pool's time, at the least, where limited ones could use all of it; and seconds that
-#: one waits for it where nobody knows what the one before has taken; and at the least.
+#: one waits for it where the run time of the one before is not known; and at the least.
 LEAST_SHARE, UNKNOWN_PAUSE, LEAST_PAUSE = 0.05, 1.0, 0.1
 #: Seconds for which a worker whose processes were all busy for long keeps the first that is free, to receive what waits
 #: in the return queues: a task that takes long could have it otherwise, before the worker hears of briefer ones.
@@ -36,13 +36,13 @@ LISTEN = 0.02
 
 
 class PoolCapacity:
-    """Processes of one worker's pool, less those that are spoken for.
+    """The free processes of one worker's pool, less the reserved ones.
 
     Attributes:
         pending: requests that were received and are in the gate.
         turns: when limited tasks have their turns, as far as this worker knows.
-        promises: processes that somebody has spoken for.
-        store: how far away it is.
+        promises: processes reserved for permits.
+        store: how long its replies take.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class PoolCapacity:
         return LISTEN
 
     def clear(self) -> None:
-        """The connection is lost, or the worker stops: nobody is held or comes."""
+        """The connection is lost, or the worker stops: no request is here or returns."""
         self.pending = 0
         self.promises.clear()
         self.turns.clear()
 
-    # -- Who may have one ------------------------------------------------------------------------------------------
+    # -- Processes -------------------------------------------------------------------------------------------------
 
     def idle(self, asks_at: float | None = None) -> int:
         """Processes that would start a task at once; or, if the store is asked at that time, when it has answered: of
-        what ends while it is far away nobody hears before.
+        a far worker hears of ends only then.
         """
         idle = self._pool.idle(self.pending)
         if asks_at is None or not self.store.is_far:
@@ -110,7 +110,7 @@ class PoolCapacity:
         """Whether a permit may be taken for one more task (of this name): whether it can start at its time.
 
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
-        what proves wrong is one permit, which is not used. ``owed``: the next process is somebody else's.
+        if that proves wrong, one permit is not used. ``owed``: the next process is for an unlimited task.
         """
         idle = self.idle(now)
         promised = self.promises.by(now + ASK_EARLY) + owed + self.kept_for_briefer(now, name, waited)
@@ -148,7 +148,7 @@ class PoolCapacity:
         return self._pool.takes(name) / max(1, self._pool.processes)
 
     def pause_after(self, name: str) -> float:
-        """Seconds after an unlimited task of this name from which on another is to have a process, whoever waits."""
+        """Seconds after an unlimited task of this name after which another one has a process, whatever waits."""
         takes = self._pool.takes(name)
         if takes == float("inf"):
             return UNKNOWN_PAUSE
@@ -161,7 +161,7 @@ class PoolCapacity:
             now: the time.
             name: the task's name.
             claims: how many have their turn and wait for a process.
-            turn: when the next one has its turn, which has no permit yet; infinity: nobody waits for one.
+            turn: when the next limited task without a permit has its turn; infinity: none waits.
         """
         takes, idle = self._pool.takes(name), self.idle()
         if idle <= 1 and takes > KEEP and self._listens(now):

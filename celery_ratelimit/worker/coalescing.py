@@ -19,7 +19,7 @@ logger = logging.getLogger("celery_ratelimit")
 def alone(plan: Plan, request: Any) -> str:
     """What a request has in common with others of which one is to wait; empty: all may.
 
-    A task of a canvas is left alone: somebody goes on with its result.
+    A task of a canvas is left alone: other tasks go on with its result.
     """
     if plan.policy.coalesce is None or requests.is_of_a_canvas(request):
         return ""

@@ -88,7 +88,7 @@ class ConcurrencyLeases:
         horizon: float,
         claim: float,
     ) -> list[Decision]:
-        """Ask for leases, in one script with the release of those whose tasks have ended.
+        """Ask for leases, in one script with the release of leases whose tasks have ended.
 
         Args:
             limit_queue: the queue of the requests.

@@ -1,4 +1,4 @@
-"""The request that is just looked at: what nobody has foreseen, and is raised at it, ends it and nobody else."""
+"""The request that is being handled: an unforeseen error that is raised at it ends its task and no other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ErrorAttribution:
         self.pair: tuple[LimitQueue, PendingRequest] | None = None
 
     def ends_by(self, error: Exception) -> bool:
-        """Something was raised. Whether it was at a request, which has ended; a lost connection is everybody's."""
+        """Something was raised. Whether it was at a request, which has ended; a lost connection concerns all."""
         if self.pair is None or isinstance(error, self._worker.broker.connection_errors):
             return False
         self._on_error(self.pair[1], error)

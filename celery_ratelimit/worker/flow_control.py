@@ -31,7 +31,7 @@ class QueuedRequest(Protocol):
 
 
 class SuspendedQueues:
-    """The queues that a worker does not consume for now, and who of them still waits in it.
+    """The queues that a worker does not consume for now, and their requests that still wait in it.
 
     Args:
         worker: the worker.
@@ -47,11 +47,11 @@ class SuspendedQueues:
     def suspend(
         self, pending: QueuedRequest, among: Sequence[QueuedRequest], first: float, each: Callable[[], float]
     ) -> None:
-        """``pending`` waits: its queue is left alone, if those that came from it will be there for long.
+        """Stop consuming the queue of ``pending`` for a while, if the requests from it will wait here for long.
 
         Args:
             pending: a request that waits.
-            among: all who wait with it, for the same.
+            among: all requests that wait with it, for the same.
             first: seconds until the first of them goes.
             each: tells the seconds from one to the next.
         """
@@ -89,7 +89,7 @@ class SuspendedQueues:
 
 
 class PrefetchAccounting:
-    """Counts who is in the gate.
+    """Counts the requests in the worker.
 
     Args:
         worker: the worker.
@@ -117,7 +117,7 @@ class PrefetchAccounting:
             self._worker.intake.widen()
 
     def suspend(self, pending: PendingRequest, limit_queue: LimitQueue, now: float) -> None:
-        """Its queue is not consumed for now, if those who came from it will be here for long."""
+        """Stop consuming its queue for now, if the requests from it will be here for long."""
         first = max(0.0, limit_queue.closed_until - now)
         # Or what the broker hands out of all queues would soon be of this one; or nothing, for too long.
         each = limit_queue.interval or max(demand.interval * demand.cost for demand in pending.demands)
@@ -154,7 +154,7 @@ class PrefetchAccounting:
         self._suspended.on_left(waiting)
 
     def clear(self) -> None:
-        """The connection is lost, or the worker stops: nobody is held."""
+        """The connection is lost, or the worker stops: no request is here."""
         self.limited = self._outside = 0
         self._capacity.clear()
         self._suspended.clear()

@@ -133,7 +133,7 @@ class Gate:
             every = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
             alone = coalescing.alone(plan, request) if plan is not None else ""
         except Exception as error:
-            # The user's own key or cost, or a limit that does not fit: this task's failure and nobody else's.
+            # The user's own key or cost, or a limit that does not fit: this task fails, and no other.
             traceback = not isinstance(error, RateLimitError)  # ours say what to do
             logger.error("Task %s[%s] cannot be rate limited: %r", request.name, request.id, error, exc_info=traceback)
             requests.fail(request, error)
@@ -180,7 +180,7 @@ class Gate:
             self._prefetch.widen(pending)
         if self._arrivals_batch.add(limit_queue, pending):
             return
-        if first or len(limit_queue.asking(pending)) == 1:  # else whatever those ahead of it wait for moves the line on
+        if first or len(limit_queue.asking(pending)) == 1:  # else the queue goes on with the requests ahead of it
             self._scheduler.run([limit_queue])
         self._prefetch.suspend_if_it_stays(pending, limit_queue, monotonic())
 
@@ -198,7 +198,7 @@ class Gate:
     # -- Ends ------------------------------------------------------------------------------------------------------
 
     def on_end(self, request: Any) -> None:
-        """A task has ended: whoever waits for its process, or its place, may ask."""
+        """A task has ended: requests that wait for its process, or its lease, may ask."""
         pending = self._concurrency.end(request)
         queues = self._queues.asking(pending.plan.buckets(pending.demands)) if pending is not None else []
         self._return_queues.update(monotonic())
@@ -210,7 +210,7 @@ class Gate:
             self._concurrency.release_ended()
 
     def on_error(self, request: Any, error: Exception) -> None:
-        """What nobody has foreseen was raised at a message: it ends with that, and those behind it go on."""
+        """An unforeseen error was raised at a message: its task fails with it, and the requests behind it go on."""
         logger.error("Task %s[%s] cannot go on: %r", request.name, request.id, error, exc_info=error)
         found = [
             (limit_queue, pending)
@@ -253,14 +253,14 @@ class Gate:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
         with self.worker.timers.turn:
             self._connections += 1
-            everybody = self._queues.clear()
+            requests_here = self._queues.clear()
             self._arrivals_batch.clear()
             self._actions.batch.clear()
             self._store_calls.close()
             self._pool_scheduler.clear()
             self._scheduler.close()
             self._prefetch.clear()
-            for pending in everybody:
+            for pending in requests_here:
                 self._resources.release_lease(pending)
             self._concurrency.release_ended()
             if self._counting is not None and not self._outage:
@@ -276,12 +276,12 @@ class Gate:
         self._scheduler.store_is_back()
 
     def _is_idle(self) -> bool:
-        """Nobody waits here, comes back, or is parked; and no limit is in shadow."""
+        """No task waits here, returns, or is parked; and no limit is in shadow."""
         waiting = self._prefetch.limited or self._capacity.turns.next(monotonic()) < float("inf")
         return self._attendant.is_idle and not waiting and not self._asker.shadows.any_of(self._limits)
 
     def _changed(self, names: set[str]) -> None:
-        """Rates of these limits are others now: whoever waits asks again."""
+        """The rates of these limits have changed: waiting requests ask again."""
         self._stored.forget(names)
         self._scheduler.note_changed(names)
         self._attendant.occupied.forget_turns(names)

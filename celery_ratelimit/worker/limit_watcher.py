@@ -1,4 +1,4 @@
-"""Looks whether somebody has changed a stored rate, so that those who wait come at their new time."""
+"""Looks for changed rates in the store, so that waiting requests ask at their new time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class LimitWatcher:
 
     Args:
         worker: whose timer it is.
-        asker: whom to ask.
-        limits: those to look for, by name; there may be more of them later.
-        outage: while it lasts nobody asks.
+        asker: the way to the store.
+        limits: by name; there may be more of them later.
+        outage: of the store; nothing is asked while it lasts.
         store_calls: asks.
-        is_idle: whether nobody waits whom a change could concern: then nobody asks.
+        is_idle: whether no request waits that a change could concern: then nothing is asked.
         on_change: called with the names.
         workers: how many there are.
     """

@@ -128,10 +128,10 @@ class ParkingBatch:
         self._in_flight = ()
 
     def _next_part(self) -> tuple[Sequence[PendingPark], bool]:
-        """Take those out that one script parks, and whether only if others are parked there.
+        """Take out the requests that one script parks, and whether only if others are parked there.
 
-        A request that was refused is parked in any case, and those behind it. So is one in a lot whose next turns are
-        given away, though it may be empty: it would be refused.
+        A request that was refused is parked in any case, and the ones behind it. So is one in a lot whose next turns
+        are given away, though it may be empty: it would be refused.
         """
         self._waiting = [park for park in self._waiting if not park.pending.gone]
         if not self._waiting:

@@ -1,7 +1,7 @@
-"""The one entrance to the pool: who has the next process that is free.
+"""Gives the next free process to a request: the one entrance to the pool.
 
-Whoever has its turn goes first, then everybody in the order of arrival. Where limited tasks could use the whole pool,
-tasks without limits have a small share of it.
+A request whose turn has come goes first, then all others in the order of arrival. Where limited tasks
+could use the whole pool, tasks without limits have a small share of it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["PoolScheduler", "UnlimitedAdmission"]
 
 
 class PoolScheduler:
-    """Requests that nothing limits, and whether it is their turn or somebody else's.
+    """Holds the unlimited requests, and decides between them and the limited ones.
 
     Args:
         worker: the worker.
         capacity: of its pool.
-        queues: of those who are limited.
-        prefetch: who is in the gate.
+        queues: the limited requests.
+        prefetch: counts the requests here.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PoolScheduler:
             self._prefetch.suspend_unlimited(waiting, self._unlimited, lambda: self._capacity.seconds_of_one(name))
 
     def unlimited_starving(self, now: float) -> bool:
-        """Whether limited tasks, more than the pool can run, would keep those without limits out for too long."""
+        """Whether limited tasks, more than the pool can run, would keep unlimited ones out for too long."""
         if not self._unlimited:
             return False
         since, pause = self._unlimited[0].since, self._capacity.pause_after("")
@@ -66,7 +66,7 @@ class PoolScheduler:
         return now - since >= pause
 
     def start_unlimited(self, now: float, *, owed: bool = False) -> bool:
-        """Start the next request without limits, if nobody who waits is to have the process; or it is ``owed`` one."""
+        """Start the next unlimited request, if no limited one is to have the process; or if it is ``owed`` one."""
         if not self._unlimited or self._worker.is_stopping:
             return False
         waiting = self._unlimited[0]
@@ -88,7 +88,7 @@ class PoolScheduler:
     def unlimited_first(self, limit_queue: LimitQueue) -> bool:
         """Whether the first of a line goes behind the first without limits.
 
-        Its limit is open, and was not closed to those who wait: they go in the order in which they came.
+        Its limit has a permit, and no request in it had to wait: they go in the order in which they came.
         """
         return bool(
             limit_queue.permit_available
@@ -118,8 +118,8 @@ class PoolScheduler:
     def early(self) -> float:
         """Seconds before its turn that a line asks.
 
-        A process that is kept for a turn is kept for a permit: who asks only then, and hears that another worker was
-        quicker, has kept it for nothing.
+        A process that is kept for a turn is kept for a permit: if the queue asked only then, and another worker was
+        quicker, the process was kept for nothing.
         """
         return self.ahead() if self._unlimited else ASK_EARLY
 
@@ -133,7 +133,7 @@ class UnlimitedAdmission:
     Args:
         pool_scheduler: to the pool.
         numbers: of the worker's requests.
-        reporter: is told of those that pass limits in shadow.
+        reporter: is told of requests that pass limits in shadow.
         run: moves lines on.
     """
 

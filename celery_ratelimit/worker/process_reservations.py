@@ -1,4 +1,4 @@
-"""Processes of one worker's pool that somebody has spoken for. Times are those of ``time.monotonic``."""
+"""Processes of one worker's pool that are reserved for permits. Times are of ``time.monotonic``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProcessReservations:
 
     @property
     def times(self) -> list[float]:
-        """When those permits are good."""
+        """When the permits are good."""
         return [at for at, _ in self._grants]
 
     def add(self, at: float, name: str) -> None:

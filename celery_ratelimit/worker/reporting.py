@@ -49,10 +49,10 @@ def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) 
 
 
 class Reporter:
-    """Tells what has become of requests. What nobody would hear is not put into words.
+    """Tells what has become of requests. What is not heard is not put into words.
 
     Args:
-        observers: are told of each outcome, those included by which a task starts.
+        observers: are told of each outcome, also of starts.
         stored: which rate people have put in the place of a limit's in the code, as a decision was told an interval.
         counter: is told of the same, without a word of why.
     """
@@ -128,7 +128,7 @@ class Reporter:
 
 
 def _log(level: int, seen: Observation, outcome: ThrottleReport) -> None:
-    """While the store does not answer, which is said when it begins and ends, the line is for whoever debugs."""
+    """While the store does not answer, which is said when it begins and ends, the line is at DEBUG."""
     fields = {**outcome.fields(), "task": seen.task, "id": seen.id, "queue": seen.queue, "cost": seen.cost}
     fields["throttled_for"] = seen.throttled_for
     logger.log(level, "Task %s[%s] %s", seen.task, seen.id, seen.said, extra={"data": fields})

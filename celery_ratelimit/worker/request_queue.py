@@ -1,15 +1,13 @@
-"""Who is in the gate, and in which state: the requests of one worker, in lines.
+"""The requests of one worker that wait for the same limits, each in one state, which its queue alone changes.
 
-A request that is held is in one state, which its line alone changes:
+* **QUEUED**: it asks as soon as it is the first of its queue that does, and the queue may ask;
+* **ACQUIRING**: the call that asks for it is in flight; until the reply it keeps its place in the queue;
+* **DEFERRED**: it asks again at a time that the store has told;
+* **GRANTED**: it has a permit, which is good at a time;
+* **PARKING**: the call that parks it is about to be made, or in flight;
+* **GONE**: it has left.
 
-* it **asks**: as soon as it is the first of those who do, and its line may ask;
-* it **is acquiring**: the call that asks for it is in flight; until its reply it keeps its place among those who ask;
-* it **asks again** at a time that it was told;
-* it **holds a permit**, which is good at a time;
-* it **is parking**: the call that parks it is about to be made, or in flight;
-* it is **gone**.
-
-Those who have a slot in the store ask before newcomers.
+Requests with a reservation in the store ask before new ones.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from .request import AcquireCall, PendingRequest, State
 
 __all__ = ["ASK_EARLY", "LEAST_PAUSE", "LimitQueue", "TimerHeap"]
 
-#: Seconds before its turn that a line asks, so that a late timer wastes nothing.
+#: Seconds before its turn that a queue asks, so that a late timer wastes nothing.
 ASK_EARLY = 0.02
-#: Seconds after which a line that cannot go on now is moved on, at the soonest.
+#: Seconds after which a queue that cannot go on now is looked at again, at the soonest.
 LEAST_PAUSE = 0.001
 
 
 class TimerHeap:
-    """Those of a line who have a time: at which they ask again, or a permit is good."""
+    """The requests of a queue that have a time: at which they ask again, or their permit is good."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, PendingRequest]] = []
@@ -69,31 +67,31 @@ class TimerHeap:
         return self._entries[0][2] if self._entries and self._entries[0][0] <= now else None
 
     def are_late_together(self, now: float) -> bool:
-        """Whether more than one permit is good by now that was not used."""
+        """Whether more than one permit is good by now and was not used."""
         return any(at <= now and pending.state is State.GRANTED for at, _, pending in self._entries[1:3])
 
 
 @dataclass(slots=True, eq=False)
 class LimitQueue:
-    """The requests of one worker that ask the same buckets, first come first served. Times are the gate's clock's.
+    """The requests of one worker that ask the same buckets, first come first served. Times are of ``time.monotonic``.
 
     Attributes:
         key: the buckets.
-        number: which line of the worker's it is.
-        channel: what is rung for it when a place may be free, if it waits for one; empty: nothing.
-        announced_at: when all that wait in it for places said so last.
-        with_slot: those who ask and have a slot (they came back, or the pool was busy); they go first.
-        new: newcomers who ask.
-        closed_until: when the head was told to have its turn; by ``binding``, the name of a limit.
-        intervals: seconds in which a permit comes back, by limit, as it was when somebody was refused last.
-        interval: seconds from one turn to the next, as it was in force when somebody asked last.
+        number: of the worker's queues.
+        channel: where the store notifies it that a lease may be free; empty: it waits for none.
+        announced_at: when all requests that wait here for leases asked last.
+        with_slot: queued requests with a reservation (they returned, or the pool was busy); they go first.
+        new: queued requests without one.
+        closed_until: when the first request has its turn, by ``binding``, the name of a limit.
+        intervals: seconds in which a permit comes back, by limit, at the last refusal.
+        interval: seconds from one turn to the next, at the last decision.
         next_ask: when the head may ask; earlier it would be told to wait.
-        permit_available: the last one that asked could have started at once: a newcomer need not ask for a slot.
-        needs_process: it would move on if a process were free.
-        cancel: cancels the line's timer, which goes off at ``alarm``.
-        due: those who have a time.
-        parking: those who are parked in a moment.
-        acquire: the call that asks for the first of them, while it is in flight; the others wait for its reply.
+        permit_available: the last decision left a permit available; a new request needs no reservation.
+        needs_process: it would go on if a process were free.
+        cancel: cancels the queue's timer, which goes off at ``alarm``.
+        due: requests that have a time.
+        parking: requests that are being parked.
+        acquire: the call in flight for the first requests; the others wait for its reply.
     """
 
     key: tuple[tuple[str, str], ...] = ()
@@ -115,7 +113,7 @@ class LimitQueue:
     parking: list[PendingRequest] = field(default_factory=list)
     acquire: AcquireCall | None = None
 
-    # -- Who is here -----------------------------------------------------------------------------------------------
+    # -- Contents --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[PendingRequest]:
         return itertools.chain(self.with_slot, self.new, self.due, self.parking)
@@ -124,11 +122,11 @@ class LimitQueue:
         return len(self.with_slot) + len(self.new) + len(self.due) + len(self.parking)
 
     def asking(self, pending: PendingRequest) -> deque[PendingRequest]:
-        """Those among whom it asks, or would."""
+        """The queued requests among which it asks, or would."""
         return self.with_slot if pending.has_reservation else self.new
 
     def is_late(self, by: float) -> bool:
-        """Whether somebody's time was before that one: to start, or to ask for who has a slot."""
+        """Whether a request should have started before that time, or asked, if it has a reservation."""
         if self.due and self.due.next < by:
             return True
         return bool(self.with_slot) and max(self.next_ask, self.with_slot[0].not_before) < by
@@ -155,7 +153,7 @@ class LimitQueue:
             self.asking(pending).append(pending)
 
     def recall(self, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()) -> None:
-        """Its time is void, and its permit: it asks, before the others, but behind these, which were recalled now."""
+        """Its time and its permit are void: it asks before the others, but behind these, recalled just now."""
         self._take_out(pending)
         pending.state, pending.permit_at_us = State.QUEUED, 0
         self.asking(pending).insert(sum(each in self.asking(pending) for each in behind), pending)
@@ -171,29 +169,29 @@ class LimitQueue:
         self._move(pending, State.GRANTED, at)
 
     def park_soon(self, pending: PendingRequest) -> None:
-        """It is parked in a moment."""
+        """It is about to be parked."""
         self._take_out(pending)
         pending.state = State.PARKING
         self.parking.append(pending)
 
     def leave(self, pending: PendingRequest) -> None:
-        """It is not in the gate any more."""
+        """It has left."""
         self._take_out(pending)
         pending.state = State.GONE
 
     def clear(self) -> list[PendingRequest]:
-        """Everybody is gone. Returns who was here."""
-        everybody = list(self)
-        for pending in everybody:
+        """All requests are gone. Returns them."""
+        gone = list(self)
+        for pending in gone:
             pending.state = State.GONE
         self.with_slot.clear()
         self.new.clear()
         self.parking.clear()
         self.due, self.acquire = TimerHeap(), None
-        return everybody
+        return gone
 
     def ask_all_again(self) -> None:
-        """The times that they were told are void: they ask now, in their order, before the others."""
+        """The times of deferred requests are void: they ask now, in their order, before the others."""
         again = [pending for pending in self.due.in_order() if pending.state is State.DEFERRED]
         for number, pending in enumerate(again):
             self.recall(pending, behind=again[:number])
@@ -216,15 +214,15 @@ class LimitQueue:
         elif pending.state is not State.GONE:
             self.due.remove(pending)
 
-    # -- What was told ---------------------------------------------------------------------------------------------
+    # -- Decisions -------------------------------------------------------------------------------------------------
 
     def record_decision(self, pending: PendingRequest, decision: Decision, now: float, *, early: float) -> None:
-        """What the store has said to one of it: its next turn. It asks so many seconds early."""
+        """Note a decision about a request of the queue: its next turn. It asks ``early`` seconds before."""
         self.permit_available = decision.retry_after <= LEAST_PAUSE
         self.interval = _interval(pending.demands, decision)
         if decision.allowed:
-            # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process for it that
-            # other lines could use.
+            # No earlier than the buckets say: asking sooner is of no use, and would keep a pool process that other
+            # queues could use.
             wait, self.binding = _next_turn(pending.demands, decision)
             self.closed_until = now + wait
             self.next_ask = self.closed_until - early
@@ -233,14 +231,14 @@ class LimitQueue:
             self.closed_until, self.binding = now + decision.retry_after, decision.binding
 
     def times(self, now: float, max_hold: float) -> tuple[float, float]:
-        """When somebody has its turn, who has to wait until then (0.0: nobody), and when to look at the line again.
+        """When a request that has to wait has its turn (0.0: none has), and when to look at the queue again.
 
         Args:
             now: the time.
             max_hold: seconds after which to look in any case.
         """
         heads = [asking[0].release_deadline for asking in (self.with_slot, self.new) if asking]
-        # Whose time has come waits for a process, which is noted; or it has come while the line asked for another one.
+        # A request whose time has come waits for a process, or its time came while the queue was asking.
         turns = [self.due.next] if self.due and (self.due.next > now or not self.needs_process) else []
         if heads and not self.needs_process and self.acquire is None:
             turns.append(max(self.next_ask, now + LEAST_PAUSE))
@@ -259,7 +257,7 @@ def task_name(limit_queue: LimitQueue) -> str:
 
 
 def _interval(demands: Sequence[Demand], decision: Decision) -> float:
-    """Seconds from one of a line to the next, at the rates that are in force."""
+    """Seconds from one request of a queue to the next, at the rates that are in force."""
     states = zip(demands, decision.states, strict=True)
     return max([(state.interval or demand.interval) * demand.cost for demand, state in states])
 

@@ -32,7 +32,7 @@ class RequestQueues:
         return self._by_key.get(key)
 
     def get_or_create(self, key: Buckets) -> LimitQueue:
-        """The line of those who ask these buckets; a new one if there is none."""
+        """The queue of requests that ask these buckets; a new one if there is none."""
         limit_queue = self._by_key.get(key)
         if limit_queue is None:
             limit_queue = self._by_key[key] = LimitQueue(key, next(self._numbers))
@@ -46,7 +46,7 @@ class RequestQueues:
         return [self._by_key[key] for key in keys]
 
     def end(self, limit_queue: LimitQueue) -> None:
-        """Nobody is in it."""
+        """The queue is empty: forget it."""
         if limit_queue.cancel is not None:
             limit_queue.cancel()
         self.needing_process.pop(limit_queue.key, None)
@@ -64,13 +64,13 @@ class RequestQueues:
             self.needing_process.pop(limit_queue.key, None)
 
     def clear(self) -> list[PendingRequest]:
-        """The connection is lost, or the worker stops: everybody is gone. Returns who was here."""
-        everybody: list[PendingRequest] = []
+        """The connection is lost, or the worker stops. Returns the requests that were here."""
+        gone: list[PendingRequest] = []
         for limit_queue in self._by_key.values():
             if limit_queue.cancel is not None:
                 limit_queue.cancel()
-            everybody += limit_queue.clear()
+            gone += limit_queue.clear()
         self._by_key.clear()
         self._by_bucket.clear()
         self.needing_process.clear()
-        return everybody
+        return gone

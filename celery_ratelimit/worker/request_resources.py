@@ -23,7 +23,7 @@ class RequestResources:
     Args:
         slots: in the store.
         capacity: keeps processes.
-        prefetch: who is in the gate.
+        prefetch: counts the requests here.
         leases: of running tasks.
     """
 

@@ -1,4 +1,4 @@
-"""Slots that are given back: of those who do not come for them."""
+"""Gives back reservations of tasks that will not use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reservations:
 
     Args:
         asker: the way to the store.
-        outage: while it lasts nobody is told: a slot lapses by itself.
+        outage: while it lasts the store is not told: a reservation lapses by itself.
     """
 
     def __init__(self, asker: Asker, outage: Outage) -> None:

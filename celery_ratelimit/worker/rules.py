@@ -268,7 +268,7 @@ def without_store(
         error: what there is of an answer.
         may_start: whether a process is free for it.
         wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: taken, or all may pass.
-        pause: seconds after which whoever is deferred comes back.
+        pause: seconds after which a deferred task returns.
     """
     throttle = pending.plan.policy.throttle
     if choice in ("local", "allow"):

@@ -1,4 +1,4 @@
-"""Moves lines on: starts those whose time has come, and asks for those whose turn it is to ask."""
+"""Dispatches the request queues: starts requests whose time has come, and acquires permits for the next ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Scheduler"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds after its time at which a task is late, and lines of which it is asked, those first that wait the longest.
+#: Seconds after its time at which a task is late; and how many queues are looked at for one, the longest waiting first.
 LATE, LOOKED_AT = 0.005, 10
 
 
@@ -43,12 +43,12 @@ class Scheduler:
         admission: of the store.
         resources: what requests have.
         capacity: of the pool.
-        queues: who waits.
-        pool_scheduler: who has the next process.
+        queues: the requests that wait.
+        pool_scheduler: decides which request has the next process.
         actions: carries out what is decided.
         reach: whether what comes back stays here.
-        leases: those that no request here has asked for are free when the lines have been moved on.
-        on_error: gets a request and what was raised at it that nobody has foreseen.
+        leases: at the end of a pass it releases what ended tasks held and no request here has taken over.
+        on_error: called with a request and an unforeseen error that was raised at it.
 
     Attributes:
         attribution: the request that is looked at.
@@ -93,7 +93,7 @@ class Scheduler:
         self._is_running = self._again = False
 
     def note_changed(self, names: set[str]) -> None:
-        """Who waits for a time that was said at another rate asks again, in the next turn of its line."""
+        """These limits have changed: requests that wait for a time at the old rate ask again."""
         self._changed |= names
 
     def run(self, queues: Iterable[LimitQueue] = ()) -> None:
@@ -128,8 +128,8 @@ class Scheduler:
                 self._cancel_look = self._worker.timers.call_after(POLL_INTERVAL, self._look)
 
     def is_late(self) -> bool:
-        """Whether somebody's turn has passed while this worker had other things to do: a process is there for it, or
-        is in a moment, or the worker hears of it late. Where all are busy for longer, nobody waits for the worker.
+        """Whether a turn has passed while this worker had other things to do: a process is free for it, or is in a
+        moment, or the worker hears of it late. Where all processes are busy for longer, the worker is not late.
         """
         now = monotonic()
         queues = (self._queues.get(key) for key in itertools.islice(self._queues.needing_process, LOOKED_AT))
@@ -137,7 +137,7 @@ class Scheduler:
         return late and (self._capacity.store.is_far or not self._capacity.is_saturated(now, ASK_EARLY))
 
     def store_is_back(self) -> None:
-        """Everybody may ask."""
+        """All queues may ask."""
         self._admission.store_is_back()
         for limit_queue in self._queues:
             limit_queue.next_ask = 0.0
@@ -164,7 +164,7 @@ class Scheduler:
                     limit_queue.acquire.is_void = True
 
     def _admit(self) -> None:
-        """Free processes are for those who wait: first for who has its turn, then in the order in which they came."""
+        """Give free processes to waiting requests: first where the turn has come, then in the order of arrival."""
         while True:
             for key in list(self._queues.needing_process):
                 if self._capacity.idle() <= 0 and not self._capacity.has_for_permit(monotonic()):
@@ -184,11 +184,11 @@ class Scheduler:
 
     def _move(self, limit_queue: LimitQueue) -> None:
         if self._queues.get(limit_queue.key) is not limit_queue:
-            return  # nobody is in it any more
+            return  # it is empty, and has ended
         limit_queue.needs_process = False
         try:
             self._move_on(limit_queue)
-        finally:  # whatever is raised, those who are left in it go on
+        finally:  # whatever is raised, the other requests in it go on
             if (
                 self._queues.get(limit_queue.key) is limit_queue
             ):  # else the connection was lost while a greenlet was here
@@ -200,7 +200,7 @@ class Scheduler:
                     self._alarms.end(limit_queue)
 
     def _move_on(self, limit_queue: LimitQueue) -> None:
-        """Start and ask for whom it can. Whoever something unforeseen happens to leaves the line, and it goes on."""
+        """Start and acquire what can be. A request at which an unforeseen error is raised leaves; the queue goes on."""
         while True:
             self.attribution.pair = None
             try:
@@ -255,7 +255,7 @@ class Scheduler:
     def _ask(
         self, limit_queue: LimitQueue, first: PendingRequest, asking: Sequence[PendingRequest], *, for_permit: bool
     ) -> bool:
-        """For the first of those who ask, and for others who would ask the same next."""
+        """Acquire for the first queued request, and for others that would ask for the same next."""
         together = self._selector.select(limit_queue, first, asking, monotonic()) if for_permit else [first]
         call = AcquireCall(together, for_permit)
 

@@ -8,7 +8,7 @@ __all__ = ["FAR", "REACH", "StoreLatency"]
 
 #: Seconds of a round trip from which on the store is far away.
 FAR = 0.005
-#: Round trips in whose time those ask together that come back to a worker whose store is far away.
+#: Round trips in whose time returning tasks ask together, where the store is far away.
 REACH = 3
 #: Seconds that are believed of a single round trip, and what it counts for in the mean.
 MOST, NEWEST = 0.1, 1 / 8

@@ -32,7 +32,7 @@ class ThrottleReport:
         retry_after: seconds until its turn, or until it would have been.
         demand: of the limit that said no; ``None``: the store does not answer.
         interval: seconds in which a permit of that limit comes back at the rate that is in force; 0.0: as in the code.
-        stored: which rate people have put in the place of the code's, and who: ``20/s set by anna``; empty: none.
+        stored: the rate stored in the place of the code's, and by which person: ``20/s set by anna``; empty: none.
         max_wait: seconds; its turn is too far away for this; ``None``: that is not why.
         waited: seconds that it has waited already.
         full: there is no room to wait.
@@ -80,7 +80,7 @@ class ThrottleReport:
 
     @property
     def reason(self) -> str:
-        """Who said no, and until when, in words."""
+        """Which limit refused, and until when, in words."""
         if self.demand is None:
             return "the limiter's store does not answer"
         return str(self.error)

@@ -1,4 +1,4 @@
-"""When limited tasks have their turns, as far as one worker knows. Times are those of ``time.monotonic``.
+"""When limited tasks have their turns, as far as one worker knows. Times are of ``time.monotonic``.
 
 A turn is known of a request that waits here, of a task that is on its way back, and, as an estimate, of a backlog in
 the store. Before a task takes a process for long, the scheduler asks whether a briefer one has its turn meanwhile.
