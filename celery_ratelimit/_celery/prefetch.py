@@ -8,6 +8,9 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * Each message with an ETA is an increment (strategy.py 199 and 211), and a decrement when the ETA has come:
   ``Consumer.apply_eta_task`` (consumer.py 734), ``_limit_post_eta`` (378). Both are read when the strategies are built,
   as is ``_limit_task`` (374), which is called for messages without one.
+* ``worker_disable_prefetch`` (Celery 5.5, Redis alone): ``Tasks.start`` (consumer/tasks.py 76) gives the ``qos`` of the
+  channel a ``can_consume`` that says no while as many requests are reserved as the pool has processes. It is set before
+  the worker consumes anything.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from celery.worker import state
 
 __all__ = ["Prefetch"]
 
@@ -54,7 +59,22 @@ class Prefetch:
             window = qos.ratelimit_window = _Window(qos)
             qos.increment_eventually = self._unless_untouched(window, 1)
             qos.decrement_eventually = self._unless_untouched(window, -1)
+            self._let_waiting_requests_occupy_nothing(window)
         return window
+
+    def _let_waiting_requests_occupy_nothing(self, window: _Window) -> None:
+        """Where prefetching is disabled a request that waits for its turn does not count as one that has a process."""
+        consumer = self._consumer
+        qos: Any = getattr(consumer.task_consumer.channel, "qos", None)
+        if not consumer.app.conf.get("worker_disable_prefetch") or "can_consume" not in vars(qos):
+            return
+
+        def can_consume() -> bool:
+            limit = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
+            occupied = len(state.reserved_requests) - window.widened
+            return occupied < limit and bool(type(qos).can_consume(qos))
+
+        qos.can_consume = can_consume
 
     def _unless_untouched(self, window: _Window, sign: int) -> Callable[..., int]:
         def change(n: int = 1) -> int:
@@ -108,7 +128,7 @@ class _Window:
         self.qos = qos
         self._lock = threading.Lock()  # the worker's loop has taken away kombu's own (consumer.py, patch_all)
         self._base = self._last = int(qos.value)
-        self._raised = self._widened = 0
+        self._raised = self.widened = 0
 
     def add(self, *, raised: int = 0, widened: int = 0) -> None:
         qos = self.qos
@@ -117,9 +137,9 @@ class _Window:
                 return  # without a limit
             self._base += qos.value - self._last  # it was set: consumer.py 872
             self._raised += raised
-            self._widened += widened
+            self.widened += widened
             value = self._base + self._raised
             most = getattr(qos, "max_prefetch", None)  # since kombu 5.5
             if most is not None and self._raised > 0:
                 value = min(value, most)
-            qos.value = self._last = max(1, value + self._widened)
+            qos.value = self._last = max(1, value + self.widened)

@@ -225,6 +225,14 @@ def test_basic_consume_passes_a_callback_to_the_queue() -> None:
     assert "queue.consume(tag, self._receive_callback" in consume
 
 
+def test_disabled_prefetching_counts_reserved_requests() -> None:
+    """Since Celery 5.5."""
+    started = source(Tasks.start)
+    assert "if len(state.reserved_requests) >= limit:" in started
+    assert 'limit = getattr(c.controller, "max_concurrency", None) or c.pool.num_processes' in started
+    assert "channel_qos.can_consume = MethodType(can_consume, channel_qos)" in started
+
+
 def test_the_prefetch_is_widened_for_what_waits() -> None:
     assert "consumer.qos.increment_eventually()" in source(strategy.default)
     assert "self.qos.decrement_eventually()" in source(consumer.Consumer.apply_eta_task)
