@@ -17,7 +17,7 @@ from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.parking.arrivals import TELL, Arrivals
 from celery_ratelimit.parking.lot import Parking, ToPark
 from celery_ratelimit.testing import EmbeddedServer
-from celery_ratelimit.worker.admission import PermitClient
+from celery_ratelimit.worker.deduplication import Deduplication
 from tests.conftest import Clock
 
 from .frozen import FROZEN_STORE, demand
@@ -284,9 +284,19 @@ def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Arrivals, parki
         each.duplicate_checked = False
         assert arrivals.asks_along(each)
     third.duplicate_checked = arrivals.may_run(third)  # that of another greenlet
-    answers: Any = object.__new__(PermitClient)
-    answers._arrivals = arrivals
-    assert answers._decisions([first, third], for_permit=True) == [None], "another copy is parked"
-    assert answers._who_may_run([second, first]) == [second]
+    acquired: list[list[Any]] = []
+
+    def acquire(asking: Any) -> Any:
+        acquired.append(list(asking))
+        return ["a permit"] * len(asking)
+
+    def acquire_along(asking: Any, along: Any) -> Any:
+        raise AssertionError("no copy is told of")
+
+    copies = Deduplication(None, arrivals, None, lambda plan: True)  # type: ignore[arg-type]
+    assert copies.ask([first, third], acquire, acquire_along) == [None], "another copy is parked"
+    copies.ask([second, first], acquire, acquire_along)
+    assert acquired == [[second]]
     assert (second.duplicate_checked, first.duplicate_checked) == (True, False)
-    assert answers._who_may_run([third, second]) == [third, second]
+    copies.ask([third, second], acquire, acquire_along)
+    assert acquired[1:] == [[third, second]]
