@@ -173,7 +173,7 @@ class Actions:
         interval = limit_queue.intervals.get(demand.name) or demand.interval
         max_wait = pending.plan.policy.max_wait
         if max_wait is not None and interval > 0 and not pending.returned:
-            most = 1 + int((max_wait - action.wait) / interval)
+            most = max(0, 1 + int((max_wait - action.wait - (now - pending.arrived_at)) / interval))
         packed = self._attendant.to_park(pending, demand, action.since)
         self.batch.add(PendingPark(limit_queue, pending, action, packed, most))
         self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
