@@ -33,6 +33,8 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
 REDELIVERY_SHARE = 0.4
+#: The share of an interval by which a slot may lie beyond ``max_wait``: the worker is some milliseconds late.
+ROUNDING = 0.25
 #: Seconds after which what could not be published is tried again.
 AGAIN = 1.0
 
@@ -173,7 +175,8 @@ class Actions:
         interval = limit_queue.intervals.get(demand.name) or demand.interval
         max_wait = pending.plan.policy.max_wait
         if max_wait is not None and interval > 0 and not pending.returned:
-            most = max(0, 1 + int((max_wait - action.wait - (now - pending.arrived_at)) / interval))
+            left = max_wait - action.wait - (now - pending.arrived_at)
+            most = max(0, 1 + int(left / interval + ROUNDING))
         packed = self._attendant.to_park(pending, demand, action.since)
         self.batch.add(PendingPark(limit_queue, pending, action, packed, most))
         self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
