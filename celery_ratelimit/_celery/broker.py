@@ -22,6 +22,8 @@ __all__ = ["Broker", "fleet_of", "redelivery_of", "trouble_of"]
 
 #: Seconds after which a broker hands out an unacknowledged message again, by transport, unless configured.
 _REDELIVERY = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
+#: The share of the broker's redelivery time that a message may be on a countdown, and may be held after it.
+REDELIVERY_SHARE = 0.4
 
 
 class Broker:
@@ -55,6 +57,11 @@ class Broker:
         Other transports see it themselves, when they read.
         """
         return tuple(self._consumer.connection_errors) if self.on_amqp and not self.apart else ()
+
+    @property
+    def max_hold(self) -> float:
+        """Seconds that a message may be on a countdown, and may be held after it, within one delivery."""
+        return self.redelivery * REDELIVERY_SHARE
 
     @functools.cached_property
     def redelivery(self) -> float:

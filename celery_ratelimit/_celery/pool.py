@@ -110,13 +110,6 @@ class Pool:
                     return True
         return False
 
-    def have_ended(self, now: float, seconds: float) -> int:
-        """How many tasks will have ended in so many seconds, of tasks that take no longer: it may not be heard yet."""
-        return sum(
-            now - job.handed < MOST_UNHEARD * seconds and self.takes(job.name) <= seconds
-            for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT)
-        )
-
     def have_soon(self, now: float, seconds: float) -> bool:
         """Whether one of them is probably free within ``seconds``, by what tasks take: how many end in that time?"""
         ends = 0.0

@@ -7,22 +7,18 @@ from dataclasses import replace
 
 from .._celery import Worker, requests
 from ..errors import STORE_TROUBLES
-from ..limiter.demand import Demand
 from ..limiter.outage import Outage
-from ..parking.attendant import Attendant
+from ..limiter.store_clock import StoreClock
 from ..parking.lot import FULL, NOBODY, OVERTAKEN, REPLACED
 from ..parking.publisher import LEAD
-from . import coalescing
 from .admission import POLL_INTERVAL
-from .capacity import PoolCapacity
 from .clock import monotonic
-from .concurrency import ConcurrencyLeases
 from .deduplication import Deduplication
 from .flow_control import PrefetchAccounting
 from .parking_batch import ParkingBatch, PendingPark
 from .reporting import Reporter, outcome_of
 from .request import PendingRequest
-from .request_queue import LimitQueue
+from .request_queue import LimitQueue, permit_interval
 from .request_resources import RequestResources
 from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, KeepPermit, Park, Republish, RetryAt, Start
 from .throttle_report import ThrottleReport
@@ -31,58 +27,37 @@ __all__ = ["Actions"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: The share of the broker's redelivery time that a task may be on a countdown, and may be held after it: one delivery.
-REDELIVERY_SHARE = 0.4
-#: The share of an interval by which a slot may lie beyond ``max_wait``: the worker is some milliseconds late.
-ROUNDING = 0.25
 #: Seconds after which what could not be published is tried again.
 AGAIN = 1.0
 
 
 class Actions:
-    """What can become of a request.
+    """Carries out actions, in one worker.
 
     Args:
         worker: the worker.
-        attendant: parks.
+        clock: the store's.
         outage: of the store.
-        capacity: of the pool.
         prefetch: counts the requests here.
-        leases: of running tasks.
-        batch: parks.
-        deduplication: which copy of a task may run.
-
-    Attributes:
+        resources: what requests hold.
+        reporter: tells what has become of a request.
         batch: requests that are about to be parked.
-        max_hold: seconds that a message may be held, or be away on a countdown.
+        deduplication: which copy of a task may run.
     """
 
     def __init__(
         self,
         worker: Worker,
-        attendant: Attendant,
+        clock: StoreClock,
         outage: Outage,
-        capacity: PoolCapacity,
         prefetch: PrefetchAccounting,
-        leases: ConcurrencyLeases,
         resources: RequestResources,
         reporter: Reporter,
         batch: ParkingBatch,
         deduplication: Deduplication,
     ) -> None:
-        self._worker, self._attendant, self._outage = worker, attendant, outage
-        self._capacity, self._prefetch, self._leases, self._resources = capacity, prefetch, leases, resources
-        self._reporter, self.parks, self._deduplication = reporter, attendant.may_park, deduplication
-        self.batch = batch
-        self.max_hold = worker.broker.redelivery * REDELIVERY_SHARE
-
-    def lot_to_join(self, pending: PendingRequest) -> Demand | None:
-        """The demand in whose backlog tasks are known to be parked, behind which a new request is parked, too."""
-        plan = pending.plan
-        if pending.has_reservation or plan.policy.max_wait is not None or not self.parks(plan) or self._outage:
-            return None
-        demands = [demand for demand in pending.demands if not demand.passes]
-        return self._attendant.occupied.lot_of(demands) or self.batch.refusing_demand(demands)
+        self._worker, self._clock, self._outage, self._prefetch = worker, clock, outage, prefetch
+        self._resources, self._reporter, self._batch, self._deduplication = resources, reporter, batch, deduplication
 
     def apply(self, limit_queue: LimitQueue, pending: PendingRequest, action: Action, now: float) -> bool:
         """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
@@ -118,8 +93,7 @@ class Actions:
                 self._resources.leave(limit_queue, pending)
                 self._deduplication.end(pending)
             case Fail(error):
-                self._resources.leave(limit_queue, pending)
-                self._resources.forget_slot(pending)
+                self._leave_for_good(limit_queue, pending)
                 self._reporter.failed(pending, error, without_store=isinstance(error, STORE_TROUBLES))
                 requests.fail(pending.request, error)
         return True
@@ -155,15 +129,10 @@ class Actions:
     # -- It starts -------------------------------------------------------------------------------------------------
 
     def _start(self, limit_queue: LimitQueue, pending: PendingRequest, permit_at_us: int) -> None:
-        stays_here = pending.request.revoked() or pending.gone  # lost with its connection, while a greenlet was told
-        self._resources.leave(limit_queue, pending, starts=not stays_here)
-        if stays_here:
-            return
-        if pending.plan.leased:
-            self._leases.begin(pending)
-        permit = self._reporter.started(pending, permit_at_us)
-        requests.restore(pending.request)
-        self._worker.start(pending.request, permit)
+        if self._resources.start(limit_queue, pending):
+            permit = self._reporter.started(pending, permit_at_us)
+            requests.restore(pending.request)
+            self._worker.start(pending.request, permit)
 
     # -- It waits elsewhere ----------------------------------------------------------------------------------------
 
@@ -171,24 +140,13 @@ class Actions:
         if self._outage:
             limit_queue.next_ask = now + POLL_INTERVAL
             return False
-        demand, most = action.demand, None
-        interval = limit_queue.intervals.get(demand.name) or demand.interval
-        max_wait = pending.plan.policy.max_wait
-        if max_wait is not None and interval > 0 and not pending.returned:
-            left = max_wait - action.wait - (now - pending.arrived_at)
-            most = max(0, 1 + int(left / interval + ROUNDING))
-        packed = self._attendant.to_park(pending, demand, action.since)
-        self.batch.add(PendingPark(limit_queue, pending, action, packed, most))
-        self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
+        self._batch.add(limit_queue, pending, action, now)
         return True
 
     def on_parked(self, park: PendingPark, ahead: int | None) -> None:
         """What the store has said of a request that was to be parked; ``None``: it has not."""
-        self._parked(park.limit_queue, park.pending, park.action, ahead, monotonic())
-
-    def _parked(self, queue: LimitQueue, pending: PendingRequest, action: Park, ahead: int | None, now: float) -> None:
-        demand, wait = action.demand, action.wait
-        interval = queue.intervals.get(demand.name) or demand.interval
+        queue, pending, action, now = park.limit_queue, park.pending, park.action, monotonic()
+        demand, interval = action.demand, permit_interval(queue, action.demand)
         if ahead is None:
             # The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now.
             pending.doubts, pending.park_unconfirmed = pending.doubts + 1, True
@@ -196,27 +154,25 @@ class Actions:
         elif ahead == NOBODY:
             pass  # it asks by itself
         elif ahead == REPLACED:
-            survivor = self._attendant.parking.survivors[pending.id]
-            self._resources.leave(queue, pending)
-            self._resources.forget_slot(pending)
-            coalescing.end(pending, survivor)
+            self._leave_for_good(queue, pending)
+            self._deduplication.end_coalesced(pending, self._batch.survivor_of(pending))
         elif ahead == OVERTAKEN:
             self._resources.leave(queue, pending)
             self._deduplication.end(pending)
         elif ahead <= FULL:
-            wait += (FULL - ahead) * interval
+            wait = action.wait + (FULL - ahead) * interval
             self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait), now)
         else:
-            why = outcome_of(queue, pending, demand, wait + ahead * interval, now, what="parked")
+            why = outcome_of(queue, pending, demand, action.wait + ahead * interval, now, what="parked")
+            self._batch.expect(queue, pending, action, now)
             self._resources.leave(queue, pending)
-            self._capacity.turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
             self._reporter.announce(pending, why)
 
     def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:
-        delay = min(action.wait, self.max_hold) - LEAD
+        delay = min(action.wait, self._worker.broker.max_hold) - LEAD
         try:
             return_queue = self._worker.intake.return_queue_for(pending.queue)
-            slot_us = self._attendant.clock.slot_in(delay + LEAD)
+            slot_us = self._clock.slot_in(delay + LEAD)
             self._worker.departures.send_back(
                 pending.request, pending.queue, return_queue, delay, slot_us, pending.doubts
             )
@@ -240,19 +196,22 @@ class Actions:
             except Exception as error:
                 self._hold_on(limit_queue, pending, error, now)
                 return
-        self._resources.leave(limit_queue, pending)
+        self._leave_for_good(limit_queue, pending)
         self._reporter.announce(pending, why)
-        self._resources.forget_slot(pending)
         if how == "drop":
             requests.drop(pending.request, why.reason)
         elif how == "fail":
             requests.fail(pending.request, why.error)
 
+    def _leave_for_good(self, limit_queue: LimitQueue, pending: PendingRequest) -> None:
+        """It will not run here: its reservation is for others."""
+        self._resources.leave(limit_queue, pending)
+        self._resources.give_up_slot(pending)
+
     def drop_if_finished(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
         """It need not ask any more, and has left: it was revoked or has expired, or another copy of it is about."""
         if pending.request.revoked():
-            self._resources.leave(limit_queue, pending)
-            self._resources.forget_slot(pending)
+            self._leave_for_good(limit_queue, pending)
             return True
         if self._deduplication.ends_unchecked(pending):
             self._resources.leave(limit_queue, pending)

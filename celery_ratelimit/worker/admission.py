@@ -6,16 +6,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ..app.plan import Plan
 from ..errors import ImpossibleRequest
 from ..limiter.asker import Asker
 from ..limiter.calls import Along
-from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
 from ..parking.asks import Reply
 from ..parking.publisher import LEAD
-from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import MAX_BATCH, ConcurrencyLeases
 from .deduplication import Deduplication
@@ -52,59 +49,54 @@ class PermitClient:
 
     Args:
         asker: the way to the store.
-        concurrency: the leases of this worker's tasks.
-        leases: renews held leases.
-        store_calls: asks.
+        store_calls: makes the calls.
         outage: of the store.
         fallback: decides while the store does not answer.
-        capacity: of the pool.
+        concurrency: the leases of this worker's tasks.
         pool_scheduler: says how far ahead permits may be taken, and how early a queue asks.
         deduplication: which copy of a task may run.
-        parks: whether tasks of a plan may wait in the store.
         max_hold: seconds that a message may be held here.
     """
 
     def __init__(
         self,
         asker: Asker,
-        concurrency: ConcurrencyLeases,
-        leases: Leases,
         store_calls: StoreCalls,
         outage: Outage,
         fallback: FallbackLimiter,
-        capacity: PoolCapacity,
+        concurrency: ConcurrencyLeases,
         pool_scheduler: PoolScheduler,
         deduplication: Deduplication,
-        parks: Callable[[Plan], bool],
         max_hold: float,
     ) -> None:
-        self._asker, self._concurrency, self._leases, self._store_calls = asker, concurrency, leases, store_calls
-        self._outage, self._fallback, self._capacity, self._store = outage, fallback, capacity, capacity.store
-        self._pool_scheduler, self._deduplication, self._parks = pool_scheduler, deduplication, parks
-        self._longest = max_hold
+        self._asker, self._store_calls, self._latency = asker, store_calls, store_calls.latency
+        self._outage, self._fallback, self._concurrency = outage, fallback, concurrency
+        self._pool_scheduler, self._deduplication, self._max_hold = pool_scheduler, deduplication, max_hold
 
     # -- How long it takes -----------------------------------------------------------------------------------------
 
     def lead_time(self) -> float:
         """Seconds before its turn that a line asks: no longer than a permit may be taken ahead."""
-        return min(self._pool_scheduler.early() + TRIPS * self._store.round_trip, self._pool_scheduler.ahead())
+        return min(self._pool_scheduler.early() + TRIPS * self._latency.round_trip, self._pool_scheduler.ahead())
 
     def not_before(self, now: float, reserved_for: float) -> float:
         """When a request asks that returns now for a turn at ``reserved_for``: requests that return by then ask, too.
 
         One that comes much sooner was called: there is another rate.
         """
-        gathered = max(now + self._store.round_trip / 4, reserved_for - self.lead_time())
+        gathered = max(now + self._latency.round_trip / 4, reserved_for - self.lead_time())
         return gathered if gathered <= now + LEAD else now
 
     def batch_size(self, limit_queue: LimitQueue, pending: PendingRequest) -> int:
         """How many may ask at once, so that the worker does not wait for answers most of the time."""
         if pending.plan.leased:
             return self._concurrency.batch_size(limit_queue)
+        if pending.has_reservation:
+            return MAX_BATCH
         interval = limit_queue.interval or max(demand.interval * demand.cost for demand in pending.demands)
         if interval <= 0:
             return 1
-        return min(MAX_BATCH, 1 + int(BUSY * self._store.round_trip / interval))
+        return min(MAX_BATCH, 1 + int(BUSY * self._latency.round_trip / interval))
 
     # -- Asking ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +150,7 @@ class PermitClient:
         seconds = (
             max_lookahead(first, self._pool_scheduler.ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY
         )
-        return {"horizon": seconds, "claim": claim(first, parks=self._parks(first.plan))}
+        return {"horizon": seconds, "claim": claim(first, parks=self._deduplication.parks(first.plan))}
 
     def action(
         self,
@@ -186,21 +178,16 @@ class PermitClient:
             answer,
             now,
             for_permit=for_permit,
-            max_hold=self._longest,
-            parks=self._parks(pending.plan),
+            max_hold=self._max_hold,
+            parks=self._deduplication.parks(pending.plan),
             early=early,
             hears=hears,
         )
 
     def _granted(self, pending: PendingRequest, decision: Decision, now: float) -> Action:
-        self._leases.begin(pending.run_id, decision.demands, decision.granted_at)
+        self._concurrency.note_granted(pending, decision)
         # An answer that has waited long for the worker's loop is as late as a permit that has.
-        is_idle = self._capacity.idle() > 0 and monotonic() - now <= BUNCHED
-        return granted(decision, now, is_idle=is_idle)
-
-    def store_is_back(self) -> None:
-        """This worker does not decide alone any more."""
-        self._fallback.clear()
+        return granted(decision, now, is_idle=self._pool_scheduler.has_idle and monotonic() - now <= BUNCHED)
 
 
 def _ids(asking: Sequence[PendingRequest]) -> list[str]:

@@ -69,6 +69,6 @@ class ArrivalBatch:
 
     def _all_have_come(self) -> None:
         come, self._come = self._come, []
-        self._scheduler.run(dict.fromkeys(limit_queue for limit_queue, _ in come))
+        self._scheduler.dispatch(dict.fromkeys(limit_queue for limit_queue, _ in come))
         for limit_queue, pending in come:
             self._prefetch.suspend_if_it_stays(pending, limit_queue, monotonic())

@@ -8,15 +8,15 @@ would run. A task that is handed to the pool starts at once; a few very short on
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Callable
 
 from .._celery import Pool
-from .process_reservations import ProcessReservations
+from .request import AcquireCall
 from .request_queue import ASK_EARLY
-from .store_latency import StoreLatency
 from .upcoming_turns import KEEP, UpcomingTurns
 
-__all__ = ["AHEAD", "PoolCapacity"]
+__all__ = ["AHEAD", "PoolCapacity", "ProcessReservations"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
@@ -41,8 +41,7 @@ class PoolCapacity:
     Attributes:
         pending: requests that were received and are in the gate.
         turns: when limited tasks have their turns, as far as this worker knows.
-        promises: processes reserved for permits.
-        store: how long its replies take.
+        reservations: processes reserved for permits.
     """
 
     def __init__(
@@ -50,9 +49,8 @@ class PoolCapacity:
     ) -> None:
         self._pool, self._keeps_only_process = pool, keeps_only_process
         self.pending = 0
-        self.store = StoreLatency()
         self.turns = UpcomingTurns(pool.takes, workers)
-        self.promises = ProcessReservations(pool)
+        self.reservations = ProcessReservations(pool)
         self._listens_until = 0.0
 
     def note_saturated(self, now: float, *, saturated: bool) -> float:
@@ -70,19 +68,14 @@ class PoolCapacity:
     def clear(self) -> None:
         """The connection is lost, or the worker stops: no request is here or returns."""
         self.pending = 0
-        self.promises.clear()
+        self.reservations.clear()
         self.turns.clear()
 
     # -- Processes -------------------------------------------------------------------------------------------------
 
-    def idle(self, asks_at: float | None = None) -> int:
-        """Processes that would start a task at once; or, if the store is asked at that time, when it has answered: of
-        a far worker hears of ends only then.
-        """
-        idle = self._pool.idle(self.pending)
-        if asks_at is None or not self.store.is_far:
-            return idle
-        return idle + self._pool.have_ended(asks_at, self.store.round_trip)
+    def idle(self) -> int:
+        """Processes that would start a task at once."""
+        return self._pool.idle(self.pending)
 
     def is_saturated(self, now: float, seconds: float = KEEP) -> bool:
         """Whether all processes are busy, and none is likely to be free within ``seconds``."""
@@ -112,13 +105,13 @@ class PoolCapacity:
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
         if that proves wrong, one permit is not used. ``owed``: the next process is for an unlimited task.
         """
-        idle = self.idle(now)
-        promised = self.promises.by(now + ASK_EARLY) + owed + self.kept_for_briefer(now, name, waited)
-        return idle > promised or (idle == 0 and not promised and self._pool.have_young(1, now, ASK_EARLY))
+        idle = self.idle()
+        reserved = self.reservations.by(now + ASK_EARLY) + owed + self.kept_for_briefer(now, name, waited)
+        return idle > reserved or (idle == 0 and not reserved and self._pool.have_young(1, now, ASK_EARLY))
 
     def free(self, now: float, name: str) -> int:
         """Processes that no permit was taken for, and that tasks of this name may have."""
-        return int(self.idle() - self.promises.by(now + ASK_EARLY)) - self.kept_for_briefer(now, name)
+        return int(self.idle() - self.reservations.by(now + ASK_EARLY)) - self.kept_for_briefer(now, name)
 
     def short_term_capacity(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
@@ -131,8 +124,8 @@ class PoolCapacity:
         tasks may stand behind one another: none is late by more than its permit may be early.
         """
         takes = self._pool.takes(name)
-        free = self.idle(now) - self.promises.by(now + ASK_EARLY) - self.kept_for_briefer(now, name)
-        later = self.promises.after(now + ASK_EARLY)
+        free = self.idle() - self.reservations.by(now + ASK_EARLY) - self.kept_for_briefer(now, name)
+        later = self.reservations.after(now + ASK_EARLY)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
         ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
         if takes > ASK_EARLY and 0.0 < ended < 1.0:
@@ -141,7 +134,7 @@ class PoolCapacity:
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""
-        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.takes(name)) + self.store.reach)
+        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.takes(name)))
 
     def seconds_of_one(self, name: str) -> float:
         """Seconds from one to the next, when tasks of this name have all processes."""
@@ -166,7 +159,7 @@ class PoolCapacity:
         takes, idle = self._pool.takes(name), self.idle()
         if idle <= 1 and takes > KEEP and self._listens(now):
             return False
-        kept = claims + math.ceil(self.promises.by(now + max(LEAST_BACKLOG, 2 * takes)))
+        kept = claims + math.ceil(self.reservations.by(now + max(LEAST_BACKLOG, 2 * takes)))
         if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):
             # Not the only one, for long: nothing without limits would run any more.
             kept = self._pool.processes > 1 or takes <= LEAST_BACKLOG or self._keeps_only_process()
@@ -175,3 +168,60 @@ class PoolCapacity:
         # A few more may wait in the pool: as many as are through before anybody's turn.
         backlog = min(max(LEAST_BACKLOG, (turn - now) / 2), MOST_BACKLOG) if turn < float("inf") else FREE_BACKLOG
         return takes < backlog and self._pool.have_young(1 + int(-idle * takes / backlog), now, backlog)
+
+
+class ProcessReservations:
+    """The processes that are reserved for permits which were taken, or are being asked for.
+
+    Tasks that are short share a process, one after the other.
+
+    Args:
+        pool: knows how long tasks take.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._grants: list[tuple[float, float]] = []  # when, and the share of a process until the next may begin
+        self._acquiring: dict[AcquireCall, float] = {}
+
+    @property
+    def times(self) -> list[float]:
+        """When the permits are good."""
+        return [at for at, _ in self._grants]
+
+    def add(self, at: float, name: str) -> None:
+        """Reserve a process for a permit that was taken for a task of this name, and is good at that time."""
+        insort(self._grants, (at, self._share(name)))
+
+    def remove(self, at: float) -> None:
+        """Undo :meth:`add`."""
+        self._grants.remove(next(each for each in self._grants if each[0] == at))
+
+    def acquire(self, call: AcquireCall, name: str) -> None:
+        """Reserve processes for the permits that a call asks for, for tasks of this name."""
+        self._acquiring[call] = len(call.requests) * self._share(name)
+
+    def end_acquiring(self, call: AcquireCall) -> None:
+        """Undo :meth:`acquire`."""
+        self._acquiring.pop(call, None)
+
+    def by(self, until: float) -> float:
+        """How many processes are reserved for permits that are good by then, or are being asked for."""
+        reserved = sum(self._acquiring.values(), 0.0)
+        for at, share in self._grants:
+            if at > until:
+                break
+            reserved += share
+        return reserved
+
+    def after(self, until: float) -> int:
+        """How many permits are good later."""
+        return sum(at > until for at, _ in self._grants)
+
+    def clear(self) -> None:
+        self._grants.clear()
+        self._acquiring.clear()
+
+    def _share(self, name: str) -> float:
+        """The share of a process until the next task may begin."""
+        return min(1.0, self._pool.takes(name) / ASK_EARLY)

@@ -123,6 +123,10 @@ class ConcurrencyLeases:
         self._leases.confirm(ended)
         return decisions
 
+    def note_granted(self, pending: PendingRequest, decision: Decision) -> None:
+        """Its permits are held from now on: they are renewed, and what is a lease is released at the end of its run."""
+        self._leases.begin(pending.run_id, decision.demands, decision.granted_at)
+
     def _free(self, limit_queue: LimitQueue) -> int:
         """How many requests may get leases now: a lease is held from then on, so a process has to be free for it."""
         return max(1, min(MAX_BATCH, self._capacity.free(monotonic(), task_name(limit_queue))))

@@ -1,12 +1,18 @@
-"""Decides which copy of a task may run: a worker that was killed between two steps leaves a task twice."""
+"""Decides which copy of a task may run, and which of the tasks that are coalesced waits.
+
+A worker that is killed between two steps leaves a task twice: one copy runs, the others end. Of tasks with
+``coalesce=`` one waits; the others end as revoked.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from .._celery import Worker
+from .._celery import Worker, requests
+from .._celery.saved_message import survivor_in
 from ..app.plan import Plan
 from ..limiter.calls import Along
 from ..limiter.outage import Outage
@@ -14,7 +20,7 @@ from ..limits.decision import Decision
 from ..parking.arrivals import Arrivals
 from .request import PendingRequest
 
-__all__ = ["Deduplication"]
+__all__ = ["Deduplication", "coalesce_key"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -27,19 +33,22 @@ class Deduplication:
         arrivals: messages that have come back.
         outage: while it lasts the store is not asked.
         parks: whether tasks of a plan may wait in the store: of others there are no copies.
+
+    Attributes:
+        parks: the same.
     """
 
     def __init__(self, worker: Worker, arrivals: Arrivals, outage: Outage, parks: Callable[[Plan], bool]) -> None:
-        self._worker, self._arrivals, self._outage, self._parks = worker, arrivals, outage, parks
+        self._worker, self._arrivals, self._outage, self.parks = worker, arrivals, outage, parks
 
     def is_checked_with_permit(self, pending: PendingRequest) -> bool:
         """Whether the script that asks for its permit says it, too. The one that asks for a lease does not."""
-        may_wait = not pending.duplicate_checked and not pending.plan.leased and self._parks(pending.plan)
+        may_wait = not pending.duplicate_checked and not pending.plan.leased and self.parks(pending.plan)
         return may_wait and self._arrivals.asks_along(pending)
 
     def may_run(self, pending: PendingRequest) -> bool:
         """Ask about a request. True also where the store does not answer; ``park_unconfirmed`` stays as it is then."""
-        may_run = not self._parks(pending.plan) or self._outage.ask(lambda: self._arrivals.may_run(pending), None)
+        may_run = not self.parks(pending.plan) or self._outage.ask(lambda: self._arrivals.may_run(pending), None)
         pending.park_unconfirmed = pending.park_unconfirmed and may_run is None
         return may_run is not False
 
@@ -95,3 +104,30 @@ class Deduplication:
         for pending, _ in zip(asking, decisions, strict=False):
             pending.duplicate_checked = True
         return decisions
+
+    # -- Coalesced tasks -------------------------------------------------------------------------------------------
+
+    def ends_coalesced(self, pending: PendingRequest) -> bool:
+        """End a request that has come back, if another task waits in its place. Returns whether it has ended."""
+        survivor = survivor_in(pending.request.message)
+        if survivor and not self.ends(pending):
+            self.end_coalesced(pending, survivor)
+        return bool(survivor)
+
+    @staticmethod
+    def end_coalesced(pending: PendingRequest, survivor: str) -> None:
+        """End a request as revoked: the task with id ``survivor`` waits in its place."""
+        request = pending.request
+        reason = f"coalesced: task {survivor} waits in its place"
+        logger.info("Task %s[%s] %s", request.name, request.id, reason)
+        requests.drop(request, reason)
+
+
+def coalesce_key(plan: Plan, request: Any) -> str:
+    """The key that tasks share of which only one is to wait; empty: the task is not coalesced.
+
+    A task of a canvas is not, as other tasks go on with its result.
+    """
+    if plan.policy.coalesce is None or requests.is_of_a_canvas(request):
+        return ""
+    return plan.alone(request.task.name, request.args, request.kwargs)

@@ -28,24 +28,24 @@ from ..observing import Observer
 from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
-from . import coalescing
 from .actions import Actions
 from .admission import PermitClient
 from .arrival_batch import ArrivalBatch
 from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
-from .deduplication import Deduplication
+from .deduplication import Deduplication, coalesce_key
 from .fallback_limiter import FallbackLimiter
 from .flow_control import PrefetchAccounting, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
 from .parking_batch import ParkingBatch
 from .pool_scheduler import PoolScheduler, UnlimitedAdmission
+from .queue_processor import ErrorAttribution, QueueProcessor
 from .reporting import Reporter
 from .request import PendingRequest
+from .request_queue import LimitQueue
 from .request_queues import RequestQueues
 from .request_resources import RequestResources
-from .reservations import Reservations
 from .scheduler import Scheduler
 from .store_calls import StoreCalls
 
@@ -74,9 +74,9 @@ class Gate:
         self.worker, self._limits, self._builtin_calls = worker, limits, BuiltinCallWarning()
         asker = self._asker = limiter.asker
         self._numbers, self._connections = itertools.count(), 0  # that were lost
+        # The store, and what is parked in it.
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
-        self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
-        store_calls = self._store_calls = StoreCalls(worker, capacity.store, outage)
+        store_calls = self._store_calls = StoreCalls(worker, outage)
         clock = self._clock = StoreClock(lambda: outage.ask(partial(read_time_us, asker), None, quietly=True))
         lots, orphans_after = parking_of(worker.app), settings.orphans_after
         self._attendant = attendant = Attendant(worker, lots, limits, outage, store_calls, orphans_after, clock)
@@ -84,16 +84,17 @@ class Gate:
         self._changes = LimitWatcher(
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
         )
+        # The pool, and the requests that wait for it.
+        self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
         self._queues = queues = RequestQueues()
         self._prefetch = prefetch = PrefetchAccounting(worker, capacity)
-        self._concurrency = concurrency = ConcurrencyLeases(
-            *(worker, asker, leases, outage, capacity, queues),
-            on_end=self.on_end,
-            on_free=lambda waiting: self._scheduler.run(waiting),
-        )
+        self._return_queues = return_queues = ReturnQueueConsumption(worker, capacity, self._dispatch_all)
         self._pool_scheduler = pool_scheduler = PoolScheduler(worker, capacity, queues, prefetch)
-        slots = self._slots = Reservations(asker, outage)
-        self._resources = resources = RequestResources(slots, capacity, prefetch, concurrency)
+        self._concurrency = concurrency = ConcurrencyLeases(
+            *(worker, asker, leases, outage, capacity, queues, self.on_end, self._dispatch)
+        )
+        self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
+        # What is told of them.
         counting = Counting(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
             lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
@@ -101,26 +102,30 @@ class Gate:
         self._counting = counting if settings.counts and not settings.in_memory else None
         stored = self._stored = StoredLimitLabels(asker, outage)
         reporter = Reporter(observers, stored.of, counting.counter if self._counting is not None else None)
-        parks = attendant.may_park
-        deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage, parks)
-        batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch.widen)
-        self._actions = actions = Actions(
-            *(worker, attendant, outage, capacity, prefetch, concurrency, resources, reporter, batch, deduplication)
+        # What becomes of them.
+        deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage, attendant.may_park)
+        self._batch = batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch, capacity.turns)
+        actions = Actions(worker, clock, outage, prefetch, resources, reporter, batch, deduplication)
+        self._fallback = FallbackLimiter(settings.on_store_error, worker.live_workers, leases, outage, capacity)
+        self._admission = PermitClient(
+            *(asker, store_calls, outage, self._fallback, concurrency, pool_scheduler, deduplication),
+            worker.broker.max_hold,
         )
-        fallback = FallbackLimiter(settings.on_store_error, worker.live_workers, leases, outage, capacity)
-        admission = self._admission = PermitClient(
-            *(asker, concurrency, leases, store_calls, outage, fallback, capacity, pool_scheduler, deduplication),
-            *(parks, actions.max_hold),
-        )
-        self._return_queues = reach = ReturnQueueConsumption(
-            worker, capacity, lambda: self._scheduler.run(self._queues)
+        self._errors = ErrorAttribution(worker, self.on_error)
+        processor = QueueProcessor(
+            *(self._admission, resources, pool_scheduler, batch, actions, return_queues, self._errors, self._dispatch)
         )
         self._scheduler = Scheduler(
-            *(worker, admission, resources, capacity, queues, pool_scheduler, actions, reach, concurrency),
-            on_error=lambda pending, error: self.on_error(pending.request, error),
+            worker, queues, processor, pool_scheduler, capacity, resources, batch, return_queues
         )
         self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._scheduler)
-        self._passing = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, self._scheduler.run)
+        self._unlimited = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, self._dispatch)
+
+    def _dispatch(self, queues: Sequence[LimitQueue] = ()) -> None:
+        self._scheduler.dispatch(queues)
+
+    def _dispatch_all(self) -> None:
+        self._scheduler.dispatch(self._queues)
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class Gate:
             plan = self._limits.plan_of(request.task, queue)
             priority = requests.priority_of(request)
             every = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
-            alone = coalescing.alone(plan, request) if plan is not None else ""
+            alone = coalesce_key(plan, request) if plan is not None else ""
         except Exception as error:
             # The user's own key or cost, or a limit that does not fit: this task fails, and no other.
             traceback = not isinstance(error, RateLimitError)  # ours say what to do
@@ -142,10 +147,10 @@ class Gate:
             self._builtin_calls.look(request)
         reserved_for = self._capacity.turns.pop(request.id)
         if plan is None:
-            self._passing.let(request, queue)
+            self._unlimited.admit(request, queue)
             return
         demands, shadow = self._asker.shadows.split(every)
-        now, max_hold = monotonic(), self._actions.max_hold
+        now, max_hold = monotonic(), self.worker.broker.max_hold
         returned = requests.came_back(request)
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
         old = not returned and plan.policy.throttle == "wait" and requests.age(request) > max_hold
@@ -156,11 +161,11 @@ class Gate:
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
         )
         pending.alone, pending.shadow = alone, shadow
-        if returned and coalescing.ends(pending, self._deduplication.ends):
+        if returned and self._deduplication.ends_coalesced(pending):
             return
         if not demands:
             if not (returned or pending.park_unconfirmed) or not self._deduplication.ends(pending):
-                self._passing.let(request, queue, shadow)
+                self._unlimited.admit(request, queue, shadow)
             return
         if returned:
             # Until it asks, if it waits: then others have come, too, and the store is asked once.
@@ -181,7 +186,7 @@ class Gate:
         if self._arrivals_batch.add(limit_queue, pending):
             return
         if first or len(limit_queue.asking(pending)) == 1:  # else the queue goes on with the requests ahead of it
-            self._scheduler.run([limit_queue])
+            self._scheduler.dispatch([limit_queue])
         self._prefetch.suspend_if_it_stays(pending, limit_queue, monotonic())
 
     def on_message(self, message: Any) -> None:
@@ -205,7 +210,7 @@ class Gate:
         for limit_queue in queues:
             limit_queue.next_ask = 0.0
         if self._prefetch.limited or len(self._pool_scheduler):
-            self._scheduler.run(queues)
+            self._scheduler.dispatch(queues)
         else:
             self._concurrency.release_ended()
 
@@ -218,7 +223,7 @@ class Gate:
             for pending in limit_queue
             if pending.request is request
         ]
-        attribution = self._scheduler.attribution.pair
+        attribution = self._errors.pair
         if not found and attribution is not None and attribution[1].request is request:
             found = [attribution]  # it was just leaving its line
         for limit_queue, pending in found:
@@ -234,7 +239,8 @@ class Gate:
         """A task was revoked or has expired before it came here: its slot is free for others."""
         marker = marker_among(vars(context))
         if marker and not self._outage:  # else it was never sent back, so it has no slot
-            self._slots.forget_of(lambda: self._limits.plan_of(task, str(marker.get("queue"))), context, marker)
+            queue = str(marker.get("queue"))
+            self._resources.give_up_slot_of(lambda: self._limits.plan_of(task, queue), context, marker)
 
     # -- The worker, the store, and what people store --------------------------------------------------------------
 
@@ -255,7 +261,7 @@ class Gate:
             self._connections += 1
             requests_here = self._queues.clear()
             self._arrivals_batch.clear()
-            self._actions.batch.clear()
+            self._batch.clear()
             self._store_calls.close()
             self._pool_scheduler.clear()
             self._scheduler.close()
@@ -273,7 +279,8 @@ class Gate:
 
     def _store_is_back(self) -> None:
         self._attendant.store_is_back()
-        self._scheduler.store_is_back()
+        self._fallback.clear()
+        self._scheduler.dispatch_all()
 
     def _is_idle(self) -> bool:
         """No task waits here, returns, or is parked; and no limit is in shadow."""
@@ -283,9 +290,8 @@ class Gate:
     def _changed(self, names: set[str]) -> None:
         """The rates of these limits have changed: waiting requests ask again."""
         self._stored.forget(names)
-        self._scheduler.note_changed(names)
         self._attendant.occupied.forget_turns(names)
-        self._scheduler.run(self._queues)
+        self._scheduler.note_changed(names)
         self._attendant.waking.wake(names)
         self.worker.timers.recall(lambda request: self._is_limited_by(request, names))
 

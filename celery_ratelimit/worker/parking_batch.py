@@ -13,16 +13,19 @@ from functools import partial
 from typing import NamedTuple
 
 from .._celery import Worker
+from ..app.plan import Plan
 from ..limiter.demand import Demand
 from ..limiter.outage import NotAsked, Outage
 from ..parking.asks import Reply
 from ..parking.attendant import Attendant
 from ..parking.lot import ToPark
 from ..parking.parked import Bucket
+from .flow_control import PrefetchAccounting
 from .request import PendingRequest, State
-from .request_queue import LimitQueue
+from .request_queue import LimitQueue, permit_interval
 from .rules import Park
 from .store_calls import StoreCalls
+from .upcoming_turns import UpcomingTurns
 
 __all__ = ["ParkingBatch", "PendingPark"]
 
@@ -31,6 +34,8 @@ logger = logging.getLogger("celery_ratelimit")
 #: Requests that wait for the script in flight, and bytes of their messages, up to which more are received: parking them
 #: takes some milliseconds of the store.
 MOST_BEHIND, BYTES = 48, 200_000
+#: The share of an interval by which a slot may lie beyond ``max_wait``: the worker is some milliseconds late.
+ROUNDING = 0.25
 
 
 class PendingPark(NamedTuple):
@@ -64,7 +69,8 @@ class ParkingBatch:
         attendant: parks.
         outage: while it lasts nothing is parked.
         store_calls: makes the calls.
-        widen: lets the worker receive another message in the place of one that waits here.
+        prefetch: lets the worker receive another message in the place of one that waits here.
+        turns: expects a parked task back.
     """
 
     def __init__(
@@ -73,10 +79,11 @@ class ParkingBatch:
         attendant: Attendant,
         outage: Outage,
         store_calls: StoreCalls,
-        widen: Callable[[PendingRequest], None],
+        prefetch: PrefetchAccounting,
+        turns: UpcomingTurns,
     ) -> None:
         self._worker, self._attendant, self._outage, self._store_calls = worker, attendant, outage, store_calls
-        self._widen = widen
+        self._prefetch, self._turns = prefetch, turns
         self._waiting: list[PendingPark] = []
         self._in_flight: Sequence[PendingPark] = ()
 
@@ -86,18 +93,46 @@ class ParkingBatch:
     def __iter__(self) -> Iterator[PendingPark]:
         return itertools.chain(self._waiting, self._in_flight)
 
-    def refusing_demand(self, demands: Sequence[Demand]) -> Demand | None:
+    def accepts(self, plan: Plan) -> bool:
+        """Whether tasks of a plan may wait in the store now."""
+        return self._attendant.may_park(plan)
+
+    def lot_to_join(self, pending: PendingRequest) -> Demand | None:
+        """The demand in whose backlog tasks are known to be parked, behind which a new request is parked, too."""
+        plan = pending.plan
+        may_join = self.accepts(plan) and plan.policy.max_wait is None
+        if pending.has_reservation or not may_join or self._outage:
+            return None
+        demands = [demand for demand in pending.demands if not demand.passes]
+        return self._attendant.occupied.lot_of(demands) or self._refusing_demand(demands)
+
+    def _refusing_demand(self, demands: Sequence[Demand]) -> Demand | None:
         """The demand that has refused a request that is about to be parked: one that comes now stands behind it."""
         closed = {park.bucket for park in self if not park.action.only_behind and not park.pending.gone}
         return next((demand for demand in demands if (demand.name, demand.key) in closed), None) if closed else None
 
-    def add(self, park: PendingPark) -> None:
-        """Park it with the next script."""
-        park.limit_queue.park_soon(park.pending)
-        self._waiting.append(park)
+    def add(self, limit_queue: LimitQueue, pending: PendingRequest, action: Park, now: float) -> None:
+        """Park a request with the next script."""
+        most, max_wait, interval = None, pending.plan.policy.max_wait, permit_interval(limit_queue, action.demand)
+        if max_wait is not None and interval > 0 and not pending.returned:
+            left = max_wait - action.wait - (now - pending.arrived_at)
+            most = max(0, 1 + int(left / interval + ROUNDING))
+        packed = self._attendant.to_park(pending, action.demand, action.since)
+        limit_queue.park_soon(pending)
+        self._waiting.append(PendingPark(limit_queue, pending, action, packed, most))
         size = sum(len(each.packed.message) for each in self._waiting)
         if self._in_flight and len(self._waiting) <= MOST_BEHIND and size < BYTES:
-            self._widen(park.pending)
+            self._prefetch.widen(pending)
+        self.expect(limit_queue, pending, action, now)
+
+    def expect(self, limit_queue: LimitQueue, pending: PendingRequest, action: Park, now: float) -> None:
+        """A process is kept free for the turn of a task that is parked, or about to be."""
+        request, interval = pending.request, permit_interval(limit_queue, action.demand)
+        self._turns.expect_parked(request.id, request.task.name, action, interval, now)
+
+    def survivor_of(self, pending: PendingRequest) -> str:
+        """The id of the task that is parked in the place of one that is coalesced."""
+        return self._attendant.parking.survivors[pending.id]
 
     def flush(self, on_parked: OnParked, on_end: Callable[[list[LimitQueue]], None]) -> None:
         """Park what waits, unless a script is in flight: then it is called again at the reply.

@@ -43,6 +43,11 @@ class PoolScheduler:
     def __len__(self) -> int:
         return len(self._unlimited)
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether a process would start a task at once."""
+        return self._capacity.idle() > 0
+
     def add(self, waiting: Unlimited) -> None:
         self._unlimited.append(waiting)
         self._prefetch.enter(waiting)
@@ -111,6 +116,10 @@ class PoolScheduler:
         name, waited = (first.request.task.name, now - first.arrived_at) if first is not None else ("", 0.0)
         return self._capacity.has_for_permit(now, name, waited=waited, owed=self.unlimited_starving(now))
 
+    def max_permits(self, limit_queue: LimitQueue, name: str, now: float) -> int:
+        """How many permits may be taken together for tasks of this name, each to start at its time."""
+        return self._capacity.max_permits(now, name, limit_queue.interval)
+
     def ahead(self) -> float:
         """Seconds ahead that a permit may be taken: no longer than a process may be kept for it."""
         return self._capacity.ahead(self._unlimited[0].request.task.name) if self._unlimited else AHEAD
@@ -134,15 +143,20 @@ class UnlimitedAdmission:
         pool_scheduler: to the pool.
         numbers: of the worker's requests.
         reporter: is told of requests that pass limits in shadow.
-        run: moves lines on.
+        dispatch: called when a request may start.
     """
 
     def __init__(
-        self, pool_scheduler: PoolScheduler, numbers: Iterator[int], reporter: Reporter, run: Callable[[], None]
+        self, pool_scheduler: PoolScheduler, numbers: Iterator[int], reporter: Reporter, dispatch: Callable[[], None]
     ) -> None:
-        self._pool_scheduler, self._numbers, self._reporter, self._run = pool_scheduler, numbers, reporter, run
+        self._pool_scheduler, self._numbers, self._reporter, self._dispatch = (
+            pool_scheduler,
+            numbers,
+            reporter,
+            dispatch,
+        )
 
-    def let(self, request: Any, queue: str, shadow: tuple[Demand, ...] = ()) -> None:
+    def admit(self, request: Any, queue: str, shadow: tuple[Demand, ...] = ()) -> None:
         """It passes, unless others wait for a process, or are about to have their turn."""
         requests.restore(request)
         waiting = Unlimited(request, queue, next(self._numbers), monotonic())
@@ -151,5 +165,5 @@ class UnlimitedAdmission:
             waiting.on_start = lambda: self._reporter.passed(waiting, shadow)
         self._pool_scheduler.add(waiting)
         if len(self._pool_scheduler) == 1:  # else the next one that ends moves them on
-            self._run()
+            self._dispatch()
         self._pool_scheduler.suspend_if_last(waiting)

@@ -256,6 +256,11 @@ def task_name(limit_queue: LimitQueue) -> str:
     return first.request.task.name if first is not None else ""
 
 
+def permit_interval(limit_queue: LimitQueue, demand: Demand) -> float:
+    """Seconds in which a permit of the demand's limit comes back, as of the last refusal of the queue."""
+    return limit_queue.intervals.get(demand.name) or demand.interval
+
+
 def _interval(demands: Sequence[Demand], decision: Decision) -> float:
     """Seconds from one request of a queue to the next, at the rates that are in force."""
     states = zip(demands, decision.states, strict=True)

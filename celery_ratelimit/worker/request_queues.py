@@ -1,22 +1,25 @@
-"""The lines of one worker's gate: by what they ask, and in the order in which they have their turns."""
+"""All request queues of one worker, and their timers: one timer a queue."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from .._celery import Worker
 from ..app.plan import Buckets
+from .clock import monotonic
 from .request import PendingRequest
-from .request_queue import LimitQueue
+from .request_queue import LimitQueue, task_name
+from .upcoming_turns import UpcomingTurns
 
-__all__ = ["RequestQueues"]
+__all__ = ["QueueTimers", "RequestQueues"]
 
 
 class RequestQueues:
-    """All lines.
+    """The request queues, by the buckets that their requests ask.
 
     Attributes:
-        needing_process: lines that wait for a process, in the order of their turns to ask.
+        needing_process: queues that wait for a process, in the order in which they began to wait.
     """
 
     def __init__(self) -> None:
@@ -41,7 +44,7 @@ class RequestQueues:
         return limit_queue
 
     def asking(self, buckets: Iterable[tuple[str, str]]) -> list[LimitQueue]:
-        """The lines that ask any of these buckets."""
+        """The queues that ask any of these buckets."""
         keys = dict.fromkeys(itertools.chain.from_iterable(self._by_bucket.get(bucket, ()) for bucket in buckets))
         return [self._by_key[key] for key in keys]
 
@@ -57,7 +60,7 @@ class RequestQueues:
                 del self._by_bucket[bucket]
 
     def update_need(self, limit_queue: LimitQueue) -> None:
-        """It waits for a process, behind the others that do; or not any more."""
+        """The queue waits for a process, behind the others that do; or not any more."""
         if limit_queue.needs_process:
             self.needing_process[limit_queue.key] = None
         else:
@@ -74,3 +77,49 @@ class RequestQueues:
         self._by_bucket.clear()
         self.needing_process.clear()
         return gone
+
+
+class QueueTimers:
+    """The timers of one worker's request queues.
+
+    Args:
+        worker: has the timers.
+        turns: hears when the first request of a queue has its turn.
+        lead_time: seconds before its turn that a queue asks.
+        dispatch: called with the queue whose time has come.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        turns: UpcomingTurns,
+        lead_time: Callable[[], float],
+        dispatch: Callable[[list[LimitQueue]], None],
+    ) -> None:
+        self._worker, self._turns, self._lead_time, self._dispatch = worker, turns, lead_time, dispatch
+
+    def set(self, limit_queue: LimitQueue) -> None:
+        """Dispatch the queue when its first request has its turn, or may ask; in any case within ``max_hold``."""
+        now = monotonic()
+        turn, alarm = limit_queue.times(now, self._worker.broker.max_hold)
+        self._note_turn(limit_queue, turn, now)
+        if limit_queue.cancel is not None:
+            if limit_queue.alarm <= alarm:
+                return
+            limit_queue.cancel()
+        limit_queue.alarm = alarm
+        limit_queue.cancel = self._worker.timers.call_after(max(0.0, alarm - now), lambda: self._goes_off(limit_queue))
+
+    def end(self, limit_queue: LimitQueue) -> None:
+        """No request is in the queue any more."""
+        self._note_turn(limit_queue, 0.0, 0.0)
+
+    def _note_turn(self, limit_queue: LimitQueue, turn: float, now: float) -> None:
+        id = f"queue {limit_queue.number}"
+        self._turns.pop(id)
+        if turn:
+            self._turns.expect(id, task_name(limit_queue), turn + self._lead_time(), now)
+
+    def _goes_off(self, limit_queue: LimitQueue) -> None:
+        limit_queue.cancel = None
+        self._dispatch([limit_queue])

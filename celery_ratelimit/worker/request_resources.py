@@ -1,16 +1,19 @@
-"""What a request has while it is held, and gives back: a process that is kept for it, places, a slot in the store."""
+"""What a request holds while it is in the gate: a process, leases, a reservation, and a part of the prefetch."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from ..app.plan import Plan
+from ..limiter.asker import Asker
+from ..limiter.outage import Outage
 from .capacity import PoolCapacity
 from .concurrency import ConcurrencyLeases
 from .flow_control import PrefetchAccounting
 from .request import AcquireCall, PendingRequest, State
 from .request_queue import LimitQueue
-from .reservations import Reservations
 
 __all__ = ["RequestResources"]
 
@@ -18,35 +21,42 @@ logger = logging.getLogger("celery_ratelimit")
 
 
 class RequestResources:
-    """Moves requests so that nothing of them stays behind.
+    """Moves requests between states, and gives back what a request no longer needs.
 
     Args:
-        slots: in the store.
-        capacity: keeps processes.
+        asker: the way to the store.
+        outage: while it lasts no reservation is given back: it lapses by itself.
+        capacity: reserves processes.
         prefetch: counts the requests here.
-        leases: of running tasks.
+        concurrency: the leases of running tasks.
     """
 
     def __init__(
-        self, slots: Reservations, capacity: PoolCapacity, prefetch: PrefetchAccounting, leases: ConcurrencyLeases
+        self,
+        asker: Asker,
+        outage: Outage,
+        capacity: PoolCapacity,
+        prefetch: PrefetchAccounting,
+        concurrency: ConcurrencyLeases,
     ) -> None:
-        self._slots, self._capacity, self._prefetch, self._leases = slots, capacity, prefetch, leases
+        self._asker, self._outage = asker, outage
+        self._processes, self._prefetch, self._concurrency = capacity.reservations, prefetch, concurrency
 
     def hold(self, limit_queue: LimitQueue, pending: PendingRequest, at: float, permit_at_us: int) -> None:
-        """It has a permit that is good at that time: a process is kept for it."""
+        """Reserve a process for a permit that is good at that time."""
         limit_queue.hold(pending, at, permit_at_us)
-        self._capacity.promises.add(at, pending.request.task.name)
+        self._processes.add(at, pending.request.task.name)
 
     def start_acquiring(self, limit_queue: LimitQueue, call: AcquireCall) -> None:
-        """Its requests are asked for: processes are kept for the permits."""
+        """Reserve processes for the permits that a call asks for."""
         limit_queue.acquire = call
         call.begin()
         if call.for_permit:
-            self._capacity.promises.acquire(call, call.requests[0].request.task.name)
+            self._processes.acquire(call, call.requests[0].request.task.name)
 
     def end_acquiring(self, limit_queue: LimitQueue, call: AcquireCall) -> None:
         """Undo :meth:`start_acquiring`."""
-        self._capacity.promises.end_acquiring(call)
+        self._processes.end_acquiring(call)
         if limit_queue.acquire is call:
             limit_queue.acquire = None
             call.end()
@@ -54,7 +64,7 @@ class RequestResources:
     def recall(
         self, limit_queue: LimitQueue, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()
     ) -> None:
-        """What it was told is void: it asks. A permit that was not used is lost; a place is free for others."""
+        """The request asks again: its time is void, its permit is lost, and its lease is free for others."""
         had_permit = pending.state is State.GRANTED
         self._free_process(pending)
         limit_queue.recall(pending, behind=behind)
@@ -62,8 +72,16 @@ class RequestResources:
             self.release_lease(pending)
             pending.new_run()
 
+    def start(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """Let a request leave for the pool. False: it was revoked, or its connection is lost, and it does not start."""
+        starts = not (pending.request.revoked() or pending.gone)
+        self.leave(limit_queue, pending, starts=starts)
+        if starts and pending.plan.leased:
+            self._concurrency.begin(pending)
+        return starts
+
     def leave(self, limit_queue: LimitQueue, pending: PendingRequest, *, starts: bool = False) -> None:
-        """It is not in the gate any more. What ``starts`` keeps its places."""
+        """Let a request leave the gate. A task that ``starts`` keeps its leases."""
         try:
             if not pending.gone:
                 self._free_process(pending)
@@ -74,23 +92,41 @@ class RequestResources:
                 self.release_lease(pending)
 
     def evict(self, limit_queue: LimitQueue, pending: PendingRequest) -> None:
-        """Something unforeseen was raised at it: it leaves, whatever it was doing, and what it has is given back."""
+        """Let a request leave at which an unforeseen error was raised, whatever it was doing."""
         try:
-            self.leave(limit_queue, pending, starts=pending.request in self._leases)
-            self.forget_slot(pending)
+            self.leave(limit_queue, pending, starts=pending.request in self._concurrency)
+            self.give_up_slot(pending)
         except Exception as error:  # of the same cause, perhaps
             logger.error("Task %s[%s] goes, but %r", pending.request.name, pending.request.id, error, exc_info=error)
 
     def _free_process(self, pending: PendingRequest) -> None:
-        """If it holds a permit: no process is kept for it any more."""
         if pending.state is State.GRANTED:
-            self._capacity.promises.take_back(pending.at)
+            self._processes.remove(pending.at)
 
     def release_lease(self, pending: PendingRequest) -> None:
-        """Its places are free, if it has any."""
+        """Its leases, if it has any, go to the next request that asks, or are free at :meth:`release_ended`."""
         if pending.plan.leased:
-            self._leases.release(pending)
+            self._concurrency.release(pending)
 
-    def forget_slot(self, pending: PendingRequest) -> None:
-        """Its slot is others'."""
-        self._slots.forget(pending)
+    def release_ended(self) -> None:
+        """Release the leases of ended tasks which no request here has taken over."""
+        self._concurrency.release_ended()
+
+    # -- Reservations in the store ---------------------------------------------------------------------------------
+
+    def give_up_slot(self, pending: PendingRequest) -> None:
+        """Give back its reservation: its task will not use it."""
+        self._outage.ask(lambda: self._asker.forget(pending.demands, id=pending.id), None, quietly=True)
+
+    def give_up_slot_of(self, plan_of: Callable[[], Plan | None], context: Any, marker: Mapping[str, Any]) -> None:
+        """Give back the reservation of a task that never came to the gate. An error of the user's key is ignored."""
+        try:
+            plan = plan_of()
+            if plan is None:
+                return
+            attempt = f"{context.id}.{context.retries}" if context.retries else context.id
+            id = marker.get("id") or f"{attempt}@{marker.get('queue')}"
+            demands = plan.demands(context.args, context.kwargs)
+            self._outage.ask(lambda: self._asker.forget(demands, id=id), None, quietly=True)
+        except Exception as error:
+            logger.debug("no reservation to give back for %s: %r", context.id, error)

@@ -16,18 +16,43 @@ from .._celery import Worker
 from ..limiter.outage import NotAsked, Outage
 from ..parking.asks import Asks, Reply, advance
 from .clock import monotonic
-from .store_latency import StoreLatency
 
-__all__ = ["StoreCalls"]
+__all__ = ["StoreCalls", "StoreLatency"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Threads, each with a connection of its own, and those that connect when the worker starts.
-MOST, AT_FIRST = 4, 2
+#: Threads, each with a connection of its own; and how many of them connect when the worker starts.
+THREADS, CONNECTED = 4, 2
 #: Seconds that a worker which stops waits for replies: a store that hangs has been given up by then.
 LAST_REPLIES = 3.0
+#: The most seconds of one round trip that count, and its weight in the mean.
+MAX_ROUND_TRIP, NEWEST = 0.1, 1 / 8
+#: Seconds of a round trip from which on threads make calls, and below which the loop makes them again. Handing a call
+#: to a thread takes 0.1 ms.
+THREADS_FROM, LOOP_BELOW = 0.001, 0.0005
+#: Replies of which the shortest says how far away the store is: others were late for other reasons.
+LATEST = 16
 
 _T = TypeVar("_T")
+
+
+class StoreLatency:
+    """How long the store takes to answer one worker.
+
+    Attributes:
+        round_trip: seconds, a mean.
+        is_worth_threads: whether a thread is to wait for a reply, and not the worker's loop.
+    """
+
+    def __init__(self) -> None:
+        self.round_trip, self.is_worth_threads = 0.0, False
+        self._latest: deque[float] = deque(maxlen=LATEST)
+
+    def note(self, seconds: float) -> None:
+        """A reply has taken so long."""
+        self.round_trip += NEWEST * (min(MAX_ROUND_TRIP, seconds) - self.round_trip)
+        self._latest.append(seconds)
+        self.is_worth_threads = min(self._latest) >= (LOOP_BELOW if self.is_worth_threads else THREADS_FROM)
 
 
 class StoreCalls:
@@ -37,12 +62,14 @@ class StoreCalls:
 
     Args:
         worker: the worker.
-        latency: of the store.
         outage: while it lasts no call is made.
+
+    Attributes:
+        latency: how long replies take.
     """
 
-    def __init__(self, worker: Worker, latency: StoreLatency, outage: Outage) -> None:
-        self._timers, self._latency, self._outage = worker.timers, latency, outage
+    def __init__(self, worker: Worker, outage: Outage) -> None:
+        self._timers, self._outage, self.latency = worker.timers, outage, StoreLatency()
         self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
         self._threads = _threads()
         self._connection = object()  # of the worker to its broker
@@ -51,7 +78,7 @@ class StoreCalls:
     def open(self, ping: Callable[[], object]) -> None:
         """Measure how far away the store is, and let threads connect before they are needed: that takes four trips."""
         self.submit(ping, _ignore, in_loop=True)
-        for _ in range(AT_FIRST if self._use_threads else 0):
+        for _ in range(CONNECTED if self._use_threads else 0):
             self.submit(ping, _ignore)
 
     def submit(
@@ -96,11 +123,11 @@ class StoreCalls:
 
     @property
     def _use_threads(self) -> bool:
-        return self._has_loop and self._latency.is_worth_threads
+        return self._has_loop and self.latency.is_worth_threads
 
     def _hear(self, reply: Reply[_T], on_reply: Callable[[Reply[_T]], None]) -> None:
         if reply.error is None:
-            self._latency.note(reply.seconds)
+            self.latency.note(reply.seconds)
         on_reply(reply)
 
     def _in_thread(self, call: Callable[[], _T], on_reply: Callable[[Reply[_T]], None]) -> Future[Reply[_T]]:
@@ -190,4 +217,4 @@ def _ignore(reply: Reply[Any]) -> None: ...
 
 
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST, "celery_ratelimit-store")
+    return ThreadPoolExecutor(THREADS, "celery_ratelimit-store")

@@ -34,7 +34,8 @@ from celery_ratelimit.worker import (
     fallback_limiter,
     gate,
     pool_scheduler,
-    queue_timers,
+    queue_processor,
+    request_queues,
     scheduler,
     store_calls,
 )
@@ -130,7 +131,8 @@ class Bench:
         self.is_somebody_parked = False
         self.admission: list[int] = []  # of the lot
         for module in (
-            queue_timers,
+            queue_processor,
+            request_queues,
             admission,
             arrival_batch,
             store_calls,
@@ -150,6 +152,7 @@ class Bench:
             monkeypatch.setattr(gate, name, lambda *_: self)
         nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
         monkeypatch.setattr(gate, "StoredLimitLabels", lambda *_: nothing_stored)
+        monkeypatch.setattr(gate, "StoreClock", lambda *_: self.clock)
         monkeypatch.setattr(gate, "parking_of", lambda app: None)
         monkeypatch.setattr(gate, "is_built_in", lambda name: False)
         for name, value in {
@@ -167,7 +170,7 @@ class Bench:
             app=None,
             pool=self,
             broker=SimpleNamespace(
-                redelivery=3600.0, hears_after=0.0, connection_errors=(Lost,), apart=not seconds_away
+                redelivery=3600.0, max_hold=1440.0, hears_after=0.0, connection_errors=(Lost,), apart=not seconds_away
             ),
             timers=SimpleNamespace(
                 call_after=self.call_after,
@@ -380,9 +383,6 @@ class Bench:
     def takes(self, name: str) -> float:
         return 0.05
 
-    def have_ended(self, now: float, seconds: float) -> int:
-        return sum(now - since < 10 * seconds for since in self.running.values()) if self.takes("") <= seconds else 0
-
     def have_young(self, number: int, now: float, seconds: float) -> bool:
         return sum(now - since < 0.05 for since in self.running.values()) >= number
 
@@ -447,7 +447,7 @@ class Bench:
 
     @property
     def clock(self) -> Any:
-        return SimpleNamespace(slot_in=lambda seconds: None)
+        return SimpleNamespace(slot_in=lambda seconds: None, seconds_until=lambda slot_us: None)
 
     @property
     def parking(self) -> Any:
@@ -647,7 +647,7 @@ class Bench:
         assert prefetch.limited == len(pending)
         assert capacity.pending == len(pending) + len(self.gate._pool_scheduler)
         holding = sorted(each.at for _, each in pending if each.state is State.GRANTED)
-        assert capacity.promises.times == holding
+        assert capacity.reservations.times == holding
         assert prefetch._outside == self.widened >= 0
         assert self.left == set(prefetch._suspended._queues)
         assert {request.id for request in self.requests if len(request.ends) > 1 and request.ends[0] != "lost"} == set()
@@ -670,5 +670,5 @@ class Bench:
         assert not self.kept
         assert not any(self.concurrency_leases.values())
         assert not self.left
-        assert not len(self.gate._actions.batch)
-        assert self.gate._capacity.promises.by(float("inf")) == 0
+        assert not len(self.gate._batch)
+        assert self.gate._capacity.reservations.by(float("inf")) == 0

@@ -67,7 +67,7 @@ def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_t
     task = bench.task("wait", "r1")
     for _ in range(5):
         bench.come(task)
-    bench.gate._capacity.store.round_trip = 0.025
+    bench.gate._store_calls.latency.round_trip = 0.025
     bench.run(0.5)
     assert 3 in bench.asked  # 0.25 seconds, and 0.1 from one to the next
 
@@ -75,9 +75,9 @@ def test_far_from_a_store_it_asks_for_as_many_as_have_their_turns_in_ten_round_t
 def test_a_store_that_is_very_far_is_asked_no_sooner_than_it_grants(bench: Bench) -> None:
     """Or it would say no, and be asked again at once."""
     bench.tats["r1"] = bench.now + 2.0
-    bench.gate._capacity.store.round_trip = 0.5
+    bench.gate._store_calls.latency.round_trip = 0.5
     bench.come(bench.task("wait", "r1"))
-    bench.gate._capacity.store.round_trip = 0.5
+    bench.gate._store_calls.latency.round_trip = 0.5
     bench.run(2.1)
     assert len(bench.asked) <= 3
 

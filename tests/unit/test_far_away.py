@@ -21,7 +21,7 @@ from celery_ratelimit.parking.lot import NOBODY
 from celery_ratelimit.parking.occupied import Occupied
 from celery_ratelimit.parking.parked import Looked, Parked
 from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
-from celery_ratelimit.worker.store_latency import StoreLatency
+from celery_ratelimit.worker.store_calls import StoreLatency
 from tests.unit.a_gate import Bench
 
 NOW = 100.0
@@ -36,12 +36,9 @@ def away(seconds: float) -> StoreLatency:
 
 def test_how_far_it_is_is_a_mean() -> None:
     distance = StoreLatency()
-    assert not distance.is_far
     distance.note(0.008)
-    assert distance.round_trip == 0.001
-    assert distance.reach == 0.0, "one slow answer says little"
+    assert distance.round_trip == 0.001, "one slow answer says little"
     assert away(0.02).round_trip == pytest.approx(0.02)
-    assert away(0.02).reach == pytest.approx(0.06)
     assert away(30.0).round_trip == pytest.approx(0.1), "an outage says nothing"
 
 
@@ -74,35 +71,6 @@ def pool(*jobs: tuple[str, float]) -> Pool:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "ended"),
-    [
-        ([], 0),
-        ([("short", 0.0), ("short", 0.03)], 2),
-        ([("short", 0.01), ("long", 0.01), ("unknown", 0.01)], 1),
-        ([("short", 0.21)], 0),  # it should have been heard of long ago: this one takes long
-    ],
-)
-def test_what_ends_while_the_store_is_asked(jobs: list[tuple[str, float]], ended: int) -> None:
-    assert pool(*jobs).have_ended(NOW, 0.02) == ended
-    capacity = PoolCapacity(pool(*jobs))
-    assert capacity.idle(NOW) == capacity.idle() == 4 - len(jobs), "near a store it is heard in time"
-    capacity.store = away(0.02)
-    assert capacity.idle(NOW) == capacity.idle() + ended
-
-
-def test_a_permit_is_asked_for_where_processes_are_free_when_the_answer_comes() -> None:
-    busy = [("short", 0.01)] * 4
-    near, far = PoolCapacity(pool(*busy)), PoolCapacity(pool(*busy))
-    far.store = away(0.02)
-    assert not near.has_for_permit(NOW)
-    assert far.has_for_permit(NOW)
-    assert far.max_permits(NOW, "short") > 4, "they are short, and permits may be taken ahead"
-    long = PoolCapacity(pool(*[("long", 0.01)] * 4))
-    long.store = away(0.02)
-    assert not long.has_for_permit(NOW)
-
-
-@pytest.mark.parametrize(
     ("interval", "permits"),
     [(0.0, 8), (0.001, 4), (0.005, 6), (0.0125, 8), (1.0, 8)],  # a task takes 50 ms, and there are four processes
 )
@@ -123,15 +91,6 @@ def test_processes_that_are_busy_end_meanwhile_as_well() -> None:
     some = pool(*[("brief", 0.0)] * 3)
     some._takes["brief"] = AHEAD / 5
     assert PoolCapacity(some).max_permits(NOW, "brief", 0.01) == 5
-
-
-def test_beside_unlimited_tasks_permits_are_taken_as_far_ahead_as_it_takes_to_ask() -> None:
-    capacity = PoolCapacity(pool())
-    assert capacity.ahead("short") == 0.02
-    capacity.store = away(0.02)
-    assert capacity.ahead("short") == pytest.approx(0.08)
-    capacity.store = away(0.09)
-    assert capacity.ahead("short") == AHEAD
 
 
 # -- Nothing new comes in while it is late -----------------------------------------------------------------------------
@@ -179,9 +138,7 @@ def test_a_worker_is_late_when_a_turn_has_passed_that_it_could_not_see_to(monkey
     assert request.ends == []
     assert not bench.is_late()
     bench.run(0.02)
-    assert not bench.is_late(), "the store is near: it is the pool that is busy"
-    bench.gate._capacity.store = away(0.02)
-    assert bench.is_late()
+    assert not bench.is_late(), "it is the pool that is busy"
     bench.finish()
     assert request.ends == ["started"]
     assert not bench.is_late()

@@ -50,7 +50,8 @@ class World:
         class Calls(StoreCalls):
             _use_threads = property(lambda calls: world.use_threads)  # type: ignore[assignment]
 
-        self.calls = Calls(worker, latency, outage)
+        self.calls = Calls(worker, outage)
+        self.calls.latency = latency
         self.calls._threads = self  # type: ignore[assignment]
         self.raised: list[Exception] = []
         self.looks = Looks(worker, outage, self.calls, self.look, lambda: PAUSE, lambda now: self.may)

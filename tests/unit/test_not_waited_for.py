@@ -21,8 +21,7 @@ from celery_ratelimit.worker import parking_batch, store_calls
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
 from celery_ratelimit.worker.rules import DropDuplicate
-from celery_ratelimit.worker.store_calls import StoreCalls
-from celery_ratelimit.worker.store_latency import THREADS_FROM, StoreLatency
+from celery_ratelimit.worker.store_calls import THREADS_FROM, StoreCalls, StoreLatency
 from tests.unit.a_gate import Bench, Lost, Request
 
 THREAD_LATENCY = 0.02
@@ -53,7 +52,7 @@ def test_others_start_while_the_store_is_asked(bench: Bench) -> None:
 
 def test_who_comes_meanwhile_asks_when_the_answer_is_there(bench: Bench) -> None:
     come(bench, 3, "retry", "r1")
-    bench.gate._capacity.store.round_trip = 1.0
+    bench.gate._store_calls.latency.round_trip = 1.0
     assert bench.asked == []
     bench.run(THREAD_LATENCY)
     assert bench.asked == [1]
@@ -73,19 +72,19 @@ def test_a_process_is_kept_for_what_is_asked_for(bench: Bench) -> None:
     assert ends(requests) == ["", ""], "there is one"
     bench.run(THREAD_LATENCY)
     assert ends(requests) == ["started", ""]
-    assert bench.gate._capacity.promises.by(bench.now + 10) == 0
+    assert bench.gate._capacity.reservations.by(bench.now + 10) == 0
 
 
 def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench) -> None:
     """Those behind it have heard of theirs, which come later."""
-    bench.gate._capacity.store.round_trip = THREAD_LATENCY
+    bench.gate._store_calls.latency.round_trip = THREAD_LATENCY
     bench.tats["r1"] = bench.now + 0.5
     task = bench.task("wait", "r1")
     bench.together([task] * 3)
     limit_queue = next(iter(bench.gate._queues))
     (refused,) = bench.ask_next(task.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
     each = [replace(refused, retry_after=refused.retry_after + 0.1 * number) for number in range(3)]
-    bench.gate._scheduler._hear(
+    bench.gate._scheduler._processor._hear(
         limit_queue, AcquireCall(list(limit_queue.new), for_permit=True, reply=Reply(each, at=bench.now))
     )
     assert limit_queue.next_ask == pytest.approx(bench.tats["r1"] - bench.gate._admission.lead_time(), abs=1e-6)
@@ -99,7 +98,7 @@ def test_who_is_refused_keeps_nobody_from_what_it_was_told(bench: Bench) -> None
     first, second, third = limit_queue.new
     (refused,) = bench.ask_next(first.plan.demands((), {}), ["somebody"], horizon=0.0, claim=0.0)
     each = [refused, replace(refused, allowed=True, retry_after=0.0), DropDuplicate()]
-    bench.gate._scheduler._hear(
+    bench.gate._scheduler._processor._hear(
         limit_queue, AcquireCall([first, second, third], for_permit=True, reply=Reply(each, at=bench.now))
     )
     assert ends(requests) == ["", "started", "acknowledged"]
@@ -184,7 +183,7 @@ def test_a_connection_that_is_lost_meanwhile_has_them_all(bench: Bench, parked: 
         bench.finish()
     bench.run(1.0)
     bench.check_empty()
-    assert bench.gate._capacity.promises.by(bench.now + 10) == 0
+    assert bench.gate._capacity.reservations.by(bench.now + 10) == 0
 
 
 def test_who_is_revoked_meanwhile_does_not_start(bench: Bench) -> None:
@@ -334,7 +333,9 @@ def calls_of(latency: StoreLatency, *, apart: bool = False, wakes: bool = True, 
     timers = SimpleNamespace(are_called_soon=wakes, contained=lambda call: call, call_soon=call_soon)
     worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=apart), timers=timers)
     outage: Any = False
-    return StoreCalls(worker, latency, outage)
+    calls = StoreCalls(worker, outage)
+    calls.latency = latency
+    return calls
 
 
 def far() -> StoreLatency:
@@ -405,7 +406,7 @@ def test_waiting_for_a_free_thread_is_no_distance(bench: Bench) -> None:
     bench.timers[-1] = (bench.now + 1.0, *bench.timers[-1][1:])  # a thread is free after a second
     bench.run(1.0)
     assert seconds == [0.0]
-    assert bench.gate._capacity.store.round_trip < 0.1
+    assert bench.gate._store_calls.latency.round_trip < 0.1
 
 
 def test_a_generator_of_many_calls_does_not_recurse() -> None:
@@ -423,7 +424,7 @@ def test_a_generator_of_many_calls_does_not_recurse() -> None:
 def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the broker would have a message again before the store is asked to park it, and it would run meanwhile."""
     waited: list[Any] = []
-    monkeypatch.setattr(store_calls, "MOST", 1)
+    monkeypatch.setattr(store_calls, "THREADS", 1)
     monkeypatch.setattr(store_calls, "wait", lambda those, seconds: (waited.extend(those), goes_on.set()))
     began, goes_on, made, soon, heard = Event(), Event(), [], [], []
 

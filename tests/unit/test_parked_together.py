@@ -114,13 +114,13 @@ def test_a_lost_connection_in_the_midst_leaves_nobody_to_be_parked(bench: Bench)
 
 def test_what_is_raised_where_lines_are_moved_on_leaves_nobody_to_be_parked_for_ever(bench: Bench) -> None:
     scheduler: Any = bench.gate._scheduler
-    run = scheduler.run
+    run = scheduler.dispatch
 
     def run_and_raise(queues: Any = ()) -> None:
-        scheduler.run = run
+        scheduler.dispatch = run
         run(queues)
         raise ZeroDivisionError("unforeseen")
 
     task = bench.task("retry", "r1")
-    scheduler.run = run_and_raise
+    scheduler.dispatch = run_and_raise
     assert ends(bench.together([task, task])) == ["parked", "parked"]

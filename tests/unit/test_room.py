@@ -37,7 +37,7 @@ class Pool:
 def capacity(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> PoolCapacity:
     made = PoolCapacity(Pool(*pool))  # type: ignore[arg-type]
     for grant in grants:
-        made.promises.add(NOW + grant, taking)
+        made.reservations.add(NOW + grant, taking)
     return made
 
 
@@ -102,7 +102,7 @@ def test_whether_an_unlimited_task_may_start(
 def test_a_promise_is_taken_back() -> None:
     made = capacity(4, 1, grants=(0.0, 0.05))
     assert not made.has_for_permit(NOW)
-    made.promises.take_back(NOW)
+    made.reservations.remove(NOW)
     assert made.has_for_permit(NOW)
     assert not made.has_for_permit(NOW + 0.05)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit.worker import queue_timers
-from celery_ratelimit.worker import scheduler as module
+from celery_ratelimit.worker import queue_processor, request_queues
 from celery_ratelimit.worker.capacity import PoolCapacity
-from celery_ratelimit.worker.queue_timers import QueueTimers
+from celery_ratelimit.worker.pool_scheduler import PoolScheduler
+from celery_ratelimit.worker.queue_processor import QueueProcessor
 from celery_ratelimit.worker.request import PendingRequest, State
 from celery_ratelimit.worker.request_queue import LimitQueue
+from celery_ratelimit.worker.request_queues import QueueTimers
 from celery_ratelimit.worker.request_resources import RequestResources
 from celery_ratelimit.worker.rules import Start
-from celery_ratelimit.worker.scheduler import Scheduler
 
 NOW = 100.0
 
@@ -39,8 +39,6 @@ def held_one(interval: float) -> Any:
 class Actions:
     """Notes who starts, by how late that is."""
 
-    max_hold = 1440.0
-
     def __init__(self, resources: RequestResources) -> None:
         self._resources = resources
         self.started: list[float] = []
@@ -53,24 +51,35 @@ class Actions:
 
 
 @pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
+def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Before a pool with room, at ``NOW``."""
-    for each in (queue_timers, module):
+    for each in (request_queues, queue_processor):
         monkeypatch.setattr(each, "monotonic", lambda: NOW)
-    scheduler: Any = object.__new__(Scheduler)
-    scheduler._capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
+    nothing: Any = None
+    capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
     prefetch: Any = SimpleNamespace(leave=lambda pending: None)
-    scheduler._resources = RequestResources(None, scheduler._capacity, prefetch, None)  # type: ignore[arg-type]
-    scheduler._actions = Actions(scheduler._resources)
-    scheduler.attribution = SimpleNamespace(pair=None)
-    return scheduler
+    resources = RequestResources(nothing, nothing, capacity, prefetch, nothing)
+    errors, pool_scheduler = SimpleNamespace(pair=None), PoolScheduler(nothing, capacity, nothing, prefetch)
+    actions: Any = Actions(resources)
+    processor: Any = QueueProcessor(
+        nothing,
+        resources,
+        pool_scheduler,
+        nothing,
+        actions,
+        nothing,
+        errors,
+        nothing,  # type: ignore[arg-type]
+    )
+    processor.capacity = capacity
+    return processor
 
 
-def line_of(scheduler: Any, interval: float, *lates: float) -> LimitQueue:
+def line_of(processor: Any, interval: float, *lates: float) -> LimitQueue:
     limit_queue = LimitQueue()
     for late in lates:
         limit_queue.hold(held_one(interval), NOW - late, 1)
-        scheduler._capacity.promises.add(NOW - late, "task")
+        processor.capacity.reservations.add(NOW - late, "task")
     return limit_queue
 
 
@@ -86,37 +95,38 @@ def line_of(scheduler: Any, interval: float, *lates: float) -> LimitQueue:
     ],
 )
 def test_of_permits_that_are_late_together_only_the_latest_are_used(
-    scheduler: Any, lates: list[float], started: list[float]
+    processor: Any, lates: list[float], started: list[float]
 ) -> None:
-    limit_queue = line_of(scheduler, 0.01, *lates)
-    scheduler._start_due(limit_queue)
-    assert scheduler._actions.started == started
+    limit_queue = line_of(processor, 0.01, *lates)
+    processor._start_due(limit_queue)
+    assert processor._actions.started == started
     asks_again = [round(NOW - pending.at, 3) for pending in limit_queue.with_slot]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
-    assert scheduler._capacity.promises.by(NOW + 1) == sum(late < 0 for late in lates), (
+    assert processor.capacity.reservations.by(NOW + 1) == sum(late < 0 for late in lates), (
         "those that were not used are forgotten"
     )
 
 
-def test_an_interval_late_is_not_too_late(scheduler: Any) -> None:
-    scheduler._start_due(line_of(scheduler, 0.5, 0.45, 0.02))
-    assert scheduler._actions.started == [0.45, 0.02]
+def test_an_interval_late_is_not_too_late(processor: Any) -> None:
+    processor._start_due(line_of(processor, 0.5, 0.45, 0.02))
+    assert processor._actions.started == [0.45, 0.02]
 
 
-def test_who_has_no_permit_makes_nobody_stale(scheduler: Any) -> None:
-    limit_queue = line_of(scheduler, 0.01, 0.06)
+def test_who_has_no_permit_makes_nobody_stale(processor: Any) -> None:
+    limit_queue = line_of(processor, 0.01, 0.06)
     limit_queue.ask_again(held_one(0.01), NOW - 0.05)
-    scheduler._start_due(limit_queue)
-    assert scheduler._actions.started == [0.06]
+    processor._start_due(limit_queue)
+    assert processor._actions.started == [0.06]
 
 
 @pytest.mark.parametrize("needs_process", [False, True])
-def test_whose_time_has_come_while_another_asked_is_started_at_once(scheduler: Any, needs_process: bool) -> None:
+def test_whose_time_has_come_while_another_asked_is_started_at_once(processor: Any, needs_process: bool) -> None:
     """It was not due when the line looked, and is when the timer is set. If the line wants a process, that is known."""
-    limit_queue = line_of(scheduler, 0.01, 0.001)
+    limit_queue = line_of(processor, 0.01, 0.001)
     limit_queue.needs_process = needs_process
     rings: list[float] = []
-    worker: Any = SimpleNamespace(timers=SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds)))
-    turns = scheduler._capacity.turns
-    QueueTimers(worker, turns, lambda: 0.0, scheduler._actions.max_hold, lambda limit_queue: None).set(limit_queue)
-    assert rings == ([scheduler._actions.max_hold] if needs_process else [0.0])
+    timers = SimpleNamespace(call_after=lambda seconds, _: rings.append(seconds))
+    worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(max_hold=1440.0))
+    turns = processor.capacity.turns
+    QueueTimers(worker, turns, lambda: 0.0, lambda queues: None).set(limit_queue)
+    assert rings == ([1440.0] if needs_process else [0.0])

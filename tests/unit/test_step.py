@@ -14,8 +14,7 @@ from celery.worker.consumer import Consumer
 
 from celery_ratelimit._celery import Worker
 from celery_ratelimit.worker.bootstep import GateStep
-from celery_ratelimit.worker.store_calls import StoreCalls
-from celery_ratelimit.worker.store_latency import THREADS_FROM, StoreLatency
+from celery_ratelimit.worker.store_calls import THREADS_FROM, StoreCalls
 from tests.unit.a_gate import Bench
 
 
@@ -61,9 +60,8 @@ def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
 def test_threads_for_the_store_end_with_the_worker() -> None:
     timers = SimpleNamespace(are_called_soon=True, call_soon=lambda call: None, contained=lambda call: call)
     worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(apart=False))
-    latency = StoreLatency()
-    latency.note(THREADS_FROM)
-    calls = StoreCalls(worker, latency, None)  # type: ignore[arg-type]
+    calls = StoreCalls(worker, None)  # type: ignore[arg-type]
+    calls.latency.note(THREADS_FROM)
     before = set(threading.enumerate())
     for _ in range(2):
         in_flight = calls.submit(lambda: 1, lambda reply: None)

@@ -48,10 +48,10 @@ def gate() -> Any:
     gate._pool_scheduler = scheduler._pool_scheduler = PoolScheduler(worker, capacity, queues, gate._prefetch)
     gate._return_queues = scheduler._return_queues = SimpleNamespace(update=lambda now: None)
     leases = SimpleNamespace(end=lambda request: gate.ran.get(request), release_ended=lambda: None)
-    gate._concurrency = scheduler._leases = leases
+    gate._concurrency = scheduler._resources = leases
     gate._scheduler, scheduler._worker, scheduler._capacity = scheduler, worker, capacity
-    scheduler._ready, scheduler._actions = {}, SimpleNamespace(batch=Batch())
-    scheduler._changed, scheduler._is_running, scheduler._again, scheduler._cancel_look = set(), False, False, None
+    scheduler._ready, scheduler._batch, scheduler._processor = {}, Batch(), SimpleNamespace(on_parked=None)
+    scheduler._changed, scheduler._is_running, scheduler._again, scheduler._cancel_poll = set(), False, False, None
     gate.moved, gate.ran = [], {}
     scheduler._move = gate.moved.append
     return gate
@@ -89,9 +89,7 @@ def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) 
         limit_queue.needs_process = True
         gate._queues.clear()
 
-    gate._scheduler._move_on, gate._scheduler._alarms = (
-        lose_the_connection,
-        SimpleNamespace(set=lambda limit_queue: None),
-    )
+    gate._scheduler._processor = SimpleNamespace(move_on=lose_the_connection)
+    gate._scheduler._timers = SimpleNamespace(set=lambda limit_queue: None)
     Scheduler._move(gate._scheduler, ended)
     assert not gate._queues.needing_process
