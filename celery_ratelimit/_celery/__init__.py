@@ -4,7 +4,7 @@ Line numbers are of Celery and kombu 5.7.0. ``tests/integration/test_internals.p
 """
 
 from .banner import add_to_banner
-from .broker import fleet_of, redelivery_of
+from .broker import fleet_of, visibility_timeout_of
 from .broker_queries import NoAnswer, asked_workers, messages_of, queue_of
 from .event_state import show_revoked
 from .message_key import stored_id
@@ -12,11 +12,11 @@ from .pool import Pool
 from .publisher import publish_on
 from .queue_drain import messages_in, taken_from
 from .requests import PERMIT
-from .return_consumer import MOST_RETURNED
+from .return_consumer import MAX_RETURNED
 from .worker import Worker
 
 __all__ = [
-    "MOST_RETURNED",
+    "MAX_RETURNED",
     "PERMIT",
     "NoAnswer",
     "Pool",
@@ -28,8 +28,8 @@ __all__ = [
     "messages_of",
     "publish_on",
     "queue_of",
-    "redelivery_of",
     "show_revoked",
     "stored_id",
     "taken_from",
+    "visibility_timeout_of",
 ]

@@ -18,10 +18,10 @@ import hashlib
 import re
 from typing import Any
 
-__all__ = ["Broker", "fleet_of", "redelivery_of", "trouble_of"]
+__all__ = ["Broker", "broker_problem", "fleet_of", "visibility_timeout_of"]
 
 #: Seconds after which a broker hands out an unacknowledged message again, by transport, unless configured.
-_REDELIVERY = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
+_VISIBILITY_TIMEOUTS = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
 
 
 class Broker:
@@ -31,12 +31,12 @@ class Broker:
         consumer: Celery's.
 
     Attributes:
-        apart: whether another thread or greenlet reads from the connection than the one in which timers go off.
+        no_event_loop: whether another thread or greenlet reads from the connection than the one in which timers go off.
     """
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self.apart = consumer.hub is None
+        self.no_event_loop = consumer.hub is None
 
     @property
     def connection(self) -> Any:
@@ -54,25 +54,25 @@ class Broker:
 
         Other transports see it themselves, when they read.
         """
-        return tuple(self._consumer.connection_errors) if self.on_amqp and not self.apart else ()
+        return tuple(self._consumer.connection_errors) if self.on_amqp and not self.no_event_loop else ()
 
     @functools.cached_property
-    def redelivery(self) -> float:
+    def visibility_timeout(self) -> float:
         """Seconds after which the broker takes an unacknowledged message for lost."""
-        return redelivery_of(self._consumer.app)
+        return visibility_timeout_of(self._consumer.app)
 
     @property
-    def takes_few_countdowns(self) -> bool:
+    def limits_eta_tasks(self) -> bool:
         """Whether a worker takes nothing more when so many messages wait in it for their countdown."""
         return bool(self._consumer.app.conf.get("worker_eta_task_limit", None))
 
     @property
-    def hears_after(self) -> float:
+    def poll_delay(self) -> float:
         """Seconds after which the broker is asked for more, once a full prefetch has room again."""
-        return 4.0 if self.apart and not self.on_amqp else 0.0
+        return 4.0 if self.no_event_loop and not self.on_amqp else 0.0
 
 
-def trouble_of(app: Any, error: BaseException) -> str:
+def broker_problem(app: Any, error: BaseException) -> str:
     """What is wrong with an app's broker, if an error, wherever it was raised, is about that; else ``""``."""
     with app.connection_for_write() as connection:
         lost, refused = tuple(connection.connection_errors), tuple(connection.channel_errors)
@@ -88,10 +88,10 @@ def trouble_of(app: Any, error: BaseException) -> str:
     return ""
 
 
-def redelivery_of(app: Any) -> float:
+def visibility_timeout_of(app: Any) -> float:
     """Seconds after which an app's broker takes an unacknowledged message for lost."""
     with app.connection_for_read() as connection:
-        default = _REDELIVERY.get(connection.transport.driver_type, 1800.0)
+        default = _VISIBILITY_TIMEOUTS.get(connection.transport.driver_type, 1800.0)
     options = app.conf.broker_transport_options or {}
     return float(options.get("visibility_timeout") or default)
 

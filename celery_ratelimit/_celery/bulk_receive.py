@@ -48,7 +48,7 @@ class BulkReceive:
         broker: the worker's.
 
     Attributes:
-        is_at_it: messages that come in together are coming to the gate; the first is the one whose coming was told.
+        receiving: messages that come in together are coming to the gate; the first is the one whose coming was told.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -60,13 +60,13 @@ class BulkReceive:
         self._runs_again = 0.0  # when a broker is asked again that did not run the script
         self._rests: dict[str, tuple[float, float]] = {}  # of queues: until when, and the next
         self._reading: Any = None  # the channel that is just delivering a message
-        self.is_at_it = False
+        self.receiving = False
 
-    def set_up(self, source: str, after: Callable[[], None]) -> None:
+    def configure(self, source: str, after: Callable[[], None]) -> None:
         """``source``: of the script ``take``; ``after`` is called when all that came together are in the gate."""
         self._source, self._after = source, after
 
-    def gather(self, message: Any, most: int = MOST) -> None:
+    def request_more(self, message: Any, most: int = MOST) -> None:
         """The messages behind one probably have its fate: so many of them may be received together with it.
 
         To be called while it is delivered, or it means nothing.
@@ -78,11 +78,11 @@ class BulkReceive:
         if queue in self._rests and now < self._rests[queue][0]:
             return
         if self._room_in(self._reading, queue, most) > 0:
-            self._wanted, self._most, self.is_at_it = message, most, True
+            self._wanted, self._most, self.receiving = message, most, True
 
     def watch(self, channel: Any) -> None:
         """A channel by which tasks come in."""
-        if not self._source or self._broker.apart or type(getattr(channel, "qos", None)) is not RedisQoS:
+        if not self._source or self._broker.no_event_loop or type(getattr(channel, "qos", None)) is not RedisQoS:
             return
         read, script = channel.handlers["BRPOP"], None
 
@@ -100,8 +100,8 @@ class BulkReceive:
                 return result
             finally:
                 self._reading = self._wanted = None
-                if self.is_at_it:
-                    self.is_at_it = False
+                if self.receiving:
+                    self.receiving = False
                     self._after()
 
         channel.handlers["BRPOP"] = read_and_take

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["keep_client"]
+__all__ = ["reuse_client"]
 
 
-def keep_client(channel: Any) -> None:
+def reuse_client(channel: Any) -> None:
     """From now on ``channel`` uses one client for all that it says and does not wait for, as long as it has the same
     connections. On other brokers nothing changes.
     """

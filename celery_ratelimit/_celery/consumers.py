@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["consumers", "noted"]
+__all__ = ["consumers", "stamp_of"]
 
 
 class Follower(Protocol):
@@ -27,8 +27,8 @@ class Follower(Protocol):
     def stop(self, main: Any) -> None: ...
 
 
-def noted(message: Any, name: str) -> Any:
-    """What a consumer has noted on a message: ``ratelimit_queue``, and ``ratelimit_since``."""
+def stamp_of(message: Any, name: str) -> Any:
+    """What a consumer has noted on a message: ``ratelimit_queue``, and ``ratelimit_received_at``."""
     return getattr(message, name, None) or (message.delivery_info or {}).get(name)
 
 
@@ -50,9 +50,9 @@ def consumers(base: type, on_message: Callable[[Any], None], returns: Follower) 
                 def stamped(message: Any) -> Any:
                     now = time.monotonic()
                     if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 119)
-                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_since=now)
+                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_received_at=now)
                     else:
-                        message.ratelimit_queue, message.ratelimit_since = queue.name, now
+                        message.ratelimit_queue, message.ratelimit_received_at = queue.name, now
                     on_message(message)
                     return callback(message)
 
@@ -70,7 +70,7 @@ def consumers(base: type, on_message: Callable[[Any], None], returns: Follower) 
             returns.follow(self, queue)
             return super()._basic_consume(queue, *args, **kwargs)
 
-        def leave_alone(self, queue: str) -> None:
+        def pause_queue(self, queue: str) -> None:
             """Do not consume a queue for now: what was throttled comes back meanwhile."""
             super().cancel_by_queue(queue)
 

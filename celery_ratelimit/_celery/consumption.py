@@ -18,7 +18,7 @@ from kombu.transport import virtual
 from . import requests
 from .broker import Broker
 from .bulk_receive import BulkReceive
-from .consumers import consumers, noted
+from .consumers import consumers, stamp_of
 from .message_priority import order_of
 from .prefetch import Prefetch
 from .publisher import Publisher
@@ -38,21 +38,21 @@ class Consumption:
         consumer: Celery's.
         broker: its broker.
         names: of return queues.
-        outbox: declares them.
-        together: what comes in at once.
+        publisher: declares them.
+        bulk_receive: what comes in at once.
     """
 
     def __init__(
-        self, consumer: Any, broker: Broker, names: ReturnNames, outbox: Publisher, together: BulkReceive
+        self, consumer: Any, broker: Broker, names: ReturnNames, publisher: Publisher, bulk_receive: BulkReceive
     ) -> None:
         self._consumer, self._broker, self._names = consumer, broker, names
         self._prefetch = Prefetch(consumer)
-        self._returns = ReturnConsumer(consumer, names, self._prefetch, outbox, together)
+        self._returns = ReturnConsumer(consumer, names, self._prefetch, publisher, bulk_receive)
         self._beside: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
         """From now on ``on_message`` sees each message when it comes in, before its countdown."""
-        self._prefetch.pass_celerys_limit(requests.came_back, requests.came_beside)
+        self._prefetch.exempt_returned(requests.was_throttled, requests.via_return_queue)
         amqp = self._consumer.app.amqp
         self._beside, amqp.Consumer = consumers(amqp.Consumer, on_message, self._returns)
 
@@ -64,7 +64,7 @@ class Consumption:
         marker = marker_in(message)
         if not marker or marker["queue"] in self._names.queues:
             return
-        came_by = noted(message, "ratelimit_queue")
+        came_by = stamp_of(message, "ratelimit_queue")
         origin = self._names.origin_of(came_by)
         if (
             origin
@@ -77,7 +77,7 @@ class Consumption:
             )
             marker["queue"] = origin
 
-    def order_of(self, message: Any, queue: str) -> int:
+    def broker_order(self, message: Any, queue: str) -> int:
         """How far the broker puts a message of this queue behind messages without a priority. See :func:`order_of`."""
         declared = self._consumer.app.amqp.queues.get(queue)
         return order_of(message, declared)
@@ -107,33 +107,33 @@ class Consumption:
         """The queue by which throttled tasks of ``queue`` come back; that may be ``queue`` itself."""
         return self._names.name_for(queue)
 
-    def leave_returned_to_others(self, are_left: bool, then: Callable[[], None]) -> None:
+    def pause_return_queues(self, paused: bool, then: Callable[[], None]) -> None:
         """Whether what comes back is for other workers, for now; what is on its way here comes still.
 
         ``then`` is called when it is, and what goes back to the broker would not come here at once again.
         """
-        self._returns.are_left = are_left
+        self._returns.paused = paused
         if self._broker.on_amqp:  # it asks, and waits for an answer: not while the gate is at work
-            self._consumer.call_soon(self._returns.leave_to_others, then)  # in any order: kombu's hub keeps none
+            self._consumer.call_soon(self._returns.apply_pause, then)  # in any order: kombu's hub keeps none
         else:
-            self._returns.leave_to_others(then)
+            self._returns.apply_pause(then)
 
-    def rest_while(self, is_late: Callable[[], bool]) -> None:
-        """Nothing new comes in while the worker ``is_late`` with what it has; see :func:`.resting.rest_while`."""
+    def pause_while(self, is_late: Callable[[], bool]) -> None:
+        """Nothing new comes in while the worker ``is_late`` with what it has; see :func:`.resting.pause_while`."""
         self._returns.is_late = is_late
 
     # -- How many --------------------------------------------------------------------------------------------------
 
-    def widen(self) -> None:
+    def widen_prefetch(self) -> None:
         """Let one more message come in, as Celery does for each task that waits for its ETA."""
         self._prefetch.widen(1)
 
-    def narrow(self) -> None:
-        """Undo :meth:`widen`."""
+    def narrow_prefetch(self) -> None:
+        """Undo :meth:`widen_prefetch`."""
         self._prefetch.widen(-1)
 
     @property
-    def is_full(self) -> bool:
+    def prefetch_is_full(self) -> bool:
         """Whether nothing is asked of the broker, as all has come in that may; AMQP's never is asked."""
         qos = getattr(self._consumer.task_consumer.channel, "qos", None)
         return not isinstance(qos, virtual.QoS) or not qos.can_consume()

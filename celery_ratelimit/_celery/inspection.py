@@ -43,7 +43,7 @@ def pool_here(state: Any) -> dict[str, Any]:
     """How many tasks a worker can run at once, of which queues, and how many seconds the ended ones took."""
     pool, consumer = state.consumer.pool, state.consumer.task_consumer
     ours = getattr(pool, "ratelimit_pool", None)
-    takes = sorted(ours.taken().items(), key=lambda each: -each[1])[:_KINDS] if ours is not None else []
+    takes = sorted(ours.mean_runtimes().items(), key=lambda each: -each[1])[:_KINDS] if ours is not None else []
     queues = [queue.name for queue in consumer.queues] if consumer is not None else []
     return {"processes": processes_of(pool), "queues": queues, "takes": {name: round(each, 6) for name, each in takes}}
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MOST_REST", "rest_while"]
+__all__ = ["MAX_PAUSE", "pause_while"]
 
 #: Seconds after which something comes in, however late the worker is.
-MOST_REST = 0.15
+MAX_PAUSE = 0.15
 
 
-def rest_while(channel: Any, is_late: Callable[[], bool]) -> None:
+def pause_while(channel: Any, is_late: Callable[[], bool]) -> None:
     """Ask for no message of a channel while the worker ``is_late``: of a Redis broker, others send what they like.
 
     For workers with an event loop: without one, a pause waits for as long as the broker may be silent.
@@ -35,7 +35,7 @@ def rest_while(channel: Any, is_late: Callable[[], bool]) -> None:
         if is_late():
             now = time.monotonic()
             since = since or now
-            if now - since < MOST_REST:
+            if now - since < MAX_PAUSE:
                 return None
         since = 0.0
         return ask(*args, **kwargs)

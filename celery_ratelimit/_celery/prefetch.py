@@ -84,8 +84,8 @@ class Prefetch:
 
         return change
 
-    def pass_celerys_limit(self, came_back: Callable[[Any], bool], came_beside: Callable[[Any], bool]) -> None:
-        """What ``came_back`` has paid Celery's own ``rate_limit`` on its first delivery, and does not pay it again."""
+    def exempt_returned(self, was_throttled: Callable[[Any], bool], via_return_queue: Callable[[Any], bool]) -> None:
+        """Do not apply Celery's own ``rate_limit`` again to a returned task: it was applied at the first delivery."""
         consumer = self._consumer
         apply_eta_task, limit_task, limit_post_eta = (
             consumer.apply_eta_task,
@@ -95,7 +95,7 @@ class Prefetch:
 
         @functools.wraps(apply_eta_task)
         def apply(request: Any) -> None:
-            if came_beside(request):
+            if via_return_queue(request):
                 with self.untouched():
                     apply_eta_task(request)
             else:
@@ -103,14 +103,14 @@ class Prefetch:
 
         @functools.wraps(limit_task)
         def limit(request: Any, bucket: Any, tokens: int) -> None:
-            if came_back(request):
+            if was_throttled(request):
                 consumer._limit_move_to_pool(request)
             else:
                 limit_task(request, bucket, tokens)
 
         @functools.wraps(limit_post_eta)
         def post_eta(request: Any, bucket: Any, tokens: int) -> None:
-            if came_back(request):
+            if was_throttled(request):
                 apply(request)
             else:
                 limit_post_eta(request, bucket, tokens)

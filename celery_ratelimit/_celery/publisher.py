@@ -50,7 +50,7 @@ class Publisher:
     """Where messages go out of a worker.
 
     Args:
-        app: the app; its producers' connections are used where the broker is read from ``apart``: publishers read.
+        app: the app; its producers' connections are used where the worker has no event loop: publishers read.
         broker: the worker's.
     """
 
@@ -70,7 +70,7 @@ class Publisher:
         if not self._broker.on_amqp:
             publish_all(channel, parcels)
             return set()
-        with self._channel(self._broker.apart) as own:
+        with self._channel(self._broker.no_event_loop) as own:
             missing = own.publish(parcels)
             found = {name: declaration(name) for name in missing}
             declared = [name for name, queue in found.items() if queue is not None]
@@ -84,16 +84,16 @@ class Publisher:
     def declare(self, queue: Any) -> bool:
         """Declare a queue, on AMQP; False: it is there, declared otherwise."""
         try:
-            with self._channel(apart=False) as own:  # the thread that reads sees to what is consumed
+            with self._channel(from_pool=False) as own:  # the thread that reads sees to what is consumed
                 queue.bind(own.channel).queue_declare()
         except PreconditionFailed:
             return False
         return True
 
     @contextlib.contextmanager
-    def _channel(self, apart: bool) -> Iterator[_Channel]:
+    def _channel(self, from_pool: bool) -> Iterator[_Channel]:
         """A channel that is not in use: while one waits for an answer, other messages come in, and go out again."""
-        if apart:
+        if from_pool:
             with self._app.producer_pool.acquire(block=True) as producer:
                 yield _Channel(producer.channel)
             return

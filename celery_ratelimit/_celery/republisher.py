@@ -30,7 +30,7 @@ class Republisher:
         consumer: Celery's.
         broker: its broker.
         acknowledgements: its acknowledgements.
-        outbox: publishes.
+        publisher: publishes.
         return_queue: how this worker declares a queue that its tasks come back by; None: that is not its part.
     """
 
@@ -39,26 +39,26 @@ class Republisher:
         consumer: Any,
         broker: Broker,
         acknowledgements: Acknowledgements,
-        outbox: Publisher,
+        publisher: Publisher,
         return_queue: Callable[[str], Any],
     ) -> None:
         self._consumer, self._app, self._broker = consumer, consumer.app, broker
-        self._acknowledgements, self._outbox, self._return_queue = acknowledgements, outbox, return_queue
+        self._acknowledgements, self._publisher, self._return_queue = acknowledgements, publisher, return_queue
 
     # -- Publish ---------------------------------------------------------------------------------------------------
 
     def send_back(
-        self, request: Any, queue: str, return_queue: str, delay: float, slot_us: int | None, doubts: int = 0
+        self, request: Any, queue: str, return_queue: str, delay: float, slot_us: int | None, unconfirmed_parks: int = 0
     ) -> None:
         """Publish the message again as it is, to come back after ``delay`` seconds, and acknowledge this copy.
 
         In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
         raises; the message then is unacknowledged still. ``slot_us``: its slot by the store's clock, if that is known.
-        ``doubts``: see :func:`~.saved_message.doubts_in`.
+        ``unconfirmed_parks``: see :func:`~.saved_message.unconfirmed_parks_in`.
         """
         slot = {} if slot_us is None else {"slot": slot_us}
         parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
-        self._publish_one(request, (parcel, delay, {"again": doubts or True, **slot}), self._return_queue)
+        self._publish_one(request, (parcel, delay, {"again": unconfirmed_parks or True, **slot}), self._return_queue)
         self.acknowledge(request)
 
     def redirect(self, request: Any, queue: str) -> None:
@@ -75,9 +75,9 @@ class Republisher:
         Returns:
             Queues that the broker does not have; what was to go there was not published.
         """
-        if self._broker.takes_few_countdowns:
+        if self._broker.limits_eta_tasks:
             parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
-        return self._outbox.publish(self._consumer.task_consumer.channel, parcels, self._return_queue)
+        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._return_queue)
 
     def _publish_one(
         self,
@@ -85,7 +85,7 @@ class Republisher:
         parcel: tuple[Parcel, float, Mapping[str, Any]],
         declaration: Callable[[str], Any],
     ) -> None:
-        for missing in self._outbox.publish(request.message.channel, [parcel], declaration):
+        for missing in self._publisher.publish(request.message.channel, [parcel], declaration):
             raise NoSuchQueue(missing)
 
     def _as_settings_say(self, name: str) -> Any:

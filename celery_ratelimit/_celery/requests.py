@@ -22,25 +22,25 @@ from typing import Any
 from celery.worker.request import Request
 
 from . import task_termination
-from .consumers import noted
+from .consumers import stamp_of
 from .message_priority import priority_of as _priority_of
 from .saved_message import marker_in, without_marker
 
 __all__ = [
     "PERMIT",
-    "age",
-    "announce",
-    "came_back",
-    "came_beside",
+    "delivery_age",
     "drop",
     "fail",
-    "has_come",
-    "is_back",
-    "is_of_a_canvas",
-    "note_come",
+    "has_arrived",
+    "is_of_canvas",
+    "is_returned",
+    "note_arrived",
     "priority_of",
     "queue_of",
-    "restore",
+    "remove_marker",
+    "send_throttled_event",
+    "via_return_queue",
+    "was_throttled",
 ]
 
 #: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
@@ -51,9 +51,9 @@ PERMIT = "ratelimit_permit"
 # -- Where it comes from -----------------------------------------------------------------------------------------------
 
 
-def note_come(request: Any) -> None:
+def note_arrived(request: Any) -> None:
     """A request has come to the gate: its countdown, if it had one, has ended."""
-    request.message.ratelimit_came = True
+    request.message.ratelimit_arrived = True
     request.name = str(request.name)
     if getattr(request, "_eta_timer_entry", None) is not None:
         request._eta_timer_entry = None  # strategy.py 212: the two would live until the next full collection
@@ -62,8 +62,8 @@ def note_come(request: Any) -> None:
         kind.tzlocal = request.tzlocal
 
 
-def has_come(request: Any) -> bool:
-    return hasattr(request.message, "ratelimit_came")
+def has_arrived(request: Any) -> bool:
+    return hasattr(request.message, "ratelimit_arrived")
 
 
 def queue_of(request: Any) -> str:
@@ -72,7 +72,7 @@ def queue_of(request: Any) -> str:
     marker = marker_in(message)
     if marker:
         return str(marker.get("queue"))
-    return noted(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
+    return stamp_of(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
 
 
 def priority_of(request: Any) -> int:
@@ -80,28 +80,28 @@ def priority_of(request: Any) -> int:
     return _priority_of(request.message.properties.get("priority"))
 
 
-def came_back(request: Any) -> bool:
+def was_throttled(request: Any) -> bool:
     """Whether it was throttled before, and sent back or parked."""
     return bool(marker_in(request.message))
 
 
-def is_back(message: Any) -> bool:
+def is_returned(message: Any) -> bool:
     """Whether a message was throttled before."""
     return bool(marker_in(message))
 
 
-def came_beside(request: Any) -> bool:
+def via_return_queue(request: Any) -> bool:
     """Whether it came by a return queue that is consumed beside its own: it is not part of the prefetch."""
-    return hasattr(request.message, "ratelimit_beside")
+    return hasattr(request.message, "ratelimit_via_return_queue")
 
 
-def age(request: Any) -> float:
+def delivery_age(request: Any) -> float:
     """Seconds since the broker has handed its message out: its countdown was spent here."""
-    since = noted(request.message, "ratelimit_since")
+    since = stamp_of(request.message, "ratelimit_received_at")
     return time.monotonic() - since if since else 0.0
 
 
-def is_of_a_canvas(request: Any) -> bool:
+def is_of_canvas(request: Any) -> bool:
     """Whether other tasks go on when this one ends: it is of a chord, chain or group, or has links."""
     context = request._context
     return any(getattr(context, each, None) for each in ("chord", "chain", "group", "callbacks", "errbacks"))
@@ -110,7 +110,7 @@ def is_of_a_canvas(request: Any) -> bool:
 # -- What becomes of it ------------------------------------------------------------------------------------------------
 
 
-def restore(request: Any) -> None:
+def remove_marker(request: Any) -> None:
     """Undo in a request what sending it back has changed, so that its task finds it as it was sent."""
     fields = request.request_dict
     marker = without_marker(fields)
@@ -122,7 +122,7 @@ def restore(request: Any) -> None:
         request.delivery_info["routing_key"] = marker.get("routing_key")
 
 
-def announce(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:
+def send_throttled_event(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:
     """The event for monitors, if one is told of tasks. ``task-throttled`` shows as state THROTTLED there."""
     eventer = request._eventer
     if eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups):
@@ -131,11 +131,11 @@ def announce(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:
 
 def fail(request: Any, error: BaseException) -> None:
     """End a task with ``error`` as its own, without running it; see :func:`task_termination.fail`."""
-    restore(request)
+    remove_marker(request)
     task_termination.fail(request, error)
 
 
 def drop(request: Any, reason: str) -> None:
     """End a task without running it: state REVOKED with a reason, so that no caller waits for its result."""
-    restore(request)
+    remove_marker(request)
     task_termination.drop(request, reason)

@@ -24,18 +24,18 @@ from kombu import Queue
 
 from .bulk_receive import BulkReceive
 from .channel_failures import end_connection_with
-from .client_reuse import keep_client
-from .intake_pause import rest_while
+from .client_reuse import reuse_client
+from .intake_pause import pause_while
 from .prefetch import Prefetch
 from .publisher import Publisher
 from .return_names import ReturnNames, like
 
-__all__ = ["MOST_RETURNED", "ReturnConsumer"]
+__all__ = ["MAX_RETURNED", "ReturnConsumer"]
 
 logger = logging.getLogger("celery_ratelimit")
 
 #: Messages that have come back and wait in a worker for their turn; on AMQP of each return queue.
-MOST_RETURNED = 500
+MAX_RETURNED = 500
 
 
 class ReturnConsumer:
@@ -45,22 +45,22 @@ class ReturnConsumer:
         consumer: Celery's.
         names: what they are called.
         prefetch: the window that they are not part of.
-        outbox: declares them.
-        together: messages of their own queues that come in at once.
+        publisher: declares them.
+        bulk_receive: messages of their own queues that come in at once.
 
     Attributes:
-        are_left: whether they are to be left to other workers for now; see :meth:`leave_to_others`.
+        paused: whether they are to be left to other workers for now; see :meth:`apply_pause`.
     """
 
     def __init__(
-        self, consumer: Any, names: ReturnNames, prefetch: Prefetch, outbox: Publisher, together: BulkReceive
+        self, consumer: Any, names: ReturnNames, prefetch: Prefetch, publisher: Publisher, bulk_receive: BulkReceive
     ) -> None:
         self._celerys, self._names = consumer, names
-        self._prefetch, self._outbox, self._together = prefetch, outbox, together
+        self._prefetch, self._publisher, self._bulk_receive = prefetch, publisher, bulk_receive
         self._make: Any = None
         self._main: Any = None
         self._beside: Any = None
-        self.are_left = False
+        self.paused = False
         self.is_late: Callable[[], bool] = lambda: False
 
     def set_up(self, make: Any) -> None:
@@ -76,12 +76,12 @@ class ReturnConsumer:
         if main is not self._main:
             self._begin(main)
         self._names.queues[queue.name] = queue
-        self._settle()
+        self._update_queues()
 
     def leave(self, main: Any, queue: str) -> None:
         """``main`` does not consume ``queue`` any more."""
         if main is self._main and self._names.queues.pop(queue, None) is not None:
-            self._settle()
+            self._update_queues()
 
     def stop(self, main: Any) -> None:
         """``main`` consumes nothing any more."""
@@ -91,7 +91,7 @@ class ReturnConsumer:
             if self._names.on_amqp:
                 beside.cancel()
             else:  # what was asked for may come still: without a consumer kombu would warn of it before it puts it back
-                _ask_for_nothing(beside.channel)
+                _stop_polling(beside.channel)
 
     def _begin(self, main: Any) -> None:
         """A worker has started, or has a new connection."""
@@ -103,45 +103,45 @@ class ReturnConsumer:
             accept=self._celerys.app.conf.accept_content,
             on_decode_error=self._celerys.on_decode_error,
             on_message=self._receive,
-            prefetch_count=MOST_RETURNED,
+            prefetch_count=MAX_RETURNED,
         )
         self._main = main
-        self._leave_alone()
+        self._pause_polling()
         for each in (main.channel, channel):
             end_connection_with(each)
-            keep_client(each)
-            self._together.watch(each)
+            reuse_client(each)
+            self._bulk_receive.watch(each)
         if self._celerys.hub is not None:
-            rest_while(main.channel, lambda: self.is_late())
+            pause_while(main.channel, lambda: self.is_late())
         self._prefetch.keep()
 
     # -- Left to others --------------------------------------------------------------------------------------------
 
-    def leave_to_others(self, then: Callable[[], None]) -> None:
-        """Do as :attr:`are_left` says; it may say something else meanwhile, as AMQP's broker has to answer.
+    def apply_pause(self, then: Callable[[], None]) -> None:
+        """Do as :attr:`paused` says; it may say something else meanwhile, as AMQP's broker has to answer.
 
         ``then`` is called when what goes back to the broker does not come here again.
         """
         if self._beside is not None:
-            self._leave_alone()
-            self._settle()
-            if self.are_left:
+            self._pause_polling()
+            self._update_queues()
+            if self.paused:
                 then()
 
-    def _leave_alone(self) -> None:
-        """Elsewhere than on AMQP nothing is asked for; there, :meth:`_settle` sees to it."""
+    def _pause_polling(self) -> None:
+        """Elsewhere than on AMQP nothing is asked for; there, :meth:`_update_queues` sees to it."""
         if self._names.on_amqp:
             return
-        if self.are_left:
-            _ask_for_nothing(self._beside.channel)
+        if self.paused:
+            _stop_polling(self._beside.channel)
         else:
-            asks, name = _what_asks(self._beside.channel)
+            asks, name = _poll_method(self._beside.channel)
             vars(asks).pop(name, None)
 
-    def _settle(self) -> None:
+    def _update_queues(self) -> None:
         """Consume the return queues of what is consumed; but not the ones consumed by name (``-Q a.throttled``)."""
         beside, queues = self._beside, dict(self._names.queues)
-        if self.are_left and self._names.on_amqp:
+        if self.paused and self._names.on_amqp:
             queues.clear()
         names = {self._names.name_for(name): queue for name, queue in queues.items()}
         for queue in (*queues, *[each.name for each in self._main.queues]):
@@ -158,7 +158,7 @@ class ReturnConsumer:
     def _declare(self, queue: Queue) -> None:
         if not self._names.on_amqp:
             queue.queue_declare()
-        elif not self._outbox.declare(queue):
+        elif not self._publisher.declare(queue):
             logger.warning(
                 "The return queue %r is at the broker with other arguments than its queue has: it is used as it is. "
                 "Delete it when it is empty, and it is declared anew",
@@ -168,18 +168,18 @@ class ReturnConsumer:
     def _receive(self, message: Any) -> None:
         if self._main is None:
             return  # AMQP's broker goes on until it has the cancellation: it gets back what is not acknowledged
-        message.ratelimit_beside = True
+        message.ratelimit_via_return_queue = True
         with self._prefetch.untouched():
             self._main.on_message(message)
 
 
-def _what_asks(channel: Any) -> tuple[Any, str]:
+def _poll_method(channel: Any) -> tuple[Any, str]:
     """What asks the broker for the next message of a channel: an object and the name of its method."""
     return (channel, "_brpop_start") if hasattr(channel, "_brpop_start") else (channel.qos, "can_consume")
 
 
-def _ask_for_nothing(channel: Any) -> None:
-    asks, name = _what_asks(channel)
+def _stop_polling(channel: Any) -> None:
+    asks, name = _poll_method(channel)
     setattr(asks, name, _not_now)
 
 

@@ -52,17 +52,17 @@ class Timers:
         broker: its broker.
 
     Attributes:
-        turn: the lock that a thread in the gate holds, where timers have a thread; greenlets need none.
+        lock: the lock that a thread in the gate holds, where timers have a thread; greenlets need none.
     """
 
     def __init__(self, consumer: Any, broker: Broker) -> None:
         self._consumer, self._broker = consumer, broker
         self._green = bool(consumer.pool.is_green)
-        self._threaded = broker.apart and not self._green
+        self._threaded = broker.no_event_loop and not self._green
         self._cancelled = 0
-        self.turn: AbstractContextManager[Any] = threading.RLock() if self._threaded else nullcontext()
+        self.lock: AbstractContextManager[Any] = threading.RLock() if self._threaded else nullcontext()
 
-    def be_on_time(self) -> None:
+    def fire_on_time(self) -> None:
         """From now on no timer is late because of how many there are, or when it was set."""
         hub, timer = self._consumer.hub, self._consumer.timer
         if hub is not None:
@@ -72,26 +72,26 @@ class Timers:
 
     # -- Whose turn it is ------------------------------------------------------------------------------------------
 
-    def in_turn(self, function: Callable[..., None]) -> Callable[..., None]:
+    def locked(self, function: Callable[..., None]) -> Callable[..., None]:
         """The same, by one thread at a time."""
         if not self._threaded:
             return function
 
         @functools.wraps(function)
-        def in_turn(*args: Any) -> None:
-            with self.turn:
+        def locked(*args: Any) -> None:
+            with self.lock:
                 function(*args)
 
-        return in_turn
+        return locked
 
-    def contained(self, function: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, function: Callable[..., None]) -> Callable[..., None]:
         """The same, but errors are logged; only a lost connection is raised, for Celery."""
 
         @functools.wraps(function)
-        def contained(*args: Any) -> None:
+        def guarded(*args: Any) -> None:
             self._contain(function, *args)
 
-        return contained
+        return guarded
 
     def _contain(self, function: Callable[..., None], *args: Any) -> None:
         try:
@@ -101,7 +101,7 @@ class Timers:
                 raise
             logger.error("%r in %s: the worker goes on", error, function, exc_info=True)
 
-    def at_home(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
+    def on_gate_thread(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
         """The same, called where the gate is at home, which is here, from any thread or greenlet."""
         home = threading.get_ident()
 
@@ -123,7 +123,7 @@ class Timers:
             if waiting:
                 self._contain(waiting.pop())
 
-        entry = timer.call_after(seconds, self.in_turn(ring))
+        entry = timer.call_after(seconds, self.locked(ring))
 
         def cancel() -> None:
             if waiting:
@@ -149,20 +149,20 @@ class Timers:
         self._cancelled = 0
 
     @property
-    def are_called_soon(self) -> bool:
+    def call_soon_wakes_loop(self) -> bool:
         """Whether :meth:`call_soon` wakes the worker's loop: kombu's hub does since 5.7."""
-        return self._broker.apart or hasattr(self._consumer.hub, "_wake_pending")
+        return self._broker.no_event_loop or hasattr(self._consumer.hub, "_wake_pending")
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the worker's event loop, from any thread."""
-        if self._broker.apart:  # there call_soon waits for the next message, or two seconds
+        if self._broker.no_event_loop:  # there call_soon waits for the next message, or two seconds
             self.call_after(0, callback)
         else:
             self._consumer.call_soon(callback)
 
     # -- Countdowns of requests ------------------------------------------------------------------------------------
 
-    def recall(self, wanted: Callable[[Any], bool]) -> None:
+    def fire_early(self, wanted: Callable[[Any], bool]) -> None:
         """End the countdowns of the wanted requests now, which were sent back and wait here."""
         called = deque(self._called_off(wanted))
         try:
@@ -197,7 +197,7 @@ def _holds(entry: Any, wanted: Callable[[Any], bool]) -> bool:
         return False
     request = entry.args[0]
     # A greenlet of its own may be at it; or it has come, and its greenlet is at others of its line.
-    return requests.came_back(request) and not requests.has_come(request) and wanted(request)
+    return requests.was_throttled(request) and not requests.has_arrived(request) and wanted(request)
 
 
 _first = operator.itemgetter(0)

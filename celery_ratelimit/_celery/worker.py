@@ -33,7 +33,7 @@ from .consumption import Consumption
 from .pool import Pool
 from .publisher import Publisher
 from .republisher import Republisher
-from .requests import PERMIT, note_come
+from .requests import PERMIT, note_arrived
 from .return_names import ReturnNames
 from .subscriptions import Subscriptions
 from .timers import Timers
@@ -53,10 +53,10 @@ class Worker:
         pool: what runs, and how long tasks take.
         broker: of what kind it is.
         timers: calls that come later.
-        intake: what comes in.
-        together: what comes in at once.
-        consuming: the queues that it consumes, or leaves alone for now.
-        departures: messages that leave it.
+        consumption: what comes in.
+        bulk_receive: what comes in at once.
+        subscriptions: the queues that it consumes, or leaves alone for now.
+        republisher: messages that leave it.
         acknowledgements: messages of parked tasks, to be acknowledged together.
     """
 
@@ -69,12 +69,12 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        outbox, names = Publisher(self.app, broker), ReturnNames(consumer)
+        publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = Acknowledgements(self.timers)
-        self.together = BulkReceive(broker)
-        self.intake = Consumption(consumer, broker, names, outbox, self.together)
-        self.consuming = Subscriptions(consumer, broker, names)
-        self.departures = Republisher(consumer, broker, self.acknowledgements, outbox, names.declaration)
+        self.bulk_receive = BulkReceive(broker)
+        self.consumption = Consumption(consumer, broker, names, publisher, self.bulk_receive)
+        self.subscriptions = Subscriptions(consumer, broker, names)
+        self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, names.declaration)
 
     def intercept(
         self,
@@ -90,7 +90,7 @@ class Worker:
         """
 
         def come(request: Any) -> None:
-            note_come(request)
+            note_arrived(request)
             try:
                 on_request(request)
             except Exception as error:
@@ -99,16 +99,16 @@ class Worker:
                 on_error(request, error)
 
         def seen(message: Any) -> None:
-            self.intake.check_origin(message)
+            self.consumption.check_origin(message)
             on_message(message)
 
         consumer, timers = self._consumer, self.timers
         self._on_error = on_error
-        consumer.on_task_request = timers.in_turn(come)
+        consumer.on_task_request = timers.locked(come)
         self.pool.survive_reconnect(consumer)
-        self.pool.watch(timers.at_home(timers.in_turn(timers.contained(on_end))))
-        timers.be_on_time()
-        self.intake.watch(timers.in_turn(timers.contained(seen)))
+        self.pool.watch(timers.on_gate_thread(timers.locked(timers.guarded(on_end))))
+        timers.fire_on_time()
+        self.consumption.watch(timers.locked(timers.guarded(seen)))
 
     def start(self, request: Any, permit: Mapping[str, Any] | None = None) -> None:
         """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""
@@ -121,7 +121,7 @@ class Worker:
                 raise
             self._on_error(request, error)
 
-    def tell_what_waits(self) -> None:
+    def flush_pending(self) -> None:
         """The worker ends: nothing is left for a turn of its loop that does not come."""
         self._consumer.perform_pending_operations()
 

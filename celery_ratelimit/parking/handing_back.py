@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 
 from .._celery import messages_in, publish_on, taken_from
-from .._celery.saved_message import Parcel, as_sent, doubts_in, marker_in, parcel_in
+from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
 from .contents import PAGE
 from .lot import Parking
 from .parked import Bucket, Parked, read_parcel
@@ -115,8 +115,8 @@ class HandingBack:
         if "lot" in marker:
             name, key = marker["lot"]
             copy = {str(marker["id"]): int(marker["copy"])}
-            ends = bool(self._parking.copies.arrive((name, key), copy, doubts_in(message)))
-        elif doubts_in(message):
+            ends = bool(self._parking.copies.arrive((name, key), copy, unconfirmed_parks_in(message)))
+        elif unconfirmed_parks_in(message):
             names = list(self._parking.register.seen((), ()).limits)
             places = self._parking.contents.find(names, [str(message.headers.get("id"))])
             ends = any(marker.get("id") in ids for found in places for ids in found.values())

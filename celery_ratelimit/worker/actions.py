@@ -74,7 +74,7 @@ class Actions:
         self._capacity, self._prefetch, self._leases, self._resources = capacity, prefetch, leases, resources
         self._reporter, self.parks, self._deduplication = reporter, attendant.may_park, deduplication
         self.batch = batch
-        self.max_hold = worker.broker.redelivery * REDELIVERY_SHARE
+        self.max_hold = worker.broker.visibility_timeout * REDELIVERY_SHARE
 
     def lot_to_join(self, pending: PendingRequest) -> Demand | None:
         """The demand in whose backlog tasks are known to be parked, behind which a new request is parked, too."""
@@ -133,9 +133,9 @@ class Actions:
         limit_queue.next_ask = action.until
         if action.demand is not None:
             self._reporter.announce(pending, outcome_of(limit_queue, pending, action.demand, action.wait, now))
-            if self._worker.intake.is_full:
+            if self._worker.consumption.prefetch_is_full:
                 self._prefetch.suspend(pending, limit_queue, now)
-            elif self._worker.intake.has_several_queues:
+            elif self._worker.consumption.has_several_queues:
                 self._prefetch.widen(pending)
 
     def _hold_on(self, limit_queue: LimitQueue, pending: PendingRequest, error: Exception, now: float) -> None:
@@ -162,7 +162,7 @@ class Actions:
         if pending.plan.leased:
             self._leases.begin(pending)
         permit = self._reporter.started(pending, permit_at_us)
-        requests.restore(pending.request)
+        requests.remove_marker(pending.request)
         self._worker.start(pending.request, permit)
 
     # -- It waits elsewhere ----------------------------------------------------------------------------------------
@@ -215,9 +215,9 @@ class Actions:
     def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:
         delay = min(action.wait, self.max_hold) - LEAD
         try:
-            return_queue = self._worker.intake.return_queue_for(pending.queue)
+            return_queue = self._worker.consumption.return_queue_for(pending.queue)
             slot_us = self._attendant.clock.slot_in(delay + LEAD)
-            self._worker.departures.send_back(
+            self._worker.republisher.send_back(
                 pending.request, pending.queue, return_queue, delay, slot_us, pending.doubts
             )
         except Exception as error:
@@ -236,7 +236,7 @@ class Actions:
         why = why.given_up(how, pending.plan.policy)
         if why.to is not None:
             try:
-                self._worker.departures.redirect(pending.request, why.to)
+                self._worker.republisher.redirect(pending.request, why.to)
             except Exception as error:
                 self._hold_on(limit_queue, pending, error, now)
                 return

@@ -81,7 +81,7 @@ class GateStep(bootsteps.StartStopStep):
             _refuse_to_start(error)
         self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited, observers)
         worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
-        worker.intake.consume_return_queues(settings.return_queue_for)
+        worker.consumption.consume_return_queues(settings.return_queue_for)
 
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
@@ -100,7 +100,7 @@ class GateStep(bootsteps.StartStopStep):
     def close(self, consumer: Any) -> None:
         self.stop(consumer)
         if self.gate is not None:
-            self.gate.worker.tell_what_waits()
+            self.gate.worker.flush_pending()
 
     def _on_revoked(self, sender: Any = None, request: Any = None, **_: Any) -> None:
         if self.gate is not None:

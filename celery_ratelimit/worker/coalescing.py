@@ -21,7 +21,7 @@ def alone(plan: Plan, request: Any) -> str:
 
     A task of a canvas is left alone: other tasks go on with its result.
     """
-    if plan.policy.coalesce is None or requests.is_of_a_canvas(request):
+    if plan.policy.coalesce is None or requests.is_of_canvas(request):
         return ""
     return plan.alone(request.task.name, request.args, request.kwargs)
 

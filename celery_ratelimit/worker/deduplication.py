@@ -60,7 +60,7 @@ class Deduplication:
         """Another copy is parked or may run."""
         request = pending.request
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", request.name, request.id)
-        self._worker.departures.acknowledge(request)
+        self._worker.republisher.acknowledge(request)
 
     def ask(
         self,

@@ -64,4 +64,4 @@ class ProcessReservations:
 
     def _share(self, name: str) -> float:
         """Of a process, until the next task may begin."""
-        return min(1.0, self._pool.takes(name) / ASK_EARLY)
+        return min(1.0, self._pool.mean_runtime(name) / ASK_EARLY)

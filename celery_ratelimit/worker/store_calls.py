@@ -43,7 +43,7 @@ class StoreCalls:
 
     def __init__(self, worker: Worker, latency: StoreLatency, outage: Outage) -> None:
         self._timers, self._latency, self._outage = worker.timers, latency, outage
-        self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
+        self._has_loop = not worker.broker.no_event_loop and worker.timers.call_soon_wakes_loop
         self._threads = _threads()
         self._connection = object()  # of the worker to its broker
         self._in_threads: set[Future[Reply[Any]]] = set()
@@ -118,7 +118,7 @@ class StoreCalls:
 
         def has_ended(future: Future[Reply[_T]]) -> None:
             self._in_threads.discard(future)
-            self._timers.call_soon(self._timers.contained(partial(hear, future.result())))
+            self._timers.call_soon(self._timers.guarded(partial(hear, future.result())))
 
         try:
             future = self._threads.submit(make)

@@ -12,7 +12,7 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 
 from celery_ratelimit._celery.acknowledgements import MOST_AT_ONCE, Acknowledgements
-from celery_ratelimit._celery.client_reuse import keep_client
+from celery_ratelimit._celery.client_reuse import reuse_client
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
@@ -152,7 +152,7 @@ def test_other_messages_are_acknowledged_by_kombu(worker: Worker) -> None:
 def test_one_client_for_a_channel_as_long_as_it_has_its_connections(server: EmbeddedServer) -> None:
     with Connection(server.url) as connection:
         channel = connection.channel()
-        keep_client(channel)
+        reuse_client(channel)
 
         def client() -> Any:
             with channel.conn_or_acquire() as given:
@@ -165,7 +165,7 @@ def test_one_client_for_a_channel_as_long_as_it_has_its_connections(server: Embe
         channel._disconnect_pools()
         assert client() is not first
     with Connection("memory://") as connection:
-        keep_client(connection.channel())
+        reuse_client(connection.channel())
 
 
 # -- Workers -----------------------------------------------------------------------------------------------------------

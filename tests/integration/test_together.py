@@ -28,9 +28,9 @@ class Worker:
         self.wants = True
         self.then: Callable[[Any], None] = lambda message: None
         self.queues = [Queue(name)(self.channel) for name in names.split()]
-        broker: Any = SimpleNamespace(apart=False)
+        broker: Any = SimpleNamespace(no_event_loop=False)
         self.bulk_receive = BulkReceive(broker)
-        self.bulk_receive.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
+        self.bulk_receive.configure(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
         self.channel.basic_qos(0, prefetch, False)
         self.consumer = Consumer(self.channel, self.queues, on_message=self._on_message)
         self.consumer.consume()
@@ -41,7 +41,7 @@ class Worker:
         self.come.append(message)
         message.ratelimit_queue = message.delivery_info["routing_key"]
         if self.wants:
-            self.bulk_receive.gather(message)
+            self.bulk_receive.request_more(message)
         self.then(message)
 
     def publish(self, *indexes: int, queue: str = "tasks", **options: Any) -> None:
@@ -84,7 +84,7 @@ def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Conn
     assert worker.after == [MOST + 1], "it is said once, when all are there"
     assert worker.waiting() == 7
     assert worker.noted() == {message.delivery_tag for message in worker.come}
-    assert not worker.bulk_receive.is_at_it
+    assert not worker.bulk_receive.receiving
     for message in worker.come:
         message.ack()
     assert worker.noted() == set()
@@ -95,7 +95,7 @@ def test_the_first_one_knows_that_others_come_with_it(connection: Connection, st
     worker = Worker(connection, store)
     worker.publish(0, 1, 2)
     said: list[bool] = []
-    worker.then = lambda message: said.append(worker.bulk_receive.is_at_it)
+    worker.then = lambda message: said.append(worker.bulk_receive.receiving)
     worker.turn()
     assert said == [True, True, True]
 
@@ -230,7 +230,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 
     def cancel(message: Any) -> None:
         message.ratelimit_queue = "tasks"
-        worker.bulk_receive.gather(message)
+        worker.bulk_receive.request_more(message)
         if message.payload["index"] == 2:
             worker.consumer.cancel()
 
@@ -242,7 +242,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.bulk_receive.set_up(full + load_source("broker/take", ()), lambda: None)
+    worker.bulk_receive.configure(full + load_source("broker/take", ()), lambda: None)
     worker.publish(*range(30))
     store.set("full", 1)
     assert worker.turn() == [0]
@@ -283,7 +283,7 @@ def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.R
         worker.turn()
     assert (worker.indexes, worker.waiting(), len(worker.noted())) == ([0, 1, 2], 3, 3)
     assert worker.after == [3], "those that have come are parked"
-    assert not worker.bulk_receive.is_at_it
+    assert not worker.bulk_receive.receiving
     worker.channel.close()
     assert (worker.waiting(), worker.noted()) == (6, set())
 
@@ -313,10 +313,10 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
 
 
 def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
-    broker: Any = SimpleNamespace(apart=False)
+    broker: Any = SimpleNamespace(no_event_loop=False)
     nobodys = BulkReceive(broker)
-    nobodys.set_up("return {}", lambda: None)
-    nobodys.gather(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
+    nobodys.configure("return {}", lambda: None)
+    nobodys.request_more(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
     with Connection("memory://") as connection:
         channel = connection.channel()
         nobodys.watch(channel)

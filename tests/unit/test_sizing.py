@@ -55,7 +55,7 @@ def test_what_a_worker_says_of_its_pool(is_green: bool, processes: int) -> None:
     consumer = SimpleNamespace(pool=pool, task_consumer=SimpleNamespace(queues=[SimpleNamespace(name="celery")]))
     state = SimpleNamespace(consumer=consumer)
     assert pool_here(state) == {"processes": processes, "queues": ["celery"], "takes": {}}
-    Pool(pool)._takes.update({f"task {n}": float(n) for n in range(300)})
+    Pool(pool)._mean_runtimes.update({f"task {n}": float(n) for n in range(300)})
     takes = pool_here(state)["takes"]
     assert (len(takes), takes["task 299"], "task 0" in takes) == (200, 299.0, False), "those that take the longest"
     consumer.task_consumer = None  # while Celery connects anew

@@ -58,7 +58,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     for each in (queue_timers, module):
         monkeypatch.setattr(each, "monotonic", lambda: NOW)
     scheduler: Any = object.__new__(Scheduler)
-    scheduler._capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
+    scheduler._capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, mean_runtime=lambda name: 1.0))  # type: ignore[arg-type]
     prefetch: Any = SimpleNamespace(leave=lambda pending: None)
     scheduler._resources = RequestResources(None, scheduler._capacity, prefetch, None)  # type: ignore[arg-type]
     scheduler._actions = Actions(scheduler._resources)
