@@ -29,7 +29,7 @@ from redis.exceptions import ResponseError
 
 from celery_ratelimit import RateLimitedTask
 from celery_ratelimit._celery import MAX_RETURNED, requests
-from celery_ratelimit._celery.bulk_receive import BYTES, FIRST_REST, LAST_REST, MOST
+from celery_ratelimit._celery.bulk_receive import FIRST_PAUSE, MAX_BYTES, MAX_MESSAGES, MAX_PAUSE
 from celery_ratelimit._celery.pool import Pool, _Job
 from celery_ratelimit._celery.saved_message import Parcel, parcel_of, publish
 from celery_ratelimit.app.plan import AppLimits
@@ -231,7 +231,7 @@ class Channel:
         self.unacknowledged = 0
         self.is_left = False
         self._asks = False
-        self._rest = FIRST_REST
+        self._rest = FIRST_PAUSE
         self._rests_until = 0.0
 
     def room(self) -> int:
@@ -263,12 +263,14 @@ class Channel:
 
     def take(self, most: int, now: float) -> list[Message]:
         """See :mod:`celery_ratelimit._celery.bulk_receive`."""
-        taken = self._worker.fleet.queues.take(self.queue, min(MOST, most, self.room(), BYTES // MESSAGE_BYTES))
+        taken = self._worker.fleet.queues.take(
+            self.queue, min(MAX_MESSAGES, most, self.room(), MAX_BYTES // MESSAGE_BYTES)
+        )
         if taken:
-            self._rest = FIRST_REST
+            self._rest = FIRST_PAUSE
             self.unacknowledged += len(taken)
         else:
-            self._rests_until, self._rest = now + self._rest, min(2 * self._rest, LAST_REST)
+            self._rests_until, self._rest = now + self._rest, min(2 * self._rest, MAX_PAUSE)
         return taken
 
 
@@ -430,7 +432,7 @@ class Worker:
     def configure(self, source: str, after: Callable[[], None]) -> None:
         self._after = after
 
-    def request_more(self, message: Message, most: int = MOST) -> None:
+    def request_more(self, message: Message, most: int = MAX_MESSAGES) -> None:
         if self._reading is message.channel and self._reading.may_gather(self.fleet.world.now) and most > 0:
             self._wanted, self.receiving = most, True
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 
-from .._celery import messages_in, publish_on, taken_from
+from .._celery import fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
 from .contents import PAGE
 from .lot import Parking
@@ -79,9 +79,9 @@ class HandingBack:
 
     def return_queue(self, name: str, queue: str) -> Handed:
         """What is on its way back to ``queue``, whose return queue is called ``name``, and no worker has."""
-        handed, remaining = NOTHING, messages_in(self._from, name)
+        handed, remaining = NOTHING, message_count(self._from, name)
         while remaining > 0:
-            with taken_from(self._from, name, min(remaining, PAGE)) as messages:
+            with fetch_messages(self._from, name, min(remaining, PAGE)) as messages:
                 ours = [message for message in messages if marker_in(message) and not self._ends(message)]
                 some = self._publish([as_sent(parcel_in(message)) for message in ours])
                 for message in ours:

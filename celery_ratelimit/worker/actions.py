@@ -244,7 +244,7 @@ class Actions:
         self._reporter.announce(pending, why)
         self._resources.forget_slot(pending)
         if how == "drop":
-            requests.drop(pending.request, why.reason)
+            requests.revoke(pending.request, why.reason)
         elif how == "fail":
             requests.fail(pending.request, why.error)
 

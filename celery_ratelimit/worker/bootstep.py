@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 from celery import Celery, bootsteps, signals
 
-from .._celery import Worker, add_to_banner, show_revoked
+from .._celery import Worker, add_to_banner, show_revoked_state
 from ..app.observers import observers_of
 from ..app.plan import AppLimits, node_of
 from ..app.settings import Settings, forks_apart, settings_of
@@ -85,7 +85,7 @@ class GateStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
-            show_revoked(consumer)
+            show_revoked_state(consumer)
             if self._lost is not None:
                 self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
                 self._lost = None

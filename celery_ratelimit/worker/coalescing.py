@@ -39,4 +39,4 @@ def end(pending: PendingRequest, survivor: str) -> None:
     request = pending.request
     reason = f"coalesced: task {survivor} waits in its place"
     logger.info("Task %s[%s] %s", request.name, request.id, reason)
-    requests.drop(request, reason)
+    requests.revoke(request, reason)

@@ -11,8 +11,8 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Producer, Queue
 
-from celery_ratelimit._celery.acknowledgements import MOST_AT_ONCE, Acknowledgements
-from celery_ratelimit._celery.client_reuse import reuse_client
+from celery_ratelimit._celery.acknowledgements import BATCH_SIZE, Acknowledgements
+from celery_ratelimit._celery.channels import reuse_client
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
@@ -103,7 +103,7 @@ def test_messages_of_several_channels_go_together(server: EmbeddedServer, store:
 
 
 def test_many_are_acknowledged_at_once(worker: Worker) -> None:
-    worker.acknowledge(*worker.come(MOST_AT_ONCE))
+    worker.acknowledge(*worker.come(BATCH_SIZE))
     assert worker.at_broker == 0
     assert not worker.timers.waiting
 

@@ -45,7 +45,7 @@ from kombu.transport.redis import Transport as RedisTransport
 from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
-from celery_ratelimit._celery.consumers import consumers
+from celery_ratelimit._celery.consumers import consumer_classes
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
 from celery_ratelimit._celery.return_consumer import ReturnConsumer
@@ -306,7 +306,7 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         celerys = SimpleNamespace(task_consumer=None, hub=None)
         broker = Broker(celerys)
         parts = ReturnNames(celerys), Prefetch(celerys), Publisher(None, broker), BulkReceive(broker)
-        for_tasks = consumers(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
+        for_tasks = consumer_classes(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
             connection.drain_events(timeout=5)
@@ -454,7 +454,7 @@ def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:
 
 
 def test_a_field_of_an_event_is_the_state_where_celery_merges() -> None:
-    """``_celery.monitors``: the other way round it would be lost."""
+    """``show_revoked_state``: the other way round it would be lost."""
     state, times = State(), {"timestamp": 1.0, "local_received": 1.0, "clock": 1}
 
     def shown(kind: str, **fields: Any) -> str:

@@ -13,7 +13,7 @@ import redis
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from celery_ratelimit._celery import bulk_receive
-from celery_ratelimit._celery.bulk_receive import BYTES, MOST, BulkReceive
+from celery_ratelimit._celery.bulk_receive import MAX_BYTES, MAX_MESSAGES, BulkReceive
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
 
@@ -79,16 +79,16 @@ def connection(server: EmbeddedServer) -> Iterator[Connection]:
 
 def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
-    worker.publish(*range(MOST + 8))
-    assert worker.turn() == list(range(MOST + 1))
-    assert worker.after == [MOST + 1], "it is said once, when all are there"
+    worker.publish(*range(MAX_MESSAGES + 8))
+    assert worker.turn() == list(range(MAX_MESSAGES + 1))
+    assert worker.after == [MAX_MESSAGES + 1], "it is said once, when all are there"
     assert worker.waiting() == 7
     assert worker.noted() == {message.delivery_tag for message in worker.come}
     assert not worker.bulk_receive.receiving
     for message in worker.come:
         message.ack()
     assert worker.noted() == set()
-    assert worker.turn() == list(range(MOST + 1, MOST + 8))
+    assert worker.turn() == list(range(MAX_MESSAGES + 1, MAX_MESSAGES + 8))
 
 
 def test_the_first_one_knows_that_others_come_with_it(connection: Connection, store: redis.Redis) -> None:
@@ -113,9 +113,9 @@ def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
     rests = []
     for index in range(3, 11):
         worker.publish(index)
-        now = worker.bulk_receive._rests["tasks"][0]
+        now = worker.bulk_receive._pauses["tasks"][0]
         assert worker.turn() == [index]
-        rests.append(round(worker.bulk_receive._rests["tasks"][0] - now, 6))
+        rests.append(round(worker.bulk_receive._pauses["tasks"][0] - now, 6))
     assert rests == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.64, 0.64]
     now += 1
     worker.publish(20, 21, 22)
@@ -141,7 +141,7 @@ def test_nobody_comes_along_who_is_not_wanted(connection: Connection, store: red
     assert (worker.turn(), worker.after, worker.waiting()) == ([0], [], 2)
 
 
-@pytest.mark.parametrize(("prefetch", "come"), [(1, 1), (2, 2), (5, 5), (0, MOST + 1)])
+@pytest.mark.parametrize(("prefetch", "come"), [(1, 1), (2, 2), (5, 5), (0, MAX_MESSAGES + 1)])
 def test_no_more_come_than_the_worker_may_have(
     connection: Connection, store: redis.Redis, prefetch: int, come: int
 ) -> None:
@@ -180,7 +180,7 @@ def test_long_messages_do_not_keep_the_loop(connection: Connection, store: redis
     worker = Worker(connection, store)
     for index in range(4):
         worker.producer.publish(
-            {"index": index, "text": "x" * (BYTES // 3)}, routing_key="tasks", declare=worker.queues
+            {"index": index, "text": "x" * (MAX_BYTES // 3)}, routing_key="tasks", declare=worker.queues
         )
     assert worker.turn() == [0, 1, 2]  # two of them are shorter than all that may be
 
@@ -248,8 +248,8 @@ def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, st
     assert worker.turn() == [0]
     store.delete("full")
     assert worker.turn() == [1], "not yet"
-    worker.bulk_receive._runs_again = 0.0
-    assert worker.turn() == list(range(2, MOST + 3))
+    worker.bulk_receive._retry_at = 0.0
+    assert worker.turn() == list(range(2, MAX_MESSAGES + 3))
 
 
 def test_those_for_whom_nobody_is_there_any_more_go_back_to_where_they_were(

@@ -160,7 +160,7 @@ class Bench:
             "remove_marker": lambda request: None,
             "send_throttled_event": lambda request, fields: self.step("announce"),
             "fail": lambda request, error: request.end("failed"),
-            "drop": lambda request, reason: request.end("dropped"),
+            "revoke": lambda request, reason: request.end("dropped"),
         }.items():
             monkeypatch.setattr(gate.requests, name, value)
         worker: Any = SimpleNamespace(

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.intake_pause import MAX_PAUSE, pause_while
+from celery_ratelimit._celery.channels import MAX_PAUSE, pause_while
 from celery_ratelimit._celery.pool import _Job
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.concurrency import Concurrency

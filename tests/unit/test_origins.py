@@ -42,5 +42,5 @@ def test_where_a_message_comes_from(says: str | None, came_by: str, taken_as: st
     )
     headers = {} if says is None else {"celery-ratelimit-return": {**MARKER, "queue": says}}
     message = SimpleNamespace(headers=headers, ratelimit_queue=came_by, delivery_info={})
-    consumption.check_origin(message)
+    consumption.correct_queue(message)
     assert marker_in(message).get("queue") == taken_as
