@@ -28,8 +28,8 @@ from celery import Celery
 from redis.exceptions import ResponseError
 
 from celery_ratelimit import RateLimitedTask
-from celery_ratelimit._celery import MOST_RETURNED, requests
-from celery_ratelimit._celery.bulk_receive import BYTES, FIRST_REST, LAST_REST, MOST
+from celery_ratelimit._celery import MAX_RETURNED, requests
+from celery_ratelimit._celery.bulk_receive import FIRST_PAUSE, MAX_BYTES, MAX_MESSAGES, MAX_PAUSE
 from celery_ratelimit._celery.pool import Pool, _Job
 from celery_ratelimit._celery.saved_message import Parcel, parcel_of, publish
 from celery_ratelimit.app.plan import AppLimits
@@ -163,14 +163,14 @@ class Message:
     content_type: str = "application/json"
     content_encoding: str = "utf-8"
     ratelimit_queue: str = ""
-    ratelimit_came: bool = False
+    ratelimit_arrived: bool = False
     acknowledged: bool = False
 
 
 class Returned(Message):
     """The same, by a return queue. (That is asked of each message.)"""
 
-    ratelimit_beside = True
+    ratelimit_via_return_queue = True
 
 
 class Request:
@@ -231,7 +231,7 @@ class Channel:
         self.unacknowledged = 0
         self.is_left = False
         self._asks = False
-        self._rest = FIRST_REST
+        self._rest = FIRST_PAUSE
         self._rests_until = 0.0
 
     def room(self) -> int:
@@ -263,12 +263,14 @@ class Channel:
 
     def take(self, most: int, now: float) -> list[Message]:
         """See :mod:`celery_ratelimit._celery.bulk_receive`."""
-        taken = self._worker.fleet.queues.take(self.queue, min(MOST, most, self.room(), BYTES // MESSAGE_BYTES))
+        taken = self._worker.fleet.queues.take(
+            self.queue, min(MAX_MESSAGES, most, self.room(), MAX_BYTES // MESSAGE_BYTES)
+        )
         if taken:
-            self._rest = FIRST_REST
+            self._rest = FIRST_PAUSE
             self.unacknowledged += len(taken)
         else:
-            self._rests_until, self._rest = now + self._rest, min(2 * self._rest, LAST_REST)
+            self._rests_until, self._rest = now + self._rest, min(2 * self._rest, MAX_PAUSE)
         return taken
 
 
@@ -298,7 +300,7 @@ class SimulatedPool(Pool):
         while self._queued and self._busy < self.processes:
             request = self._queued.popleft()
             self._busy += 1
-            self._jobs[request].since = world.now
+            self._jobs[request].started_at = world.now
             self._worker.fleet.has_started(request)
             world.at(world.now + self._worker.fleet.task_seconds(), lambda request=request: self._ends(request))
 
@@ -315,28 +317,30 @@ class SimulatedPool(Pool):
 
 
 class Worker:
-    """A worker, as its gate sees it: its own timers, intake and departures, too.
+    """A worker, as its gate sees it: its own timers and broker, too.
 
     Args:
         fleet: that it is one of.
         number: which.
     """
 
-    turn = nullcontext()  # of its timers
+    lock = nullcontext()  # of its timers
     has_several_queues = False
     forks = can_gossip = True
     is_stopping = False
-    are_called_soon = False  # nobody rings for a line here
+    call_soon_wakes_loop = False  # nobody rings for a line here
 
     def __init__(self, fleet: Fleet, number: int, processes: int) -> None:
         self.fleet, self.app = fleet, fleet.app
         self.hostname = f"w{number}@simulated"
         self.pool = SimulatedPool(self, processes)
-        self.broker = SimpleNamespace(apart=True, redelivery=3600.0, hears_after=0.0, connection_errors=())
+        self.broker = SimpleNamespace(
+            no_event_loop=True, visibility_timeout=3600.0, poll_delay=0.0, connection_errors=()
+        )
         self.acknowledgements = SimpleNamespace(close=lambda: None)
-        self.timers = self.intake = self.together = self.consuming = self.departures = self
+        self.timers = self.consumption = self.bulk_receive = self.subscriptions = self.republisher = self
         self.queues = [QUEUE]
-        self.is_at_it = False
+        self.receiving = False
         self._after: Callable[[], None] = lambda: None
         self._wanted = 0
         self._reading: Channel | None = None
@@ -344,7 +348,7 @@ class Worker:
         self._to_do: deque[Callable[[], Any]] = deque()
         self._on_countdown: dict[Request, Callable[[], None]] = {}
         self.own = Channel(self, QUEUE, PREFETCH * processes, Message)
-        self.beside = Channel(self, self.return_queue_for(QUEUE), MOST_RETURNED, Returned)
+        self.beside = Channel(self, self.return_queue_for(QUEUE), MAX_RETURNED, Returned)
         for channel in (self.own, self.beside):
             fleet.queues.declare(channel.queue)
         worker: Any = self
@@ -379,10 +383,10 @@ class Worker:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.call_after(0, callback)
 
-    def contained(self, function: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, function: Callable[..., None]) -> Callable[..., None]:
         return function
 
-    def recall(self, wanted: Callable[[Any], bool]) -> None:
+    def fire_early(self, wanted: Callable[[Any], bool]) -> None:
         for request in [each for each in self._on_countdown if wanted(each)]:
             self._on_countdown.pop(request)()
             self._come(request)
@@ -402,7 +406,7 @@ class Worker:
             for each in channel.take(wanted, world.now):
                 world.pass_for(takes.follow)
                 self._deliver(channel, each)
-            self.is_at_it = False
+            self.receiving = False
             self._after()
 
     def _deliver(self, channel: Channel, message: Message) -> None:
@@ -422,23 +426,23 @@ class Worker:
 
     def _come(self, request: Request) -> None:
         self.pool.reserved += 1
-        requests.note_come(request)
+        requests.note_arrived(request)
         self.gate.on_request(request)
 
-    def set_up(self, source: str, after: Callable[[], None]) -> None:
+    def configure(self, source: str, after: Callable[[], None]) -> None:
         self._after = after
 
-    def gather(self, message: Message, most: int = MOST) -> None:
+    def request_more(self, message: Message, most: int = MAX_MESSAGES) -> None:
         if self._reading is message.channel and self._reading.may_gather(self.fleet.world.now) and most > 0:
-            self._wanted, self.is_at_it = most, True
+            self._wanted, self.receiving = most, True
 
-    def rest_while(self, is_late: Callable[[], bool]) -> None:
+    def pause_while(self, is_late: Callable[[], bool]) -> None:
         """Its store is near."""
 
     def return_queue_for(self, queue: str) -> str:
         return settings_of(self.app).return_queue_for(queue)
 
-    def leave_returned_to_others(self, are_left: bool, then: Callable[[], None]) -> None:
+    def pause_return_queues(self, are_left: bool, then: Callable[[], None]) -> None:
         self.beside.leave(are_left)
         if are_left:
             then()
@@ -447,17 +451,17 @@ class Worker:
         self.fleet.world.pass_for(self.fleet.takes.broker)
         return bool(self.fleet.queues.messages[self.beside.queue])
 
-    def order_of(self, message: object, queue: str) -> int:
+    def broker_order(self, message: object, queue: str) -> int:
         return 0  # no task has a priority
 
     @property
-    def is_full(self) -> bool:
+    def prefetch_is_full(self) -> bool:
         return self.own.room() <= 0
 
-    def widen(self) -> None:
+    def widen_prefetch(self) -> None:
         self.own.window += 1
 
-    def narrow(self) -> None:
+    def narrow_prefetch(self) -> None:
         self.own.window -= 1
 
     def keeps_only_process(self) -> bool:
@@ -485,8 +489,10 @@ class Worker:
         request.acknowledged = request.message.acknowledged = True
         request.message.channel.unacknowledged -= 1
 
-    def send_back(self, request: Request, queue: str, return_queue: str, delay: float, _: Any, doubts: int) -> None:
-        marker = {"again": doubts} if doubts else {}
+    def send_back(
+        self, request: Request, queue: str, return_queue: str, delay: float, _: Any, unconfirmed_parks: int
+    ) -> None:
+        marker = {"again": unconfirmed_parks} if unconfirmed_parks else {}
         self.publish([(parcel_of(request, queue, return_queue), max(0.0, delay), marker)])
         self.fleet.sent_back += 1
         self.acknowledge(request)

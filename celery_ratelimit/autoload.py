@@ -10,10 +10,10 @@ from typing import Any
 
 from celery.signals import worker_init
 
-__all__ = ["bring_in"]
+__all__ = ["install_if_limited"]
 
 
-def bring_in(sender: Any, **_: Any) -> None:
+def install_if_limited(sender: Any, **_: Any) -> None:
     """A worker is being made (``sender``): its app's tasks are loaded, and its consumer's steps are not made yet."""
     from .app.settings import has_limits
 
@@ -24,4 +24,4 @@ def bring_in(sender: Any, **_: Any) -> None:
         install(sender.app)
 
 
-worker_init.connect(bring_in, weak=False, dispatch_uid="celery_ratelimit")
+worker_init.connect(install_if_limited, weak=False, dispatch_uid="celery_ratelimit")

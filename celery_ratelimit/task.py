@@ -14,7 +14,7 @@ from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
 from ._celery import PERMIT
-from ._celery.message_priority import priority_of
+from ._celery.message_fields import priority_of
 from .app.plan import Plan, plan_of
 from .app.state import leases_of, limiter_of
 from .errors import STORE_TROUBLES

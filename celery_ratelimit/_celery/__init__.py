@@ -3,33 +3,31 @@
 Line numbers are of Celery and kombu 5.7.0. ``tests/integration/test_internals.py`` fails loudly when one moves.
 """
 
-from .banner import add_to_banner
-from .broker import fleet_of, redelivery_of
-from .broker_queries import NoAnswer, asked_workers, messages_of, queue_of
-from .event_state import show_revoked
-from .message_key import stored_id
+from .broker import broker_fingerprint, visibility_timeout_of
+from .broker_queries import NoAnswer, default_queue_of, fetch_messages, message_count, message_counts, query_workers
+from .message_fields import stored_id
+from .monitoring import add_to_banner, show_revoked_state
 from .pool import Pool
 from .publisher import publish_on
-from .queue_drain import messages_in, taken_from
 from .requests import PERMIT
-from .return_consumer import MOST_RETURNED
+from .return_consumer import MAX_RETURNED
 from .worker import Worker
 
 __all__ = [
-    "MOST_RETURNED",
+    "MAX_RETURNED",
     "PERMIT",
     "NoAnswer",
     "Pool",
     "Worker",
     "add_to_banner",
-    "asked_workers",
-    "fleet_of",
-    "messages_in",
-    "messages_of",
+    "broker_fingerprint",
+    "default_queue_of",
+    "fetch_messages",
+    "message_count",
+    "message_counts",
     "publish_on",
-    "queue_of",
-    "redelivery_of",
-    "show_revoked",
+    "query_workers",
+    "show_revoked_state",
     "stored_id",
-    "taken_from",
+    "visibility_timeout_of",
 ]

@@ -17,7 +17,7 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from .message_key import RedisQoS
+from .message_fields import RedisQoS
 from .timers import Timers
 
 __all__ = ["Acknowledgements"]
@@ -25,18 +25,15 @@ __all__ = ["Acknowledgements"]
 logger = logging.getLogger("celery_ratelimit")
 
 #: Messages that are acknowledged together, and seconds after which fewer are.
-MOST_AT_ONCE, AT_LATEST = 20, 0.02
+BATCH_SIZE, MAX_DELAY = 20, 0.02
 #: Seconds until the next try after the broker did not answer.
-TRY_AGAIN = 1.0
+RETRY_DELAY = 1.0
 
 
 class Acknowledgements:
     """The messages of parked tasks that one worker has yet to acknowledge.
 
     A worker that is killed first leaves them at the broker. Their copies end when they are delivered again.
-
-    Args:
-        timers: the worker's timers.
     """
 
     def __init__(self, timers: Timers) -> None:
@@ -53,10 +50,10 @@ class Acknowledgements:
             request.acknowledged = True
             virtual.QoS.ack(qos, request.message.delivery_tag)
             self._messages.append(request.message)
-            if len(self._messages) >= MOST_AT_ONCE:
+            if len(self._messages) >= BATCH_SIZE:
                 self.flush()
             else:
-                self._flush_in(AT_LATEST)
+                self._flush_in(MAX_DELAY)
 
     def flush(self) -> None:
         """Acknowledge all of them now. Raises what the broker's client raises; they are tried again then."""
@@ -70,13 +67,13 @@ class Acknowledgements:
                 pipe.zrem(qos.unacked_index_key, *tags).hdel(qos.unacked_key, *tags).execute()
         except BaseException:  # also in a greenlet that is killed
             self._messages = messages + self._messages
-            self._flush_in(TRY_AGAIN)
+            self._flush_in(RETRY_DELAY)
             raise
         for message in messages:
             message._state = "ACK"
 
     def close(self) -> None:
-        """The connection is lost, or the worker stops: acknowledge what the broker still takes."""
+        """The connection is lost, or the worker stops: acknowledge what the broker still accepts."""
         try:
             self.flush()
         except Exception as error:

@@ -18,27 +18,24 @@ import hashlib
 import re
 from typing import Any
 
-__all__ = ["Broker", "fleet_of", "redelivery_of", "trouble_of"]
+__all__ = ["Broker", "broker_fingerprint", "broker_problem", "visibility_timeout_of"]
 
-#: Seconds after which a broker hands out an unacknowledged message again, by transport, unless configured.
-_REDELIVERY = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
-#: The share of the broker's redelivery time that a message may be on a countdown, and may be held after it.
-REDELIVERY_SHARE = 0.4
+#: Seconds after which a broker delivers an unacknowledged message again, by transport, unless configured.
+_VISIBILITY_TIMEOUTS = {"redis": 3600.0, "sentinel": 3600.0, "sqs": 1800.0, "amqp": 1800.0}
+#: The share of the visibility timeout that a message may be on a countdown, and may be held after it.
+HOLD_SHARE = 0.4
 
 
 class Broker:
-    """A worker's broker.
-
-    Args:
-        consumer: Celery's.
+    """The broker of one worker.
 
     Attributes:
-        apart: whether another thread or greenlet reads from the connection than the one in which timers go off.
+        no_event_loop: whether another thread or greenlet reads from the connection than the one that runs timers.
     """
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self.apart = consumer.hub is None
+        self.no_event_loop = consumer.hub is None
 
     @property
     def connection(self) -> Any:
@@ -52,34 +49,34 @@ class Broker:
 
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
-        """What Celery has to see, or it will not connect anew: a call that waits may get the broker's farewell.
+        """The errors to raise for Celery, which then connects anew: AMQP may close the connection during any call.
 
-        Other transports see it themselves, when they read.
+        Other transports notice a loss when they read.
         """
-        return tuple(self._consumer.connection_errors) if self.on_amqp and not self.apart else ()
+        return tuple(self._consumer.connection_errors) if self.on_amqp and not self.no_event_loop else ()
 
     @property
     def max_hold(self) -> float:
         """Seconds that a message may be on a countdown, and may be held after it, within one delivery."""
-        return self.redelivery * REDELIVERY_SHARE
+        return self.visibility_timeout * HOLD_SHARE
 
     @functools.cached_property
-    def redelivery(self) -> float:
-        """Seconds after which the broker takes an unacknowledged message for lost."""
-        return redelivery_of(self._consumer.app)
+    def visibility_timeout(self) -> float:
+        """Seconds after which the broker delivers an unacknowledged message again."""
+        return visibility_timeout_of(self._consumer.app)
 
     @property
-    def takes_few_countdowns(self) -> bool:
-        """Whether a worker takes nothing more when so many messages wait in it for their countdown."""
+    def limits_eta_tasks(self) -> bool:
+        """Whether a worker receives nothing more while a number of messages wait in it for their countdown."""
         return bool(self._consumer.app.conf.get("worker_eta_task_limit", None))
 
     @property
-    def hears_after(self) -> float:
-        """Seconds after which the broker is asked for more, once a full prefetch has room again."""
-        return 4.0 if self.apart and not self.on_amqp else 0.0
+    def poll_delay(self) -> float:
+        """Seconds until the broker is asked again once a full prefetch has room."""
+        return 4.0 if self.no_event_loop and not self.on_amqp else 0.0
 
 
-def trouble_of(app: Any, error: BaseException) -> str:
+def broker_problem(app: Any, error: BaseException) -> str:
     """What is wrong with an app's broker, if an error, wherever it was raised, is about that; else ``""``."""
     with app.connection_for_write() as connection:
         lost, refused = tuple(connection.connection_errors), tuple(connection.channel_errors)
@@ -95,18 +92,18 @@ def trouble_of(app: Any, error: BaseException) -> str:
     return ""
 
 
-def redelivery_of(app: Any) -> float:
-    """Seconds after which an app's broker takes an unacknowledged message for lost."""
+def visibility_timeout_of(app: Any) -> float:
+    """Seconds after which an app's broker delivers an unacknowledged message again."""
     with app.connection_for_read() as connection:
-        default = _REDELIVERY.get(connection.transport.driver_type, 1800.0)
+        default = _VISIBILITY_TIMEOUTS.get(connection.transport.driver_type, 1800.0)
     options = app.conf.broker_transport_options or {}
     return float(options.get("visibility_timeout") or default)
 
 
-def fleet_of(app: Any) -> str:
-    """A short name for the broker that an app's messages go to: what its workers have in common."""
+def broker_fingerprint(app: Any) -> str:
+    """A short hash of an app's broker, the same in all its workers."""
     with app.connection_for_write() as connection:
         urls = [re.sub("//[^@/]*@", "//", url) for url in connection.alt or [connection.as_uri()]]
     options = app.conf.broker_transport_options or {}
-    said = [*sorted(urls), *(str(options.get(name, "")) for name in ("global_keyprefix", "master_name"))]
-    return hashlib.sha1("\n".join(said).encode(), usedforsecurity=False).hexdigest()[:10]
+    parts = [*sorted(urls), *(str(options.get(name, "")) for name in ("global_keyprefix", "master_name"))]
+    return hashlib.sha1("\n".join(parts).encode(), usedforsecurity=False).hexdigest()[:10]

@@ -1,9 +1,10 @@
-"""What a broker says of its queues, and what workers say by way of it, for people who look at them.
+"""Asks the broker for its queues and messages, and the workers by way of it: for commands, not for the gate.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 * ``Queue.queue_declare(passive=True)`` (kombu/entity.py 637) raises one of the connection's ``channel_errors`` where
-  there is no such queue; on AMQP it closes the channel.
+  there is no such queue, on Redis as well (kombu/transport/virtual/base.py 537); on AMQP it closes the channel.
+* ``Queue.get`` (entity.py 690): a message that is not acknowledged is given back when its channel is closed.
 * ``app.control.mailbox(connection)`` is a copy (kombu/pidbox.py 217); ``_broadcast`` is what ``app.control.broadcast``
   calls (celery/app/control.py 787), and publishes on the app's pool, where a call may wait for ever, unless there is
   no ``producer_pool`` (pidbox.py 279).
@@ -19,18 +20,18 @@ from typing import Any
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
-__all__ = ["NoAnswer", "asked_workers", "messages_of", "queue_of"]
+__all__ = ["NoAnswer", "default_queue_of", "fetch_messages", "message_count", "message_counts", "query_workers"]
 
 #: Seconds that a broker has to answer a query.
 PATIENCE = 2.0
 
 
 class NoAnswer(Exception):
-    """The broker does not answer, or has nothing by which workers could be asked."""
+    """The broker does not answer, or cannot carry questions to workers."""
 
 
 @contextmanager
-def _looking(app: Any) -> Iterator[Any]:
+def _connected(app: Any) -> Iterator[Any]:
     """A connection on which no call waits for long.
 
     Raises:
@@ -45,51 +46,83 @@ def _looking(app: Any) -> Iterator[Any]:
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE)
             yield connection
-        except (OperationalError, NotImplementedError, OSError, *connection.connection_errors) as error:
-            raise NoAnswer(str(error)) from error
-        except connection.channel_errors as error:  # it is full, for one
+        except (
+            *(OperationalError, NotImplementedError, OSError),
+            *connection.connection_errors,
+            *connection.channel_errors,  # the broker is full, for one
+        ) as error:
             raise NoAnswer(str(error)) from error
 
 
-def asked_workers(app: Any, what: str, seconds: float, **arguments: Any) -> dict[str, Any]:
-    """What the workers say that answer within so many seconds, by their names; what older ones do not know is an error.
+def query_workers(app: Any, command: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+    """The replies of workers to a remote-control command within ``seconds``, by worker. Older workers reply an error.
 
     Raises:
         NoAnswer: the broker did not answer.
     """
-    with _looking(app) as connection:
+    with _connected(app) as connection:
         mailbox = app.control.mailbox(connection)
         mailbox.producer_pool = None
         channel = connection.default_channel
-        replies = mailbox._broadcast(what, arguments, reply=True, timeout=seconds, channel=channel) or []
-    return {str(worker): told for reply in replies for worker, told in reply.items()}
+        replies = mailbox._broadcast(command, arguments, reply=True, timeout=seconds, channel=channel) or []
+    return {str(worker): answer for reply in replies for worker, answer in reply.items()}
 
 
-def messages_of(app: Any, queues: Iterable[str]) -> dict[str, int]:
-    """How many messages each of these queues holds that no worker has; one that the broker does not have holds none.
-
-    Queues of which it cannot say so are left out: all of them, where it does not answer.
-    """
-    found: dict[str, int] = {}
-    names = list(dict.fromkeys(queues))
-    if not names:
-        return found
-    with suppress(NoAnswer), _looking(app) as connection:
-        channel = connection.channel()
-        for name in names:
-            try:
-                found[name] = int(Queue(name).bind(channel).queue_declare(passive=True).message_count)
-            except connection.channel_errors:
-                found[name] = 0
-                if connection.transport.driver_type == "amqp":
-                    channel = connection.channel()
-    return found
-
-
-def queue_of(app: Any, task: str) -> str | None:
-    """The queue to which a task is sent unless its sender says another; None: that is not known."""
+def default_queue_of(app: Any, task: str) -> str | None:
+    """The queue to which a task is sent unless its sender names one; None: not known."""
     try:
         queue = app.amqp.router.route({}, task).get("queue")
     except Exception:  # a user's router, which may want arguments
         return None
     return None if queue is None else str(getattr(queue, "name", queue))
+
+
+def message_counts(app: Any, queues: Iterable[str]) -> dict[str, int]:
+    """The number of messages in each queue that no worker has; 0 where the broker has no such queue.
+
+    A queue whose number is not known is left out: all of them, if the broker does not answer.
+    """
+    counts: dict[str, int] = {}
+    names = list(dict.fromkeys(queues))
+    if not names:
+        return counts
+    with suppress(NoAnswer), _connected(app) as connection:
+        channel = connection.channel()
+        for name in names:
+            try:
+                counts[name] = _count(channel, name)
+            except connection.channel_errors:
+                counts[name] = 0
+                if connection.transport.driver_type == "amqp":
+                    channel = connection.channel()
+    return counts
+
+
+def message_count(connection: Any, queue: str) -> int:
+    """The number of messages in a queue that no consumer has; 0 if the broker has no such queue."""
+    channel = connection.channel()
+    try:
+        return _count(channel, queue)
+    except connection.channel_errors:
+        return 0
+    finally:
+        if channel.connection is not None:
+            channel.close()
+
+
+def _count(channel: Any, queue: str) -> int:
+    return int(Queue(queue).bind(channel).queue_declare(passive=True).message_count)
+
+
+@contextmanager
+def fetch_messages(connection: Any, queue: str, most: int) -> Iterator[list[Any]]:
+    """Up to ``most`` messages of a queue. At the end of the block the ones not acknowledged return to it."""
+    channel = connection.channel()
+    try:
+        bound = Queue(queue).bind(channel)
+        messages: list[Any] = []
+        while len(messages) < most and (message := bound.get()) is not None:
+            messages.append(message)
+        yield messages
+    finally:
+        channel.close()

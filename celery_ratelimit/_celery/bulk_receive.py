@@ -1,7 +1,7 @@
-"""Receives more messages of a queue together, where messages from it have to wait for something.
+"""Receives several messages of a queue at once, where messages from it have to wait for something.
 
 One by one each costs a turn of the worker's loop, a ``BRPOP``, and a round trip in which kombu notes it. Here a script
-at the broker takes them, and notes them in the same step. Then each goes its usual way.
+at the broker takes them, and notes them in the same step. Then each is delivered as usual.
 
 What is relied on; line numbers are of kombu 5.7.0:
 
@@ -27,62 +27,59 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
 from .broker import Broker
-from .message_key import RedisQoS
+from .message_fields import RedisQoS
 
-__all__ = ["MOST", "BulkReceive"]
+__all__ = ["MAX_BYTES", "MAX_MESSAGES", "BulkReceive"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds for which a broker is not asked that does not run scripts, or does not at the moment.
-AGAIN = 60.0
-#: Seconds for which no message is looked for where none was behind another: at first, and after many times.
-FIRST_REST, LAST_REST = 0.01, 0.64
-#: Messages that come in together, and bytes after which there are no more: some milliseconds of the worker's loop.
-MOST, BYTES = 12, 200_000
+#: Seconds until the next try at a broker that did not run the script.
+RETRY_DELAY = 60.0
+#: Seconds without a request for more after no message was behind another: at first, and at most.
+FIRST_PAUSE, MAX_PAUSE = 0.01, 0.64
+#: Messages received at once, and bytes after which there are no more: some milliseconds of the worker's loop.
+MAX_MESSAGES, MAX_BYTES = 12, 200_000
 
 
 class BulkReceive:
-    """Takes what comes in together.
-
-    Args:
-        broker: the worker's.
+    """Receives messages at once, on a worker's channels on Redis.
 
     Attributes:
-        is_at_it: messages that come in together are coming to the gate; the first is the one whose coming was told.
+        receiving: whether messages are being delivered that were received at once, from the first on.
     """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._source = ""
-        self._after: Callable[[], None] = lambda: None
-        self._wanted: Any = None
-        self._most = MOST
-        self._runs_again = 0.0  # when a broker is asked again that did not run the script
-        self._rests: dict[str, tuple[float, float]] = {}  # of queues: until when, and the next
-        self._reading: Any = None  # the channel that is just delivering a message
-        self.is_at_it = False
+        self._on_delivered: Callable[[], None] = lambda: None
+        self._first: Any = None  # the message behind which more were requested
+        self._most = MAX_MESSAGES
+        self._retry_at = 0.0
+        self._pauses: dict[str, tuple[float, float]] = {}  # of queues: until when, and the length of the next
+        self._reading: Any = None  # the channel that is delivering a message
+        self.receiving = False
 
-    def set_up(self, source: str, after: Callable[[], None]) -> None:
-        """``source``: of the script ``take``; ``after`` is called when all that came together are in the gate."""
-        self._source, self._after = source, after
+    def configure(self, source: str, on_delivered: Callable[[], None]) -> None:
+        """Set the source of the script ``take``, and a function to be called when a bulk is in the gate."""
+        self._source, self._on_delivered = source, on_delivered
 
-    def gather(self, message: Any, most: int = MOST) -> None:
-        """The messages behind one probably have its fate: so many of them may be received together with it.
+    def request_more(self, message: Any, most: int = MAX_MESSAGES) -> None:
+        """Receive up to ``most`` messages behind this one, which will probably be treated alike.
 
-        To be called while it is delivered, or it means nothing.
+        Without effect except while ``message`` is being delivered.
         """
         now = time.monotonic()
-        if self._reading is None or message.channel is not self._reading or now < self._runs_again:
+        if self._reading is None or message.channel is not self._reading or now < self._retry_at:
             return
         queue = message.ratelimit_queue
-        if queue in self._rests and now < self._rests[queue][0]:
+        if queue in self._pauses and now < self._pauses[queue][0]:
             return
         if self._room_in(self._reading, queue, most) > 0:
-            self._wanted, self._most, self.is_at_it = message, most, True
+            self._first, self._most, self.receiving = message, most, True
 
     def watch(self, channel: Any) -> None:
-        """A channel by which tasks come in."""
-        if not self._source or self._broker.apart or type(getattr(channel, "qos", None)) is not RedisQoS:
+        """Receive at once on this channel."""
+        if not self._source or self._broker.no_event_loop or type(getattr(channel, "qos", None)) is not RedisQoS:
             return
         read, script = channel.handlers["BRPOP"], None
 
@@ -91,7 +88,7 @@ class BulkReceive:
             self._reading = channel
             try:
                 result = read(**options)
-                self._reading, message = None, self._wanted
+                self._reading, message = None, self._first
                 if message is not None:
                     if script is None:
                         with channel.conn_or_acquire() as client:
@@ -99,23 +96,23 @@ class BulkReceive:
                     self._take(channel, script, message)
                 return result
             finally:
-                self._reading = self._wanted = None
-                if self.is_at_it:
-                    self.is_at_it = False
-                    self._after()
+                self._reading = self._first = None
+                if self.receiving:
+                    self.receiving = False
+                    self._on_delivered()
 
         channel.handlers["BRPOP"] = read_and_take
 
     def _room_in(self, channel: Any, queue: str, most: int) -> int:
-        """How many messages of a queue may come in together."""
+        """How many messages of a queue may be received at once."""
         qos = channel.qos
         if queue not in channel.active_queues or "can_consume" in vars(qos):  # worker_disable_prefetch: one by one
             return 0
         estimate = qos.can_consume_max_estimate()
-        return min(MOST, most) if estimate is None else min(MOST, most, estimate)
+        return min(MAX_MESSAGES, most) if estimate is None else min(MAX_MESSAGES, most, estimate)
 
     def _take(self, channel: Any, script: Any, message: Any) -> None:
-        """More messages that were behind one in its queue."""
+        """Take the messages that were behind one in its queue, and deliver them."""
         qos, queue = channel.qos, message.ratelimit_queue
         number = self._room_in(channel, queue, self._most)
         if number < 1:
@@ -125,25 +122,25 @@ class BulkReceive:
         prefix = channel.global_keyprefix
         keys = of_queue, prefix + qos.unacked_key, prefix + qos.unacked_index_key
         try:
-            said = script(keys=keys, args=(number, BYTES, time.time()))
+            taken = script(keys=keys, args=(number, MAX_BYTES, time.time()))
         except channel.ResponseError as error:
             logger.debug("messages come in one by one for a while: the broker does not run the script: %r", error)
-            self._runs_again = time.monotonic() + AGAIN
+            self._retry_at = time.monotonic() + RETRY_DELAY
             return
-        if said:
-            self._rests.pop(queue, None)
-            self._deliver(channel, queue, of_queue, list(zip(said[::2], said[1::2], strict=True)))
+        if taken:
+            self._pauses.pop(queue, None)
+            self._deliver(channel, queue, of_queue, list(zip(taken[::2], taken[1::2], strict=True)))
         else:
-            _, rest = self._rests.get(queue, (0.0, FIRST_REST))
-            self._rests[queue] = time.monotonic() + rest, min(2 * rest, LAST_REST)
+            _, pause = self._pauses.get(queue, (0.0, FIRST_PAUSE))
+            self._pauses[queue] = time.monotonic() + pause, min(2 * pause, MAX_PAUSE)
 
     def _deliver(self, channel: Any, queue: str, of_queue: str, taken: Sequence[tuple[bytes, bytes]]) -> None:
         qos = channel.qos
         left = deque(taken)
-        append, came = qos.append, set()
+        append, delivered = qos.append, set()
 
         def append_here(message: Any, tag: str) -> None:
-            came.add(tag)
+            delivered.add(tag)
             virtual.QoS.append(qos, message, tag)  # the script has noted it
 
         qos.append = append_here
@@ -156,18 +153,13 @@ class BulkReceive:
                     break
                 tag, _ = left.popleft()
                 channel.connection._deliver(raw, queue)
-                if bytes_to_str(tag) not in came:  # it is no message, which was logged: it will not be acknowledged
+                if bytes_to_str(tag) not in delivered:  # it is no message, which was logged: it is never acknowledged
                     with qos.pipe_or_acquire() as pipe:
                         pipe.zrem(qos.unacked_index_key, tag).hdel(qos.unacked_key, tag).execute()
         finally:
             qos.append = append
-            self._put_back(channel, of_queue, left)
-
-    def _put_back(self, channel: Any, of_queue: str, left: Sequence[tuple[bytes, bytes]]) -> None:
-        """To where they were, as they were."""
-        qos = channel.qos
-        if left:
-            with qos.pipe_or_acquire() as pipe:
-                for tag, text in reversed(left):
-                    pipe.zrem(qos.unacked_index_key, tag).hdel(qos.unacked_key, tag).rpush(of_queue, text)
-                pipe.execute()
+            if left:
+                with qos.pipe_or_acquire() as pipe:  # back to where they were, as they were
+                    for tag, text in reversed(left):
+                        pipe.zrem(qos.unacked_index_key, tag).hdel(qos.unacked_key, tag).rpush(of_queue, text)
+                    pipe.execute()

@@ -1,4 +1,4 @@
-"""The worker's consumer, which notes on each message where it came from, and which return queues follow.
+"""The worker's kombu consumers: they stamp each message with its queue and time, and return queues follow them.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0:
 
@@ -12,31 +12,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-__all__ = ["consumers", "noted"]
+from .return_consumer import ReturnConsumer
 
-
-class Follower(Protocol):
-    """Hears what a consumer consumes."""
-
-    def follow(self, main: Any, queue: Any) -> None: ...
-
-    def leave(self, main: Any, queue: str) -> None: ...
-
-    def stop(self, main: Any) -> None: ...
+__all__ = ["consumer_classes"]
 
 
-def noted(message: Any, name: str) -> Any:
-    """What a consumer has noted on a message: ``ratelimit_queue``, and ``ratelimit_since``."""
-    return getattr(message, name, None) or (message.delivery_info or {}).get(name)
+def consumer_classes(
+    base: type, on_message: Callable[[Any], None], return_consumer: ReturnConsumer
+) -> tuple[type, type]:
+    """Two classes of kombu consumers, which stamp each message and call ``on_message`` with it.
 
-
-def consumers(base: type, on_message: Callable[[Any], None], returns: Follower) -> tuple[type, type]:
-    """Two kinds of kombu consumer: both note on each message its queue and when it came, and tell ``on_message``.
-
-    A routing key is not that: a topic exchange has many queues for one. AMQP gives a consumer tag, Redis nothing. The
-    second kind is for the queues of tasks: ``returns`` follow it.
+    The second is for the queues of tasks: ``return_consumer`` follows it. A routing key does not name the queue: a
+    topic exchange has many queues for one. AMQP gives a consumer tag, Redis nothing.
     """
     base = getattr(base, "ratelimit_base", base)
 
@@ -50,9 +39,9 @@ def consumers(base: type, on_message: Callable[[Any], None], returns: Follower) 
                 def stamped(message: Any) -> Any:
                     now = time.monotonic()
                     if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 119)
-                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_since=now)
+                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_received_at=now)
                     else:
-                        message.ratelimit_queue, message.ratelimit_since = queue.name, now
+                        message.ratelimit_queue, message.ratelimit_received_at = queue.name, now
                     on_message(message)
                     return callback(message)
 
@@ -67,20 +56,20 @@ def consumers(base: type, on_message: Callable[[Any], None], returns: Follower) 
 
     class TaskConsumer(Consumer):
         def _basic_consume(self, queue: Any, *args: Any, **kwargs: Any) -> Any:
-            returns.follow(self, queue)
+            return_consumer.follow(self, queue)
             return super()._basic_consume(queue, *args, **kwargs)
 
-        def leave_alone(self, queue: str) -> None:
-            """Do not consume a queue for now: what was throttled comes back meanwhile."""
+        def pause_queue(self, queue: str) -> None:
+            """Do not consume a queue for now; its return queue is still consumed."""
             super().cancel_by_queue(queue)
 
         def cancel_by_queue(self, queue: Any) -> None:
             super().cancel_by_queue(queue)
-            returns.leave(self, getattr(queue, "name", queue))
+            return_consumer.unfollow(self, getattr(queue, "name", queue))
 
         def cancel(self) -> None:
             try:
-                returns.stop(self)
+                return_consumer.stop(self)
             finally:
                 super().cancel()
 

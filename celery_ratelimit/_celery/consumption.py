@@ -1,9 +1,12 @@
-"""What comes into a worker: from which queues, and how many messages.
+"""What a worker consumes: its queues, their return queues, and how many messages.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0:
 
-* ``Consumer.task_consumer`` (celery/worker/consumer/consumer.py): what the worker consumes.
+* ``Consumer.task_consumer`` and ``app.amqp.queues.consume_from`` (celery/worker/consumer/consumer.py): what the worker
+  consumes, and whether it was cancelled.
 * kombu asks for nothing while all has come in that may (kombu/transport/redis.py 741).
+* kombu ends a queue's consumption, where it is told so while a message of it is handled, at the end of that
+  (kombu/transport/redis.py 1325).
 * ``app.amqp.Consumer`` is read when the worker connects (celery/worker/consumer/tasks.py 45).
 """
 
@@ -15,78 +18,65 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from . import requests
+from . import message_fields
 from .broker import Broker
 from .bulk_receive import BulkReceive
-from .consumers import consumers, noted
-from .message_priority import order_of
+from .consumers import consumer_classes
 from .prefetch import Prefetch
 from .publisher import Publisher
 from .return_consumer import ReturnConsumer
 from .return_names import ReturnNames
 from .saved_message import marker_in
 
-__all__ = ["Consumption"]
+__all__ = ["Consumption", "Subscriptions"]
 
 logger = logging.getLogger("celery_ratelimit")
 
 
 class Consumption:
-    """The queues of one worker, and its prefetch.
-
-    Args:
-        consumer: Celery's.
-        broker: its broker.
-        names: of return queues.
-        outbox: declares them.
-        together: what comes in at once.
-    """
+    """The queues of one worker, and its prefetch."""
 
     def __init__(
-        self, consumer: Any, broker: Broker, names: ReturnNames, outbox: Publisher, together: BulkReceive
+        self, consumer: Any, broker: Broker, names: ReturnNames, publisher: Publisher, bulk_receive: BulkReceive
     ) -> None:
         self._consumer, self._broker, self._names = consumer, broker, names
         self._prefetch = Prefetch(consumer)
-        self._returns = ReturnConsumer(consumer, names, self._prefetch, outbox, together)
-        self._beside: type | None = None
+        self._return_consumer = ReturnConsumer(consumer, names, self._prefetch, publisher, bulk_receive)
+        self._consumer_class: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
-        """From now on ``on_message`` sees each message when it comes in, before its countdown."""
-        self._prefetch.pass_celerys_limit(requests.came_back, requests.came_beside)
+        """Call ``on_message`` with each message that is delivered, before its countdown."""
+        self._prefetch.exempt_returned()
         amqp = self._consumer.app.amqp
-        self._beside, amqp.Consumer = consumers(amqp.Consumer, on_message, self._returns)
+        self._consumer_class, amqp.Consumer = consumer_classes(amqp.Consumer, on_message, self._return_consumer)
 
-    def check_origin(self, message: Any) -> None:
-        """Correct the queue of a message whose marker names one that is not known here: it is the one it came from.
+    def correct_queue(self, message: Any) -> None:
+        """If a marker names a queue that is not known here, replace it by the queue from which the message came.
 
-        Else it would be sent back to a queue without a consumer, and wait for ever.
+        Otherwise the message would be sent back to a queue without a consumer.
         """
         marker = marker_in(message)
         if not marker or marker["queue"] in self._names.queues:
             return
-        came_by = noted(message, "ratelimit_queue")
+        came_by = message_fields.stamp_of(message, "ratelimit_queue")
         origin = self._names.origin_of(came_by)
-        if (
-            origin
-            and marker["queue"] not in (came_by, origin)
-            and marker["queue"] not in self._consumer.app.amqp.queues
-        ):
+        known = self._consumer.app.amqp.queues
+        if origin and marker["queue"] not in (came_by, origin) and marker["queue"] not in known:
             logger.warning(
                 "A message in queue %r says to be from queue %r, which is not known here: taken as from %r",
                 *(came_by, marker["queue"], origin),
             )
             marker["queue"] = origin
 
-    def order_of(self, message: Any, queue: str) -> int:
-        """How far the broker puts a message of this queue behind messages without a priority. See :func:`order_of`."""
-        declared = self._consumer.app.amqp.queues.get(queue)
-        return order_of(message, declared)
+    def broker_order(self, message: Any, queue: str) -> int:
+        """How many steps the broker puts a message of ``queue`` behind messages without a priority."""
+        return message_fields.broker_order(message, self._consumer.app.amqp.queues.get(queue))
 
     # -- Queues ----------------------------------------------------------------------------------------------------
 
     @property
     def queues(self) -> list[str]:
-        """The queues that this worker consumes for tasks, also the ones that it leaves alone for now."""
+        """The queues that this worker consumes for tasks, also paused ones."""
         return list(self._names.queues)
 
     @property
@@ -95,45 +85,78 @@ class Consumption:
         return len(self._names.queues) > 1
 
     def consume_return_queues(self, name_for: Callable[[str], str]) -> None:
-        """Consume, beside each queue of this worker, the queue by which its throttled tasks come back.
-
-        Args:
-            name_for: what it is called.
-        """
-        self._names.set_up(name_for)
-        self._returns.set_up(self._beside)
+        """Consume, beside each queue of this worker, its return queue, which ``name_for`` names."""
+        self._names.make_name = name_for
+        self._return_consumer.consumer_class = self._consumer_class
 
     def return_queue_for(self, queue: str) -> str:
-        """The queue by which throttled tasks of ``queue`` come back; that may be ``queue`` itself."""
+        """The queue by which throttled tasks of ``queue`` return; that may be ``queue`` itself."""
         return self._names.name_for(queue)
 
-    def leave_returned_to_others(self, are_left: bool, then: Callable[[], None]) -> None:
-        """Whether what comes back is for other workers, for now; what is on its way here comes still.
+    def pause_return_queues(self, paused: bool, then: Callable[[], None]) -> None:
+        """Leave the return queues to other workers, or consume them again; messages on their way still arrive.
 
-        ``then`` is called when it is, and what goes back to the broker would not come here at once again.
+        ``then`` is called once they are paused: from then on a message that is sent back does not return here.
         """
-        self._returns.are_left = are_left
+        self._return_consumer.paused = paused
         if self._broker.on_amqp:  # it asks, and waits for an answer: not while the gate is at work
-            self._consumer.call_soon(self._returns.leave_to_others, then)  # in any order: kombu's hub keeps none
+            self._consumer.call_soon(self._return_consumer.apply_pause, then)  # in any order: kombu's hub keeps none
         else:
-            self._returns.leave_to_others(then)
+            self._return_consumer.apply_pause(then)
 
-    def rest_while(self, is_late: Callable[[], bool]) -> None:
-        """Nothing new comes in while the worker ``is_late`` with what it has; see :func:`.resting.rest_while`."""
-        self._returns.is_late = is_late
+    # -- How many messages -----------------------------------------------------------------------------------------
 
-    # -- How many --------------------------------------------------------------------------------------------------
+    def pause_while(self, is_late: Callable[[], bool]) -> None:
+        """Receive no new message while the worker ``is_late``; see :func:`.channels.pause_while`."""
+        self._return_consumer.is_late = is_late
 
-    def widen(self) -> None:
-        """Let one more message come in, as Celery does for each task that waits for its ETA."""
+    def widen_prefetch(self) -> None:
+        """Let one more message in, as Celery does for each task that waits for its ETA."""
         self._prefetch.widen(1)
 
-    def narrow(self) -> None:
-        """Undo :meth:`widen`."""
+    def narrow_prefetch(self) -> None:
+        """Undo :meth:`widen_prefetch`."""
         self._prefetch.widen(-1)
 
     @property
-    def is_full(self) -> bool:
-        """Whether nothing is asked of the broker, as all has come in that may; AMQP's never is asked."""
+    def prefetch_is_full(self) -> bool:
+        """Whether the worker asks for no message, as its prefetch is full. On AMQP, which sends unasked: always."""
         qos = getattr(self._consumer.task_consumer.channel, "qos", None)
         return not isinstance(qos, virtual.QoS) or not qos.can_consume()
+
+
+class Subscriptions:
+    """Pauses single queues: their messages stay in the broker."""
+
+    def __init__(self, consumer: Any, broker: Broker, names: ReturnNames) -> None:
+        self._consumer, self._broker, self._names = consumer, broker, names
+
+    def may_pause_queue(self, queue: str) -> bool:
+        """False for a queue that the broker would then delete, with its messages."""
+        declared = self._names.queues.get(queue)
+        return declared is None or not declared.auto_delete
+
+    def pause_queue(self, queue: str) -> None:
+        """Leave the messages of a queue in the broker.
+
+        To be called while a message of it is handled, or while the prefetch is full: then the broker is not being asked
+        for a message, and kombu delays the end to that of the handling.
+        """
+        pause = self._consumer.task_consumer.pause_queue
+        if self._broker.no_event_loop and self._broker.on_amqp:
+            self._consumer.call_soon(pause, queue)  # a task whose own countdown has ended comes by another thread
+        else:
+            pause(queue)
+
+    def resume_queue(self, queue: str) -> None:
+        """Undo :meth:`pause_queue`, unless the queue was cancelled meanwhile."""
+        if self._broker.no_event_loop:  # the thread that reads from the broker has to do it
+            self._consumer.call_soon(self._resume, queue)
+        else:
+            self._resume(queue)
+
+    def _resume(self, queue: str) -> None:
+        consumer, queues = self._consumer.task_consumer, self._consumer.app.amqp.queues
+        if queue in queues.consume_from and not consumer.consuming_from(queue):
+            consumer.add_queue(queues[queue])
+            consumer.consume()

@@ -42,24 +42,22 @@ from celery.worker import state
 __all__ = ["Pool", "processes_of"]
 
 #: The share of the newest task in the running mean of what tasks take.
-NEWEST = 0.1
+NEWEST_WEIGHT = 0.1
 #: Running tasks that are looked at for one that may end soon: a pool of greenlets has thousands.
-LOOKED_AT = 50
+JOBS_EXAMINED = 50
 #: A task that is said to take so many seconds, and was handed over so many times as long ago, does not.
-MOST_UNHEARD = 10
+STALE_FACTOR = 10
 #: Seconds by which the worker hears of an end later than it was, and that count: more if it waits for a store.
-HEARD_LATE = 0.01
+END_LATENCY = 0.01
 
 
 @dataclass(slots=True)
 class _Job:
-    """A task that was handed to the pool; ``since``: when a process began with it, None: not yet; ``result``: what the
-    pool has returned for it.
-    """
+    """A task in the pool. ``started_at`` is None until a process begins with it; ``result``: what the pool returned."""
 
     name: str
-    handed: float
-    since: float | None = None
+    submitted_at: float
+    started_at: float | None = None
     result: Any = None
 
 
@@ -76,7 +74,7 @@ class Pool:
         #: Whether it keeps tasks that it cannot start yet. A pool of greenlets makes the caller wait.
         self.has_queue = not pool.is_green
         self._jobs: dict[Any, _Job] = {}
-        self._takes: dict[str, float] = {}
+        self._mean_runtimes: dict[str, float] = {}
 
     @property
     def processes(self) -> int:
@@ -89,34 +87,34 @@ class Pool:
         """
         return self.processes - (len(state.reserved_requests) - held)
 
-    def takes(self, name: str) -> float:
+    def mean_runtime(self, name: str) -> float:
         """Seconds that a task of this name takes: the mean of the runs that have ended here; infinity: none has."""
-        return self._takes.get(name, float("inf"))
+        return self._mean_runtimes.get(name, float("inf"))
 
-    def taken(self) -> dict[str, float]:
+    def mean_runtimes(self) -> dict[str, float]:
         """The same, of all that have ended here."""
-        return self._takes.copy()  # threads may end tasks meanwhile
+        return self._mean_runtimes.copy()  # threads may end tasks meanwhile
 
-    def have_young(self, number: int, now: float, seconds: float) -> bool:
+    def may_free(self, number: int, now: float, seconds: float) -> bool:
         """Whether so many processes may be free within ``seconds``: by what their tasks take that began a while ago.
 
         A task that has run for longer than its kind takes says nothing any more.
         """
         # In the order in which they were handed over. Of a copy: threads end tasks meanwhile, within a list(), too.
-        for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT):
-            if job.since is not None and now - job.since < self.takes(job.name) <= seconds:
+        for job in itertools.islice(self._jobs.copy().values(), JOBS_EXAMINED):
+            if job.started_at is not None and now - job.started_at < self.mean_runtime(job.name) <= seconds:
                 number -= 1
                 if number <= 0:
                     return True
         return False
 
-    def have_soon(self, now: float, seconds: float) -> bool:
+    def frees_soon(self, now: float, seconds: float) -> bool:
         """Whether one of them is probably free within ``seconds``, by what tasks take: how many end in that time?"""
         ends = 0.0
-        for job in itertools.islice(self._jobs.copy().values(), LOOKED_AT):
-            takes = max(seconds, self.takes(job.name))
+        for job in itertools.islice(self._jobs.copy().values(), JOBS_EXAMINED):
+            takes = max(seconds, self.mean_runtime(job.name))
             # One that has run for longer says nothing any more; nor one that waits for such a process.
-            if now - (job.handed if job.since is None else job.since) < takes:
+            if now - (job.submitted_at if job.started_at is None else job.started_at) < takes:
                 ends += seconds / takes
                 if ends >= 1:
                     return True
@@ -144,7 +142,7 @@ class Pool:
                 if cache is not None:
                     cache.update((id, job) for id, job in begun.items() if not job.ready())
                     busy.update(busy_before & _pipes_of([job for job in begun.values() if not job.ready()]))
-                    for request, job in [each for each in self._jobs.copy().items() if each[1].since is None]:
+                    for request, job in [each for each in self._jobs.copy().items() if each[1].started_at is None]:
                         if _has_process(job.result):
                             state.reserved_requests.add(request)
                         else:
@@ -160,7 +158,7 @@ class Pool:
             def run(pid: Any, since: float, *args: Any, **kwargs: Any) -> Any:
                 job = self._jobs.get(request)
                 if job is not None:
-                    job.since = since
+                    job.started_at = since
                 return callback(pid, since, *args, **kwargs) if callback is not None else None
 
             return run
@@ -219,10 +217,10 @@ class Pool:
     def _ended(self, request: Any, runtime: float = float("inf")) -> None:
         job = self._jobs.pop(request, None)
         if job is not None:
-            took = time.monotonic() - (job.handed if job.since is None else job.since)
-            took = min(took, runtime + HEARD_LATE)
-            known = self._takes.get(job.name, took)
-            self._takes[job.name] = known + NEWEST * (took - known)
+            took = time.monotonic() - (job.submitted_at if job.started_at is None else job.started_at)
+            took = min(took, runtime + END_LATENCY)
+            known = self._mean_runtimes.get(job.name, took)
+            self._mean_runtimes[job.name] = known + NEWEST_WEIGHT * (took - known)
 
 
 def _has_process(job: Any) -> bool:

@@ -1,4 +1,4 @@
-"""How many messages a worker takes in: what widens it narrows it by as much, and returned tasks are not part of it.
+"""The worker's prefetch: each widening is undone by as much, and returned messages are not part of it.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0:
 
@@ -23,47 +23,45 @@ from typing import Any
 
 from celery.worker import state
 
+from . import requests
+
 __all__ = ["Prefetch"]
 
 
 class Prefetch:
-    """The window of the queues that a worker consumes for tasks.
-
-    Args:
-        consumer: Celery's.
-    """
+    """How many messages a worker receives from the queues that it consumes for tasks."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._local = threading.local()
 
     @contextmanager
-    def untouched(self) -> Iterator[None]:
-        """What is done within for a message's ETA leaves the window alone: the message came in beside it."""
-        before = getattr(self._local, "untouched", False)
-        self._local.untouched = True
+    def unchanged(self) -> Iterator[None]:
+        """For a message outside the prefetch: its ETA does not change the window within this block."""
+        before = getattr(self._local, "unchanged", False)
+        self._local.unchanged = True
         try:
             yield
         finally:
-            self._local.untouched = before
+            self._local.unchanged = before
 
     def widen(self, number: int) -> None:
-        """Let ``number`` more messages in; fewer, if it is negative. No limit of tasks with an ETA applies."""
-        self.keep().add(widened=number)
+        """Let ``number`` more messages in; fewer, if negative. ``worker_eta_task_limit`` does not apply."""
+        self.attach().add(widened=number)
 
-    def keep(self) -> _Window:
-        """See to it that the window of this connection can be widened and narrowed by as much."""
+    def attach(self) -> _Window:
+        """The window of this connection; at the first call Celery's changes of the prefetch are directed to it."""
         qos = self._consumer.qos
         window: _Window | None = getattr(qos, "ratelimit_window", None)
         if window is None:
             window = qos.ratelimit_window = _Window(qos)
-            qos.increment_eventually = self._unless_untouched(window, 1)
-            qos.decrement_eventually = self._unless_untouched(window, -1)
-            self._let_waiting_requests_occupy_nothing(window)
+            qos.increment_eventually = self._change_by(window, 1)
+            qos.decrement_eventually = self._change_by(window, -1)
+            self._free_processes_of_waiting_requests(window)
         return window
 
-    def _let_waiting_requests_occupy_nothing(self, window: _Window) -> None:
-        """Where prefetching is disabled a request that waits for its turn does not count as one that has a process."""
+    def _free_processes_of_waiting_requests(self, window: _Window) -> None:
+        """With ``worker_disable_prefetch`` a request that waits in the gate does not count as one with a process."""
         consumer = self._consumer
         qos: Any = getattr(consumer.task_consumer.channel, "qos", None)
         if not consumer.app.conf.get("worker_disable_prefetch") or "can_consume" not in vars(qos):
@@ -76,41 +74,38 @@ class Prefetch:
 
         qos.can_consume = can_consume
 
-    def _unless_untouched(self, window: _Window, sign: int) -> Callable[..., int]:
+    def _change_by(self, window: _Window, sign: int) -> Callable[..., int]:
         def change(n: int = 1) -> int:
-            if not getattr(self._local, "untouched", False):
+            if not getattr(self._local, "unchanged", False):
                 window.add(raised=sign * n)
             return int(window.qos.value)
 
         return change
 
-    def pass_celerys_limit(self, came_back: Callable[[Any], bool], came_beside: Callable[[Any], bool]) -> None:
-        """What ``came_back`` has paid Celery's own ``rate_limit`` on its first delivery, and does not pay it again."""
+    def exempt_returned(self) -> None:
+        """Do not apply Celery's own ``rate_limit`` again to a returned task: it was applied at the first delivery."""
         consumer = self._consumer
-        apply_eta_task, limit_task, limit_post_eta = (
-            consumer.apply_eta_task,
-            consumer._limit_task,
-            consumer._limit_post_eta,
-        )
+        apply_eta_task = consumer.apply_eta_task
+        limit_task, limit_post_eta = consumer._limit_task, consumer._limit_post_eta
 
         @functools.wraps(apply_eta_task)
         def apply(request: Any) -> None:
-            if came_beside(request):
-                with self.untouched():
+            if requests.via_return_queue(request):
+                with self.unchanged():
                     apply_eta_task(request)
             else:
                 apply_eta_task(request)
 
         @functools.wraps(limit_task)
         def limit(request: Any, bucket: Any, tokens: int) -> None:
-            if came_back(request):
+            if requests.was_throttled(request):
                 consumer._limit_move_to_pool(request)
             else:
                 limit_task(request, bucket, tokens)
 
         @functools.wraps(limit_post_eta)
         def post_eta(request: Any, bucket: Any, tokens: int) -> None:
-            if came_back(request):
+            if requests.was_throttled(request):
                 apply(request)
             else:
                 limit_post_eta(request, bucket, tokens)
@@ -119,9 +114,8 @@ class Prefetch:
 
 
 class _Window:
-    """The value of a ``kombu.common.QoS``, and what it is made of.
-
-    ``base``, and what was ``raised`` for tasks with an ETA, up to ``max_prefetch``; and what was ``widened``.
+    """The value of a ``kombu.common.QoS``: its base, plus ``raised`` for tasks with an ETA up to ``max_prefetch``, plus
+    ``widened`` by the gate.
     """
 
     def __init__(self, qos: Any) -> None:

@@ -1,8 +1,8 @@
-"""Publishes messages as they were: on RabbitMQ on a channel of its own, and to queues that are there.
+"""Publishes messages as they were: on RabbitMQ on a channel of their own, and only to queues that exist.
 
-Nothing else is on that channel, so that nothing which the broker refuses there ends what is consumed. A publishing has
-succeeded when the broker has answered the next question on it: it takes up what comes by a channel in its order, says
-what it refuses by closing the channel, and returns what no queue would get.
+Nothing else is on that channel, so that a refusal by the broker does not end the worker's consumers. A publishing has
+succeeded when the broker has answered the next question on its channel: it handles a channel's requests in order, says
+a refusal by closing the channel, and returns a message that no queue would get.
 
 What is relied on, of py-amqp 5.4:
 
@@ -10,6 +10,12 @@ What is relied on, of py-amqp 5.4:
 * ``Channel.collect`` (amqp/channel.py 154); a call that waits for an answer then is told that it will not come
   (abstract_channel.py 100).
 * ``Channel.events["basic_return"]`` (channel.py 2012), for what was published as ``mandatory``.
+
+Of Celery 5.7.0:
+
+* ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
+* ``AMQP.Queues`` makes queues as the app's settings say, ``Queues.new_missing`` one that is not named in the settings
+  (celery/app/amqp.py 317 and 235).
 """
 
 from __future__ import annotations
@@ -21,85 +27,164 @@ from typing import Any
 import amqp
 from amqp import spec
 from amqp.exceptions import ChannelError, PreconditionFailed, RecoverableConnectionError, error_for_code
+from celery.worker import state
 
+from .acknowledgements import Acknowledgements
 from .broker import Broker
-from .saved_message import Parcel, publish_all
+from .message_fields import stored_id
+from .saved_message import Parcel, parcel_of, publish_all
 
-__all__ = ["NoSuchQueue", "Publisher", "publish_on"]
+__all__ = ["NoSuchQueue", "Publisher", "Republisher", "publish_on"]
 
-#: A message, the seconds after which it is taken up, and what is added to its marker.
+#: A message, its delay in seconds, and additions to its marker.
 Parcels = Sequence[tuple[Parcel, float, Mapping[str, Any]]]
+#: The declaration of a queue, by its name; None: another worker declares it.
+Declaration = Callable[[str], Any]
 
 
 class NoSuchQueue(Exception):
-    """The broker has no queue of that name, and how it should be declared is its own worker's to say."""
+    """The broker has no queue of that name, and another worker has to declare it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the broker has no queue {name!r}: no worker that would consume it has ever been there")
 
 
 def publish_on(channel: Any, parcels: Parcels) -> set[str]:
-    """Publish messages on a channel of its own; returns the queues that are not there, on AMQP."""
+    """Publish messages on a channel of their own; returns the queues that do not exist, on AMQP."""
     if isinstance(channel, amqp.Channel):
         return _Channel(channel).publish(parcels)
     publish_all(channel, parcels)
     return set()
 
 
-class Publisher:
-    """Where messages go out of a worker.
+class Republisher:
+    """Publishes messages of this worker again, then acknowledges them.
 
     Args:
-        app: the app; its producers' connections are used where the broker is read from ``apart``: publishers read.
+        consumer: Celery's.
+        broker: its broker.
+        acknowledgements: its acknowledgements.
+        publisher: its publisher.
+        return_queue: declares return queues.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        broker: Broker,
+        acknowledgements: Acknowledgements,
+        publisher: Publisher,
+        return_queue: Declaration,
+    ) -> None:
+        self._consumer, self._broker = consumer, broker
+        self._acknowledgements, self._publisher, self._return_queue = acknowledgements, publisher, return_queue
+
+    def send_back(
+        self,
+        request: Any,
+        queue: str,
+        return_queue: str,
+        delay: float,
+        slot_us: int | None,
+        unconfirmed_parks: int = 0,
+    ) -> None:
+        """Publish the message to return after ``delay`` seconds, and acknowledge this copy.
+
+        In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
+        raises; the message then is still unacknowledged. ``slot_us``: its slot by the store's clock, if it has one.
+        ``unconfirmed_parks``: see :func:`~.saved_message.unconfirmed_parks_in`.
+        """
+        slot = {} if slot_us is None else {"slot": slot_us}
+        parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
+        self._republish(request, parcel, delay, {"again": unconfirmed_parks or True, **slot}, self._return_queue)
+
+    def redirect(self, request: Any, queue: str) -> None:
+        """Publish the message as its sender did, to another queue, and acknowledge this copy.
+
+        A queue that does not exist is declared, as it would be for a task that is sent to it.
+        """
+        self._republish(request, parcel_of(request, queue, ""), 0.0, {}, self._as_settings_say)
+
+    def publish(self, parcels: Parcels) -> set[str]:
+        """Publish messages that were parked; returns the queues that do not exist, to which none was published."""
+        if self._broker.limits_eta_tasks:
+            parcels = [(parcel, 0.0, marker) for parcel, _, marker in parcels]
+        return self._publisher.publish(self._consumer.task_consumer.channel, parcels, self._return_queue)
+
+    def acknowledge(self, request: Any) -> None:
+        """Acknowledge a message that waits elsewhere from now on, and end its request."""
+        self._acknowledgements.acknowledge(request)
+        state.task_ready(request)
+
+    def _republish(
+        self, request: Any, parcel: Parcel, delay: float, marker: Mapping[str, Any], declaration: Declaration
+    ) -> None:
+        for missing in self._publisher.publish(request.message.channel, [(parcel, delay, marker)], declaration):
+            raise NoSuchQueue(missing)
+        self.acknowledge(request)
+
+    def _as_settings_say(self, name: str) -> Any:
+        """A queue as the app's settings have it, without a trace in ``app.amqp.queues``: None if they have none."""
+        settings = self._consumer.app.amqp
+        queues = settings.queues
+        if name in queues:
+            return queues[name]
+        return settings.Queues((queues.new_missing(name),))[name] if queues.create_missing else None
+
+
+class Publisher:
+    """Publishes for one worker.
+
+    Args:
+        app: the app; its producers' connections are used where the worker has no event loop: publishers read.
         broker: the worker's.
     """
 
     def __init__(self, app: Any, broker: Broker) -> None:
         self._app, self._broker = app, broker
         self._free: list[_Channel] = []
-        self._of: Any = None
+        self._connection: Any = None  # of the free channels
 
-    def publish(self, channel: Any, parcels: Parcels, declaration: Callable[[str], Any]) -> set[str]:
+    def publish(self, channel: Any, parcels: Parcels, declaration: Declaration) -> set[str]:
         """Publish messages; on another broker than AMQP on ``channel``.
 
-        A queue that is not there is declared as ``declaration`` says; None: that is not this worker's part.
+        A queue that does not exist is declared as ``declaration`` says.
 
         Returns:
-            The queues that are not there; none of what was to go to them was published.
+            The queues that do not exist; no message to them was published.
         """
         if not self._broker.on_amqp:
             publish_all(channel, parcels)
             return set()
-        with self._channel(self._broker.apart) as own:
+        with self._channel(self._broker.no_event_loop) as own:
             missing = own.publish(parcels)
-            found = {name: declaration(name) for name in missing}
-            declared = [name for name, queue in found.items() if queue is not None]
-            for name in declared:
-                found[name].bind(own.channel).queue_declare()
+            declared = {name: queue for name in missing if (queue := declaration(name)) is not None}
+            for queue in declared.values():
+                queue.bind(own.channel).queue_declare()
             if declared:
                 missing -= set(declared)
                 missing |= own.publish([each for each in parcels if each[0]["to"] in declared])
             return missing
 
     def declare(self, queue: Any) -> bool:
-        """Declare a queue, on AMQP; False: it is there, declared otherwise."""
+        """Declare a queue, on AMQP; False: it exists, with other arguments."""
         try:
-            with self._channel(apart=False) as own:  # the thread that reads sees to what is consumed
+            with self._channel(from_pool=False) as own:  # the thread that reads consumes
                 queue.bind(own.channel).queue_declare()
         except PreconditionFailed:
             return False
         return True
 
     @contextlib.contextmanager
-    def _channel(self, apart: bool) -> Iterator[_Channel]:
-        """A channel that is not in use: while one waits for an answer, other messages come in, and go out again."""
-        if apart:
+    def _channel(self, from_pool: bool) -> Iterator[_Channel]:
+        """A channel that is not in use: while one waits for an answer, messages come in that are published again."""
+        if from_pool:
             with self._app.producer_pool.acquire(block=True) as producer:
                 yield _Channel(producer.channel)
             return
         connection = self._broker.connection
-        if connection is not self._of:
-            self._of, self._free = connection, []
+        if connection is not self._connection:
+            self._connection, self._free = connection, []
         own = self._free.pop() if self._free else OwnChannel(connection.channel())
         try:
             yield own
@@ -122,12 +207,12 @@ class _Channel:
         self._returned: set[str] = set()
 
     def publish(self, parcels: Parcels) -> set[str]:
-        """Publish messages; returns the queues that are not there. Raises what the broker says to one of them."""
+        """Publish messages; returns the queues that do not exist. Raises the broker's refusal of a message."""
         handlers = self.channel.events["basic_return"]
         handlers.add(self._on_return)
         try:
             publish_all(self.channel, parcels, mandatory=True)
-            self._settle()
+            self._confirm()
         finally:
             handlers.discard(self._on_return)
         returned, self._returned = self._returned, set()
@@ -136,18 +221,18 @@ class _Channel:
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         self._returned.add(routing_key)
 
-    def _settle(self) -> None:
-        """Wait until the broker has seen to all that was published: any question will do."""
+    def _confirm(self) -> None:
+        """Wait until the broker has handled all that was published: any question will do."""
         self.channel.basic_qos(0, 0, False)
 
     def discard(self) -> None:
-        """It is not used again."""
+        """The channel is not used again."""
 
 
 class OwnChannel(_Channel):
-    """The same on the worker's connection, where others read as well.
+    """A channel on the worker's connection, from which other code reads as well.
 
-    What the broker says of this channel is for it alone: the reader notes it, and the call that waits finds it.
+    An answer of the broker may be read by any of it: callbacks note it here, for the call that waits.
     """
 
     def __init__(self, channel: Any) -> None:
@@ -156,7 +241,7 @@ class OwnChannel(_Channel):
         channel._callbacks[spec.Channel.Close] = self._on_close
         channel._callbacks[spec.Basic.QosOk] = self._on_answer
 
-    def _settle(self) -> None:
+    def _confirm(self) -> None:
         self._answered = False
         self.channel.send_method(spec.Basic.Qos, "lBb", (0, 0, False))
         while not self._answered:

@@ -1,4 +1,4 @@
-"""One request: where its message comes from, and how its task ends without being run.
+"""One request: where its message comes from, and how its task ends without running.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0:
 
@@ -11,37 +11,47 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   (celery/events/dispatcher.py 190).
 * ``request.request_dict`` and ``request.delivery_info``, which is in it (request.py 177): what the task is told when it
   starts.
+* ``Request._announce_revoked`` (celery/worker/request.py), ``Task.request_stack``.
+* ``state.task_ready`` (celery/worker/state.py 215): a request has ended here.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
+from celery import signals
+from celery.app.task import Context
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.utils.saferepr import saferepr
+from celery.worker import state
 from celery.worker.request import Request
 
-from . import task_termination
-from .consumers import noted
-from .message_priority import priority_of as _priority_of
+from . import message_fields
+from .message_fields import stamp_of
 from .saved_message import marker_in, without_marker
 
 __all__ = [
     "PERMIT",
-    "age",
-    "announce",
-    "came_back",
-    "came_beside",
-    "drop",
+    "delivery_age",
     "fail",
-    "has_come",
-    "is_back",
-    "is_of_a_canvas",
-    "note_come",
+    "has_arrived",
+    "is_of_canvas",
+    "is_returned",
+    "note_arrived",
     "priority_of",
     "queue_of",
-    "restore",
+    "remove_marker",
+    "revoke",
+    "send_throttled_event",
+    "via_return_queue",
+    "was_throttled",
 ]
+
+logger = logging.getLogger("celery_ratelimit")
 
 #: The entry of ``request.delivery_info`` that says that the task's permit was taken: ``worker``, by which; ``queue``,
 #: whose limits it is of; ``id`` and ``granted_at``, under which the store knows it (0: the store was not asked); of a
@@ -51,9 +61,9 @@ PERMIT = "ratelimit_permit"
 # -- Where it comes from -----------------------------------------------------------------------------------------------
 
 
-def note_come(request: Any) -> None:
-    """A request has come to the gate: its countdown, if it had one, has ended."""
-    request.message.ratelimit_came = True
+def note_arrived(request: Any) -> None:
+    """A request has arrived in the gate: its countdown, if it had one, has ended."""
+    request.message.ratelimit_arrived = True
     request.name = str(request.name)
     if getattr(request, "_eta_timer_entry", None) is not None:
         request._eta_timer_entry = None  # strategy.py 212: the two would live until the next full collection
@@ -62,56 +72,56 @@ def note_come(request: Any) -> None:
         kind.tzlocal = request.tzlocal
 
 
-def has_come(request: Any) -> bool:
-    return hasattr(request.message, "ratelimit_came")
+def has_arrived(request: Any) -> bool:
+    return hasattr(request.message, "ratelimit_arrived")
 
 
 def queue_of(request: Any) -> str:
-    """The queue that the task was sent to, also when it comes from that queue's return queue."""
+    """The queue to which the task was sent, also if it came by that queue's return queue."""
     message = request.message
     marker = marker_in(message)
     if marker:
         return str(marker.get("queue"))
-    return noted(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
+    return stamp_of(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
 
 
 def priority_of(request: Any) -> int:
-    """The number that the task was sent with, see :func:`importance.priority_of`."""
-    return _priority_of(request.message.properties.get("priority"))
+    """The priority with which the task was sent."""
+    return message_fields.priority_of(request.message.properties.get("priority"))
 
 
-def came_back(request: Any) -> bool:
-    """Whether it was throttled before, and sent back or parked."""
+def was_throttled(request: Any) -> bool:
+    """Whether its message was sent back or parked before."""
     return bool(marker_in(request.message))
 
 
-def is_back(message: Any) -> bool:
-    """Whether a message was throttled before."""
+def is_returned(message: Any) -> bool:
+    """Whether a message was sent back or parked before."""
     return bool(marker_in(message))
 
 
-def came_beside(request: Any) -> bool:
-    """Whether it came by a return queue that is consumed beside its own: it is not part of the prefetch."""
-    return hasattr(request.message, "ratelimit_beside")
+def via_return_queue(request: Any) -> bool:
+    """Whether its message came by a return queue, and so is not part of the prefetch."""
+    return hasattr(request.message, "ratelimit_via_return_queue")
 
 
-def age(request: Any) -> float:
-    """Seconds since the broker has handed its message out: its countdown was spent here."""
-    since = noted(request.message, "ratelimit_since")
+def delivery_age(request: Any) -> float:
+    """Seconds since the broker delivered its message: a countdown is part of them."""
+    since = stamp_of(request.message, "ratelimit_received_at")
     return time.monotonic() - since if since else 0.0
 
 
-def is_of_a_canvas(request: Any) -> bool:
+def is_of_canvas(request: Any) -> bool:
     """Whether other tasks go on when this one ends: it is of a chord, chain or group, or has links."""
     context = request._context
     return any(getattr(context, each, None) for each in ("chord", "chain", "group", "callbacks", "errbacks"))
 
 
-# -- What becomes of it ------------------------------------------------------------------------------------------------
+# -- How it goes on ----------------------------------------------------------------------------------------------------
 
 
-def restore(request: Any) -> None:
-    """Undo in a request what sending it back has changed, so that its task finds it as it was sent."""
+def remove_marker(request: Any) -> None:
+    """Undo in a request what its return has changed: its task finds the request as it was sent."""
     fields = request.request_dict
     marker = without_marker(fields)
     if marker:
@@ -122,20 +132,85 @@ def restore(request: Any) -> None:
         request.delivery_info["routing_key"] = marker.get("routing_key")
 
 
-def announce(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:
-    """The event for monitors, if one is told of tasks. ``task-throttled`` shows as state THROTTLED there."""
+def send_throttled_event(request: Any, fields: Callable[[], Mapping[str, Any]]) -> None:
+    """Send ``task-throttled``, which monitors show as state THROTTLED, if the worker sends events of tasks."""
     eventer = request._eventer
     if eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups):
         request.send_event("task-throttled", **fields())
 
 
 def fail(request: Any, error: BaseException) -> None:
-    """End a task with ``error`` as its own, without running it; see :func:`task_termination.fail`."""
-    restore(request)
-    task_termination.fail(request, error)
+    """End a task as failed with ``error``, without running it, as Celery does at a hard time limit.
+
+    ``on_failure`` and receivers of ``task_failure`` are called with ``self.request`` as in the task. An error that they
+    or the result backend raise is logged; the task has ended all the same.
+    """
+    remove_marker(request)
+    try:
+        raise error
+    except BaseException:
+        info = ExceptionInfo()
+    task, context = request.task, _context_of(request)
+
+    def store() -> None:
+        task.backend.mark_as_failure(
+            request.id, error, traceback=info.traceback, request=context, store_result=request.store_errors
+        )
+
+    def send_signal() -> None:
+        signals.task_failure.send(
+            sender=task,
+            task_id=request.id,
+            exception=error,
+            args=request.args,
+            kwargs=request.kwargs,
+            traceback=error.__traceback__,
+            einfo=info,
+        )
+
+    task.request_stack.push(context)
+    try:
+        _try(request, "its result backend", store)
+        _try(request, "its on_failure", lambda: task.on_failure(error, request.id, request.args, request.kwargs, info))
+        _try(request, "a receiver of task_failure", send_signal)
+    finally:
+        task.request_stack.pop()
+        _end(request)
+    _try(
+        request,
+        "an event",
+        lambda: request.send_event("task-failed", exception=saferepr(error), traceback=info.traceback),
+    )
 
 
-def drop(request: Any, reason: str) -> None:
-    """End a task without running it: state REVOKED with a reason, so that no caller waits for its result."""
-    restore(request)
-    task_termination.drop(request, reason)
+def revoke(request: Any, reason: str) -> None:
+    """End a task as revoked, without running it: callers that wait for its result get ``reason``."""
+    remove_marker(request)
+    try:
+        _try(request, "its result backend", lambda: request._announce_revoked(reason, False, None, False))
+    finally:
+        request._already_revoked = True
+        _end(request)
+
+
+def _end(request: Any) -> None:
+    state.task_ready(request)
+    request.acknowledge()
+
+
+def _try(request: Any, what: str, step: Callable[[], Any]) -> None:
+    """Run one step of a task's end. An error of it, ``SystemExit`` included, is logged and does not end the worker."""
+    try:
+        step()
+    except (WorkerShutdown, WorkerTerminate):
+        raise
+    except (Exception, SystemExit) as error:
+        logger.error("Task %s[%s] ends, but %s raised %r", request.name, request.id, what, error, exc_info=True)
+
+
+def _context_of(request: Any) -> Context:
+    """The task's request, as ``self.request`` in the task; of a malformed message the fields that can be read."""
+    try:
+        return request._context
+    except Exception:
+        return Context(id=request.id, task=request.name, args=request.args, kwargs=request.kwargs)

@@ -1,7 +1,7 @@
-"""The queues that throttled tasks come back by: consumed beside their own queues, on a channel and in a window apart.
+"""Consumes the return queues of the worker's queues, on a channel of their own, outside the prefetch.
 
-So what comes back comes in however full the worker's prefetch is, and whatever order its queues have; and no queue is
-in ``app.amqp.queues`` that the user has not put there.
+So a throttled task returns however full the worker's prefetch is, and whatever order its queues have. No queue is added
+to ``app.amqp.queues``.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0:
 
@@ -9,9 +9,6 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
   has its ``on_message``.
 * A channel counts what it has handed out by itself: on Redis each has a ``QoS`` and a BRPOP of its own
   (kombu/transport/redis.py 467 and 737), on AMQP the broker counts for each consumer of it.
-* ``Channel._brpop_start`` (kombu/transport/redis.py 1459) asks for the next message of a channel's queues. Whoever
-  reads the answer asks ``qos.can_consume`` (on_readable), and would leave it unread for as long as that says no. Other
-  virtual transports ask for nothing while it does (kombu/transport/virtual/base.py 231).
 """
 
 from __future__ import annotations
@@ -23,142 +20,121 @@ from typing import Any
 from kombu import Queue
 
 from .bulk_receive import BulkReceive
-from .channel_failures import end_connection_with
-from .client_reuse import keep_client
-from .intake_pause import rest_while
+from .channels import end_connection_with, pause_while, resume_polling, reuse_client, stop_polling
 from .prefetch import Prefetch
 from .publisher import Publisher
-from .return_names import ReturnNames, like
+from .return_names import ReturnNames, declared_like
 
-__all__ = ["MOST_RETURNED", "ReturnConsumer"]
+__all__ = ["MAX_RETURNED", "ReturnConsumer"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Messages that have come back and wait in a worker for their turn; on AMQP of each return queue.
-MOST_RETURNED = 500
+#: Returned messages that wait in a worker for their turn; on AMQP of each return queue.
+MAX_RETURNED = 500
 
 
 class ReturnConsumer:
-    """The return queues of one worker: they follow the queues that it consumes.
-
-    Args:
-        consumer: Celery's.
-        names: what they are called.
-        prefetch: the window that they are not part of.
-        outbox: declares them.
-        together: messages of their own queues that come in at once.
+    """The consumer of one worker's return queues. It follows the worker's consumer of tasks.
 
     Attributes:
-        are_left: whether they are to be left to other workers for now; see :meth:`leave_to_others`.
+        consumer_class: of kombu's consumers; None: return queues are not consumed.
+        paused: whether the return queues are left to other workers; in effect after :meth:`apply_pause`.
+        is_late: tells whether the worker is to receive no new message.
     """
 
     def __init__(
-        self, consumer: Any, names: ReturnNames, prefetch: Prefetch, outbox: Publisher, together: BulkReceive
+        self, consumer: Any, names: ReturnNames, prefetch: Prefetch, publisher: Publisher, bulk_receive: BulkReceive
     ) -> None:
-        self._celerys, self._names = consumer, names
-        self._prefetch, self._outbox, self._together = prefetch, outbox, together
-        self._make: Any = None
-        self._main: Any = None
-        self._beside: Any = None
-        self.are_left = False
+        self._worker_consumer, self._names = consumer, names
+        self._prefetch, self._publisher, self._bulk_receive = prefetch, publisher, bulk_receive
+        self._task_consumer: Any = None
+        self._consumer: Any = None
+        self.consumer_class: Any = None
+        self.paused = False
         self.is_late: Callable[[], bool] = lambda: False
 
-    def set_up(self, make: Any) -> None:
-        """``make``: a class of consumers."""
-        self._make = make
-
-    # -- Following -------------------------------------------------------------------------------------------------
-
-    def follow(self, main: Any, queue: Queue) -> None:
-        """``main`` is about to consume ``queue``."""
-        if self._make is None or main is not self._celerys.task_consumer:
+    def follow(self, task_consumer: Any, queue: Queue) -> None:
+        """``task_consumer`` is about to consume ``queue``."""
+        if self.consumer_class is None or task_consumer is not self._worker_consumer.task_consumer:
             return  # another consumer
-        if main is not self._main:
-            self._begin(main)
+        if task_consumer is not self._task_consumer:
+            self._begin(task_consumer)
         self._names.queues[queue.name] = queue
-        self._settle()
+        self._update_queues()
 
-    def leave(self, main: Any, queue: str) -> None:
-        """``main`` does not consume ``queue`` any more."""
-        if main is self._main and self._names.queues.pop(queue, None) is not None:
-            self._settle()
+    def unfollow(self, task_consumer: Any, queue: str) -> None:
+        """``task_consumer`` does not consume ``queue`` any more."""
+        if task_consumer is self._task_consumer and self._names.queues.pop(queue, None) is not None:
+            self._update_queues()
 
-    def stop(self, main: Any) -> None:
-        """``main`` consumes nothing any more."""
-        if main is self._main:
-            beside, self._main, self._beside = self._beside, None, None
+    def stop(self, task_consumer: Any) -> None:
+        """``task_consumer`` consumes nothing any more."""
+        if task_consumer is self._task_consumer:
+            consumer, self._task_consumer, self._consumer = self._consumer, None, None
             self._names.queues.clear()
             if self._names.on_amqp:
-                beside.cancel()
-            else:  # what was asked for may come still: without a consumer kombu would warn of it before it puts it back
-                _ask_for_nothing(beside.channel)
+                consumer.cancel()
+            else:  # an answer may still come: without a consumer kombu would warn of it before it puts it back
+                stop_polling(consumer.channel)
 
-    def _begin(self, main: Any) -> None:
-        """A worker has started, or has a new connection."""
-        channel = self._celerys.connection.channel()
-        self._names.queues.clear()
-        self._beside = self._make(
-            channel,
-            auto_declare=False,
-            accept=self._celerys.app.conf.accept_content,
-            on_decode_error=self._celerys.on_decode_error,
-            on_message=self._receive,
-            prefetch_count=MOST_RETURNED,
-        )
-        self._main = main
-        self._leave_alone()
-        for each in (main.channel, channel):
-            end_connection_with(each)
-            keep_client(each)
-            self._together.watch(each)
-        if self._celerys.hub is not None:
-            rest_while(main.channel, lambda: self.is_late())
-        self._prefetch.keep()
+    def apply_pause(self, then: Callable[[], None]) -> None:
+        """Do as :attr:`paused` says, which may change while AMQP's broker answers.
 
-    # -- Left to others --------------------------------------------------------------------------------------------
-
-    def leave_to_others(self, then: Callable[[], None]) -> None:
-        """Do as :attr:`are_left` says; it may say something else meanwhile, as AMQP's broker has to answer.
-
-        ``then`` is called when what goes back to the broker does not come here again.
+        ``then`` is called if they are paused: a message that is sent back does not return here.
         """
-        if self._beside is not None:
-            self._leave_alone()
-            self._settle()
-            if self.are_left:
+        if self._consumer is not None:
+            self._update_polling()
+            self._update_queues()
+            if self.paused:
                 then()
 
-    def _leave_alone(self) -> None:
-        """Elsewhere than on AMQP nothing is asked for; there, :meth:`_settle` sees to it."""
-        if self._names.on_amqp:
-            return
-        if self.are_left:
-            _ask_for_nothing(self._beside.channel)
-        else:
-            asks, name = _what_asks(self._beside.channel)
-            vars(asks).pop(name, None)
+    def _begin(self, task_consumer: Any) -> None:
+        """The worker has started, or has a new connection."""
+        channel = self._worker_consumer.connection.channel()
+        self._names.queues.clear()
+        self._consumer = self.consumer_class(
+            channel,
+            auto_declare=False,
+            accept=self._worker_consumer.app.conf.accept_content,
+            on_decode_error=self._worker_consumer.on_decode_error,
+            on_message=self._receive,
+            prefetch_count=MAX_RETURNED,
+        )
+        self._task_consumer = task_consumer
+        self._update_polling()
+        for each in (task_consumer.channel, channel):
+            end_connection_with(each)
+            reuse_client(each)
+            self._bulk_receive.watch(each)
+        if self._worker_consumer.hub is not None:
+            pause_while(task_consumer.channel, lambda: self.is_late())
+        self._prefetch.attach()
 
-    def _settle(self) -> None:
-        """Consume the return queues of what is consumed; but not the ones consumed by name (``-Q a.throttled``)."""
-        beside, queues = self._beside, dict(self._names.queues)
-        if self.are_left and self._names.on_amqp:
+    def _update_polling(self) -> None:
+        """On other brokers than AMQP, where :meth:`_update_queues` does it: ask for no message while paused."""
+        if not self._names.on_amqp:
+            (stop_polling if self.paused else resume_polling)(self._consumer.channel)
+
+    def _update_queues(self) -> None:
+        """Consume the return queues of the consumed queues, except return queues consumed by ``-Q a.throttled``."""
+        consumer, queues = self._consumer, dict(self._names.queues)
+        if self.paused and self._names.on_amqp:
             queues.clear()
         names = {self._names.name_for(name): queue for name, queue in queues.items()}
-        for queue in (*queues, *[each.name for each in self._main.queues]):
+        for queue in (*queues, *[each.name for each in self._task_consumer.queues]):
             names.pop(queue, None)
-        for name in [each.name for each in beside.queues]:
+        for name in [each.name for each in consumer.queues]:
             if name not in names:
-                beside.cancel_by_queue(name)
+                consumer.cancel_by_queue(name)
         for name, queue in names.items():
-            if not beside.consuming_from(name):
-                added = beside.add_queue(like(queue, name))
-                self._declare(added)
-                beside.consume()
+            if not consumer.consuming_from(name):
+                self._declare(consumer.add_queue(declared_like(queue, name)))
+                consumer.consume()
 
     def _declare(self, queue: Queue) -> None:
         if not self._names.on_amqp:
             queue.queue_declare()
-        elif not self._outbox.declare(queue):
+        elif not self._publisher.declare(queue):
             logger.warning(
                 "The return queue %r is at the broker with other arguments than its queue has: it is used as it is. "
                 "Delete it when it is empty, and it is declared anew",
@@ -166,22 +142,8 @@ class ReturnConsumer:
             )
 
     def _receive(self, message: Any) -> None:
-        if self._main is None:
+        if self._task_consumer is None:
             return  # AMQP's broker goes on until it has the cancellation: it gets back what is not acknowledged
-        message.ratelimit_beside = True
-        with self._prefetch.untouched():
-            self._main.on_message(message)
-
-
-def _what_asks(channel: Any) -> tuple[Any, str]:
-    """What asks the broker for the next message of a channel: an object and the name of its method."""
-    return (channel, "_brpop_start") if hasattr(channel, "_brpop_start") else (channel.qos, "can_consume")
-
-
-def _ask_for_nothing(channel: Any) -> None:
-    asks, name = _what_asks(channel)
-    setattr(asks, name, _not_now)
-
-
-def _not_now(*_: Any) -> bool:
-    return False
+        message.ratelimit_via_return_queue = True
+        with self._prefetch.unchanged():
+            self._task_consumer.on_message(message)

@@ -14,7 +14,6 @@ from kombu import Producer
 __all__ = [
     "Parcel",
     "as_sent",
-    "doubts_in",
     "expires_at",
     "marker_among",
     "marker_in",
@@ -23,6 +22,7 @@ __all__ = [
     "publish_all",
     "set_countdown",
     "survivor_in",
+    "unconfirmed_parks_in",
     "with_survivor",
     "without_marker",
 ]
@@ -117,7 +117,7 @@ def set_countdown(message: Any, seconds_until: Callable[[int], float | None], le
     return seconds
 
 
-def doubts_in(message: Any) -> int:
+def unconfirmed_parks_in(message: Any) -> int:
     """How often a message was sent anew because the store did not say whether it was parked."""
     again = marker_in(message).get("again", 0)
     return again if _is_count(again) else 0

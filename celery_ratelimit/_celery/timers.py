@@ -39,61 +39,57 @@ __all__ = ["Timers"]
 logger = logging.getLogger("celery_ratelimit")
 
 #: Seconds that a timer may be late where timers have a thread.
-LATEST = 0.01
-#: Cancelled timers that are kept, at least: then they are taken out, when they are half of all.
+MAX_LATENESS = 0.01
+#: Cancelled timers that are always kept; more are taken out when they are half of all.
 MAX_CANCELLED = 500
 
 
 class Timers:
-    """Calls of a worker that come later.
-
-    Args:
-        consumer: Celery's.
-        broker: its broker.
+    """Later calls of a worker.
 
     Attributes:
-        turn: the lock that a thread in the gate holds, where timers have a thread; greenlets need none.
+        lock: held by the thread that is in the gate, where timers have a thread; greenlets need none.
     """
 
     def __init__(self, consumer: Any, broker: Broker) -> None:
         self._consumer, self._broker = consumer, broker
         self._green = bool(consumer.pool.is_green)
-        self._threaded = broker.apart and not self._green
+        self._threaded = broker.no_event_loop and not self._green
         self._cancelled = 0
-        self.turn: AbstractContextManager[Any] = threading.RLock() if self._threaded else nullcontext()
+        self.lock: AbstractContextManager[Any] = threading.RLock() if self._threaded else nullcontext()
 
-    def be_on_time(self) -> None:
-        """From now on no timer is late because of how many there are, or when it was set."""
+    def fire_on_time(self) -> None:
+        """Let no timer be late because of the number of timers, or of when it was set."""
         hub, timer = self._consumer.hub, self._consumer.timer
         if hub is not None:
             hub.fire_timers = functools.partial(hub.fire_timers, max_timers=1000)
         elif self._threaded:
-            getattr(timer, "schedule", timer).max_interval = LATEST
+            getattr(timer, "schedule", timer).max_interval = MAX_LATENESS
 
-    # -- Whose turn it is ------------------------------------------------------------------------------------------
+    # -- Wrappers --------------------------------------------------------------------------------------------------
 
-    def in_turn(self, function: Callable[..., None]) -> Callable[..., None]:
-        """The same, by one thread at a time."""
+    def locked(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The function, called with the lock held."""
         if not self._threaded:
             return function
 
         @functools.wraps(function)
-        def in_turn(*args: Any) -> None:
-            with self.turn:
+        def locked(*args: Any) -> None:
+            with self.lock:
                 function(*args)
 
-        return in_turn
+        return locked
 
-    def contained(self, function: Callable[..., None]) -> Callable[..., None]:
-        """The same, but errors are logged; only a lost connection is raised, for Celery."""
+    def guarded(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The function, whose errors are logged; only the loss of the connection is raised, for Celery."""
 
         @functools.wraps(function)
-        def contained(*args: Any) -> None:
-            self._contain(function, *args)
+        def guarded(*args: Any) -> None:
+            self._guard(function, *args)
 
-        return contained
+        return guarded
 
-    def _contain(self, function: Callable[..., None], *args: Any) -> None:
+    def _guard(self, function: Callable[..., None], *args: Any) -> None:
         try:
             function(*args)
         except Exception as error:
@@ -101,43 +97,43 @@ class Timers:
                 raise
             logger.error("%r in %s: the worker goes on", error, function, exc_info=True)
 
-    def at_home(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
-        """The same, called where the gate is at home, which is here, from any thread or greenlet."""
-        home = threading.get_ident()
+    def on_gate_thread(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The function, called on the thread that calls this method, from any thread or greenlet."""
+        gate_thread = threading.get_ident()
 
         def called(argument: Any) -> None:
-            if threading.get_ident() == home:
+            if threading.get_ident() == gate_thread:
                 function(argument)
             else:
                 self.call_soon(functools.partial(function, argument))
 
         return called
 
-    # -- Calls that come later -------------------------------------------------------------------------------------
+    # -- Later calls -----------------------------------------------------------------------------------------------
 
     def call_after(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` on the worker's timer; returns what cancels it, unless it is being called."""
+        """Call ``callback`` on the worker's timer; returns a function that cancels it, unless it is being called."""
         timer, waiting = self._consumer.timer, [callback]
 
-        def ring() -> None:
+        def fire() -> None:
             if waiting:
-                self._contain(waiting.pop())
+                self._guard(waiting.pop())
 
-        entry = timer.call_after(seconds, self.in_turn(ring))
+        entry = timer.call_after(seconds, self.locked(fire))
 
         def cancel() -> None:
             if waiting:
                 waiting.clear()
                 if self._green:
-                    _end_soon(entry)  # timer.cancel() would let other greenlets go on in the middle of ours
+                    _kill(entry)  # timer.cancel() would let other greenlets go on in the middle of ours
                 else:
                     timer.cancel(entry)
-                    self._take_out_cancelled()
+                    self._purge_cancelled()
 
         return cancel
 
-    def _take_out_cancelled(self) -> None:
-        """Keep no more cancelled timers than others: each request that waits sets one for minutes ahead."""
+    def _purge_cancelled(self) -> None:
+        """Keep no more cancelled timers than live ones: each request that waits sets one for minutes ahead."""
         self._cancelled += 1
         timer = self._consumer.timer
         queue = getattr(timer, "schedule", timer)._queue
@@ -149,34 +145,34 @@ class Timers:
         self._cancelled = 0
 
     @property
-    def are_called_soon(self) -> bool:
+    def call_soon_wakes_loop(self) -> bool:
         """Whether :meth:`call_soon` wakes the worker's loop: kombu's hub does since 5.7."""
-        return self._broker.apart or hasattr(self._consumer.hub, "_wake_pending")
+        return self._broker.no_event_loop or hasattr(self._consumer.hub, "_wake_pending")
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` in the worker's event loop, from any thread."""
-        if self._broker.apart:  # there call_soon waits for the next message, or two seconds
+        if self._broker.no_event_loop:  # there call_soon waits for the next message, or two seconds
             self.call_after(0, callback)
         else:
             self._consumer.call_soon(callback)
 
     # -- Countdowns of requests ------------------------------------------------------------------------------------
 
-    def recall(self, wanted: Callable[[Any], bool]) -> None:
-        """End the countdowns of the wanted requests now, which were sent back and wait here."""
-        called = deque(self._called_off(wanted))
+    def fire_early(self, wanted: Callable[[Any], bool]) -> None:
+        """End the countdowns of the returned requests that are ``wanted``."""
+        called = deque(self._disarm(wanted))
         try:
             while called:
-                _, come, args = called.popleft()
-                come(*args)
+                _, arrive, args = called.popleft()
+                arrive(*args)
         finally:
-            for entry, come, args in called:
-                entry.fun, entry.args = come, args
+            for entry, arrive, args in called:
+                entry.fun, entry.args = arrive, args
 
-    def _called_off(self, wanted: Callable[[Any], bool]) -> list[tuple[Any, Callable[..., None], Sequence[Any]]]:
-        """The timer's entries for them, by their time, with what they call: from now on they call nothing.
+    def _disarm(self, wanted: Callable[[Any], bool]) -> list[tuple[Any, Callable[..., None], Sequence[Any]]]:
+        """The timer's entries for them, by their time, with their calls; the entries themselves call nothing any more.
 
-        All before the first comes: until it has, the timers of others could wake, and they would come twice.
+        All before the first call: during it other timers could fire, and these requests would arrive twice.
         """
         timer = self._consumer.timer
         with getattr(timer, "mutex", nullcontext()):  # where it has a thread, which takes entries out
@@ -187,28 +183,28 @@ class Timers:
             entries = [entry for _, entry in sorted(waiting, key=_first) if _holds(entry, wanted)]
             found = [(entry, entry.fun, entry.args) for entry in entries]
             for entry in entries:
-                entry.fun, entry.args = _nothing, ()
+                entry.fun, entry.args = _do_nothing, ()
         return found
 
 
 def _holds(entry: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a timer's entry is for such a request."""
+    """Whether a timer's entry is the countdown of a returned request that is ``wanted``."""
     if getattr(entry.fun, "__name__", "") not in ("apply_eta_task", "_limit_post_eta"):
         return False
     request = entry.args[0]
-    # A greenlet of its own may be at it; or it has come, and its greenlet is at others of its line.
-    return requests.came_back(request) and not requests.has_come(request) and wanted(request)
+    # Its own greenlet may be handling it; or it has arrived, and its greenlet handles others of its queue.
+    return requests.was_throttled(request) and not requests.has_arrived(request) and wanted(request)
 
 
 _first = operator.itemgetter(0)
 
 
-def _nothing() -> None:
-    """What a timer does whose request has come already."""
+def _do_nothing() -> None:
+    """Called by a timer whose request has arrived already."""
 
 
-def _end_soon(greenlet: Any) -> None:
-    """End the greenlet of a green timer's entry, gevent's or eventlet's, without a switch to any other now."""
+def _kill(greenlet: Any) -> None:
+    """Kill the greenlet of a green timer's entry, gevent's or eventlet's, without switching to another one now."""
     gevent = sys.modules.get("gevent")
     if gevent is not None and isinstance(greenlet, gevent.Greenlet):
         greenlet.kill(block=False)

@@ -1,7 +1,6 @@
-"""A worker's consumer, as the gate sees it: its parts, and how the gate takes the pool's place in it.
+"""The parts of a worker's consumer, and how the gate is put before its pool.
 
 What is relied on; line numbers are of Celery and kombu 5.7.0.
-``tests/integration/test_internals.py`` fails loudly when one of them moves.
 
 * ``Consumer.on_task_request`` (celery/worker/consumer/consumer.py 221): every message that passed revocation,
   ETA and Celery's own ``rate_limit`` goes through it. It is read by the task strategies when they are built
@@ -29,35 +28,21 @@ from celery.worker import state
 from .acknowledgements import Acknowledgements
 from .broker import Broker
 from .bulk_receive import BulkReceive
-from .consumption import Consumption
+from .consumption import Consumption, Subscriptions
 from .pool import Pool
-from .publisher import Publisher
-from .republisher import Republisher
-from .requests import PERMIT, note_come
+from .publisher import Publisher, Republisher
+from .requests import PERMIT, note_arrived
 from .return_names import ReturnNames
-from .subscriptions import Subscriptions
 from .timers import Timers
 
 __all__ = ["Worker"]
 
 
 class Worker:
-    """One worker's consumer, as the gate sees it.
+    """One worker's consumer. Each part is an attribute, described in its class.
 
     Args:
         consumer: a ``celery.worker.consumer.Consumer`` that is being made (its strategies are not built yet).
-
-    Attributes:
-        app: Celery's.
-        hostname: the worker's name.
-        pool: what runs, and how long tasks take.
-        broker: of what kind it is.
-        timers: calls that come later.
-        intake: what comes in.
-        together: what comes in at once.
-        consuming: the queues that it consumes, or leaves alone for now.
-        departures: messages that leave it.
-        acknowledgements: messages of parked tasks, to be acknowledged together.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -69,12 +54,12 @@ class Worker:
         self.pool = Pool(consumer.pool)
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
-        outbox, names = Publisher(self.app, broker), ReturnNames(consumer)
+        publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = Acknowledgements(self.timers)
-        self.together = BulkReceive(broker)
-        self.intake = Consumption(consumer, broker, names, outbox, self.together)
-        self.consuming = Subscriptions(consumer, broker, names)
-        self.departures = Republisher(consumer, broker, self.acknowledgements, outbox, names.declaration)
+        self.bulk_receive = BulkReceive(broker)
+        self.consumption = Consumption(consumer, broker, names, publisher, self.bulk_receive)
+        self.subscriptions = Subscriptions(consumer, broker, names)
+        self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, names.declaration)
 
     def intercept(
         self,
@@ -83,14 +68,17 @@ class Worker:
         on_message: Callable[[Any], None],
         on_error: Callable[[Any, Exception], None],
     ) -> None:
-        """From now on every request goes to ``on_request``, and ``on_end`` gets each one whose task has ended.
+        """Direct each request to ``on_request`` instead of the pool.
 
-        ``on_message`` sees each message when it comes in, before its countdown. ``on_error`` gets a request and what
-        nobody has foreseen at it; the message of one that it cannot have ends here.
+        Args:
+            on_request: handles a request.
+            on_end: is called when a request's task has ended.
+            on_message: is called with each message that is delivered, before its countdown.
+            on_error: handles an error that a request has raised in the gate or the pool.
         """
 
-        def come(request: Any) -> None:
-            note_come(request)
+        def arrive(request: Any) -> None:
+            note_arrived(request)
             try:
                 on_request(request)
             except Exception as error:
@@ -98,20 +86,20 @@ class Worker:
                     raise
                 on_error(request, error)
 
-        def seen(message: Any) -> None:
-            self.intake.check_origin(message)
+        def delivered(message: Any) -> None:
+            self.consumption.correct_queue(message)
             on_message(message)
 
         consumer, timers = self._consumer, self.timers
         self._on_error = on_error
-        consumer.on_task_request = timers.in_turn(come)
+        consumer.on_task_request = timers.locked(arrive)
         self.pool.survive_reconnect(consumer)
-        self.pool.watch(timers.at_home(timers.in_turn(timers.contained(on_end))))
-        timers.be_on_time()
-        self.intake.watch(timers.in_turn(timers.contained(seen)))
+        self.pool.watch(timers.on_gate_thread(timers.locked(timers.guarded(on_end))))
+        timers.fire_on_time()
+        self.consumption.watch(timers.locked(timers.guarded(delivered)))
 
     def start(self, request: Any, permit: Mapping[str, Any] | None = None) -> None:
-        """Hand a request to the pool, as if the gate were not there; with its permit, if it has one."""
+        """Start a request in the pool, with its permit, if it has one."""
         if permit is not None:
             request.delivery_info[PERMIT] = {"worker": self.hostname, **permit}
         try:
@@ -121,11 +109,11 @@ class Worker:
                 raise
             self._on_error(request, error)
 
-    def tell_what_waits(self) -> None:
-        """The worker ends: nothing is left for a turn of its loop that does not come."""
+    def flush_pending(self) -> None:
+        """Run the operations that wait for a turn of the worker's loop: it ends without one."""
         self._consumer.perform_pending_operations()
 
-    # -- What it knows ---------------------------------------------------------------------------------------------
+    # -- Its state -------------------------------------------------------------------------------------------------
 
     @property
     def forks(self) -> bool:
@@ -134,25 +122,26 @@ class Worker:
 
     def live_workers(self) -> int:
         """Workers of the fleet that gossip knows, this one included; at least 1."""
-        if not self.can_gossip:
-            return 1
-        others = {worker.hostname for worker in self._consumer.gossip.state.alive_workers()} - {self.hostname}
-        return 1 + len(others)
+        return 1 + len(self._others())
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop has begun, warm or cold: a task that starts now would run, and once more after the restart."""
+        """Whether a stop has begun, warm or cold: a task that starts now would run again after the restart."""
         return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))
 
     def keeps_only_process(self) -> bool:
-        """Whether this worker is the one of the fleet that keeps its process for brief tasks, if its pool has only one.
+        """Whether this worker, if its pool has one process, keeps it for brief tasks: the first one by name does.
 
-        It is the first by its name of the workers that gossip knows, if there are others.
+        False for the only worker of a fleet, and without gossip.
         """
-        if not self.can_gossip:
-            return False
-        others = {worker.hostname for worker in self._consumer.gossip.state.alive_workers()} - {self.hostname}
+        others = self._others()
         return bool(others) and self.hostname < min(others)
+
+    def _others(self) -> set[str]:
+        """The other workers of the fleet that gossip knows."""
+        if not self.can_gossip:
+            return set()
+        return {worker.hostname for worker in self._consumer.gossip.state.alive_workers()} - {self.hostname}
 
     @property
     def can_gossip(self) -> bool:
@@ -160,7 +149,7 @@ class Worker:
         return bool(gossip is not None and gossip.enabled)
 
     def newly_revoked(self) -> list[str]:
-        """The ids of tasks that were revoked since this was asked last, the newest first."""
+        """The ids of tasks that were revoked since the last call, the newest first."""
         new = list(itertools.takewhile(lambda id: id != self._newest_revoked, reversed(state.revoked._data)))
         if new:
             self._newest_revoked = new[0]

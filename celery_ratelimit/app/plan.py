@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from .._celery.message_priority import lowest_first
+from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
 from ..limiter.arguments import alike_of, check_arguments, check_key, demands_of, signature_of
 from ..limiter.demand import Demand, with_priority

@@ -23,19 +23,19 @@ TOGETHER = 5.0
 @inspect_command()
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
-    from .._celery.inspection import pool_here
+    from .._celery.monitoring import pool_status
     from .plan import limits_of_app
 
     limits = {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits_of_app(state.app).items())}
-    return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits, **pool_here(state)}
+    return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits, **pool_status(state)}
 
 
 @inspect_command(args=[("id", str)], signature="ID")
 def ratelimit_task(state: Any, id: str, **kwargs: Any) -> dict[str, str] | None:
     """What a worker has of a task: it runs it, holds it, or has it on a countdown."""
-    from .._celery.inspection import task_here  # not for each `celery` command that only asks workers
+    from .._celery.monitoring import locate_task  # not for each `celery` command that only asks workers
 
-    return task_here(state, id)
+    return locate_task(state, id)
 
 
 @control_command(args=[("name", str), ("rate", str)], signature="NAME RATE")

@@ -27,7 +27,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from kombu.exceptions import OperationalError
 
-        from .._celery.broker import trouble_of
+        from .._celery.broker import broker_problem
 
         try:
             return super().invoke(ctx)
@@ -44,7 +44,7 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            trouble = trouble_of(ctx.obj.app, error)
+            trouble = broker_problem(ctx.obj.app, error)
             if not trouble:
                 raise
             raise _failed(trouble) from None

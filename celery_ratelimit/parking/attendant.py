@@ -93,7 +93,7 @@ class Attendant:
         clock: StoreClock,
     ) -> None:
         self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
-        self._return_queue_for = worker.intake.return_queue_for
+        self._return_queue_for = worker.consumption.return_queue_for
         self._orphans = Orphans(worker, parking, limits, orphans_after, outage)
         self.arrivals = Arrivals(worker, parking, outage)
         self.waking = Waking(worker, parking, limits, outage)
@@ -128,7 +128,7 @@ class Attendant:
         request = held.request
         marker = marker_in(request.message)
         parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
-        order = self._worker.intake.order_of(request.message, held.queue)
+        order = self._worker.consumption.broker_order(request.message, held.queue)
         share = None if demand.share is None else escape(demand.share)
         last = {
             **({"alone": held.alone} if held.alone else {}),
@@ -178,7 +178,7 @@ class Attendant:
         if (ahead == 0 or self._is_quiet) and self._looks.soon(self.occupied.looks_in(bucket)):
             self._due.are_new()  # the first task in a lot may have its turn before the next look
         self._busy_at = time.monotonic()
-        self._worker.departures.acknowledge(held.request)
+        self._worker.republisher.acknowledge(held.request)
         self._not_acknowledged.append((bucket, held.id, held.request.message))
 
     def _note_acknowledged(self) -> None:

@@ -60,7 +60,7 @@ class Attending:
                 queue[len(before) : len(queue) - len(behind)]
                 if queue.startswith(before) and queue.endswith(behind) and len(queue) > len(before) + len(behind)
                 else queue
-                for queue in self._worker.intake.queues
+                for queue in self._worker.consumption.queues
             ]
         )
 

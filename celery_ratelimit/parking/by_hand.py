@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from .._celery.broker import trouble_of
+from .._celery.broker import broker_problem
 from ..errors import ConfigurationError, RateLimitError
 from ..limiter.limiter import Limiter
 from ..limits.any_limit import AnyLimit
@@ -54,7 +54,7 @@ def taken_out(
     except RateLimitError:
         raise
     except Exception as error:
-        trouble = trouble_of(app, error)
+        trouble = broker_problem(app, error)
         if not trouble:
             raise
         raise RateLimitError(trouble) from error

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from celery import Celery
 
-from .._celery import NoAnswer, asked_workers, redelivery_of
+from .._celery import NoAnswer, query_workers, visibility_timeout_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import owners_of
@@ -27,7 +27,7 @@ PATIENCE, OFF = 1.0, 2.0
 
 def of_settings(app: Celery) -> Iterator[str]:
     """What the settings say, without asking anybody."""
-    redelivery = redelivery_of(app)
+    redelivery = visibility_timeout_of(app)
     used = owners_of(app)
     for name in settings_of(app).quotas:
         if name not in used:
@@ -101,7 +101,7 @@ def of_workers(app: Celery) -> Iterator[str]:
     except STORE_TROUBLES:  # which is said already
         now, is_lost = [], True
     try:
-        alive, said = asked_workers(app, "ping", PATIENCE), asked_workers(app, "ratelimits", PATIENCE)
+        alive, said = query_workers(app, "ping", PATIENCE), query_workers(app, "ratelimits", PATIENCE)
         clock = standings_of(app, first) if now else []
     except NoAnswer as error:
         yield f"the broker does not answer, so no worker was asked: {error}"

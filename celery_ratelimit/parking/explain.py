@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 from kombu.utils.json import loads
 
-from .._celery import NoAnswer, asked_workers
+from .._celery import NoAnswer, query_workers
 from ..app.plan import limits_of_app, plan_of
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
@@ -211,7 +211,7 @@ def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str)
 
 def _in_workers(app: Celery, id: str) -> Explanation | None:
     # Of workers of a version before this one nothing is said: they answer with an error.
-    for worker, told in asked_workers(app, "ratelimit_task", PATIENCE, id=id).items():
+    for worker, told in query_workers(app, "ratelimit_task", PATIENCE, id=id).items():
         if isinstance(told, dict) and "where" in told:
             return Explanation(id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=worker)
     return None

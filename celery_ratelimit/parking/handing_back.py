@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 
-from .._celery import messages_in, publish_on, taken_from
-from .._celery.saved_message import Parcel, as_sent, doubts_in, marker_in, parcel_in
+from .._celery import fetch_messages, message_count, publish_on
+from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
 from .contents import PAGE
 from .lot import Parking
 from .parked import Bucket, Parked, read_parcel
@@ -79,9 +79,9 @@ class HandingBack:
 
     def return_queue(self, name: str, queue: str) -> Handed:
         """What is on its way back to ``queue``, whose return queue is called ``name``, and no worker has."""
-        handed, remaining = NOTHING, messages_in(self._from, name)
+        handed, remaining = NOTHING, message_count(self._from, name)
         while remaining > 0:
-            with taken_from(self._from, name, min(remaining, PAGE)) as messages:
+            with fetch_messages(self._from, name, min(remaining, PAGE)) as messages:
                 ours = [message for message in messages if marker_in(message) and not self._ends(message)]
                 some = self._publish([as_sent(parcel_in(message)) for message in ours])
                 for message in ours:
@@ -115,8 +115,8 @@ class HandingBack:
         if "lot" in marker:
             name, key = marker["lot"]
             copy = {str(marker["id"]): int(marker["copy"])}
-            ends = bool(self._parking.copies.arrive((name, key), copy, doubts_in(message)))
-        elif doubts_in(message):
+            ends = bool(self._parking.copies.arrive((name, key), copy, unconfirmed_parks_in(message)))
+        elif unconfirmed_parks_in(message):
             names = list(self._parking.register.seen((), ()).limits)
             places = self._parking.contents.find(names, [str(message.headers.get("id"))])
             ends = any(marker.get("id") in ids for found in places for ids in found.values())

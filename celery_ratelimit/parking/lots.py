@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 from kombu.utils.json import dumps, loads
 
-from .._celery import fleet_of, publish_on, redelivery_of
+from .._celery import broker_fingerprint, publish_on, visibility_timeout_of
 from .._celery.saved_message import marker_among
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
@@ -268,7 +268,7 @@ class ParkingLots:
 
 def parking_of(app: Celery) -> Parking:
     """The parking lots of ``app``: of all whose tasks go to the same broker."""
-    return Parking(limiter_of(app), settings_of(app).fleet or fleet_of(app), redelivery_of(app))
+    return Parking(limiter_of(app), settings_of(app).fleet or broker_fingerprint(app), visibility_timeout_of(app))
 
 
 def _task(parked: Parked) -> ParkedTask:

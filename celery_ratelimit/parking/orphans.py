@@ -108,5 +108,5 @@ class Orphans:
 
     def _returns(self) -> set[tuple[str, str]]:
         """The return queues of what this worker consumes."""
-        intake = self._worker.intake
-        return {(to, queue) for queue in intake.queues if (to := intake.return_queue_for(queue)) != queue}
+        consumption = self._worker.consumption
+        return {(to, queue) for queue in consumption.queues if (to := consumption.return_queue_for(queue)) != queue}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from celery import Celery
 
-from .._celery import messages_of, queue_of
+from .._celery import default_queue_of, message_counts
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
@@ -142,7 +142,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     queues = {name: _queues_of(app, owned[name]) if name in owned else () for name in chosen}
     return_queue_for = settings_of(app).return_queue_for
     wanted = [each for some in queues.values() for queue in some for each in (queue, return_queue_for(queue))]
-    messages = messages_of(app, wanted)
+    messages = message_counts(app, wanted)
     found = []
     standings, would = in_shadow(app, standings_of(app, chosen))
     usages = usages_of(app, standings)
@@ -197,7 +197,7 @@ def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing
 
 
 def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
-    sent_to = [queue for task in owned.tasks if (queue := queue_of(app, task)) is not None]
+    sent_to = [queue for task in owned.tasks if (queue := default_queue_of(app, task)) is not None]
     return tuple(sorted({*sent_to, *owned.queues}))
 
 

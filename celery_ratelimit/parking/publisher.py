@@ -45,7 +45,7 @@ class Publisher:
                 continue
             now_us = self._clock.now_us()
             try:
-                missing = self._worker.departures.publish(
+                missing = self._worker.republisher.publish(
                     [
                         (parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each, now_us))
                         for bucket, each in some

@@ -8,7 +8,7 @@ import time
 
 from celery import Celery
 
-from .._celery import messages_in
+from .._celery import message_count
 from ..limiter.outage import Outage
 from .handing_back import HandingBack
 from .lot import Parking
@@ -86,7 +86,7 @@ class Rescue:
         waiting = {}
         if unseen.returns:
             with self._app.connection_for_read() as connection:
-                waiting = {pair: messages_in(connection, pair[0]) for pair in unseen.returns}
+                waiting = {pair: message_count(connection, pair[0]) for pair in unseen.returns}
         for (to, queue), number in waiting.items():
             ago = unseen.returns[to, queue]
             if not number:

@@ -107,9 +107,9 @@ class Actions:
         limit_queue.next_ask = action.until
         if action.demand is not None:
             self._reporter.announce(pending, outcome_of(limit_queue, pending, action.demand, action.wait, now))
-            if self._worker.intake.is_full:
+            if self._worker.consumption.prefetch_is_full:
                 self._prefetch.suspend(pending, limit_queue, now)
-            elif self._worker.intake.has_several_queues:
+            elif self._worker.consumption.has_several_queues:
                 self._prefetch.widen(pending)
 
     def _hold_on(self, limit_queue: LimitQueue, pending: PendingRequest, error: Exception, now: float) -> None:
@@ -131,7 +131,7 @@ class Actions:
     def _start(self, limit_queue: LimitQueue, pending: PendingRequest, permit_at_us: int) -> None:
         if self._resources.start(limit_queue, pending):
             permit = self._reporter.started(pending, permit_at_us)
-            requests.restore(pending.request)
+            requests.remove_marker(pending.request)
             self._worker.start(pending.request, permit)
 
     # -- It waits elsewhere ----------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ class Actions:
     def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:
         delay = min(action.wait, self._worker.broker.max_hold) - LEAD
         try:
-            return_queue = self._worker.intake.return_queue_for(pending.queue)
+            return_queue = self._worker.consumption.return_queue_for(pending.queue)
             slot_us = self._clock.slot_in(delay + LEAD)
-            self._worker.departures.send_back(
+            self._worker.republisher.send_back(
                 pending.request, pending.queue, return_queue, delay, slot_us, pending.doubts
             )
         except Exception as error:
@@ -192,14 +192,14 @@ class Actions:
         why = why.given_up(how, pending.plan.policy)
         if why.to is not None:
             try:
-                self._worker.departures.redirect(pending.request, why.to)
+                self._worker.republisher.redirect(pending.request, why.to)
             except Exception as error:
                 self._hold_on(limit_queue, pending, error, now)
                 return
         self._leave_for_good(limit_queue, pending)
         self._reporter.announce(pending, why)
         if how == "drop":
-            requests.drop(pending.request, why.reason)
+            requests.revoke(pending.request, why.reason)
         elif how == "fail":
             requests.fail(pending.request, why.error)
 

@@ -39,21 +39,23 @@ class ArrivalBatch:
         self._worker, self._attendant, self._capacity = worker, attendant, capacity
         self._prefetch, self._scheduler = prefetch, scheduler
         self._come: list[tuple[LimitQueue, PendingRequest]] = []
-        worker.intake.rest_while(scheduler.is_late)
-        worker.together.set_up(load_source("broker/take", ()), worker.timers.contained(self._all_have_come))
+        worker.consumption.pause_while(scheduler.is_late)
+        worker.bulk_receive.configure(load_source("broker/take", ()), worker.timers.guarded(self._all_have_come))
 
     def add(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
         """Whether it arrives together with others. A new request brings the messages behind it in its queue along."""
         if not pending.returned:
             self._gather(limit_queue, pending)
-        if self._worker.together.is_at_it:
+        if self._worker.bulk_receive.receiving:
             self._come.append((limit_queue, pending))
             return True
         return False
 
     def comes_back(self, message: Any) -> None:
         """A message has come that was parked: others come back with it."""
-        self._worker.together.gather(message, self._capacity.short_term_capacity(str(message.headers.get("task"))))
+        self._worker.bulk_receive.request_more(
+            message, self._capacity.short_term_capacity(str(message.headers.get("task")))
+        )
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops."""
@@ -63,9 +65,11 @@ class ArrivalBatch:
         """Receive the messages behind it too, if they are to be parked as well, or could start."""
         request = pending.request
         if self._attendant.occupied.lot_of(pending.demands) is not None:
-            self._worker.together.gather(request.message)
+            self._worker.bulk_receive.request_more(request.message)
         elif pending.plan.policy.throttle != "wait" or limit_queue.closed_until <= monotonic():
-            self._worker.together.gather(request.message, self._capacity.short_term_capacity(request.task.name))
+            self._worker.bulk_receive.request_more(
+                request.message, self._capacity.short_term_capacity(request.task.name)
+            )
 
     def _all_have_come(self) -> None:
         come, self._come = self._come, []

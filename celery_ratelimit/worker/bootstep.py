@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 from celery import Celery, bootsteps, signals
 
-from .._celery import Worker, add_to_banner, show_revoked
+from .._celery import Worker, add_to_banner, show_revoked_state
 from ..app.observers import observers_of
 from ..app.plan import AppLimits, node_of
 from ..app.settings import Settings, forks_apart, settings_of
@@ -81,11 +81,11 @@ class GateStep(bootsteps.StartStopStep):
             _refuse_to_start(error)
         self.gate = gate = Gate(worker, limiter_of(app), leases_of(app), settings, limited, observers)
         worker.intercept(gate.on_request, gate.on_end, gate.on_message, gate.on_error)
-        worker.intake.consume_return_queues(settings.return_queue_for)
+        worker.consumption.consume_return_queues(settings.return_queue_for)
 
     def start(self, consumer: Any) -> None:
         if self.gate is not None:
-            show_revoked(consumer)
+            show_revoked_state(consumer)
             if self._lost is not None:
                 self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
                 self._lost = None
@@ -100,7 +100,7 @@ class GateStep(bootsteps.StartStopStep):
     def close(self, consumer: Any) -> None:
         self.stop(consumer)
         if self.gate is not None:
-            self.gate.worker.tell_what_waits()
+            self.gate.worker.flush_pending()
 
     def _on_revoked(self, sender: Any = None, request: Any = None, **_: Any) -> None:
         if self.gate is not None:

@@ -49,7 +49,7 @@ class PoolCapacity:
     ) -> None:
         self._pool, self._keeps_only_process = pool, keeps_only_process
         self.pending = 0
-        self.turns = UpcomingTurns(pool.takes, workers)
+        self.turns = UpcomingTurns(pool.mean_runtime, workers)
         self.reservations = ProcessReservations(pool)
         self._listens_until = 0.0
 
@@ -79,7 +79,7 @@ class PoolCapacity:
 
     def is_saturated(self, now: float, seconds: float = KEEP) -> bool:
         """Whether all processes are busy, and none is likely to be free within ``seconds``."""
-        return self.idle() <= 0 and not self._pool.have_soon(now, seconds)
+        return self.idle() <= 0 and not self._pool.frees_soon(now, seconds)
 
     def _listens(self, now: float) -> bool:
         return now < self._listens_until
@@ -90,7 +90,7 @@ class PoolCapacity:
         A pool of several processes keeps one of them. Of workers with a single process the fleet chooses one that keeps
         it; there a task that has waited for long goes first all the same.
         """
-        if not name or (takes := self._pool.takes(name)) <= LEAST_BACKLOG:
+        if not name or (takes := self._pool.mean_runtime(name)) <= LEAST_BACKLOG:
             return 0
         turn = self.turns.next_briefer(name, now)
         if not (takes > KEEP and self._listens(now)) and (turn == float("inf") or turn - now > takes):
@@ -107,7 +107,7 @@ class PoolCapacity:
         """
         idle = self.idle()
         reserved = self.reservations.by(now + ASK_EARLY) + owed + self.kept_for_briefer(now, name, waited)
-        return idle > reserved or (idle == 0 and not reserved and self._pool.have_young(1, now, ASK_EARLY))
+        return idle > reserved or (idle == 0 and not reserved and self._pool.may_free(1, now, ASK_EARLY))
 
     def free(self, now: float, name: str) -> int:
         """Processes that no permit was taken for, and that tasks of this name may have."""
@@ -115,7 +115,7 @@ class PoolCapacity:
 
     def short_term_capacity(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
-        return int(self._pool.processes * max(1.0, AHEAD / max(0.001, self._pool.takes(name))))
+        return int(self._pool.processes * max(1.0, AHEAD / max(0.001, self._pool.mean_runtime(name))))
 
     def max_permits(self, now: float, name: str, interval: float = 0.0) -> int:
         """How many permits may be taken together, at least one, for tasks of this name, each to start at its time.
@@ -123,7 +123,7 @@ class PoolCapacity:
         Their times are ``interval`` apart, where that is known: at least; processes end by then and begin anew. Brief
         tasks may stand behind one another: none is late by more than its permit may be early.
         """
-        takes = self._pool.takes(name)
+        takes = self._pool.mean_runtime(name)
         free = self.idle() - self.reservations.by(now + ASK_EARLY) - self.kept_for_briefer(now, name)
         later = self.reservations.after(now + ASK_EARLY)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
@@ -134,15 +134,15 @@ class PoolCapacity:
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""
-        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.takes(name)))
+        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.mean_runtime(name)))
 
     def seconds_of_one(self, name: str) -> float:
         """Seconds from one to the next, when tasks of this name have all processes."""
-        return self._pool.takes(name) / max(1, self._pool.processes)
+        return self._pool.mean_runtime(name) / max(1, self._pool.processes)
 
     def pause_after(self, name: str) -> float:
         """Seconds after an unlimited task of this name after which another one has a process, whatever waits."""
-        takes = self._pool.takes(name)
+        takes = self._pool.mean_runtime(name)
         if takes == float("inf"):
             return UNKNOWN_PAUSE
         return max(LEAST_PAUSE, takes / (LEAST_SHARE * max(1, self._pool.processes)))
@@ -156,7 +156,7 @@ class PoolCapacity:
             claims: how many have their turn and wait for a process.
             turn: when the next limited task without a permit has its turn; infinity: none waits.
         """
-        takes, idle = self._pool.takes(name), self.idle()
+        takes, idle = self._pool.mean_runtime(name), self.idle()
         if idle <= 1 and takes > KEEP and self._listens(now):
             return False
         kept = claims + math.ceil(self.reservations.by(now + max(LEAST_BACKLOG, 2 * takes)))
@@ -167,7 +167,7 @@ class PoolCapacity:
             return idle > kept
         # A few more may wait in the pool: as many as are through before anybody's turn.
         backlog = min(max(LEAST_BACKLOG, (turn - now) / 2), MOST_BACKLOG) if turn < float("inf") else FREE_BACKLOG
-        return takes < backlog and self._pool.have_young(1 + int(-idle * takes / backlog), now, backlog)
+        return takes < backlog and self._pool.may_free(1 + int(-idle * takes / backlog), now, backlog)
 
 
 class ProcessReservations:
@@ -224,4 +224,4 @@ class ProcessReservations:
 
     def _share(self, name: str) -> float:
         """The share of a process until the next task may begin."""
-        return min(1.0, self._pool.takes(name) / ASK_EARLY)
+        return min(1.0, self._pool.mean_runtime(name) / ASK_EARLY)

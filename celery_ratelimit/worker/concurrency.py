@@ -192,7 +192,7 @@ class ConcurrencyLeases:
 
     def _channel_of(self, limit_queue: LimitQueue) -> str:
         """Where a queue is notified; empty: a notification would not be heard now."""
-        if not self._listens and self._worker.timers.are_called_soon:
+        if not self._listens and self._worker.timers.call_soon_wakes_loop:
             self._listens = True
             self._bell.listen()
         return f"{self._channel}.{limit_queue.number}" if self._bell.is_up else ""

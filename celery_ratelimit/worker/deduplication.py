@@ -69,7 +69,7 @@ class Deduplication:
         """Another copy is parked or may run."""
         request = pending.request
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", request.name, request.id)
-        self._worker.departures.acknowledge(request)
+        self._worker.republisher.acknowledge(request)
 
     def ask(
         self,
@@ -120,7 +120,7 @@ class Deduplication:
         request = pending.request
         reason = f"coalesced: task {survivor} waits in its place"
         logger.info("Task %s[%s] %s", request.name, request.id, reason)
-        requests.drop(request, reason)
+        requests.revoke(request, reason)
 
 
 def coalesce_key(plan: Plan, request: Any) -> str:
@@ -128,6 +128,6 @@ def coalesce_key(plan: Plan, request: Any) -> str:
 
     A task of a canvas is not, as other tasks go on with its result.
     """
-    if plan.policy.coalesce is None or requests.is_of_a_canvas(request):
+    if plan.policy.coalesce is None or requests.is_of_canvas(request):
         return ""
     return plan.alone(request.task.name, request.args, request.kwargs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .._celery import MOST_RETURNED, Worker, requests
+from .._celery import MAX_RETURNED, Worker, requests
 from .capacity import AHEAD, PoolCapacity
 from .request import PendingRequest, State
 from .request_queue import LimitQueue
@@ -40,7 +40,7 @@ class SuspendedQueues:
 
     def __init__(self, worker: Worker, widen: Callable[[QueuedRequest], None]) -> None:
         self._worker = worker
-        self._long = max(LONG, 2 * worker.broker.hears_after)
+        self._long = max(LONG, 2 * worker.broker.poll_delay)
         self._widen = widen
         self._queues: dict[str, tuple[set[QueuedRequest], Callable[[], float]]] = {}
 
@@ -61,9 +61,9 @@ class SuspendedQueues:
             return
         waiting = [other for other in among if other.queue == queue]
         wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
-        if wait < self._long or not self._worker.consuming.may_stop(queue):
+        if wait < self._long or not self._worker.subscriptions.may_pause_queue(queue):
             return
-        self._worker.consuming.stop(queue)
+        self._worker.subscriptions.pause_queue(queue)
         self._queues[queue] = (set(), each)
         for other in waiting:
             self._put_aside(other)
@@ -76,7 +76,7 @@ class SuspendedQueues:
         waiting.discard(pending)
         if not waiting or len(waiting) * each() <= self._long / 2:
             del self._queues[pending.queue]
-            self._worker.consuming.go_on(pending.queue)
+            self._worker.subscriptions.resume_queue(pending.queue)
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nothing is consumed."""
@@ -84,7 +84,7 @@ class SuspendedQueues:
 
     def _put_aside(self, pending: QueuedRequest) -> None:
         self._queues[pending.queue][0].add(pending)
-        if not pending.outside_prefetch and not requests.came_beside(pending.request):
+        if not pending.outside_prefetch and not requests.via_return_queue(pending.request):
             self._widen(pending)
 
 
@@ -111,10 +111,10 @@ class PrefetchAccounting:
 
     def widen(self, waiting: QueuedRequest) -> None:
         """What waits here for its turn is not to keep others out, unless there are very many."""
-        if self._outside < MOST_RETURNED and not waiting.outside_prefetch:
+        if self._outside < MAX_RETURNED and not waiting.outside_prefetch:
             self._outside += 1
             waiting.outside_prefetch = True
-            self._worker.intake.widen()
+            self._worker.consumption.widen_prefetch()
 
     def suspend(self, pending: PendingRequest, limit_queue: LimitQueue, now: float) -> None:
         """Stop consuming its queue for now, if the requests from it will be here for long."""
@@ -122,8 +122,8 @@ class PrefetchAccounting:
         # Or what the broker hands out of all queues would soon be of this one; or nothing, for too long.
         each = limit_queue.interval or max(demand.interval * demand.cost for demand in pending.demands)
         waits = not limit_queue.permit_available or first + (len(limit_queue) - 1) * each > AHEAD
-        among_others = self._worker.intake.has_several_queues and waits
-        if among_others or 0 < first + len(limit_queue) * limit_queue.interval < self._worker.broker.hears_after:
+        among_others = self._worker.consumption.has_several_queues and waits
+        if among_others or 0 < first + len(limit_queue) * limit_queue.interval < self._worker.broker.poll_delay:
             self.widen(pending)
         self._suspended.suspend(
             pending, [*limit_queue.with_slot, *limit_queue.new], first, lambda: limit_queue.interval
@@ -132,16 +132,16 @@ class PrefetchAccounting:
     def suspend_if_it_stays(self, pending: PendingRequest, limit_queue: LimitQueue, now: float) -> None:
         """The same for one that has just come."""
         waits_in_worker = pending.plan.policy.throttle == "wait" and pending.state is State.QUEUED
-        if waits_in_worker and (not pending.returned or self._worker.intake.is_full):
+        if waits_in_worker and (not pending.returned or self._worker.consumption.prefetch_is_full):
             self.suspend(pending, limit_queue, now)
 
     def suspend_unlimited(
         self, waiting: QueuedRequest, among: Sequence[QueuedRequest], each: Callable[[], float]
     ) -> None:
         """The same for a request that nothing limits; ``each``: seconds from one of them to the next."""
-        if len(among) * each() < self._worker.broker.hears_after:
+        if len(among) * each() < self._worker.broker.poll_delay:
             self.widen(waiting)
-        if self.limited and self._worker.intake.has_several_queues:
+        if self.limited and self._worker.consumption.has_several_queues:
             self._suspended.suspend(waiting, among, 0.0, each)
 
     def leave(self, waiting: QueuedRequest) -> None:
@@ -150,7 +150,7 @@ class PrefetchAccounting:
         self.limited -= isinstance(waiting, PendingRequest)
         if waiting.outside_prefetch:
             self._outside -= 1
-            self._worker.intake.narrow()
+            self._worker.consumption.narrow_prefetch()
         self._suspended.on_left(waiting)
 
     def clear(self) -> None:
@@ -183,13 +183,13 @@ class ReturnQueueConsumption:
         if saturated == self._is_left or (saturated and not self._are_there_others()):
             return
         self._is_left, self.has_left = saturated, False
-        self._worker.intake.leave_returned_to_others(saturated, self._left)
+        self._worker.consumption.pause_return_queues(saturated, self._left)
         if listens := self._capacity.note_saturated(now, saturated=saturated):
             self._worker.timers.call_after(listens, self._dispatch)
 
     def must_republish(self, pending: PendingRequest) -> bool:
         """Whether a request goes back to the broker, for another worker."""
-        return self.has_left and pending.returned and requests.came_beside(pending.request)
+        return self.has_left and pending.returned and requests.via_return_queue(pending.request)
 
     def _left(self) -> None:
         self.has_left = True

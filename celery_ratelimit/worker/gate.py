@@ -151,9 +151,9 @@ class Gate:
             return
         demands, shadow = self._asker.shadows.split(every)
         now, max_hold = monotonic(), self.worker.broker.max_hold
-        returned = requests.came_back(request)
+        returned = requests.was_throttled(request)
         # With a long countdown of the user's behind it, which the broker counts, it is not to wait here.
-        old = not returned and plan.policy.throttle == "wait" and requests.age(request) > max_hold
+        old = not returned and plan.policy.throttle == "wait" and requests.delivery_age(request) > max_hold
         until = now if old else now + max_hold
         number = next(self._numbers)
         not_before = self._admission.not_before(now, reserved_for) if returned else now
@@ -169,7 +169,7 @@ class Gate:
             return
         if returned:
             # Until it asks, if it waits: then others have come, too, and the store is asked once.
-            waits = not_before > now or self.worker.together.is_at_it
+            waits = not_before > now or self.worker.bulk_receive.receiving
             pending.duplicate_checked = not (waits or self._deduplication.is_checked_with_permit(pending))
         connections = self._connections
         if pending.duplicate_checked and (self._deduplication.ends(pending) or connections != self._connections):
@@ -181,7 +181,7 @@ class Gate:
         limit_queue = self._queues.get_or_create(pending.plan.buckets(pending.demands))
         limit_queue.ask(pending, is_new=True, first=first)
         self._prefetch.enter(pending)
-        if returned and not requests.came_beside(request):
+        if returned and not requests.via_return_queue(request):
             self._prefetch.widen(pending)
         if self._arrivals_batch.add(limit_queue, pending):
             return
@@ -196,7 +196,7 @@ class Gate:
             now = monotonic()
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + LEAD, now)
             self._attendant.occupied.note_coming(message, seconds + LEAD)
-        if requests.is_back(message) and not self._return_queues.has_left:
+        if requests.is_returned(message) and not self._return_queues.has_left:
             self._arrivals_batch.comes_back(message)
         self._attendant.arrivals.on_message(message)
 
@@ -257,7 +257,7 @@ class Gate:
 
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
-        with self.worker.timers.turn:
+        with self.worker.timers.lock:
             self._connections += 1
             requests_here = self._queues.clear()
             self._arrivals_batch.clear()
@@ -293,7 +293,7 @@ class Gate:
         self._attendant.occupied.forget_turns(names)
         self._scheduler.note_changed(names)
         self._attendant.waking.wake(names)
-        self.worker.timers.recall(lambda request: self._is_limited_by(request, names))
+        self.worker.timers.fire_early(lambda request: self._is_limited_by(request, names))
 
     def _is_limited_by(self, request: Any, names: set[str]) -> bool:
         plan: Plan | None = self._limits.plan_of(request.task, requests.queue_of(request))

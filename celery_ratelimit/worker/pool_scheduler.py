@@ -80,7 +80,7 @@ class PoolScheduler:
         if not owed:
             queues = [self._queues.get(key) for key in self._queues.needing_process]
             claims = sum(queue is not None and self._claims_process(queue, now) for queue in queues)
-            turn = self._capacity.turns.next(now, self._worker.pool.takes(request.task.name))
+            turn = self._capacity.turns.next(now, self._worker.pool.mean_runtime(request.task.name))
         if not self._capacity.for_unlimited(now, request.task.name, claims=claims, turn=turn):
             return False
         self._passed = now, request
@@ -158,7 +158,7 @@ class UnlimitedAdmission:
 
     def admit(self, request: Any, queue: str, shadow: tuple[Demand, ...] = ()) -> None:
         """It passes, unless others wait for a process, or are about to have their turn."""
-        requests.restore(request)
+        requests.remove_marker(request)
         waiting = Unlimited(request, queue, next(self._numbers), monotonic())
         if shadow:
             waiting.permit = permit_of(queue, request.id, 0, shadow)

@@ -80,7 +80,7 @@ class Reporter:
         seen = _throttled(pending, labelled()) if logs or self._observers else _counted(pending, outcome)
         if logs:
             _log(level, seen, labelled())
-        requests.announce(pending.request, lambda: labelled().fields())
+        requests.send_throttled_event(pending.request, lambda: labelled().fields())
         if task_throttled.receivers:
             task_throttled.send(sender=pending.request.task, request=pending.request, **labelled().fields())
         self._tell(seen)

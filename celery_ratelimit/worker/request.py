@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from .._celery import stored_id
-from .._celery.saved_message import doubts_in
+from .._celery.saved_message import unconfirmed_parks_in
 from ..app.plan import Plan
 from ..limiter.demand import Demand
 from ..limiter.leases import run_id
@@ -84,7 +84,7 @@ class PendingRequest:
     def __post_init__(self) -> None:
         self.id = stored_id(self.request, self.queue)
         self.new_run()
-        self.doubts = doubts_in(self.request.message)
+        self.doubts = unconfirmed_parks_in(self.request.message)
         self.park_unconfirmed = self.doubts > 0
 
     def new_run(self) -> None:

@@ -84,7 +84,7 @@ class Scheduler:
                     self._move(limit_queue)
                 self._give_processes()
                 self._return_queues.update(monotonic())
-                if not self._worker.together.is_at_it:  # one script parks all that arrive with one delivery
+                if not self._worker.bulk_receive.receiving:  # one script parks all that arrive with one delivery
                     self._batch.flush(self._processor.on_parked, self.dispatch)
                 if not self._again or self._worker.is_stopping:
                     break

@@ -70,7 +70,7 @@ class StoreCalls:
 
     def __init__(self, worker: Worker, outage: Outage) -> None:
         self._timers, self._outage, self.latency = worker.timers, outage, StoreLatency()
-        self._has_loop = not worker.broker.apart and worker.timers.are_called_soon
+        self._has_loop = not worker.broker.no_event_loop and worker.timers.call_soon_wakes_loop
         self._threads = _threads()
         self._connection = object()  # of the worker to its broker
         self._in_threads: set[Future[Reply[Any]]] = set()
@@ -145,7 +145,7 @@ class StoreCalls:
 
         def has_ended(future: Future[Reply[_T]]) -> None:
             self._in_threads.discard(future)
-            self._timers.call_soon(self._timers.contained(partial(hear, future.result())))
+            self._timers.call_soon(self._timers.guarded(partial(hear, future.result())))
 
         try:
             future = self._threads.submit(make)

@@ -57,7 +57,7 @@ def break_channel(state: Any, which: str, swallowed: int) -> dict[str, str]:
     """Have the broker close a channel that this worker consumes on: it acknowledges what it was never given."""
     (step,) = [step for step in state.consumer.steps if isinstance(step, GateStep)]
     worker = step.gate.worker
-    consumer = state.consumer.task_consumer if which == "main" else worker.intake._returns._beside
+    consumer = state.consumer.task_consumer if which == "main" else worker.consumption._return_consumer._consumer
     consumer.channel.basic_ack(4711)
     if swallowed:  # it is read by somebody who waits for another answer, and thinks that it can go on
         try:

@@ -17,6 +17,6 @@ STEPS: dict[str, list[tuple[Any, str]]] = {
     "park": [(parking.Parking, "parks")],
     "start": [(Worker, "start")],
     "leave": [(flow_control.SuspendedQueues, "on_left")],
-    "announce": [(requests, "announce")],
+    "announce": [(requests, "send_throttled_event")],
     "grant": [(admission.PermitClient, "_granted")],
 }

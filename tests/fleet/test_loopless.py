@@ -126,7 +126,7 @@ def test_who_is_called_before_its_countdown_ends_does_not_come_at_its_end_too(is
     requests = [sent_back() for _ in range(3)]
     entries += [Entry(apply_eta_task, (request,)) for request in requests]
     queue = [SimpleNamespace(eta=60.0, entry=entry) if is_green else (60.0, 0, entry) for entry in entries]
-    Worker(a_consumer(SimpleNamespace(queue=queue), is_green=is_green)).timers.recall(lambda request: True)
+    Worker(a_consumer(SimpleNamespace(queue=queue), is_green=is_green)).timers.fire_early(lambda request: True)
     assert came == requests
 
 
@@ -142,7 +142,7 @@ def test_who_could_not_be_called_comes_at_the_end_of_its_countdown() -> None:
     entries = [Entry(apply_eta_task, (request,)) for request in requests]
     timer = SimpleNamespace(queue=[(60.0, 0, entry) for entry in entries])
     with pytest.raises(ConnectionError):
-        Worker(a_consumer(timer, is_green=False)).timers.recall(lambda request: True)
+        Worker(a_consumer(timer, is_green=False)).timers.fire_early(lambda request: True)
     for entry in entries:
         entry()
     assert came == requests

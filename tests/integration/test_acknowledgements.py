@@ -11,8 +11,8 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Producer, Queue
 
-from celery_ratelimit._celery.acknowledgements import MOST_AT_ONCE, Acknowledgements
-from celery_ratelimit._celery.client_reuse import keep_client
+from celery_ratelimit._celery.acknowledgements import BATCH_SIZE, Acknowledgements
+from celery_ratelimit._celery.channels import reuse_client
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
@@ -103,7 +103,7 @@ def test_messages_of_several_channels_go_together(server: EmbeddedServer, store:
 
 
 def test_many_are_acknowledged_at_once(worker: Worker) -> None:
-    worker.acknowledge(*worker.come(MOST_AT_ONCE))
+    worker.acknowledge(*worker.come(BATCH_SIZE))
     assert worker.at_broker == 0
     assert not worker.timers.waiting
 
@@ -152,7 +152,7 @@ def test_other_messages_are_acknowledged_by_kombu(worker: Worker) -> None:
 def test_one_client_for_a_channel_as_long_as_it_has_its_connections(server: EmbeddedServer) -> None:
     with Connection(server.url) as connection:
         channel = connection.channel()
-        keep_client(channel)
+        reuse_client(channel)
 
         def client() -> Any:
             with channel.conn_or_acquire() as given:
@@ -165,7 +165,7 @@ def test_one_client_for_a_channel_as_long_as_it_has_its_connections(server: Embe
         channel._disconnect_pools()
         assert client() is not first
     with Connection("memory://") as connection:
-        keep_client(connection.channel())
+        reuse_client(connection.channel())
 
 
 # -- Workers -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import redis
 from kombu import Connection, Producer, Queue
 
-from celery_ratelimit._celery.message_priority import order_of
+from celery_ratelimit._celery.message_fields import broker_order
 from celery_ratelimit.testing import EmbeddedServer
 from tests.rabbitmq import Broker
 
@@ -44,7 +44,7 @@ def test_on_redis_the_lowest_goes_first(
     options = {"priority_steps": steps} if steps else {}
     with Connection(server.url, transport_options=options) as connection:
         queue = Queue("tasks")
-        assert order_of(received(connection, queue, priority), queue) == order
+        assert broker_order(received(connection, queue, priority), queue) == order
 
 
 @pytest.mark.parametrize("by_arguments", [False, True])
@@ -56,6 +56,6 @@ def test_on_rabbitmq_the_highest_does_up_to_what_its_queue_knows(
     with Connection(broker.url) as connection:
         queue = Queue("tasks", **five)
         message = received(connection, queue, priority)
-        assert order_of(message, queue) == order
-        assert order_of(message, Queue("tasks")) == 0, "it has no priorities"
-        assert order_of(message, None) == 0
+        assert broker_order(message, queue) == order
+        assert broker_order(message, Queue("tasks")) == 0, "it has no priorities"
+        assert broker_order(message, None) == 0

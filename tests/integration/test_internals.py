@@ -45,7 +45,7 @@ from kombu.transport.redis import Transport as RedisTransport
 from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
-from celery_ratelimit._celery.consumers import consumers
+from celery_ratelimit._celery.consumers import consumer_classes
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
 from celery_ratelimit._celery.return_consumer import ReturnConsumer
@@ -186,7 +186,7 @@ def test_a_worker_without_an_event_loop_hears_of_a_call_when_it_has_read() -> No
 
 
 def test_a_broker_that_has_nothing_is_asked_again_after_a_while() -> None:
-    """``Broker.hears_after``."""
+    """``Broker.poll_delay``."""
     assert "self.loop = loops.asynloop if hub else loops.synloop" in source(consumer.Consumer.__init__)
     assert "sleep(polling_interval)" in source(virtual.Transport.drain_events)
     assert 0 < virtual.Transport.polling_interval < 4.0
@@ -306,13 +306,13 @@ def test_a_message_tells_its_queue_and_how_long_it_has_been_here(request: pytest
         celerys = SimpleNamespace(task_consumer=None, hub=None)
         broker = Broker(celerys)
         parts = ReturnNames(celerys), Prefetch(celerys), Publisher(None, broker), BulkReceive(broker)
-        for_tasks = consumers(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
+        for_tasks = consumer_classes(KombuConsumer, lambda message: None, ReturnConsumer(celerys, *parts))[1]
         with for_tasks(connection.default_channel, [queue], on_message=came.append):
             Producer(connection.default_channel).publish({}, exchange="shop", routing_key="order.new")
             connection.drain_events(timeout=5)
         (message,) = came
         came_back = SimpleNamespace(message=message, delivery_info=message.delivery_info)
-        assert 0 < requests.age(came_back) < time.monotonic() - before
+        assert 0 < requests.delivery_age(came_back) < time.monotonic() - before
         assert requests.queue_of(came_back) == "orders"
         message.ack()
 
@@ -355,7 +355,7 @@ def test_a_channel_counts_by_itself() -> None:
 
 def test_what_was_asked_for_is_read_and_nothing_else_is_asked_for() -> None:
     """``ReturnConsumer`` leaves return queues alone while the answer to what was asked before may be on its way; a
-    worker that is late asks for nothing new, ``rest_while``.
+    worker that is late asks for nothing new, ``pause_while``.
     """
     assert "channel._brpop_start()" in source(MultiChannelPoller._register_BRPOP)
     assert "self._register_BRPOP(channel)" in source(MultiChannelPoller.on_poll_start)
@@ -454,7 +454,7 @@ def test_a_banner_is_put_together_when_the_consumer_has_been_made() -> None:
 
 
 def test_a_field_of_an_event_is_the_state_where_celery_merges() -> None:
-    """``_celery.monitors``: the other way round it would be lost."""
+    """``show_revoked_state``: the other way round it would be lost."""
     state, times = State(), {"timestamp": 1.0, "local_received": 1.0, "clock": 1}
 
     def shown(kind: str, **fields: Any) -> str:
@@ -492,7 +492,7 @@ def test_the_time_zone_of_countdowns_is_looked_up_once_for_a_task(zone: str | No
 
     first = come()
     of_celery = request.Request.tzlocal
-    requests.note_come(first)
+    requests.note_arrived(first)
     assert (first.tzlocal, made.tzlocal) == (zone, zone)
     app.conf.timezone = "Asia/Tokyo"
     second = come()
@@ -501,7 +501,7 @@ def test_the_time_zone_of_countdowns_is_looked_up_once_for_a_task(zone: str | No
 
 
 def test_tasks_are_counted_by_what_may_not_be_hashable() -> None:
-    """A shadow that is a list; ``note_come`` makes it a text."""
+    """A shadow that is a list; ``note_arrived`` makes it a text."""
     assert "{request.name: 1}" in source(state.task_accepted)
 
 

@@ -19,7 +19,7 @@ PLACE = Demand(Concurrency(1, name="places"), "places")
 
 
 def leases_of(url: str, queues: RequestQueues, moved: list[Any], *, wakes: bool = True) -> ConcurrencyLeases:
-    worker: Any = SimpleNamespace(timers=SimpleNamespace(are_called_soon=wakes, call_soon=lambda call: call()))
+    worker: Any = SimpleNamespace(timers=SimpleNamespace(call_soon_wakes_loop=wakes, call_soon=lambda call: call()))
     asker, unused = Limiter(redis.Redis.from_url(url)).asker, None
     parts: Any = (worker, asker, unused, unused, unused, queues)
     return ConcurrencyLeases(*parts, on_end=lambda request: None, on_free=lambda some: moved.extend(some))

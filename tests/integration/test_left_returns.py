@@ -20,7 +20,7 @@ from tests.rabbitmq import Broker
 
 
 class Worker:
-    """The part of Celery's consumer that an intake needs. What is to be called soon is called when a test says so."""
+    """The part of Celery's consumer that a Consumption needs. A test says when queued calls run."""
 
     def __init__(self, url: str) -> None:
         self.app = Celery(broker=url)
@@ -30,10 +30,10 @@ class Worker:
         self.hub = None
         self.qos = QoS(lambda **_: None, 4)
         broker = WorkersBroker(self)
-        outbox = Publisher(self.app, broker)
-        self.intake = Consumption(self, broker, ReturnNames(self), outbox, BulkReceive(broker))
-        self.intake.watch(lambda message: None)
-        self.intake.consume_return_queues("{}.throttled".format)
+        publisher = Publisher(self.app, broker)
+        self.consumption = Consumption(self, broker, ReturnNames(self), publisher, BulkReceive(broker))
+        self.consumption.watch(lambda message: None)
+        self.consumption.consume_return_queues("{}.throttled".format)
         queues = list(self.app.amqp.queues.consume_from.values())
         self.task_consumer: Any = self.app.amqp.TaskConsumer(self.connection.default_channel, queues=queues)
         self.came: list[str] = []
@@ -55,7 +55,7 @@ class Worker:
     def leave(self, are_left: bool) -> list[str]:
         """Say whether what comes back is left to others; returns where it will be noted that it is."""
         then: list[str] = []
-        self.intake.leave_returned_to_others(are_left, lambda: then.append("left"))
+        self.consumption.pause_return_queues(are_left, lambda: then.append("left"))
         return then
 
     def reads(self) -> list[str]:

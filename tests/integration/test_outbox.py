@@ -13,7 +13,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
 from celery_ratelimit._celery.broker import Broker as WorkersBroker
-from celery_ratelimit._celery.channel_failures import end_connection_with
+from celery_ratelimit._celery.channels import end_connection_with
 from celery_ratelimit._celery.publisher import Publisher
 from tests.rabbitmq import Broker
 
@@ -44,7 +44,7 @@ def connection(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Conne
         yield connected
 
 
-def an_outbox(connection: Connection) -> Publisher:
+def a_publisher(connection: Connection) -> Publisher:
     return Publisher(None, WorkersBroker(SimpleNamespace(connection=connection, hub=object())))
 
 
@@ -62,9 +62,11 @@ def drained(connection: Connection) -> None:
 
 def test_a_queue_that_is_not_there_is_told_and_the_others_get_theirs(connection: Connection) -> None:
     connection.default_channel.queue_declare("there")
-    outbox = an_outbox(connection)
+    publisher = a_publisher(connection)
     for _ in range(2):
-        assert outbox.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")], nobodys) == {"nowhere"}
+        assert publisher.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")], nobodys) == {
+            "nowhere"
+        }
     assert connection.default_channel.queue_declare("there", passive=True).message_count == 4
 
 
@@ -73,27 +75,27 @@ def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
         return Queue(name, max_priority=3) if name == "mine" else None
 
     parcels = [a_parcel("mine"), a_parcel("nowhere"), a_parcel("mine")]
-    assert an_outbox(connection).publish(None, parcels, declaration) == {"nowhere"}
+    assert a_publisher(connection).publish(None, parcels, declaration) == {"nowhere"}
     Queue("mine", max_priority=3)(connection.default_channel).queue_declare()
     assert connection.default_channel.queue_declare("mine", passive=True).message_count == 2
 
 
 def test_what_is_declared_otherwise_is_left_as_it_is(connection: Connection) -> None:
-    outbox = an_outbox(connection)
-    assert outbox.declare(Queue("mine", max_priority=3))
-    assert outbox.declare(Queue("mine", max_priority=3))
-    assert not outbox.declare(Queue("mine"))
-    assert outbox.publish(None, [a_parcel("mine")], nobodys) == set()
+    publisher = a_publisher(connection)
+    assert publisher.declare(Queue("mine", max_priority=3))
+    assert publisher.declare(Queue("mine", max_priority=3))
+    assert not publisher.declare(Queue("mine"))
+    assert publisher.publish(None, [a_parcel("mine")], nobodys) == set()
 
 
 def test_what_is_refused_is_told_and_ends_nothing_else(connection: Connection) -> None:
     came: list[Message] = []
-    outbox = an_outbox(connection)
+    publisher = a_publisher(connection)
     with Consumer(connection.default_channel, [Queue("in")], on_message=came.append):
         for number in range(1, 4):
             with pytest.raises(amqp.PreconditionFailed):
-                outbox.publish(None, [a_parcel("in", **REFUSED)], nobodys)
-            assert outbox.publish(None, [a_parcel("in")], nobodys) == set()
+                publisher.publish(None, [a_parcel("in", **REFUSED)], nobodys)
+            assert publisher.publish(None, [a_parcel("in")], nobodys) == set()
             drained(connection)
             assert len(came) == number
     assert len(connection.connection.channels) <= 3, "the connection itself, what is consumed, and one to publish"
@@ -102,19 +104,19 @@ def test_what_is_refused_is_told_and_ends_nothing_else(connection: Connection) -
 def test_who_publishes_while_another_waits_gets_an_answer_of_its_own(connection: Connection) -> None:
     """What comes in meanwhile is sent on; what the broker says of the one channel is read by who waits for another."""
     connection.default_channel.queue_declare("out")
-    outbox = an_outbox(connection)
+    publisher = a_publisher(connection)
     came = itertools.count()
     sent: list[set[str]] = []
 
     def send_on(message: Message) -> None:
         next(came)
         message.ack()
-        sent.append(outbox.publish(None, [a_parcel("out")] * 3, nobodys))
+        sent.append(publisher.publish(None, [a_parcel("out")] * 3, nobodys))
 
     with Consumer(connection.default_channel, [Queue("in")], on_message=send_on):
         for _ in range(10):
             with pytest.raises(amqp.PreconditionFailed):
-                outbox.publish(None, [a_parcel("in"), a_parcel("in"), a_parcel("in", **REFUSED)], nobodys)
+                publisher.publish(None, [a_parcel("in"), a_parcel("in"), a_parcel("in", **REFUSED)], nobodys)
         drained(connection)
     assert next(came) == 20
     assert sent == [set()] * 20

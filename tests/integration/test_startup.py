@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ratelimit._celery import fleet_of
+from celery_ratelimit._celery import broker_fingerprint
 from celery_ratelimit.testing import EmbeddedServer, free_port
 from tests.fleet_of import Fleet, until
 
@@ -106,6 +106,10 @@ def test_an_overflow_that_no_worker_consumes_is_said(
         fleet.start("-Q", "celery")
         assert "overflow='later' is no queue that is known here" in fleet.log()
         fleet.start("-Q", "later")
-        until(lambda: store.zscore("ratelimit:v1:{fleet}::queues@" + fleet_of(fleet.sender), "later"), 20, "attendance")
+        until(
+            lambda: store.zscore("ratelimit:v1:{fleet}::queues@" + broker_fingerprint(fleet.sender), "later"),
+            20,
+            "attendance",
+        )
         fleet.start("-Q", "celery")
         assert "overflow='later'" not in fleet.log(2)

@@ -13,7 +13,7 @@ import redis
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from celery_ratelimit._celery import bulk_receive
-from celery_ratelimit._celery.bulk_receive import BYTES, MOST, BulkReceive
+from celery_ratelimit._celery.bulk_receive import MAX_BYTES, MAX_MESSAGES, BulkReceive
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
 
@@ -28,9 +28,9 @@ class Worker:
         self.wants = True
         self.then: Callable[[Any], None] = lambda message: None
         self.queues = [Queue(name)(self.channel) for name in names.split()]
-        broker: Any = SimpleNamespace(apart=False)
+        broker: Any = SimpleNamespace(no_event_loop=False)
         self.bulk_receive = BulkReceive(broker)
-        self.bulk_receive.set_up(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
+        self.bulk_receive.configure(load_source("broker/take", ()), lambda: self.after.append(len(self.come)))
         self.channel.basic_qos(0, prefetch, False)
         self.consumer = Consumer(self.channel, self.queues, on_message=self._on_message)
         self.consumer.consume()
@@ -41,7 +41,7 @@ class Worker:
         self.come.append(message)
         message.ratelimit_queue = message.delivery_info["routing_key"]
         if self.wants:
-            self.bulk_receive.gather(message)
+            self.bulk_receive.request_more(message)
         self.then(message)
 
     def publish(self, *indexes: int, queue: str = "tasks", **options: Any) -> None:
@@ -79,23 +79,23 @@ def connection(server: EmbeddedServer) -> Iterator[Connection]:
 
 def test_a_dozen_more_come_in_the_order_in_which_they_were_sent(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
-    worker.publish(*range(MOST + 8))
-    assert worker.turn() == list(range(MOST + 1))
-    assert worker.after == [MOST + 1], "it is said once, when all are there"
+    worker.publish(*range(MAX_MESSAGES + 8))
+    assert worker.turn() == list(range(MAX_MESSAGES + 1))
+    assert worker.after == [MAX_MESSAGES + 1], "it is said once, when all are there"
     assert worker.waiting() == 7
     assert worker.noted() == {message.delivery_tag for message in worker.come}
-    assert not worker.bulk_receive.is_at_it
+    assert not worker.bulk_receive.receiving
     for message in worker.come:
         message.ack()
     assert worker.noted() == set()
-    assert worker.turn() == list(range(MOST + 1, MOST + 8))
+    assert worker.turn() == list(range(MAX_MESSAGES + 1, MAX_MESSAGES + 8))
 
 
 def test_the_first_one_knows_that_others_come_with_it(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     worker.publish(0, 1, 2)
     said: list[bool] = []
-    worker.then = lambda message: said.append(worker.bulk_receive.is_at_it)
+    worker.then = lambda message: said.append(worker.bulk_receive.receiving)
     worker.turn()
     assert said == [True, True, True]
 
@@ -113,9 +113,9 @@ def test_where_nobody_was_behind_it_is_not_asked_again_at_once(
     rests = []
     for index in range(3, 11):
         worker.publish(index)
-        now = worker.bulk_receive._rests["tasks"][0]
+        now = worker.bulk_receive._pauses["tasks"][0]
         assert worker.turn() == [index]
-        rests.append(round(worker.bulk_receive._rests["tasks"][0] - now, 6))
+        rests.append(round(worker.bulk_receive._pauses["tasks"][0] - now, 6))
     assert rests == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.64, 0.64]
     now += 1
     worker.publish(20, 21, 22)
@@ -141,7 +141,7 @@ def test_nobody_comes_along_who_is_not_wanted(connection: Connection, store: red
     assert (worker.turn(), worker.after, worker.waiting()) == ([0], [], 2)
 
 
-@pytest.mark.parametrize(("prefetch", "come"), [(1, 1), (2, 2), (5, 5), (0, MOST + 1)])
+@pytest.mark.parametrize(("prefetch", "come"), [(1, 1), (2, 2), (5, 5), (0, MAX_MESSAGES + 1)])
 def test_no_more_come_than_the_worker_may_have(
     connection: Connection, store: redis.Redis, prefetch: int, come: int
 ) -> None:
@@ -180,7 +180,7 @@ def test_long_messages_do_not_keep_the_loop(connection: Connection, store: redis
     worker = Worker(connection, store)
     for index in range(4):
         worker.producer.publish(
-            {"index": index, "text": "x" * (BYTES // 3)}, routing_key="tasks", declare=worker.queues
+            {"index": index, "text": "x" * (MAX_BYTES // 3)}, routing_key="tasks", declare=worker.queues
         )
     assert worker.turn() == [0, 1, 2]  # two of them are shorter than all that may be
 
@@ -230,7 +230,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 
     def cancel(message: Any) -> None:
         message.ratelimit_queue = "tasks"
-        worker.bulk_receive.gather(message)
+        worker.bulk_receive.request_more(message)
         if message.payload["index"] == 2:
             worker.consumer.cancel()
 
@@ -242,14 +242,14 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.bulk_receive.set_up(full + load_source("broker/take", ()), lambda: None)
+    worker.bulk_receive.configure(full + load_source("broker/take", ()), lambda: None)
     worker.publish(*range(30))
     store.set("full", 1)
     assert worker.turn() == [0]
     store.delete("full")
     assert worker.turn() == [1], "not yet"
-    worker.bulk_receive._runs_again = 0.0
-    assert worker.turn() == list(range(2, MOST + 3))
+    worker.bulk_receive._retry_at = 0.0
+    assert worker.turn() == list(range(2, MAX_MESSAGES + 3))
 
 
 def test_those_for_whom_nobody_is_there_any_more_go_back_to_where_they_were(
@@ -283,7 +283,7 @@ def test_what_is_raised_at_one_loses_none(connection: Connection, store: redis.R
         worker.turn()
     assert (worker.indexes, worker.waiting(), len(worker.noted())) == ([0, 1, 2], 3, 3)
     assert worker.after == [3], "those that have come are parked"
-    assert not worker.bulk_receive.is_at_it
+    assert not worker.bulk_receive.receiving
     worker.channel.close()
     assert (worker.waiting(), worker.noted()) == (6, set())
 
@@ -313,10 +313,10 @@ def test_they_are_delivered_again_if_the_worker_is_killed(server: EmbeddedServer
 
 
 def test_nobody_is_taken_with_a_broker_that_is_none_of_redis() -> None:
-    broker: Any = SimpleNamespace(apart=False)
+    broker: Any = SimpleNamespace(no_event_loop=False)
     nobodys = BulkReceive(broker)
-    nobodys.set_up("return {}", lambda: None)
-    nobodys.gather(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
+    nobodys.configure("return {}", lambda: None)
+    nobodys.request_more(SimpleNamespace(channel=None))  # nor does anybody note on it which queue it is from
     with Connection("memory://") as connection:
         channel = connection.channel()
         nobodys.watch(channel)

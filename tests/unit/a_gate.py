@@ -157,33 +157,37 @@ class Bench:
         monkeypatch.setattr(gate, "is_built_in", lambda name: False)
         for name, value in {
             "queue_of": lambda request: request.queue,
-            "came_back": lambda request: request.returned,
-            "came_beside": lambda request: request.beside,
-            "age": lambda request: 0.0,
-            "restore": lambda request: None,
-            "announce": lambda request, fields: self.step("announce"),
+            "was_throttled": lambda request: request.returned,
+            "via_return_queue": lambda request: request.beside,
+            "delivery_age": lambda request: 0.0,
+            "remove_marker": lambda request: None,
+            "send_throttled_event": lambda request, fields: self.step("announce"),
             "fail": lambda request, error: request.end("failed"),
-            "drop": lambda request, reason: request.end("dropped"),
+            "revoke": lambda request, reason: request.end("dropped"),
         }.items():
             monkeypatch.setattr(gate.requests, name, value)
         worker: Any = SimpleNamespace(
             app=None,
             pool=self,
             broker=SimpleNamespace(
-                redelivery=3600.0, max_hold=1440.0, hears_after=0.0, connection_errors=(Lost,), apart=not seconds_away
+                visibility_timeout=3600.0,
+                max_hold=1440.0,
+                poll_delay=0.0,
+                connection_errors=(Lost,),
+                no_event_loop=not seconds_away,
             ),
             timers=SimpleNamespace(
                 call_after=self.call_after,
                 call_soon=lambda callback: self.call_after(0.0, callback),
-                are_called_soon=True,
-                turn=nullcontext(),
-                recall=self._recall,
-                contained=lambda function: function,
+                call_soon_wakes_loop=True,
+                lock=nullcontext(),
+                fire_early=self._fire_early,
+                guarded=lambda function: function,
             ),
-            intake=self,
-            together=self,
-            consuming=self,
-            departures=SimpleNamespace(
+            consumption=self,
+            bulk_receive=self,
+            subscriptions=self,
+            republisher=SimpleNamespace(
                 send_back=self._leaves("sent back"),
                 redirect=self._leaves("redirected"),
                 acknowledge=self._leaves("acknowledged"),
@@ -269,7 +273,7 @@ class Bench:
         self.now = end
 
     def contained(self, call: Callable[[], None], request: Any = None) -> None:
-        """As Celery and ``Timers.contained`` do."""
+        """As Celery and ``Timers.guarded`` do."""
         try:
             call()
         except Lost:
@@ -309,7 +313,7 @@ class Bench:
         self.contained(lambda: self.gate.on_request(request), request)
         return request
 
-    def _recall(self, wanted: Callable[[Any], bool]) -> None:
+    def _fire_early(self, wanted: Callable[[Any], bool]) -> None:
         called, self.on_timers = self.on_timers, []
         for request in called:
             if wanted(request):
@@ -321,11 +325,11 @@ class Bench:
     def together(self, tasks: Sequence[Any], **options: Any) -> list[Request]:
         """Those that come in together, up to a lost connection."""
         requests: list[Request] = []
-        self.is_at_it = True
+        self.receiving = True
         for task in tasks:
             if not any(map(self.is_stale, requests)):
                 requests.append(self.come(task, **options))
-        self.is_at_it = False
+        self.receiving = False
         self.contained(self.after_together)
         return requests
 
@@ -380,33 +384,33 @@ class Bench:
         inside = sum(not request.ends for request in self.requests)
         return self.processes - (len(self.running) + inside - pending)
 
-    def takes(self, name: str) -> float:
+    def mean_runtime(self, name: str) -> float:
         return 0.05
 
-    def have_young(self, number: int, now: float, seconds: float) -> bool:
+    def may_free(self, number: int, now: float, seconds: float) -> bool:
         return sum(now - since < 0.05 for since in self.running.values()) >= number
 
-    def have_soon(self, now: float, seconds: float) -> bool:
-        return self.takes("") <= seconds
+    def frees_soon(self, now: float, seconds: float) -> bool:
+        return self.mean_runtime("") <= seconds
 
     def has(self, request: Any) -> bool:
         return request in self.running
 
     # -- The broker ------------------------------------------------------------------------------------------------
 
-    is_full = has_several_queues = True
+    prefetch_is_full = has_several_queues = True
 
-    def may_stop(self, queue: str) -> bool:
+    def may_pause_queue(self, queue: str) -> bool:
         return True
 
-    def stop(self, queue: str) -> None:
+    def pause_queue(self, queue: str) -> None:
         assert queue not in self.left
         self.left.add(queue)
 
-    def go_on(self, queue: str) -> None:
+    def resume_queue(self, queue: str) -> None:
         self.left.discard(queue)
 
-    def leave_returned_to_others(self, are_left: bool, then: Callable[[], None]) -> None:
+    def pause_return_queues(self, are_left: bool, then: Callable[[], None]) -> None:
         assert are_left != self.is_left
         self.is_left = are_left
         if are_left and not self.answers_late:
@@ -416,18 +420,18 @@ class Bench:
     def does_anybody_wait_to_return(self) -> bool:
         return self.waits_at_broker
 
-    def widen(self) -> None:
+    def widen_prefetch(self) -> None:
         self.widened += 1
 
-    def narrow(self) -> None:
+    def narrow_prefetch(self) -> None:
         self.widened -= 1
 
-    is_at_it = False
+    receiving = False
 
-    def set_up(self, source: str, after: Callable[[], None]) -> None:
+    def configure(self, source: str, after: Callable[[], None]) -> None:
         self.after_together = after
 
-    def gather(self, message: Any, most: int = 0) -> None:
+    def request_more(self, message: Any, most: int = 0) -> None:
         pass
 
     def return_queue_for(self, queue: str) -> str:
@@ -438,7 +442,7 @@ class Bench:
     def may_park(self, plan: Plan) -> bool:
         return plan.parks
 
-    def rest_while(self, is_late: Any) -> None:
+    def pause_while(self, is_late: Any) -> None:
         self.is_late = is_late
 
     def forget_turns(self, names: Any) -> None: ...

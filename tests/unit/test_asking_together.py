@@ -109,7 +109,7 @@ def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
 @pytest.mark.parametrize(("closed", "end"), [(0.01, None), (0.5, "parked")])
 def test_a_newcomer_without_a_process_asks_for_no_slot(bench: Bench, closed: float, end: str | None) -> None:
     """It waits, or is parked where its limit is closed for longer than it may be held."""
-    bench.processes, bench.takes = 1, lambda name: 5.0  # type: ignore[method-assign]
+    bench.processes, bench.mean_runtime = 1, lambda name: 5.0  # type: ignore[method-assign]
     task = bench.task("retry", "r1")
     bench.come(task)
     bench.tats["r1"] = bench.now + 0.01

@@ -10,7 +10,7 @@ from tests.unit.a_gate import Bench
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench(monkeypatch)
-    bench.is_full = False  # type: ignore[misc]
+    bench.prefetch_is_full = False  # type: ignore[misc]
     return bench
 
 

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.intake_pause import MOST_REST, rest_while
+from celery_ratelimit._celery.channels import MAX_PAUSE, pause_while
 from celery_ratelimit._celery.pool import _Job
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.concurrency import Concurrency
@@ -63,7 +63,7 @@ def test_a_store_that_is_near_answers_at_once_now_and_then() -> None:
 def pool(*jobs: tuple[str, float]) -> Pool:
     """Of four processes, busy with tasks of these names, which were handed over so many seconds ago."""
     made = Pool(SimpleNamespace(num_processes=4, is_green=False))
-    made._takes.update(short=0.004, long=5.0)
+    made._mean_runtimes.update(short=0.004, long=5.0)
     for number, (name, ago) in enumerate(jobs):
         made._jobs[number] = _Job(name, NOW - ago, None)
     made.idle = lambda pending: 4 - len(made._jobs)  # type: ignore[method-assign]
@@ -76,7 +76,7 @@ def pool(*jobs: tuple[str, float]) -> Pool:
 )
 def test_permits_close_upon_each_other_are_as_many_as_processes_end_meanwhile(interval: float, permits: int) -> None:
     some = pool()
-    some._takes["half"] = AHEAD / 2
+    some._mean_runtimes["half"] = AHEAD / 2
     assert PoolCapacity(some).max_permits(NOW, "half", interval) == permits
 
 
@@ -89,7 +89,7 @@ def test_tasks_that_are_brief_may_stand_behind_one_another() -> None:
 def test_processes_that_are_busy_end_meanwhile_as_well() -> None:
     """One of four is free; each task takes 20 ms, and every 10 ms another has its turn: two end in that time."""
     some = pool(*[("brief", 0.0)] * 3)
-    some._takes["brief"] = AHEAD / 5
+    some._mean_runtimes["brief"] = AHEAD / 5
     assert PoolCapacity(some).max_permits(NOW, "brief", 0.01) == 5
 
 
@@ -106,7 +106,7 @@ class Channel:
 def test_a_worker_that_is_late_asks_for_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now, late, channel = [NOW], [False], Channel()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    rest_while(channel, lambda: late[0])
+    pause_while(channel, lambda: late[0])
     channel._brpop_start()
     assert channel.asked == 1
     late[0] = True
@@ -114,7 +114,7 @@ def test_a_worker_that_is_late_asks_for_nothing_for_a_while(monkeypatch: pytest.
         channel._brpop_start()
         now[0] += 0.01
     assert channel.asked == 1
-    now[0] += MOST_REST - 0.14
+    now[0] += MAX_PAUSE - 0.14
     channel._brpop_start()
     assert channel.asked == 2, "something comes in, however late it is"
     channel._brpop_start()
@@ -126,7 +126,7 @@ def test_a_worker_that_is_late_asks_for_nothing_for_a_while(monkeypatch: pytest.
 
 def test_other_brokers_send_what_they_like() -> None:
     channel = SimpleNamespace()
-    rest_while(channel, lambda: True)
+    pause_while(channel, lambda: True)
     assert vars(channel) == {}
 
 
@@ -147,7 +147,7 @@ def test_a_worker_is_late_when_a_turn_has_passed_that_it_could_not_see_to(monkey
 def test_it_is_late_too_where_the_store_is_near_and_tasks_are_brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process has ended, or does in a moment: the worker hears of it when it has nothing else to do."""
     bench = Bench(monkeypatch, processes=1)
-    bench.takes = lambda name: 0.002  # type: ignore[method-assign]
+    bench.mean_runtime = lambda name: 0.002  # type: ignore[method-assign]
     bench.come(bench.task("unlimited"))
     bench.tats["r1"] = bench.now - 5.0
     request = bench.come(bench.task("retry", "r1"), "back", returned=True)

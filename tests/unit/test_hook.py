@@ -71,7 +71,7 @@ def test_a_store_that_does_not_answer_is_an_outcome(bench: Bench, seen: list[Obs
 
 
 def test_what_is_left_to_another_worker_met_its_store(bench: Bench, seen: list[Observation]) -> None:
-    bench.takes = lambda name: 5.0  # type: ignore[method-assign]
+    bench.mean_runtime = lambda name: 5.0  # type: ignore[method-assign]
     for _ in range(bench.processes):
         bench.come(bench.task("plain"))
     bench.come(bench.task("retry", "r1"), beside=True)

@@ -10,7 +10,7 @@ from tests.unit.a_gate import Bench
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench(monkeypatch)
-    bench.takes = lambda name: 5.0  # type: ignore[method-assign]
+    bench.mean_runtime = lambda name: 5.0  # type: ignore[method-assign]
     return bench
 
 
@@ -29,7 +29,7 @@ def test_while_all_processes_are_busy_for_long(bench: Bench) -> None:
 
 
 def test_not_for_short_tasks(bench: Bench) -> None:
-    bench.takes = lambda name: 0.5  # type: ignore[method-assign]
+    bench.mean_runtime = lambda name: 0.5  # type: ignore[method-assign]
     fill(bench)
     assert not bench.is_left
 
@@ -89,10 +89,10 @@ def test_what_came_by_its_own_queue_stays(bench: Bench) -> None:
 
 
 def test_who_has_a_permit_keeps_it(bench: Bench) -> None:
-    bench.takes = lambda name: 0.05  # type: ignore[method-assign]
+    bench.mean_runtime = lambda name: 0.05  # type: ignore[method-assign]
     bench.tats["r1"] = bench.now + 0.05
     waits = bench.come(bench.task("retry", "r1"), beside=True)
-    bench.takes = lambda name: 5.0  # type: ignore[method-assign]
+    bench.mean_runtime = lambda name: 5.0  # type: ignore[method-assign]
     bench.processes = 1
     bench.come(bench.task("plain"))
     bench.run(0.06)

@@ -38,12 +38,12 @@ class World:
         self.may = True
         timers: Any = SimpleNamespace(
             call_after=self.call_after,
-            are_called_soon=True,
+            call_soon_wakes_loop=True,
             call_soon=lambda call: call(),
-            contained=lambda call: lambda: self.contained(call),
+            guarded=lambda call: lambda: self.contained(call),
         )
         outage: Any = self
-        worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(apart=False))
+        worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(no_event_loop=False))
         latency: Any = SimpleNamespace(note=lambda seconds: None)
         world = self
 

@@ -67,7 +67,7 @@ def test_lines_ask_beside_one_another(bench: Bench) -> None:
 
 
 def test_a_process_is_kept_for_what_is_asked_for(bench: Bench) -> None:
-    bench.processes, bench.takes = 1, lambda name: 5.0  # type: ignore[method-assign, assignment]
+    bench.processes, bench.mean_runtime = 1, lambda name: 5.0  # type: ignore[method-assign, assignment]
     requests = [*come(bench, 1, "retry", "r1"), *come(bench, 1, "plain")]
     assert ends(requests) == ["", ""], "there is one"
     bench.run(THREAD_LATENCY)
@@ -287,7 +287,7 @@ def test_in_an_outage_nobody_waits_for_an_answer(bench: Bench) -> None:
 
 
 def test_a_process_is_kept_for_who_is_being_parked(bench: Bench) -> None:
-    bench.processes, bench.takes = 2, lambda name: 20.0  # type: ignore[method-assign, assignment]
+    bench.processes, bench.mean_runtime = 2, lambda name: 20.0  # type: ignore[method-assign, assignment]
     bench.is_somebody_parked = True
     limited, plain = come(bench, 1, "retry", "r1"), come(bench, 2, "plain")
     assert (ends(limited), ends(plain)) == ([""], ["started", ""])
@@ -328,10 +328,12 @@ def test_a_line_that_is_asking_is_not_looked_at_until_the_answer_is_there(bench:
 # -- Store calls -------------------------------------------------------------------------------------------------------
 
 
-def calls_of(latency: StoreLatency, *, apart: bool = False, wakes: bool = True, call_soon: Any = None) -> StoreCalls:
+def calls_of(
+    latency: StoreLatency, *, no_event_loop: bool = False, wakes: bool = True, call_soon: Any = None
+) -> StoreCalls:
     """Store calls of a worker whose store is not lost."""
-    timers = SimpleNamespace(are_called_soon=wakes, contained=lambda call: call, call_soon=call_soon)
-    worker: Any = SimpleNamespace(broker=SimpleNamespace(apart=apart), timers=timers)
+    timers = SimpleNamespace(call_soon_wakes_loop=wakes, guarded=lambda call: call, call_soon=call_soon)
+    worker: Any = SimpleNamespace(broker=SimpleNamespace(no_event_loop=no_event_loop), timers=timers)
     outage: Any = False
     calls = StoreCalls(worker, outage)
     calls.latency = latency
@@ -345,7 +347,7 @@ def far() -> StoreLatency:
 
 
 @pytest.mark.parametrize(
-    ("apart", "wakes", "round_trip", "in_thread"),
+    ("no_event_loop", "wakes", "round_trip", "in_thread"),
     [
         (False, True, THREADS_FROM, True),
         (False, True, THREADS_FROM * 0.9, False),
@@ -354,11 +356,11 @@ def far() -> StoreLatency:
     ],
 )
 def test_threads_make_calls_to_a_store_some_way_off_where_they_can_wake_the_loop(
-    apart: bool, wakes: bool, round_trip: float, in_thread: bool
+    no_event_loop: bool, wakes: bool, round_trip: float, in_thread: bool
 ) -> None:
     latency, replies = StoreLatency(), []
     latency.note(round_trip)
-    calls = calls_of(latency, apart=apart, wakes=wakes, call_soon=lambda call: None)
+    calls = calls_of(latency, no_event_loop=no_event_loop, wakes=wakes, call_soon=lambda call: None)
     future = calls.submit(lambda: 1, replies.append)
     assert (future is not None) is in_thread
     assert [reply.get() for reply in replies] == ([] if in_thread else [1])

@@ -35,10 +35,12 @@ class Names:
     ],
 )
 def test_where_a_message_comes_from(says: str | None, came_by: str, taken_as: str | None) -> None:
-    intake: Any = Consumption.__new__(Consumption)
-    intake._names = Names()
-    intake._consumer = SimpleNamespace(app=SimpleNamespace(amqp=SimpleNamespace(queues={"celery": 1, "elsewhere": 1})))
+    consumption: Any = Consumption.__new__(Consumption)
+    consumption._names = Names()
+    consumption._consumer = SimpleNamespace(
+        app=SimpleNamespace(amqp=SimpleNamespace(queues={"celery": 1, "elsewhere": 1}))
+    )
     headers = {} if says is None else {"celery-ratelimit-return": {**MARKER, "queue": says}}
     message = SimpleNamespace(headers=headers, ratelimit_queue=came_by, delivery_info={})
-    intake.check_origin(message)
+    consumption.correct_queue(message)
     assert marker_in(message).get("queue") == taken_as

@@ -44,7 +44,7 @@ def test_unlimited_ones_among_them_do_not_wait(bench: Bench) -> None:
 
 def test_a_process_is_kept_for_whoever_leaves_their_lot_next(bench: Bench) -> None:
     """Others stand before them, who may come back to this worker as well: long tasks are not to have all processes."""
-    bench.takes = lambda name: 20.0  # type: ignore[method-assign]
+    bench.mean_runtime = lambda name: 20.0  # type: ignore[method-assign]
     limited, plain = bench.task("retry", "r1"), bench.task("plain")
     bench.together([limited, limited])
     requests = [bench.come(plain) for _ in range(3)]

@@ -13,7 +13,7 @@ from celery.concurrency.prefork import TaskPool
 from celery.worker import state
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.pool import HEARD_LATE, _Job
+from celery_ratelimit._celery.pool import END_LATENCY, _Job
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def quick_switches() -> object:
 
 def test_threads_end_tasks_while_somebody_looks(quick_switches: None) -> None:
     pool = Pool(SimpleNamespace(num_processes=4, is_green=False))
-    pool._takes["task"] = 1.0
+    pool._mean_runtimes["task"] = 1.0
     over = threading.Event()
 
     def come_and_go() -> None:
@@ -40,7 +40,7 @@ def test_threads_end_tasks_while_somebody_looks(quick_switches: None) -> None:
     thread.start()
     try:
         for _ in range(5000):
-            assert not pool.have_young(100, 0.5, 2.0), "there are twenty"
+            assert not pool.may_free(100, 0.5, 2.0), "there are twenty"
     finally:
         over.set()
         thread.join()
@@ -48,20 +48,20 @@ def test_threads_end_tasks_while_somebody_looks(quick_switches: None) -> None:
 
 def test_whether_one_is_free_soon() -> None:
     pool = Pool(SimpleNamespace(num_processes=4, is_green=False))
-    pool._takes.update(short=0.5, long=5.0)
-    assert not pool.have_soon(10.0, 1.0), "nothing runs"
+    pool._mean_runtimes.update(short=0.5, long=5.0)
+    assert not pool.frees_soon(10.0, 1.0), "nothing runs"
     pool._jobs["a"] = _Job("long", 9.0, 9.0)
     pool._jobs["b"] = _Job("unknown", 9.0, 9.0)
-    assert not pool.have_soon(10.0, 1.0)
+    assert not pool.frees_soon(10.0, 1.0)
     pool._jobs["c"] = _Job("short", 9.0, 9.0)
-    assert not pool.have_soon(10.0, 1.0), "it has run for longer than its kind takes"
+    assert not pool.frees_soon(10.0, 1.0), "it has run for longer than its kind takes"
     pool._jobs["d"] = _Job("short", 9.9, None)
-    assert pool.have_soon(10.0, 1.0)
+    assert pool.frees_soon(10.0, 1.0)
     pool._jobs["d"] = _Job("short", 9.3, 9.3)
-    assert pool.have_soon(10.0, 1.0), "a little longer, as about half of them do"
+    assert pool.frees_soon(10.0, 1.0), "a little longer, as about half of them do"
     del pool._jobs["d"]
     pool._jobs.update((number, _Job("long", 9.0, 9.0)) for number in range(4))
-    assert pool.have_soon(10.0, 1.0), "five of five seconds"
+    assert pool.frees_soon(10.0, 1.0), "five of five seconds"
 
 
 def test_greenlets_that_do_not_run_are_free() -> None:
@@ -89,24 +89,24 @@ def test_a_worker_that_waits_for_its_store_does_not_take_tasks_for_long() -> Non
     pool.watch(lambda request: None)
     pool._pool.apply_async(None, ("task",), callback=None)
     (job,) = pool._jobs.values()
-    job.since = time.monotonic() - 0.5
+    job.started_at = time.monotonic() - 0.5
     given["callback"]((False, None, 0.001))
-    assert pool.takes("task") == pytest.approx(0.001 + HEARD_LATE)
+    assert pool.mean_runtime("task") == pytest.approx(0.001 + END_LATENCY)
     pool._pool.apply_async(None, ("other",), callback=None)
     (job,) = pool._jobs.values()
-    job.since = time.monotonic() - 0.5
+    job.started_at = time.monotonic() - 0.5
     given["error_callback"]("lost")
-    assert pool.takes("other") >= 0.5, "the pool does not say"
+    assert pool.mean_runtime("other") >= 0.5, "the pool does not say"
 
 
 def test_who_waits_behind_a_task_that_does_not_end_says_nothing() -> None:
     """Whoever has a limit would wait in this worker, too, and not in its lot, for others to run it."""
     pool = Pool(SimpleNamespace(num_processes=1, is_green=False))
-    pool._takes["brief"] = 0.001
+    pool._mean_runtimes["brief"] = 0.001
     pool._jobs["hangs"] = _Job("brief", 0.0, 0.0)
     pool._jobs["behind"] = _Job("brief", 0.0, None)
-    assert pool.have_soon(0.01, 0.02)
-    assert not pool.have_soon(10.0, 0.02)
+    assert pool.frees_soon(0.01, 0.02)
+    assert not pool.frees_soon(10.0, 0.02)
 
 
 def test_a_process_whose_task_runs_on_after_a_lost_connection_stays_busy() -> None:

@@ -37,7 +37,7 @@ def test_waiting_requests_occupy_no_process_where_prefetching_is_disabled(
         qos=SimpleNamespace(value=8),
     )
     prefetch = Prefetch(consumer)
-    prefetch.keep()
+    prefetch.attach()
     prefetch.widen(waiting)
     assert channel_qos.can_consume() is consumes
 
@@ -49,5 +49,5 @@ def test_the_channel_is_left_alone_where_messages_are_prefetched() -> None:
         task_consumer=SimpleNamespace(channel=SimpleNamespace(qos=channel_qos)),
         qos=SimpleNamespace(value=8),
     )
-    Prefetch(consumer).keep()
+    Prefetch(consumer).attach()
     assert "can_consume" not in vars(channel_qos)

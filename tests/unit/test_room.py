@@ -23,15 +23,15 @@ class Pool:
     def idle(self, pending: int) -> int:
         return self._idle
 
-    def takes(self, name: str) -> float:
+    def mean_runtime(self, name: str) -> float:
         return float(name)
 
-    def have_young(self, number: int, now: float, seconds: float) -> bool:
+    def may_free(self, number: int, now: float, seconds: float) -> bool:
         young = now - self._began < float(self._running) <= seconds
         return number <= (self.processes if young else 0)
 
-    def have_soon(self, now: float, seconds: float) -> bool:
-        return self.have_young(1, now, seconds)
+    def frees_soon(self, now: float, seconds: float) -> bool:
+        return self.may_free(1, now, seconds)
 
 
 def capacity(*pool: object, grants: tuple[float, ...] = (), taking: str = "5") -> PoolCapacity:

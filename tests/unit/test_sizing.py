@@ -9,7 +9,7 @@ import pytest
 
 from celery_ratelimit import Limit
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.inspection import pool_here
+from celery_ratelimit._celery.monitoring import pool_status
 from celery_ratelimit.app.survey import Owned
 from celery_ratelimit.counts.figures import Stats, User
 from celery_ratelimit.parking.sizing import _cost, _server_of, _takes
@@ -54,12 +54,12 @@ def test_what_a_worker_says_of_its_pool(is_green: bool, processes: int) -> None:
     pool = SimpleNamespace(is_green=is_green, limit=10, num_processes=3, _pool=greenlets)
     consumer = SimpleNamespace(pool=pool, task_consumer=SimpleNamespace(queues=[SimpleNamespace(name="celery")]))
     state = SimpleNamespace(consumer=consumer)
-    assert pool_here(state) == {"processes": processes, "queues": ["celery"], "takes": {}}
-    Pool(pool)._takes.update({f"task {n}": float(n) for n in range(300)})
-    takes = pool_here(state)["takes"]
+    assert pool_status(state) == {"processes": processes, "queues": ["celery"], "takes": {}}
+    Pool(pool)._mean_runtimes.update({f"task {n}": float(n) for n in range(300)})
+    takes = pool_status(state)["takes"]
     assert (len(takes), takes["task 299"], "task 0" in takes) == (200, 299.0, False), "those that take the longest"
     consumer.task_consumer = None  # while Celery connects anew
-    assert pool_here(state)["queues"] == []
+    assert pool_status(state)["queues"] == []
 
 
 @pytest.mark.parametrize(

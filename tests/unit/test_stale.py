@@ -56,7 +56,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     for each in (request_queues, queue_processor):
         monkeypatch.setattr(each, "monotonic", lambda: NOW)
     nothing: Any = None
-    capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, takes=lambda name: 1.0))  # type: ignore[arg-type]
+    capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, mean_runtime=lambda name: 1.0))  # type: ignore[arg-type]
     prefetch: Any = SimpleNamespace(leave=lambda pending: None)
     resources = RequestResources(nothing, nothing, capacity, prefetch, nothing)
     errors, pool_scheduler = SimpleNamespace(pair=None), PoolScheduler(nothing, capacity, nothing, prefetch)

@@ -41,7 +41,7 @@ def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
         consumer: Any = SimpleNamespace(event_dispatcher=None)
         step: Any = GateStep.__new__(GateStep)
         step._lost = None
-        worker = SimpleNamespace(tell_what_waits=lambda: None)
+        worker = SimpleNamespace(flush_pending=lambda: None)
         step.gate = SimpleNamespace(
             worker=worker,
             begin=lambda: None,
@@ -58,8 +58,8 @@ def test_a_worker_that_has_ended_hears_of_no_revoked_task_any_more() -> None:
 
 
 def test_threads_for_the_store_end_with_the_worker() -> None:
-    timers = SimpleNamespace(are_called_soon=True, call_soon=lambda call: None, contained=lambda call: call)
-    worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(apart=False))
+    timers = SimpleNamespace(call_soon_wakes_loop=True, call_soon=lambda call: None, guarded=lambda call: call)
+    worker: Any = SimpleNamespace(timers=timers, broker=SimpleNamespace(no_event_loop=False))
     calls = StoreCalls(worker, None)  # type: ignore[arg-type]
     calls.latency.note(THREADS_FROM)
     before = set(threading.enumerate())

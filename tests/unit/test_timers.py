@@ -17,7 +17,7 @@ def test_cancelled_timers_are_taken_out(timer: Any) -> None:
     """A request queue sets a timer for minutes ahead and ends at once: 0.8 kB for each task with a limit by key."""
     timer.start = lambda: None  # no thread
     consumer = SimpleNamespace(timer=timer, hub=None, pool=SimpleNamespace(is_green=False))
-    timers = Timers(consumer, SimpleNamespace(apart=False, connection_errors=()))  # type: ignore[arg-type]
+    timers = Timers(consumer, SimpleNamespace(no_event_loop=False, connection_errors=()))  # type: ignore[arg-type]
     called: list[int] = []
     for number in range(3):
         timers.call_after(1000.0 + number, lambda number=number: called.append(number))  # type: ignore[misc]

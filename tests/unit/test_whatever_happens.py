@@ -91,7 +91,7 @@ def do(bench: Bench, what: str, *how: Any) -> None:
         bench.at.setdefault(step, []).append(happening)
     elif what == "takes":
         seconds, bench.waits_at_broker = how
-        bench.takes = lambda name: seconds  # type: ignore[method-assign]
+        bench.mean_runtime = lambda name: seconds  # type: ignore[method-assign]
     elif what == "parked":
         bench.is_somebody_parked = True
         bench.admission += how

@@ -32,13 +32,13 @@ def gate() -> Any:
     gate: Any = object.__new__(Gate)
     scheduler: Any = object.__new__(Scheduler)
     pool = SimpleNamespace(
-        idle=lambda pending: 1, takes=lambda name: 1.0, processes=4, have_young=lambda *_: False, has_queue=True
+        idle=lambda pending: 1, mean_runtime=lambda name: 1.0, processes=4, may_free=lambda *_: False, has_queue=True
     )
     worker: Any = SimpleNamespace(
         is_stopping=False,
         pool=pool,
         timers=SimpleNamespace(call_after=lambda *_: None),
-        together=SimpleNamespace(is_at_it=False),
+        bulk_receive=SimpleNamespace(receiving=False),
     )
     capacity = PoolCapacity(pool)  # type: ignore[arg-type]
     gate._queues = scheduler._queues = queues = RequestQueues()
