@@ -23,9 +23,8 @@ from .limiter.demand import Demand, leased
 from .limiter.leases import run_id
 from .limiter.stored_limit_labels import stored_in_place_of
 from .worker.bootstep import install
-from .worker.reporting import permit_of
+from .worker.reporting import ThrottleReport, permit_of
 from .worker.rules import GiveUp, refused
-from .worker.throttle_report import ThrottleReport
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 

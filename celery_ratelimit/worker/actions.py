@@ -16,12 +16,11 @@ from .clock import monotonic
 from .deduplication import Deduplication
 from .flow_control import PrefetchAccounting
 from .parking_batch import ParkingBatch, PendingPark
-from .reporting import Reporter, outcome_of
+from .reporting import Reporter, ThrottleReport, outcome_of
 from .request import PendingRequest
 from .request_queue import LimitQueue, permit_interval
 from .request_resources import RequestResources
 from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, KeepPermit, Park, Republish, RetryAt, Start
-from .throttle_report import ThrottleReport
 
 __all__ = ["Actions"]
 

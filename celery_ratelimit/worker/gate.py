@@ -29,13 +29,12 @@ from ..parking.attendant import Attendant
 from ..parking.lots import parking_of
 from ..parking.publisher import LEAD
 from .actions import Actions
-from .admission import PermitClient
+from .admission import FallbackLimiter, PermitClient
 from .arrival_batch import ArrivalBatch
 from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
-from .fallback_limiter import FallbackLimiter
 from .flow_control import PrefetchAccounting, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
 from .parking_batch import ParkingBatch

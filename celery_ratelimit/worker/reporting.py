@@ -1,5 +1,4 @@
-"""The one place that tells what has become of a request: to the log, to monitors, to signals, to observers, and to the
-process that runs its task.
+"""Tells what has become of a request: the log, monitors, signals, observers, and the process that runs its task.
 
 Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
 """
@@ -8,22 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 from .._celery import requests
 from .._celery.saved_message import marker_in
+from ..app.options import Policy
+from ..errors import Throttled
 from ..limiter.demand import Demand
 from ..limiter.shadows import asked_of
+from ..limits.limit import Limit
 from ..observing import Observation, Observer
 from ..signals import task_throttled
 from .clock import monotonic
 from .request import PendingRequest, Unlimited
 from .request_queue import LimitQueue
-from .throttle_report import ThrottleReport
 
-__all__ = ["Reporter", "outcome_of", "permit_of"]
+__all__ = ["Reporter", "ThrottleReport", "outcome_of", "permit_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -49,7 +50,7 @@ def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) 
 
 
 class Reporter:
-    """Tells what has become of requests. What is not heard is not put into words.
+    """Tells what has become of requests.
 
     Args:
         observers: are told of each outcome, also of starts.
@@ -72,14 +73,14 @@ class Reporter:
         if pending.announced == outcome.what:
             return
         pending.announced, pending.throttled_by = outcome.what, outcome.limit or ""
-        labelled = cache(
-            partial(self._with_stored_rate, outcome)
-        )  # read from the store only if something is told of it
+        labelled = cache(partial(self._with_stored_rate, outcome))  # the store is read only if the label is told
         level = logging.INFO if outcome.demand is not None else logging.DEBUG
         logs = logger.isEnabledFor(level)
-        seen = _throttled(pending, labelled()) if logs or self._observers else _counted(pending, outcome)
-        if logs:
-            _log(level, seen, labelled())
+        seen = _throttled(pending, labelled() if logs or self._observers else outcome)
+        if logs:  # an outage is logged when it begins and ends, so a single task is at DEBUG
+            fields = {**labelled().fields(), "task": seen.task, "id": seen.id, "queue": seen.queue, "cost": seen.cost}
+            fields["throttled_for"] = seen.throttled_for
+            logger.log(level, "Task %s[%s] %s", seen.task, seen.id, seen.said, extra={"data": fields})
         requests.send_throttled_event(pending.request, lambda: labelled().fields())
         if task_throttled.receivers:
             task_throttled.send(sender=pending.request.task, request=pending.request, **labelled().fields())
@@ -127,30 +128,11 @@ class Reporter:
                     logger.error("The observer %r raised %r, which is said once", observer, error, exc_info=True)
 
 
-def _log(level: int, seen: Observation, outcome: ThrottleReport) -> None:
-    """While the store does not answer, which is said when it begins and ends, the line is at DEBUG."""
-    fields = {**outcome.fields(), "task": seen.task, "id": seen.id, "queue": seen.queue, "cost": seen.cost}
-    fields["throttled_for"] = seen.throttled_for
-    logger.log(level, "Task %s[%s] %s", seen.task, seen.id, seen.said, extra={"data": fields})
-
-
-def _counted(pending: PendingRequest, outcome: ThrottleReport) -> Observation:
-    return _observed(pending, outcome.what if outcome.demand is not None else "store_error", outcome.limit, outcome.key)
-
-
 def _throttled(pending: PendingRequest, outcome: ThrottleReport) -> Observation:
     demand = outcome.demand
-    return _observed(
-        pending,
-        outcome.what if demand is not None else "store_error",
-        outcome.limit,
-        outcome.key,
-        demand.cost if demand is not None else 1,
-        retry_after=outcome.retry_after,
-        rate=outcome.rate,
-        reason=outcome.reason,
-        said=str(outcome),
-    )
+    what, cost = (outcome.what, demand.cost) if demand is not None else ("store_error", 1)
+    words: dict[str, Any] = {"rate": outcome.rate, "reason": outcome.reason, "said": str(outcome)}
+    return _observed(pending, what, outcome.limit, outcome.key, cost, retry_after=outcome.retry_after, **words)
 
 
 def _started(pending: PendingRequest, permit_at_us: int) -> Observation:
@@ -175,19 +157,8 @@ def _observed(
     **fields: Any,
 ) -> Observation:
     waited = _throttled_for(pending, 0) if throttled_for is None else throttled_for
-    request = pending.request
-    return Observation(
-        outcome,
-        request.name,
-        request.id,
-        pending.queue,
-        limit,
-        key,
-        cost,
-        throttled_for=waited,
-        asked=asked_of(pending.demands),
-        **fields,
-    )
+    names = pending.request.name, pending.request.id, pending.queue, limit, key, cost
+    return Observation(outcome, *names, throttled_for=waited, asked=asked_of(pending.demands), **fields)
 
 
 def _was_throttled(pending: PendingRequest) -> bool:
@@ -211,3 +182,114 @@ def _throttled_for(pending: PendingRequest, permit_at_us: int) -> float:
         if since > 0:
             return float(max(0, permit_at_us - since)) / 1e6
     return max(0.0, monotonic() - pending.arrived_at)
+
+
+#: What happens to a throttled task, as it is said in a log.
+_SAID = {
+    "waiting": "waits in this worker",
+    "parked": "parked",
+    "returned": "sent back",
+    "dropped": "dropped",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleReport:
+    """What became of a throttled task, and why: the same in the log, the event, the signal and the task's result.
+
+    Attributes:
+        what: ``"waiting"`` (in the worker), ``"parked"`` (in the store), ``"returned"`` (to the broker, on a
+            countdown), ``"dropped"``, ``"failed"``, or ``"diverted"`` (to another queue).
+        retry_after: seconds until its turn, or until it would have been.
+        demand: of the limit that said no; ``None``: the store does not answer.
+        interval: seconds in which a permit of that limit comes back at the rate that is in force; 0.0: as in the code.
+        stored: the rate stored in the place of the code's, and by which person: ``20/s set by anna``; empty: none.
+        max_wait: seconds; its turn is too far away for this; ``None``: that is not why.
+        waited: seconds that it has waited already.
+        full: there is no room to wait.
+        to: the queue that it is diverted to.
+    """
+
+    what: str
+    retry_after: float
+    demand: Demand | None = None
+    interval: float = 0.0
+    stored: str = ""
+    max_wait: float | None = None
+    waited: float = 0.0
+    full: bool = False
+    to: str | None = None
+
+    def given_up(self, how: str, policy: Policy) -> ThrottleReport:
+        """The report of a task that is given up: ``"drop"``, ``"fail"``, or the queue that it is sent to."""
+        what, to = {"drop": ("dropped", None), "fail": ("failed", None)}.get(how, ("diverted", how))
+        max_wait = policy.max_wait if policy.waits and not self.full else self.max_wait
+        return replace(self, what=what, to=to, max_wait=max_wait)
+
+    @property
+    def limit(self) -> str | None:
+        """The name of the limit that said no."""
+        return self.demand.name if self.demand is not None else None
+
+    @property
+    def key(self) -> str:
+        """Of the bucket; ``""``: the limit has only one."""
+        return self.demand.key if self.demand is not None else ""
+
+    @property
+    def rate(self) -> str:
+        """The limit as in the code (``"100/s"``, ``"4 at once"``), and what is stored in its place."""
+        if self.demand is None:
+            return ""
+        limit = self.demand.limit
+        code = limit.rate if isinstance(limit, Limit) else f"{limit.size} at once"
+        if self.stored:
+            return f"{code} in code, {self.stored}"
+        of_rate = isinstance(limit, Limit) and self.interval > 0
+        differs = of_rate and abs(self.interval - limit.interval) > 1e-6 * limit.interval
+        return f"{code} in code, {1 / self.interval:.6g}/s now" if differs else code
+
+    @property
+    def reason(self) -> str:
+        """Which limit refused, and until when, in words."""
+        if self.demand is None:
+            return "the limiter's store does not answer"
+        return str(self.error)
+
+    @property
+    def error(self) -> Throttled:
+        """What a task fails with that is given up."""
+        assert self.limit is not None
+        return Throttled(self.limit, self.retry_after, self.max_wait, self.key)
+
+    def __str__(self) -> str:
+        if self.demand is None:
+            return (
+                f"throttled while the limiter's store does not answer: {_SAID[self.what]} for {self.retry_after:.3f} s"
+            )
+        key = f", key {self.key!r}" if self.key else ""
+        what = f"sent on to queue {self.to!r}" if self.what == "diverted" else _SAID[self.what]
+        return f"throttled by limit {self.limit!r} ({self.rate}{key}): {what}, {self._when()}"
+
+    def _when(self) -> str:
+        seconds = f"{self.retry_after:.3f} s"
+        if self.full:
+            return f"as there is no room to wait, but in {seconds}"
+        if self.max_wait is not None:
+            after = f" after {self.waited:.3f} s of waiting" if self.waited >= 0.01 else ""
+            return f"as its turn would be in {seconds}{after}, beyond max_wait={self.max_wait:g} s"
+        if self.what in ("dropped", "failed"):
+            return f"a permit is free in {seconds}"
+        return f"its turn is in {seconds}"
+
+    def fields(self) -> dict[str, Any]:
+        """As the event and the signal have it."""
+        return {
+            "retry_after": self.retry_after,
+            "limit": self.limit,
+            "outcome": self.what,
+            "rate": self.rate,
+            "key": self.key,
+            "reason": self.reason,
+        }

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from .._celery import Worker
+from .admission import POLL_INTERVAL
 from .capacity import PoolCapacity
 from .clock import monotonic
-from .fallback_limiter import POLL_INTERVAL
 from .flow_control import ReturnQueueConsumption
 from .parking_batch import ParkingBatch
 from .pool_scheduler import PoolScheduler

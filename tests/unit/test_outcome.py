@@ -10,7 +10,7 @@ import pytest
 
 from celery_ratelimit import Concurrency, Limit, Throttled
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.worker.throttle_report import ThrottleReport
+from celery_ratelimit.worker.reporting import ThrottleReport
 
 STRIPE = Demand(Limit("100/s", name="stripe"), "stripe")
 TENANT = Demand(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant", "tenant:7")
