@@ -22,6 +22,7 @@ __all__ = [
     "changes_key",
     "config_keys",
     "count_keys",
+    "declared_key",
     "escape",
     "hash_tag",
     "history_key",
@@ -146,6 +147,11 @@ def attendance_keys(prefix: str, fleet: str) -> tuple[str, str]:
 def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:
     """What workers of a fleet have said last that they attend to: limits, return queues; and who consumes what."""
     return tuple([bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("limits", "returns", "queues")])
+
+
+def declared_key(prefix: str) -> str:
+    """Which limits the apps with this prefix declare, as of the last start of a worker."""
+    return bucket_key(prefix, "fleet", "", "declared")
 
 
 def bell_channel(prefix: str, ear: str = "") -> str:

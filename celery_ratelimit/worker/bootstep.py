@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +17,7 @@ from ..app.settings import Settings, forks_apart, settings_of
 from ..app.state import check_store, leases_of, limiter_of
 from ..app.survey import forgotten, limits_shown
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
+from ..limiter.declared_limits import declare
 from ..parking.lot import Parking
 from ..parking.lots import parking_of
 from ..store.url_text import without_password
@@ -72,6 +74,8 @@ class GateStep(bootsteps.StartStopStep):
                 _check_memory(worker, settings)
             self._lost = check_store(app)
             _warn(app, () if self._lost else _consumed(app))
+            if self._lost is None:
+                _warn_of_other_declarations(app, limited)
             if settings.on_store_error == "local" and not worker.can_gossip:
                 raise ConfigurationError(
                     "ratelimit_on_store_error='local' divides the limits by the number of live workers, which only "
@@ -113,6 +117,12 @@ class GateStep(bootsteps.StartStopStep):
 def _warn(app: Any, consumed: Collection[str]) -> None:
     for warning in forgotten(app, consumed):
         logger.warning("%s", warning)
+
+
+def _warn_of_other_declarations(app: Any, limited: AppLimits) -> None:
+    with contextlib.suppress(*STORE_TROUBLES):
+        for warning in declare(limiter_of(app).asker, limited):
+            logger.warning("%s", warning)
 
 
 def _consumed(app: Any) -> Collection[str]:

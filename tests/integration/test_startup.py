@@ -113,3 +113,23 @@ def test_an_overflow_that_no_worker_consumes_is_said(
         )
         fleet.start("-Q", "celery")
         assert "overflow='later'" not in fleet.log(2)
+
+
+def test_a_limit_that_another_app_declares_differently_is_a_warning(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """The two share its bucket. An app that starts again with the same limit says nothing."""
+
+    def warnings_of(rate: str, directory: str) -> list[str]:
+        path = tmp_path / directory
+        path.mkdir()
+        with Fleet(server, path, rate=rate) as fleet:
+            fleet.start()
+            return [line for line in fleet.log().splitlines() if "another ratelimit_prefix" in line]
+
+    assert warnings_of("50/s", "first") == []
+    assert warnings_of("50/s", "again") == []
+    warnings = warnings_of("60/s", "other")
+    assert any("limit 'tests.apps.fleet.retry' is 60/s here and was 50/s" in line for line in warnings)
+    key = "ratelimit:v1:{fleet}::declared"
+    assert 0 < store.ttl(key) <= 30 * 86_400

@@ -1,0 +1,43 @@
+"""Notices that another app declares a limit of the same name differently: both use one bucket of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..limits.any_limit import AnyLimit
+from ..store.keys import declared_key
+from .asker import Asker
+
+__all__ = ["declare"]
+
+#: Milliseconds for which a declaration is remembered after the last start of a worker.
+REMEMBERED_MS = 30 * 86_400_000
+
+
+def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
+    """Declare the limits of an app that starts. The last app that starts is the one that is remembered.
+
+    Returns:
+        A sentence for each limit that was declared differently before.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    if not limits or asker.pretended_wait is not None:
+        return []
+    key, client = declared_key(asker.prefix), asker.client
+    before = {_text(name): _text(limit) for name, limit in asker.store(client.hgetall, key).items()}
+    now = {name: str(limit).removeprefix(f"{name}: ") for name, limit in limits.items()}
+    asker.store(lambda: client.hset(key, mapping=now))
+    asker.store(client.pexpire, key, REMEMBERED_MS)
+    return [
+        f"limit {name!r} is {limit} here and was {before[name]} when another worker started: apps with "
+        f"ratelimit_prefix={asker.prefix!r} share its bucket. If this is another app, give the limit another name=, or "
+        "this app another ratelimit_prefix. If the limit was changed, this is said once"
+        for name, limit in sorted(now.items())
+        if before.get(name, limit) != limit
+    ]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
