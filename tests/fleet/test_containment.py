@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,18 @@ def test_properties_of_the_sender_that_no_worker_may_set(
 MESSAGES = int(os.environ.get("TEST_MESSAGES", "300"))
 
 
+def until_or_dead(fleet: Falling, store: redis.Redis, timeout: float, done: Callable[[], bool], what: str) -> None:
+    """The same as ``until``, but a worker that has ended is a failure at once. A failure says what is left."""
+    try:
+        until(lambda: done() or not fleet.alive(), timeout, what)
+        assert fleet.alive(), f"a worker has ended before {what}"
+    except AssertionError as error:
+        left = {queue: (store.llen(queue), store.lrange(queue, -2, -1)) for queue in ("celery", "celery.throttled")}
+        exits = [worker.poll() for worker in fleet.workers]
+        logs = "\n".join(fleet.log(index)[-2000:] for index in range(len(exits)))
+        raise AssertionError(f"{error}; {exits=}, {left=}, unacked={store.hgetall('unacked')}\n{logs}") from None
+
+
 @pytest.mark.slow
 def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
     """Generated ones, raw, in the queue of real workers, mixed with good ones: these run, and nothing stays."""
@@ -159,22 +173,19 @@ def test_any_message_ends_alone(server: EmbeddedServer, store: redis.Redis, tmp_
             if number % 5 == 0:
                 fleet.call("good", good)
                 good += 1
-        patience = 60 + MESSAGES / 10
-        until(lambda: not store.exists("celery", "celery.throttled"), patience, "every message being taken")
+        patience = 8 + MESSAGES / 25  # three times that is less than pytest's time-out
+        wait = partial(until_or_dead, fleet, store, patience)
+        wait(lambda: not store.exists("celery", "celery.throttled"), "every message being taken")
         for _ in range(20):  # each worker is still at it
             fleet.call("good", good)
             good += 1
-        until(lambda: fleet.started() >= good and set(range(good)) <= {s.index for s in fleet.starts()}, patience)
-        try:
-            until(lambda: not store.exists("celery", "celery.throttled", "unacked"), 60, "every message being let go")
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {store.hgetall('unacked')}") from None
-        assert fleet.alive()
+        wait(lambda: set(range(good)) <= {start.index for start in fleet.starts()}, "every good task")
+        wait(lambda: not store.exists("celery", "celery.throttled", "unacked"), "every message being let go")
         assert fleet.sender.control.ping(timeout=5) != []
         assert not fleet.parking_lots().lots()
-        for index in range(2):
-            assert "Unrecoverable" not in fleet.log(index)
-            assert "Timer" not in fleet.log(index)
+        logs = fleet.log(0) + fleet.log(1)
+        assert "Unrecoverable" not in logs
+        assert "Timer" not in logs
         fleet.stop()
         assert not store.exists("celery", "celery.throttled", "unacked")
 
