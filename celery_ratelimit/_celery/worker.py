@@ -32,7 +32,7 @@ from .consumption import Consumption, Subscriptions
 from .pool import Pool
 from .publisher import Publisher, Republisher
 from .requests import PERMIT, note_arrived
-from .return_names import ReturnNames
+from .return_queues import ReturnNames
 from .timers import Timers
 
 __all__ = ["Worker"]

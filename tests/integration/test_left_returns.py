@@ -14,7 +14,7 @@ from celery_ratelimit._celery.broker import Broker as WorkersBroker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumption import Consumption
 from celery_ratelimit._celery.publisher import Publisher
-from celery_ratelimit._celery.return_names import ReturnNames
+from celery_ratelimit._celery.return_queues import ReturnNames
 from tests.fleet_of import until
 from tests.rabbitmq import Broker
 
