@@ -326,7 +326,7 @@ class Worker:
 
     lock = nullcontext()  # of its timers
     has_several_queues = False
-    forks = can_gossip = True
+    is_prefork = can_gossip = True
     is_stopping = False
     call_soon_wakes_loop = False  # nobody rings for a line here
 

@@ -116,8 +116,8 @@ class Worker:
     # -- Its state -------------------------------------------------------------------------------------------------
 
     @property
-    def forks(self) -> bool:
-        """Whether tasks run in other processes than this."""
+    def is_prefork(self) -> bool:
+        """Whether tasks run in child processes."""
         return isinstance(self._consumer.pool, prefork.TaskPool)
 
     def live_workers(self) -> int:
