@@ -410,7 +410,7 @@ def test_a_redis_channel_reads_once_more_before_it_gives_back_what_it_has() -> N
     assert "for channel in self.channels:" in source(virtual.Transport._reject_inbound_message)
 
 
-def test_what_the_outbox_says_to_its_channel() -> None:
+def test_what_the_publisher_says_to_its_channel() -> None:
     assert "wait=None" in str(inspect.signature(AbstractChannel.send_method))
     assert "already closed" in source(AbstractChannel.wait)
     assert "self.connection = self.connection, None" in source(amqp.Channel.collect)
