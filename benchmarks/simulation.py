@@ -229,7 +229,7 @@ class Channel:
     def __init__(self, worker: Worker, queue: str, window: int, kind: type[Message]) -> None:
         self._worker, self.queue, self.window, self.kind = worker, queue, window, kind
         self.unacknowledged = 0
-        self.is_left = False
+        self.paused = False
         self._asks = False
         self._rest = FIRST_PAUSE
         self._rests_until = 0.0
@@ -239,15 +239,15 @@ class Channel:
 
     def ask(self) -> None:
         """Ask the broker for the next message, unless that is out already, or all have come in that may."""
-        if not self._asks and not self.is_left and self.room() > 0:
+        if not self._asks and not self.paused and self.room() > 0:
             self._asks = True
             queues = self._worker.fleet.queues
             queues.waiting[self.queue][self] = None
             queues.serve(self.queue)
 
-    def leave(self, are_left: bool) -> None:
-        self.is_left = are_left
-        if are_left and self._worker.fleet.queues.waiting[self.queue].pop(self, 0) is None:
+    def leave(self, paused: bool) -> None:
+        self.paused = paused
+        if paused and self._worker.fleet.queues.waiting[self.queue].pop(self, 0) is None:
             self._asks = False
 
     def gets(self, message: Message) -> None:
@@ -326,7 +326,7 @@ class Worker:
 
     lock = nullcontext()  # of its timers
     has_several_queues = False
-    forks = can_gossip = True
+    is_prefork = can_gossip = True
     is_stopping = False
     call_soon_wakes_loop = False  # nobody rings for a line here
 
@@ -348,8 +348,8 @@ class Worker:
         self._to_do: deque[Callable[[], Any]] = deque()
         self._on_countdown: dict[Request, Callable[[], None]] = {}
         self.own = Channel(self, QUEUE, PREFETCH * processes, Message)
-        self.beside = Channel(self, self.return_queue_for(QUEUE), MAX_RETURNED, Returned)
-        for channel in (self.own, self.beside):
+        self.return_channel = Channel(self, self.return_queue_for(QUEUE), MAX_RETURNED, Returned)
+        for channel in (self.own, self.return_channel):
             fleet.queues.declare(channel.queue)
         worker: Any = self
         self.gate = gate.Gate(worker, fleet.limiter, leases_of(fleet.app), settings_of(fleet.app), fleet.limits)
@@ -367,7 +367,7 @@ class Worker:
         while self._to_do:
             self._to_do.popleft()()
             self.own.ask()
-            self.beside.ask()
+            self.return_channel.ask()
         self._is_busy = False
 
     def call_after(self, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
@@ -442,14 +442,14 @@ class Worker:
     def return_queue_for(self, queue: str) -> str:
         return settings_of(self.app).return_queue_for(queue)
 
-    def pause_return_queues(self, are_left: bool, then: Callable[[], None]) -> None:
-        self.beside.leave(are_left)
-        if are_left:
+    def pause_return_queues(self, paused: bool, then: Callable[[], None]) -> None:
+        self.return_channel.leave(paused)
+        if paused:
             then()
 
     def does_anybody_wait_to_return(self) -> bool:
         self.fleet.world.pass_for(self.fleet.takes.broker)
-        return bool(self.fleet.queues.messages[self.beside.queue])
+        return bool(self.fleet.queues.messages[self.return_channel.queue])
 
     def broker_order(self, message: object, queue: str) -> int:
         return 0  # no task has a priority
@@ -556,7 +556,7 @@ class Fleet:
             self.workers = [Worker(self, number, processes) for number in range(workers)]
         for worker in self.workers:  # not all in one moment
             world.at(world.now + self._random.uniform(0, 0.5), lambda worker=worker: worker.do(worker.gate.begin))
-        for channel in (channel for worker in self.workers for channel in (worker.own, worker.beside)):
+        for channel in (channel for worker in self.workers for channel in (worker.own, worker.return_channel)):
             world.at(world.now + 1.0, channel.ask)
 
     def _park(self, app: Celery) -> Parking:

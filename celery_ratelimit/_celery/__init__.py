@@ -10,7 +10,7 @@ from .monitoring import add_to_banner, show_revoked_state
 from .pool import Pool
 from .publisher import publish_on
 from .requests import PERMIT
-from .return_consumer import MAX_RETURNED
+from .return_queues import MAX_RETURNED
 from .worker import Worker
 
 __all__ = [

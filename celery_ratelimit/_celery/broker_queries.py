@@ -23,7 +23,7 @@ from kombu.exceptions import OperationalError
 __all__ = ["NoAnswer", "default_queue_of", "fetch_messages", "message_count", "message_counts", "query_workers"]
 
 #: Seconds that a broker has to answer a query.
-PATIENCE = 2.0
+TIMEOUT = 2.0
 
 
 class NoAnswer(Exception):
@@ -37,14 +37,14 @@ def _connected(app: Any) -> Iterator[Any]:
     Raises:
         NoAnswer: the broker did not answer.
     """
-    connection = app.connection_for_read(connect_timeout=PATIENCE)
+    connection = app.connection_for_read(connect_timeout=TIMEOUT)
     options = dict(connection.transport_options or {})
     if connection.transport.driver_type in ("redis", "sentinel"):
-        options.update(socket_connect_timeout=PATIENCE, socket_timeout=PATIENCE)
+        options.update(socket_connect_timeout=TIMEOUT, socket_timeout=TIMEOUT)
     connection.transport_options = options
     with connection:
         try:
-            connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE)
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=TIMEOUT)
             yield connection
         except (
             *(OperationalError, NotImplementedError, OSError),

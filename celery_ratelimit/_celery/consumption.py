@@ -7,12 +7,17 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 * kombu asks for nothing while all has come in that may (kombu/transport/redis.py 741).
 * kombu ends a queue's consumption, where it is told so while a message of it is handled, at the end of that
   (kombu/transport/redis.py 1325).
-* ``app.amqp.Consumer`` is read when the worker connects (celery/worker/consumer/tasks.py 45).
+* ``app.amqp.Consumer``, read when the worker connects, makes its consumer (celery/app/amqp.py 361;
+  celery/worker/consumer/tasks.py 45).
+* ``kombu.Consumer._basic_consume`` (kombu/messaging.py 841): called for each queue whose messages come from then on,
+  and the one place that knows on every transport which queue a message comes from. ``cancel_by_queue`` (735) ends that
+  for one queue, ``cancel`` (719) for all; both are what Celery calls (consumer.py 728; tasks.py 89).
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +26,12 @@ from kombu.transport import virtual
 from . import message_fields
 from .broker import Broker
 from .bulk_receive import BulkReceive
-from .consumers import consumer_classes
 from .prefetch import Prefetch
 from .publisher import Publisher
-from .return_consumer import ReturnConsumer
-from .return_names import ReturnNames
+from .return_queues import ReturnConsumer, ReturnNames
 from .saved_message import marker_in
 
-__all__ = ["Consumption", "Subscriptions"]
+__all__ = ["Consumption", "Subscriptions", "consumer_classes"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -160,3 +163,62 @@ class Subscriptions:
         if queue in queues.consume_from and not consumer.consuming_from(queue):
             consumer.add_queue(queues[queue])
             consumer.consume()
+
+
+def consumer_classes(
+    base: type, on_message: Callable[[Any], None], return_consumer: ReturnConsumer
+) -> tuple[type, type]:
+    """Two classes of kombu consumers, which stamp each message and call ``on_message`` with it.
+
+    The second is for the queues of tasks: ``return_consumer`` follows it. A routing key does not name the queue: a
+    topic exchange has many queues for one. AMQP gives a consumer tag, Redis nothing.
+    """
+    base = getattr(base, "ratelimit_base", base)
+
+    class Consumer(base):
+        ratelimit_base = base
+
+        def _basic_consume(self, queue: Any, *args: Any, **kwargs: Any) -> Any:
+            consume = queue.consume
+
+            def consume_stamped(tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
+                def stamped(message: Any) -> Any:
+                    now = time.monotonic()
+                    if on_amqp:  # no message of kombu's yet: the one that is made of it keeps this dict (pyamqp.py 119)
+                        message.delivery_info.update(ratelimit_queue=queue.name, ratelimit_received_at=now)
+                    else:
+                        message.ratelimit_queue, message.ratelimit_received_at = queue.name, now
+                    on_message(message)
+                    return callback(message)
+
+                return consume(tag, stamped, **options)
+
+            on_amqp = self.channel.connection.client.transport.driver_type == "amqp"
+            queue.consume = consume_stamped
+            try:
+                return super()._basic_consume(queue, *args, **kwargs)
+            finally:
+                del queue.consume
+
+    class TaskConsumer(Consumer):
+        def _basic_consume(self, queue: Any, *args: Any, **kwargs: Any) -> Any:
+            return_consumer.follow(self, queue)
+            return super()._basic_consume(queue, *args, **kwargs)
+
+        def pause_queue(self, queue: str) -> None:
+            """Do not consume a queue for now; its return queue is still consumed."""
+            super().cancel_by_queue(queue)
+
+        def cancel_by_queue(self, queue: Any) -> None:
+            super().cancel_by_queue(queue)
+            return_consumer.unfollow(self, getattr(queue, "name", queue))
+
+        def cancel(self) -> None:
+            try:
+                return_consumer.stop(self)
+            finally:
+                super().cancel()
+
+        close = cancel
+
+    return Consumer, TaskConsumer

@@ -1,4 +1,4 @@
-"""The worker's pool: what runs in it and since when, how long tasks take, and the end of each.
+"""The worker's pool: its running tasks, their mean run times, and their ends.
 
 What is relied on; line numbers are of Celery 5.7.0:
 
@@ -41,13 +41,11 @@ from celery.worker import state
 
 __all__ = ["Pool", "processes_of"]
 
-#: The share of the newest task in the running mean of what tasks take.
+#: The weight of the newest run in the running mean of a task's run times.
 NEWEST_WEIGHT = 0.1
-#: Running tasks that are looked at for one that may end soon: a pool of greenlets has thousands.
+#: Running tasks that are examined for one that may end soon: a pool of greenlets has thousands.
 JOBS_EXAMINED = 50
-#: A task that is said to take so many seconds, and was handed over so many times as long ago, does not.
-STALE_FACTOR = 10
-#: Seconds by which the worker hears of an end later than it was, and that count: more if it waits for a store.
+#: Seconds from a task's end to the worker's notice, which count as its run time: not more, if a store is slow.
 END_LATENCY = 0.01
 
 
@@ -62,16 +60,18 @@ class _Job:
 
 
 class Pool:
-    """A worker's pool, as the gate sees it. Times are of ``time.monotonic``.
+    """A worker's pool. Times are of ``time.monotonic``.
 
     Args:
         pool: a ``celery.concurrency.base.BasePool`` whose tasks have no strategies yet.
+
+    Attributes:
+        has_queue: whether it keeps tasks that it cannot start yet. A pool of greenlets makes the caller wait.
     """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         pool.ratelimit_pool = self
-        #: Whether it keeps tasks that it cannot start yet. A pool of greenlets makes the caller wait.
         self.has_queue = not pool.is_green
         self._jobs: dict[Any, _Job] = {}
         self._mean_runtimes: dict[str, float] = {}
@@ -81,27 +81,20 @@ class Pool:
         return processes_of(self._pool)
 
     def idle(self, held: int) -> int:
-        """Processes that would start a task at once, when ``held`` of the received requests are in the gate.
-
-        Below zero: so many tasks wait in the pool itself.
-        """
+        """Free processes, if the gate has ``held`` of the received requests; below zero: tasks wait in the pool."""
         return self.processes - (len(state.reserved_requests) - held)
 
     def mean_runtime(self, name: str) -> float:
-        """Seconds that a task of this name takes: the mean of the runs that have ended here; infinity: none has."""
+        """Mean seconds of the runs of a task that have ended here; infinity: none has."""
         return self._mean_runtimes.get(name, float("inf"))
 
     def mean_runtimes(self) -> dict[str, float]:
-        """The same, of all that have ended here."""
+        """The mean run times of all tasks that have ended here, by name."""
         return self._mean_runtimes.copy()  # threads may end tasks meanwhile
 
     def may_free(self, number: int, now: float, seconds: float) -> bool:
-        """Whether so many processes may be free within ``seconds``: by what their tasks take that began a while ago.
-
-        A task that has run for longer than its kind takes says nothing any more.
-        """
-        # In the order in which they were handed over. Of a copy: threads end tasks meanwhile, within a list(), too.
-        for job in itertools.islice(self._jobs.copy().values(), JOBS_EXAMINED):
+        """Whether ``number`` tasks run whose mean run time is at most ``seconds``, and not exceeded yet."""
+        for job in self._examined():
             if job.started_at is not None and now - job.started_at < self.mean_runtime(job.name) <= seconds:
                 number -= 1
                 if number <= 0:
@@ -109,23 +102,27 @@ class Pool:
         return False
 
     def frees_soon(self, now: float, seconds: float) -> bool:
-        """Whether one of them is probably free within ``seconds``, by what tasks take: how many end in that time?"""
+        """Whether a process is probably free within ``seconds``: by mean run times, one end or more is expected."""
         ends = 0.0
-        for job in itertools.islice(self._jobs.copy().values(), JOBS_EXAMINED):
-            takes = max(seconds, self.mean_runtime(job.name))
-            # One that has run for longer says nothing any more; nor one that waits for such a process.
-            if now - (job.submitted_at if job.started_at is None else job.started_at) < takes:
-                ends += seconds / takes
+        for job in self._examined():
+            runtime = max(seconds, self.mean_runtime(job.name))
+            # Not a task that has run for longer, nor one that waits for such a process.
+            if now - (job.submitted_at if job.started_at is None else job.started_at) < runtime:
+                ends += seconds / runtime
                 if ends >= 1:
                     return True
         return False
 
+    def _examined(self) -> Iterable[_Job]:
+        """The oldest jobs, of a copy: threads end tasks meanwhile, within a list(), too."""
+        return itertools.islice(self._jobs.copy().values(), JOBS_EXAMINED)
+
     def has(self, request: Any) -> bool:
-        """Whether a request that was handed to the pool waits there, or runs."""
+        """Whether a request waits in the pool, or runs."""
         return request in self._jobs or request in state.reserved_requests
 
     def survive_reconnect(self, consumer: Any) -> None:
-        """From now on a task that runs when the connection is lost keeps its process busy, and its end is told."""
+        """Let a task that runs when the connection is lost keep its process, and let its end be noticed."""
         on_close = consumer.on_close
 
         @functools.wraps(on_close)
@@ -151,62 +148,43 @@ class Pool:
         consumer.on_close = closed
 
     def watch(self, on_end: Callable[[Any], None]) -> None:
-        """From now on ``on_end`` gets each request that has ended: in whichever thread or greenlet it did."""
+        """Call ``on_end`` with each request that has ended, in the thread or greenlet of its end."""
         apply_async = self._pool.apply_async
 
-        def begins(request: Any, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+        def begins(request: Any, callback: Callable[..., Any]) -> Callable[..., Any]:
             def run(pid: Any, since: float, *args: Any, **kwargs: Any) -> Any:
                 job = self._jobs.get(request)
                 if job is not None:
                     job.started_at = since
-                return callback(pid, since, *args, **kwargs) if callback is not None else None
+                return callback(pid, since, *args, **kwargs)
 
             return run
 
-        def ends(request: Any, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+        def ends(request: Any, callback: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    return callback(*args, **kwargs) if callback is not None else None
+                    return callback(*args, **kwargs)
                 finally:
                     self._ended(request, _runtime_in(args))
                     on_end(request)
 
             return run
 
-        def times_out(request: Any, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+        def times_out(request: Any, callback: Callable[..., Any]) -> Callable[..., Any]:
             end = ends(request, callback)
+            return lambda soft, *args, **kwargs: (callback if soft else end)(soft, *args, **kwargs)
 
-            def run(soft: bool, *args: Any, **kwargs: Any) -> Any:
-                if not soft:
-                    return end(soft, *args, **kwargs)
-                return callback(soft, *args, **kwargs) if callback is not None else None
-
-            return run
+        wrappers = {"callback": ends, "error_callback": ends, "accept_callback": begins, "timeout_callback": times_out}
 
         @functools.wraps(apply_async)
-        def watched(
-            target: Any,
-            args: Any = (),
-            kwargs: Any = None,
-            callback: Any = None,
-            error_callback: Any = None,
-            accept_callback: Any = None,
-            timeout_callback: Any = None,
-            **options: Any,
-        ) -> Any:
+        def watched(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+            callback = options.get("callback")
             request = getattr(callback, "__self__", callback)
             job = self._jobs[request] = _Job(str(args[0]) if args else "", time.monotonic())
+            for name, wrapper in wrappers.items():
+                options[name] = wrapper(request, options.get(name) or _ignore)
             try:
-                job.result = apply_async(
-                    target,
-                    args,
-                    kwargs,
-                    callback=ends(request, callback),
-                    error_callback=ends(request, error_callback),
-                    accept_callback=begins(request, accept_callback),
-                    timeout_callback=times_out(request, timeout_callback),
-                    **options,
-                )
+                job.result = apply_async(target, args, kwargs, **options)
             except BaseException:
                 self._jobs.pop(request, None)
                 raise
@@ -223,13 +201,16 @@ class Pool:
             self._mean_runtimes[job.name] = known + NEWEST_WEIGHT * (took - known)
 
 
+def _ignore(*_: Any, **__: Any) -> None: ...
+
+
 def _has_process(job: Any) -> bool:
-    """Whether a process of a prefork pool has a job, or is about to: it was written to its pipe."""
+    """Whether a job was written to the pipe of a process of a prefork pool."""
     return bool(getattr(job, "_accepted", False) or getattr(job, "_write_to", None) is not None)
 
 
 def processes_of(pool: Any) -> int:
-    """How many tasks a pool can run at once, whether they do or not; 0: it has ended, and the worker is about to."""
+    """How many tasks a pool can run at once; 0: it has ended."""
     if isinstance(pool, prefork.TaskPool) and pool._pool is None:
         return 0
     number: int = getattr(pool._pool, "size", pool.limit) if pool.is_green else pool.num_processes
@@ -243,6 +224,8 @@ def _pipes_of(jobs: Iterable[Any]) -> set[int]:
 
 
 def _runtime_in(args: Sequence[Any]) -> float:
-    """Seconds that a task has taken in its process, of what the pool tells at its end; infinity: it does not say."""
-    told = args[0] if args else None
-    return told[2] if isinstance(told, tuple) and len(told) == 3 and isinstance(told[2], float) else float("inf")
+    """A task's run time, among the arguments of its pool's callback; infinity: unknown."""
+    result = args[0] if args else None
+    return (
+        result[2] if isinstance(result, tuple) and len(result) == 3 and isinstance(result[2], float) else float("inf")
+    )

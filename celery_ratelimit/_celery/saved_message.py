@@ -1,4 +1,4 @@
-"""A message as it is kept while it is not at the broker: made of one that was received, published again as it was."""
+"""A message outside the broker: made from a received one, and published again as it was."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = [
     "Parcel",
     "as_sent",
     "expires_at",
-    "marker_among",
     "marker_in",
+    "marker_in_headers",
     "parcel_in",
     "parcel_of",
     "publish_all",
@@ -27,16 +27,16 @@ __all__ = [
     "without_marker",
 ]
 
-#: The header that a message carries while it is sent back: what to restore when its task starts.
+#: The header of a message that is sent back, the marker: what to restore when its task starts.
 RETURN_HEADER = "celery-ratelimit-return"
 
-#: The header of a message in whose place another one waits: the task's id of that. Other workers run the task.
+#: The header of a coalesced message: the id of the task that runs in its place, in any worker.
 SURVIVOR_HEADER = "celery-ratelimit-survivor"
 
-#: What a marker says in any case, and what it may say.
+#: The fields that each marker has, and all that one may have.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
 _ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC", "slot", "wait"}
-#: The ones that are texts, if they are there.
+#: The fields that are texts or None.
 _TEXTS = ("eta", "exchange", "routing_key", "id")
 
 #: Properties that the transport writes anew at every publish.
@@ -45,36 +45,33 @@ _TRANSPORT_PROPERTIES = (
     *("content_type", "content_encoding", "application_headers", "headers"),
 )
 
-#: What a producer is told how to publish by. On some brokers a message can have properties of any name.
+#: Parameters of a publish. On some brokers a message can have properties of these names.
 _PARAMETERS = frozenset(inspect.signature(Producer.publish).parameters)
 
-#: A message as it is kept while it is not at the broker: plain data.
+#: A message outside the broker: plain data.
 Parcel = dict[str, Any]
 
 
-def marker_among(headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The marker in these headers, or in what was made of them; nothing if the message has not been throttled."""
+def marker_in_headers(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The marker in a message's headers, or in a context made of them; empty if it was not throttled."""
     marker: Any = headers.get(RETURN_HEADER) if isinstance(headers, dict) else None
     return marker if _is_ours(marker) else {}
 
 
 def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
-    """Take the marker out of headers; returns it."""
-    marker = marker_among(headers)
+    """Remove the marker from headers; returns it."""
+    marker = marker_in_headers(headers)
     if marker:
         del headers[RETURN_HEADER]
     return marker
 
 
 def marker_in(message: Any) -> dict[str, Any]:
-    """What a message that has come back says of itself; nothing if it comes from its sender.
-
-    Read once: a worker asks a dozen times of each message.
-    """
+    """The marker of a returned message; empty if it comes from its sender. Read once for a message."""
     headers = message.headers
     read: Any = getattr(message, "ratelimit_marker", None)
     if read is None or read[0] is not headers:
-        read = headers, marker_among(headers)
+        read = headers, marker_in_headers(headers)
         with suppress(AttributeError):  # py-amqp's own has no room for it: kombu makes its message of that
             message.ratelimit_marker = read
     marker: dict[str, Any] = read[1]
@@ -82,27 +79,27 @@ def marker_in(message: Any) -> dict[str, Any]:
 
 
 def with_survivor(parcel: Parcel) -> Parcel:
-    """A parcel that was parked, as it is published: it says in whose favour it ends, if it does."""
+    """Add to a parked parcel the header of the task in whose favour it ends, if it does."""
     if isinstance(parcel.get("by"), str):
         parcel["headers"] = {**parcel["headers"], SURVIVOR_HEADER: parcel["by"]}
     return parcel
 
 
 def survivor_in(message: Any) -> str:
-    """The task in whose favour a message ends that has come back; nothing if it does not."""
+    """The id of the task in whose favour a returned message ends; ``""``: it does not."""
     survivor = message.headers.get(SURVIVOR_HEADER) if marker_in(message) else None
     return survivor if isinstance(survivor, str) else ""
 
 
 def set_countdown(message: Any, seconds_until: Callable[[int], float | None], lead: float) -> float | None:
-    """Make a returning message wait here until its slot; returns the seconds, or None if it has no countdown.
+    """Let a returned message wait in the worker until its slot; returns the seconds, or None if it has no countdown.
 
-    Celery compares ``eta`` with this machine's clock, and another machine has written it: it is written anew, by the
-    store's clock. Where that is not known, or the message has no slot, the countdown begins with the delivery.
+    Celery compares ``eta`` with this machine's clock, but another machine has written it: it is written anew, by the
+    store's clock. If that is not known, or the message has no slot, the countdown begins with the delivery.
 
     Args:
         message: the message, before Celery reads its ``eta``.
-        seconds_until: tells the seconds until a slot, which is given in microseconds by the store's clock.
+        seconds_until: the seconds until a slot, which is in microseconds of the store's clock.
         lead: seconds before its slot at which the countdown ends.
     """
     marker = marker_in(message)
@@ -118,13 +115,13 @@ def set_countdown(message: Any, seconds_until: Callable[[int], float | None], le
 
 
 def unconfirmed_parks_in(message: Any) -> int:
-    """How often a message was sent anew because the store did not say whether it was parked."""
+    """How often a message was sent again because the store did not confirm its park."""
     again = marker_in(message).get("again", 0)
     return again if _is_count(again) else 0
 
 
 def _is_ours(marker: Any) -> bool:
-    """Whether a header is a marker of ours, and not a header of the user's under the same name."""
+    """Whether a header is a marker, and not the user's header of the same name."""
     if not isinstance(marker, dict) or not _ALWAYS <= marker.keys() <= _ALL:
         return False
     if not isinstance(marker["queue"], str) or not marker["queue"]:
@@ -147,9 +144,9 @@ def _is_count(number: Any) -> bool:
 
 
 def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parcel:
-    """A request's whole message, and where it goes: to ``return_queue``; if that is ``""``, to ``queue`` as it was.
+    """A request's message, to ``return_queue``; or, if that is ``""``, as it was sent, to ``queue``.
 
-    ``id``: what the store knows it by.
+    ``id``: the id by which the store knows it.
     """
     message = request.message
     headers = dict(message.headers)
@@ -171,7 +168,7 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
 
 
 def parcel_in(message: Any) -> Parcel:
-    """A message that has come back, as it is, whole."""
+    """A returned message, with its marker."""
     headers = dict(message.headers)
     try:
         expires = datetime.fromisoformat(headers["expires"]).timestamp()
@@ -181,7 +178,7 @@ def parcel_in(message: Any) -> Parcel:
 
 
 def as_sent(parcel: Parcel) -> Parcel:
-    """A message that was parked, or has come back, to the queue that it was sent to, and without a trace of ours."""
+    """A parked or returned message as its sender sent it, to its own queue."""
     headers = dict(parcel["headers"])
     marker = without_marker(headers)
     headers["eta"] = marker.get("eta")
@@ -210,7 +207,7 @@ def _parcel(message: Any, to: str, headers: dict[str, Any], expires: float | Non
 def publish_all(
     channel: Any, parcels: Sequence[tuple[Parcel, float, Mapping[str, Any]]], *, mandatory: bool = False
 ) -> None:
-    """Publish messages in one go, where kombu can (5.7, on Redis). If that fails, any number of them was published."""
+    """Publish messages, where kombu can (5.7, on Redis) in one batch. If it fails, any number of them was published."""
     producer = Producer(channel, auto_declare=False)
     options = {"mandatory": True} if mandatory else {}
     with producer.batch() if hasattr(producer, "batch") else nullcontext():
@@ -225,14 +222,14 @@ def publish(
     marker: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Publish a message to where it goes, to be taken up after ``delay`` seconds; ``options`` are for the transport.
+    """Publish a message to its queue, with a countdown of ``delay`` seconds; ``options`` are for the transport.
 
-    ``marker`` is added to what the one in its headers says; ``delay`` as ``wait``, in microseconds. Workers go by the
-    marker, whatever this machine's clock says (:func:`set_countdown`), and by ``eta`` where they are without the gate.
-    Its own time to live is counted from its publishing.
+    ``marker`` is added to its marker, ``delay`` as ``wait``, in microseconds. Workers go by the marker, whatever this
+    machine's clock says (:func:`set_countdown`), and by ``eta`` where they run without the gate. Its time to live is
+    counted from now.
     """
     headers = dict(parcel["headers"])
-    before = marker_among(headers)
+    before = marker_in_headers(headers)
     if before:
         # Not the ones of an earlier return.
         kept = {name: value for name, value in before.items() if name not in ("slot", "wait")}
@@ -259,10 +256,7 @@ def publish(
 
 
 def _properties(producer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties that a publisher may set.
-
-    RabbitMQ closes the channel on a ``user_id`` that is not the publisher's: it was the sender's.
-    """
+    """The properties that a publisher may set: RabbitMQ closes the channel on the ``user_id`` of another user."""
     properties = {name: value for name, value in given.items() if name not in _PARAMETERS}
     if "user_id" in properties and _on_amqp(producer):
         connection = producer.connection
@@ -278,7 +272,7 @@ def _on_amqp(producer: Any) -> bool:
 
 
 def _priority(given: Any) -> int | None:
-    """As kombu reads it; of what is no number at all it would not know which queue it means."""
+    """As kombu reads it; None where it is no number: kombu would find no queue for it."""
     try:
         return int(given)
     except (TypeError, ValueError, OverflowError):
@@ -286,7 +280,7 @@ def _priority(given: Any) -> int | None:
 
 
 def expires_at(request: Any) -> float | None:
-    """When a task expires, in seconds since 1970; None: never."""
+    """When a task expires, in seconds since the epoch; None: never."""
     at = request.expires
     if at is None:
         return None

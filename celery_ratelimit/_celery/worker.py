@@ -32,7 +32,7 @@ from .consumption import Consumption, Subscriptions
 from .pool import Pool
 from .publisher import Publisher, Republisher
 from .requests import PERMIT, note_arrived
-from .return_names import ReturnNames
+from .return_queues import ReturnNames
 from .timers import Timers
 
 __all__ = ["Worker"]
@@ -116,8 +116,8 @@ class Worker:
     # -- Its state -------------------------------------------------------------------------------------------------
 
     @property
-    def forks(self) -> bool:
-        """Whether tasks run in other processes than this."""
+    def is_prefork(self) -> bool:
+        """Whether tasks run in child processes."""
         return isinstance(self._consumer.pool, prefork.TaskPool)
 
     def live_workers(self) -> int:

@@ -12,7 +12,7 @@ from celery import Celery
 from kombu.utils.json import dumps, loads
 
 from .._celery import broker_fingerprint, publish_on, visibility_timeout_of
-from .._celery.saved_message import marker_among
+from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..app.state import limiter_of
@@ -278,6 +278,6 @@ def _task(parked: Parked) -> ParkedTask:
         str(headers.get("task")),
         str(headers.get("argsrepr", "")),
         str(headers.get("kwargsrepr", "")),
-        str(marker_among(headers)["queue"]),
+        str(marker_in_headers(headers)["queue"]),
         parked.since / 1e6,
     )

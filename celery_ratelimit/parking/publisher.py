@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from .._celery import Worker
-from .._celery.saved_message import marker_among, with_survivor
+from .._celery.saved_message import marker_in_headers, with_survivor
 from ..limiter.store_clock import StoreClock
 from .lot import Parking
 from .orphans import Orphans
@@ -62,7 +62,7 @@ class Publisher:
             else:
                 self._apart.difference_update(each.id for _, each in some)
                 for _, each in some:
-                    self._orphans.uses(parcels[each.id]["to"], marker_among(parcels[each.id]["headers"])["queue"])
+                    self._orphans.uses(parcels[each.id]["to"], marker_in_headers(parcels[each.id]["headers"])["queue"])
                 if missing:
                     logger.warning("The broker has no queue %s: parked tasks stay parked", ", ".join(sorted(missing)))
                 published: dict[Bucket, list[Parked]] = {}

@@ -154,7 +154,7 @@ def _asked(app: Any, question: Callable[[Parking], _T], otherwise: _U) -> _T | _
 
 
 def _check_memory(worker: Worker, settings: Settings) -> None:
-    if worker.forks:
+    if worker.is_prefork:
         raise forks_apart(settings.url)
     logger.warning(
         "ratelimit_url=%r: limits are counted in this process alone. Another worker, or a process that only asks, "

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from .._celery import Worker, requests
-from .._celery.saved_message import marker_among, set_countdown
+from .._celery.saved_message import marker_in_headers, set_countdown
 from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
@@ -236,7 +236,7 @@ class Gate:
 
     def on_revoked(self, task: Any, context: Any) -> None:
         """A task was revoked or has expired before it came here: its slot is free for others."""
-        marker = marker_among(vars(context))
+        marker = marker_in_headers(vars(context))
         if marker and not self._outage:  # else it was never sent back, so it has no slot
             queue = str(marker.get("queue"))
             self._resources.give_up_slot_of(lambda: self._limits.plan_of(task, queue), context, marker)

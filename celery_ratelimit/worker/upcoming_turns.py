@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._celery.saved_message import marker_among
+from .._celery.saved_message import marker_in_headers
 from ..limits.any_limit import AnyLimit
 from .rules import Park
 
@@ -48,7 +48,7 @@ class UpcomingTurns:
 
     def expect_return(self, headers: Mapping[str, Any], limits: Mapping[str, AnyLimit], at: float, now: float) -> None:
         """A task has left its backlog and is on its way here; the next one has its turn an interval later."""
-        name, lot = str(headers.get("task")), marker_among(headers).get("lot")
+        name, lot = str(headers.get("task")), marker_in_headers(headers).get("lot")
         self.expect(str(headers.get("id")), name, at, now)
         limit = limits.get(lot[0]) if lot else None
         if limit is not None:

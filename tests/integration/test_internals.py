@@ -45,11 +45,10 @@ from kombu.transport.redis import Transport as RedisTransport
 from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
-from celery_ratelimit._celery.consumers import consumer_classes
+from celery_ratelimit._celery.consumption import consumer_classes
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
-from celery_ratelimit._celery.return_consumer import ReturnConsumer
-from celery_ratelimit._celery.return_names import ReturnNames
+from celery_ratelimit._celery.return_queues import ReturnConsumer, ReturnNames
 
 
 def source(thing: object) -> str:
@@ -411,7 +410,7 @@ def test_a_redis_channel_reads_once_more_before_it_gives_back_what_it_has() -> N
     assert "for channel in self.channels:" in source(virtual.Transport._reject_inbound_message)
 
 
-def test_what_the_outbox_says_to_its_channel() -> None:
+def test_what_the_publisher_says_to_its_channel() -> None:
     assert "wait=None" in str(inspect.signature(AbstractChannel.send_method))
     assert "already closed" in source(AbstractChannel.wait)
     assert "self.connection = self.connection, None" in source(amqp.Channel.collect)

@@ -14,7 +14,7 @@ from celery_ratelimit._celery.broker import Broker as WorkersBroker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
 from celery_ratelimit._celery.consumption import Consumption
 from celery_ratelimit._celery.publisher import Publisher
-from celery_ratelimit._celery.return_names import ReturnNames
+from celery_ratelimit._celery.return_queues import ReturnNames
 from tests.fleet_of import until
 from tests.rabbitmq import Broker
 
@@ -52,10 +52,10 @@ class Worker:
         self.came.append(message.payload)
         message.ack()
 
-    def leave(self, are_left: bool) -> list[str]:
+    def leave(self, paused: bool) -> list[str]:
         """Say whether what comes back is left to others; returns where it will be noted that it is."""
         then: list[str] = []
-        self.consumption.pause_return_queues(are_left, lambda: then.append("left"))
+        self.consumption.pause_return_queues(paused, lambda: then.append("left"))
         return then
 
     def reads(self) -> list[str]:
@@ -82,7 +82,7 @@ def worker(broker: Broker) -> Iterator[Worker]:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_what_was_said_last_counts_in_whatever_order_the_hub_comes_to_it(worker: Worker, order: tuple[int]) -> None:
-    said = [worker.leave(are_left) for are_left in (True, False, True)]
+    said = [worker.leave(paused) for paused in (True, False, True)]
     for number in order:
         worker.soon[number]()
     assert sum(map(len, said)) >= 1

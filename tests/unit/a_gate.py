@@ -54,8 +54,8 @@ class Lost(Exception):
 class Request:
     """A message that has come."""
 
-    def __init__(self, bench: Bench, id: str, task: Any, queue: str, returned: bool, beside: bool) -> None:
-        self.beside = beside
+    def __init__(self, bench: Bench, id: str, task: Any, queue: str, returned: bool, via_return_queue: bool) -> None:
+        self.via_return_queue = via_return_queue
         self.bench, self.id, self.task, self.queue, self.returned = bench, id, task, queue, returned
         self.name, self.args, self.kwargs, self.worker_pid = task.name, (), {}, None
         self.message = SimpleNamespace(headers={}, properties={}, delivery_info={}, body=b"", channel=None)
@@ -108,7 +108,7 @@ class Bench:
         self.decides_first = False
         self.lost_connections = 0
         self.now, self.processes, self.workers = 1000.0, processes, 2
-        self.is_left = False  # what comes back is, to others
+        self.paused = False  # its return queues
         self.answers_late = False  # the broker, who is told that it is
         self.waits_at_broker = False
         self.on_timers: list[Request] = []  # for the end of their countdown
@@ -156,7 +156,7 @@ class Bench:
         for name, value in {
             "queue_of": lambda request: request.queue,
             "was_throttled": lambda request: request.returned,
-            "via_return_queue": lambda request: request.beside,
+            "via_return_queue": lambda request: request.via_return_queue,
             "delivery_age": lambda request: 0.0,
             "remove_marker": lambda request: None,
             "send_throttled_event": lambda request, fields: self.step("announce"),
@@ -298,10 +298,12 @@ class Bench:
         *,
         queue: str = "celery",
         returned: bool = False,
-        beside: bool = False,
+        via_return_queue: bool = False,
         countdown: bool = False,
     ) -> Request:
-        request = Request(self, id or f"id-{next(self.numbers)}", task, queue, returned or beside, beside)
+        request = Request(
+            self, id or f"id-{next(self.numbers)}", task, queue, returned or via_return_queue, via_return_queue
+        )
         request.message.properties = {}
         request.message.body = str(next(self.numbers)).encode()
         if countdown:
@@ -408,10 +410,10 @@ class Bench:
     def resume_queue(self, queue: str) -> None:
         self.left.discard(queue)
 
-    def pause_return_queues(self, are_left: bool, then: Callable[[], None]) -> None:
-        assert are_left != self.is_left
-        self.is_left = are_left
-        if are_left and not self.answers_late:
+    def pause_return_queues(self, paused: bool, then: Callable[[], None]) -> None:
+        assert paused != self.paused
+        self.paused = paused
+        if paused and not self.answers_late:
             then()
         self.then = then
 

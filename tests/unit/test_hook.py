@@ -74,7 +74,7 @@ def test_what_is_left_to_another_worker_met_its_store(bench: Bench, seen: list[O
     bench.mean_runtime = lambda name: 5.0  # type: ignore[method-assign]
     for _ in range(bench.processes):
         bench.come(bench.task("plain"))
-    bench.come(bench.task("retry", "r1"), beside=True)
+    bench.come(bench.task("retry", "r1"), via_return_queue=True)
     assert outcomes(seen) == [("returned", "r1")]
 
 

@@ -21,24 +21,24 @@ def fill(bench: Bench) -> None:
 
 def test_while_all_processes_are_busy_for_long(bench: Bench) -> None:
     bench.come(bench.task("plain"))
-    assert not bench.is_left
+    assert not bench.paused
     bench.come(bench.task("plain"))
-    assert bench.is_left
+    assert bench.paused
     bench.finish()
-    assert not bench.is_left
+    assert not bench.paused
 
 
 def test_not_for_short_tasks(bench: Bench) -> None:
     bench.mean_runtime = lambda name: 0.5  # type: ignore[method-assign]
     fill(bench)
-    assert not bench.is_left
+    assert not bench.paused
 
 
 def test_not_where_there_are_no_others(bench: Bench) -> None:
     bench.workers = 1
     fill(bench)
-    assert not bench.is_left
-    came = bench.come(bench.task("retry", "r1"), beside=True)
+    assert not bench.paused
+    came = bench.come(bench.task("retry", "r1"), via_return_queue=True)
     assert came.ends == []
     bench.finish()
     assert came.ends == ["started"]
@@ -46,8 +46,8 @@ def test_not_where_there_are_no_others(bench: Bench) -> None:
 
 def test_what_was_on_its_way_goes_to_others(bench: Bench) -> None:
     fill(bench)
-    assert bench.come(bench.task("retry", "r1"), beside=True).ends == ["sent back"]
-    assert bench.come(bench.task("wait", "r2"), beside=True).ends == ["sent back"]
+    assert bench.come(bench.task("retry", "r1"), via_return_queue=True).ends == ["sent back"]
+    assert bench.come(bench.task("wait", "r2"), via_return_queue=True).ends == ["sent back"]
     bench.check()
 
 
@@ -55,8 +55,8 @@ def test_not_before_the_broker_gives_it_to_others(bench: Bench) -> None:
     """It would come back at once, to be sent back again."""
     bench.answers_late = True
     fill(bench)
-    bench.come(bench.task("wait", "r1"), beside=True)  # has a permit
-    came = bench.come(bench.task("wait", "r1"), beside=True)
+    bench.come(bench.task("wait", "r1"), via_return_queue=True)  # has a permit
+    came = bench.come(bench.task("wait", "r1"), via_return_queue=True)
     assert came.ends == []
     bench.then()
     bench.run(0.01)
@@ -70,8 +70,8 @@ def test_not_when_it_is_not_left_any_more_by_then(bench: Bench) -> None:
     bench.run(0.03)
     bench.answers_late = True
     bench.come(bench.task("plain"))
-    assert bench.is_left
-    came = bench.come(bench.task("wait", "r1"), beside=True)
+    assert bench.paused
+    came = bench.come(bench.task("wait", "r1"), via_return_queue=True)
     bench.finish()
     bench.run(0.03)
     assert came.ends == ["started"]
@@ -91,7 +91,7 @@ def test_what_came_by_its_own_queue_stays(bench: Bench) -> None:
 def test_who_has_a_permit_keeps_it(bench: Bench) -> None:
     bench.mean_runtime = lambda name: 0.05  # type: ignore[method-assign]
     bench.tats["r1"] = bench.now + 0.05
-    waits = bench.come(bench.task("retry", "r1"), beside=True)
+    waits = bench.come(bench.task("retry", "r1"), via_return_queue=True)
     bench.mean_runtime = lambda name: 5.0  # type: ignore[method-assign]
     bench.processes = 1
     bench.come(bench.task("plain"))
@@ -107,6 +107,6 @@ def test_a_process_that_is_free_again_is_kept_for_a_moment_for_returning_tasks(b
     bench.finish()
     assert plain.ends == []
     if returns:
-        assert bench.come(bench.task("retry", "r1"), beside=True).ends == ["started"]
+        assert bench.come(bench.task("retry", "r1"), via_return_queue=True).ends == ["started"]
     bench.run(0.03)
     assert plain.ends == ([] if returns else ["started"])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery.saved_message import (
-    marker_among,
     marker_in,
+    marker_in_headers,
     parcel_of,
     publish,
     set_countdown,
@@ -52,11 +52,11 @@ def test_a_users_own_header_is_nobodys_marker(own: Any) -> None:
     assert parcel_of(request, "celery", "")["headers"]["ratelimit"] == own
     parked = parcel_of(request, "celery", "celery.throttled")
     assert parked["headers"]["ratelimit"] == own
-    assert marker_among(parked["headers"]) == MARKER
+    assert marker_in_headers(parked["headers"]) == MARKER
     producer = Published()
     publish(producer, parked, 0.0, {"copy": 1, "lot": ("a", "b"), "id": "1", "since": 1})
     assert producer.headers["ratelimit"] == own
-    assert marker_among(producer.headers)["copy"] == 1
+    assert marker_in_headers(producer.headers)["copy"] == 1
     back = parcel_of(a_request(**producer.headers), "celery", "")
     assert back["headers"] == request.message.headers
 
@@ -126,7 +126,7 @@ def test_a_users_eta_is_left_alone() -> None:
 def test_the_wait_and_the_slot_of_an_earlier_return_are_forgotten() -> None:
     producer = Published()
     publish(producer, parcel_of(a_request(), "celery", "celery.throttled"), 0.5, {"copy": 1, "slot": 5})
-    assert marker_among(producer.headers) == {**MARKER, "copy": 1, "slot": 5, "wait": 500_000}
+    assert marker_in_headers(producer.headers) == {**MARKER, "copy": 1, "slot": 5, "wait": 500_000}
     again = parcel_of(a_request(**producer.headers), "celery", "celery.throttled")
     publish(producer, again, 0.0, {"copy": 2})
-    assert marker_among(producer.headers) == {**MARKER, "copy": 2}
+    assert marker_in_headers(producer.headers) == {**MARKER, "copy": 2}

@@ -49,7 +49,7 @@ AT = (
 )
 HAPPENS = ("nobody foresaw", "no answer", "lost", "close", "come", "come plain", "end", "changed", "impossible")
 
-how_it_came = st.sampled_from(("", "returned", "beside"))
+how_it_came = st.sampled_from(("", "returned", "via_return_queue"))
 come = st.tuples(st.just("come"), st.sampled_from(KINDS), how_it_came, st.sampled_from(("celery", "other")))
 passes = st.tuples(st.just("pass"), st.sampled_from((0.0, 0.005, 0.03, 0.1, 0.3, 1.0)))
 happens = st.tuples(st.just("happens"), st.sampled_from(AT), st.sampled_from(HAPPENS))
