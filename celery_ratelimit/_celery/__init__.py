@@ -4,7 +4,14 @@ Line numbers are of Celery and kombu 5.7.0. ``tests/integration/test_internals.p
 """
 
 from .broker import broker_fingerprint, visibility_timeout_of
-from .broker_queries import NoAnswer, default_queue_of, fetch_messages, message_count, message_counts, query_workers
+from .broker_queries import (
+    BrokerDidNotAnswer,
+    default_queue_of,
+    fetch_messages,
+    message_count,
+    message_counts,
+    query_workers,
+)
 from .message_fields import stored_id
 from .monitoring import add_to_banner, show_revoked_state
 from .pool import Pool
@@ -16,7 +23,7 @@ from .worker import Worker
 __all__ = [
     "MAX_RETURNED",
     "PERMIT",
-    "NoAnswer",
+    "BrokerDidNotAnswer",
     "Pool",
     "Worker",
     "add_to_banner",

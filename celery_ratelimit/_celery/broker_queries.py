@@ -20,13 +20,20 @@ from typing import Any
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
-__all__ = ["NoAnswer", "default_queue_of", "fetch_messages", "message_count", "message_counts", "query_workers"]
+__all__ = [
+    "BrokerDidNotAnswer",
+    "default_queue_of",
+    "fetch_messages",
+    "message_count",
+    "message_counts",
+    "query_workers",
+]
 
 #: Seconds that a broker has to answer a query.
 TIMEOUT = 2.0
 
 
-class NoAnswer(Exception):
+class BrokerDidNotAnswer(Exception):
     """The broker does not answer, or cannot carry questions to workers."""
 
 
@@ -35,7 +42,7 @@ def _connected(app: Any) -> Iterator[Any]:
     """A connection on which no call waits for long.
 
     Raises:
-        NoAnswer: the broker did not answer.
+        BrokerDidNotAnswer: the broker did not answer.
     """
     connection = app.connection_for_read(connect_timeout=TIMEOUT)
     options = dict(connection.transport_options or {})
@@ -51,14 +58,14 @@ def _connected(app: Any) -> Iterator[Any]:
             *connection.connection_errors,
             *connection.channel_errors,  # the broker is full, for one
         ) as error:
-            raise NoAnswer(str(error)) from error
+            raise BrokerDidNotAnswer(str(error)) from error
 
 
 def query_workers(app: Any, command: str, seconds: float, **arguments: Any) -> dict[str, Any]:
     """The replies of workers to a remote-control command within ``seconds``, by worker. Older workers reply an error.
 
     Raises:
-        NoAnswer: the broker did not answer.
+        BrokerDidNotAnswer: the broker did not answer.
     """
     with _connected(app) as connection:
         mailbox = app.control.mailbox(connection)
@@ -86,7 +93,7 @@ def message_counts(app: Any, queues: Iterable[str]) -> dict[str, int]:
     names = list(dict.fromkeys(queues))
     if not names:
         return counts
-    with suppress(NoAnswer), _connected(app) as connection:
+    with suppress(BrokerDidNotAnswer), _connected(app) as connection:
         channel = connection.channel()
         for name in names:
             try:

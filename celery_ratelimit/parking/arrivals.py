@@ -38,7 +38,7 @@ class Arrived(Protocol):
     id: str
     demands: tuple[Demand, ...]
     shadow: tuple[Demand, ...]
-    doubts: int
+    unconfirmed_parks: int
 
 
 class Told:
@@ -131,7 +131,9 @@ class Arrivals:
             # It may have been parked before its worker was killed, or before the store's answer was lost; in the lot of
             # any of its limits.
             buckets = [(demand.name, demand.key) for demand in (*held.demands, *held.shadow)]
-            return not any(self._parking.copies.arrive(bucket, {held.id: copy}, held.doubts) for bucket in buckets)
+            return not any(
+                self._parking.copies.arrive(bucket, {held.id: copy}, held.unconfirmed_parks) for bucket in buckets
+            )
         if copy and (self._telling.locked() or any(held.id in copies for copies in self._arriving.values())):
             self._tell_all()
         if (held.id, copy) in self._barred:

@@ -51,8 +51,8 @@ class TurnedAway(Protocol):
     queue: str
     id: str
     demands: tuple[Demand, ...]
-    doubts: int
-    alone: str
+    unconfirmed_parks: int
+    coalesce_key: str
 
     @property
     def gone(self) -> bool: ...
@@ -131,7 +131,7 @@ class Attendant:
         order = self._worker.consumption.broker_order(request.message, held.queue)
         share = None if demand.share is None else escape(demand.share)
         last = {
-            **({"alone": held.alone} if held.alone else {}),
+            **({"alone": held.coalesce_key} if held.coalesce_key else {}),
             **demand.said_of_reserve,
             **({} if share is None else {"share": share}),
             **({"order": order} if order else {}),
@@ -143,9 +143,9 @@ class Attendant:
             copy=int(marker.get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
-            doubts=held.doubts,
+            doubts=held.unconfirmed_parks,
             order=order,
-            alone=held.alone,
+            alone=held.coalesce_key,
             share=share,
             weight=demand.limit.weights.get(demand.share or "", USUAL),
         )

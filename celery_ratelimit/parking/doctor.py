@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from celery import Celery
 
-from .._celery import NoAnswer, query_workers, visibility_timeout_of
+from .._celery import BrokerDidNotAnswer, query_workers, visibility_timeout_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import owners_of
@@ -103,7 +103,7 @@ def of_workers(app: Celery) -> Iterator[str]:
     try:
         alive, said = query_workers(app, "ping", PATIENCE), query_workers(app, "ratelimits", PATIENCE)
         clock = standings_of(app, first) if now else []
-    except NoAnswer as error:
+    except BrokerDidNotAnswer as error:
         yield f"the broker does not answer, so no worker was asked: {error}"
         return
     if not alive:

@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 from kombu.utils.json import loads
 
-from .._celery import NoAnswer, query_workers
+from .._celery import BrokerDidNotAnswer, query_workers
 from ..app.plan import limits_of_app, plan_of
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
@@ -139,7 +139,7 @@ def explain(app: Celery, parking: Parking, id: str) -> Explanation:
     if found is None:
         try:
             found = _in_workers(app, id)
-        except NoAnswer as error:
+        except BrokerDidNotAnswer as error:
             unasked = f"the broker does not answer, so no worker was asked ({error})"
     if found is None:
         found = _in_backend(app, id)

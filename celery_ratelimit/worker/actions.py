@@ -59,7 +59,7 @@ class Actions:
         self._resources, self._reporter, self._batch, self._deduplication = resources, reporter, batch, deduplication
 
     def apply(self, limit_queue: LimitQueue, pending: PendingRequest, action: Action, now: float) -> bool:
-        """Do what was decided. Returns whether its line may go on; else it waits for a time or a process."""
+        """Carry out an action. Returns whether the queue may go on; else it waits for a time or a process."""
         if pending.gone:  # the connection was lost while a greenlet waited: the broker has it
             self._resources.release_lease(pending)
             return False
@@ -69,16 +69,16 @@ class Actions:
             case Start(permit_at_us):
                 self._start(limit_queue, pending, permit_at_us)
             case KeepPermit(at, permit_at_us):
-                self._resources.hold(limit_queue, pending, at, permit_at_us)
+                self._resources.grant(limit_queue, pending, at, permit_at_us)
                 limit_queue.needs_process = limit_queue.needs_process or at <= now
                 wait = at - now
                 if wait > pending.plan.policy.inline_wait and pending.plan.policy.throttle == "wait":
                     self._reporter.announce(pending, ThrottleReport("waiting", wait, pending.demands[0]))
             case RetryAt(at, has_reservation):
                 if at is None:
-                    limit_queue.ask(pending, has_reservation=has_reservation)
+                    limit_queue.enqueue(pending, has_reservation=has_reservation)
                 else:
-                    limit_queue.ask_again(pending, at, has_reservation=has_reservation)
+                    limit_queue.defer(pending, at, has_reservation=has_reservation)
             case BlockQueue():
                 self._stay(limit_queue, pending, action, now)
                 return False
@@ -103,7 +103,7 @@ class Actions:
         if action.until is None:
             limit_queue.needs_process = True
             return
-        limit_queue.next_ask = action.until
+        limit_queue.next_acquire = action.until
         if action.demand is not None:
             self._reporter.announce(pending, outcome_of(limit_queue, pending, action.demand, action.wait, now))
             if self._worker.consumption.prefetch_is_full:
@@ -112,9 +112,9 @@ class Actions:
                 self._prefetch.widen(pending)
 
     def _hold_on(self, limit_queue: LimitQueue, pending: PendingRequest, error: Exception, now: float) -> None:
-        """Nothing is lost: the message is unacknowledged, here and at the broker. Tried again in a moment.
+        """Keep a message that could not be published: it is unacknowledged, and is published again in a moment.
 
-        But for a lost connection, which Celery has to see: the broker hands out everything anew then.
+        A lost connection is raised: Celery connects anew, and the broker delivers the message again.
         """
         if isinstance(error, self._worker.broker.connection_errors):
             raise error
@@ -122,8 +122,8 @@ class Actions:
             "Task %s[%s] could not be sent back (%r): held, and tried again",
             *(pending.request.name, pending.request.id, error),
         )
-        limit_queue.next_ask = now + AGAIN
-        limit_queue.ask_again(pending, limit_queue.next_ask)
+        limit_queue.next_acquire = now + AGAIN
+        limit_queue.defer(pending, limit_queue.next_acquire)
 
     # -- It starts -------------------------------------------------------------------------------------------------
 
@@ -137,18 +137,18 @@ class Actions:
 
     def _park(self, limit_queue: LimitQueue, pending: PendingRequest, action: Park, now: float) -> bool:
         if self._outage:
-            limit_queue.next_ask = now + POLL_INTERVAL
+            limit_queue.next_acquire = now + POLL_INTERVAL
             return False
         self._batch.add(limit_queue, pending, action, now)
         return True
 
     def on_parked(self, park: PendingPark, ahead: int | None) -> None:
-        """What the store has said of a request that was to be parked; ``None``: it has not."""
+        """A request is parked behind ``ahead`` permits, or not parked (see ``parking/lot.py``); ``None``: no reply."""
         queue, pending, action, now = park.limit_queue, park.pending, park.action, monotonic()
         demand, interval = action.demand, permit_interval(queue, action.demand)
         if ahead is None:
             # The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now.
-            pending.doubts, pending.park_unconfirmed = pending.doubts + 1, True
+            pending.unconfirmed_parks, pending.park_unconfirmed = pending.unconfirmed_parks + 1, True
             self._send_back(queue, pending, Republish(self._outage.pause() + LEAD), now)
         elif ahead == NOBODY:
             pass  # it asks by itself
@@ -173,7 +173,7 @@ class Actions:
             return_queue = self._worker.consumption.return_queue_for(pending.queue)
             slot_us = self._clock.slot_in(delay + LEAD)
             self._worker.republisher.send_back(
-                pending.request, pending.queue, return_queue, delay, slot_us, pending.doubts
+                pending.request, pending.queue, return_queue, delay, slot_us, pending.unconfirmed_parks
             )
         except Exception as error:
             self._hold_on(limit_queue, pending, error, now)
@@ -203,12 +203,12 @@ class Actions:
             requests.fail(pending.request, why.error)
 
     def _leave_for_good(self, limit_queue: LimitQueue, pending: PendingRequest) -> None:
-        """It will not run here: its reservation is for others."""
+        """The task will not run here: its reservation is given back."""
         self._resources.leave(limit_queue, pending)
         self._resources.give_up_slot(pending)
 
     def drop_if_finished(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
-        """It need not ask any more, and has left: it was revoked or has expired, or another copy of it is about."""
+        """End a request that was revoked, has expired or is a duplicate. Returns whether it has left."""
         if pending.request.revoked():
             self._leave_for_good(limit_queue, pending)
             return True

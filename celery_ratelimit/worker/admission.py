@@ -31,7 +31,7 @@ from .rules import (
     DropDuplicate,
     Fail,
     granted,
-    is_place,
+    is_concurrency,
     refused,
     without_store,
 )
@@ -43,9 +43,9 @@ logger = logging.getLogger("celery_ratelimit")
 
 #: A horizon that grants nothing: asks only for a slot.
 SLOT_ONLY = -1e6
-#: Round trips in whose time a line may have its turns with a single one: a tenth of a worker's time goes into waiting.
+#: Turns that come within so many round trips are asked for together: a worker spends a tenth of its time waiting.
 BUSY = 10
-#: Round trips before its turn that a line asks: one for the answer, and one in which the worker waits for another.
+#: Round trips before its turn that a queue asks: one for the reply, and one in which the worker waits for another.
 TRIPS = 2
 
 
@@ -81,7 +81,7 @@ class PermitClient:
     # -- How long it takes -----------------------------------------------------------------------------------------
 
     def lead_time(self) -> float:
-        """Seconds before its turn that a line asks: no longer than a permit may be taken ahead."""
+        """Seconds before its turn that a queue asks: no longer than a permit may be taken ahead."""
         return min(self._pool_scheduler.early() + TRIPS * self._latency.round_trip, self._pool_scheduler.ahead())
 
     def not_before(self, now: float, reserved_for: float) -> float:
@@ -110,8 +110,7 @@ class PermitClient:
     ) -> None:
         """Ask for permits, or for slots alone: for requests of a queue that ask the same, one after the other.
 
-        Where places are handed on, or the store is told which copies have come, with the same script, the loop asks:
-        what is told is its own.
+        A call that hands leases over, or tells the store which copies have come, is made by the worker's loop.
         """
         asking, for_permit = call.requests, call.for_permit
         how = self._how(asking, for_permit=for_permit)
@@ -123,7 +122,7 @@ class PermitClient:
             self._store_calls.submit(partial(self._ask_next, asking, how), on_reply)
         else:
             acquire, acquire_along = partial(self._ask_next, how=how), partial(self._ask_along, how=how)
-            decisions = partial(self._deduplication.ask, asking, acquire, acquire_along)
+            decisions = partial(self._deduplication.acquire, asking, acquire, acquire_along)
             self._store_calls.submit(decisions, on_reply, in_loop=True)
 
     def answers(
@@ -166,7 +165,7 @@ class PermitClient:
         for_permit: bool,
         at: float | None = None,
     ) -> Action:
-        """What becomes of a request by what the store has said, at that time or now; ``None``: it has not."""
+        """The action for a request by the store's answer, which came ``at`` that time, or now; ``None``: no answer."""
         now = monotonic() if at is None else at
         if answer is None:
             return self._fallback.action(pending, now)
@@ -177,7 +176,9 @@ class PermitClient:
         limit_queue.record_decision(pending, answer, now, early=early)
         if answer.allowed:
             return self._granted(pending, answer, now)
-        hears = pending.waits_in_worker and bool(limit_queue.channel) and is_place(pending.demand(answer.binding))
+        is_notified = (
+            pending.waits_in_worker and bool(limit_queue.channel) and is_concurrency(pending.demand(answer.binding))
+        )
         return refused(
             pending,
             answer,
@@ -186,7 +187,7 @@ class PermitClient:
             max_hold=self._max_hold,
             parks=self._deduplication.parks(pending.plan),
             early=early,
-            hears=hears,
+            is_notified=is_notified,
         )
 
     def _granted(self, pending: PendingRequest, decision: Decision, now: float) -> Action:
@@ -250,7 +251,7 @@ class FallbackLimiter:
         self._tats.clear()
 
     def action(self, pending: PendingRequest, now: float) -> Action:
-        """What becomes of a request for which the store has not answered."""
+        """The action for a request for which the store has not answered."""
         if self._outage.is_a_move:
             return BlockQueue(now + POLL_INTERVAL)
         self._outage.begin(self._outage.error)  # which is said again after a while
@@ -266,8 +267,8 @@ class FallbackLimiter:
     def _wait(self, demands: Sequence[Demand]) -> float:
         """Take permits of each limit; else the seconds until there are some."""
         now, workers = monotonic(), self._workers()
-        places = [demand for demand in demands if isinstance(demand.limit, Concurrency)]
-        if any(self._leases.here(demand) >= max(1, demand.size // workers) for demand in places):
+        leased = [demand for demand in demands if isinstance(demand.limit, Concurrency)]
+        if any(self._leases.here(demand) >= max(1, demand.size // workers) for demand in leased):
             return AGAIN
         intervals = {
             (demand.name, demand.key): demand.interval * demand.cost * (1 if demand.limit.per_worker else workers)

@@ -1,4 +1,4 @@
-"""Requests that come in together: their lines move on when all are there, so that they ask and are parked together."""
+"""Collects the requests that arrive with one delivery: one script asks for all of them, and one parks them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ArrivalBatch:
         attendant: knows where tasks are parked.
         capacity: of the pool.
         prefetch: counts requests that stay.
-        scheduler: moves lines on.
+        scheduler: dispatches their queues.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from .._celery import Pool
 from .request import AcquireCall
-from .request_queue import ASK_EARLY
+from .request_queue import ACQUIRE_EARLY
 from .upcoming_turns import KEEP, UpcomingTurns
 
 __all__ = ["AHEAD", "PoolCapacity", "ProcessReservations"]
@@ -106,12 +106,12 @@ class PoolCapacity:
         if that proves wrong, one permit is not used. ``owed``: the next process is for an unlimited task.
         """
         idle = self.idle()
-        reserved = self.reservations.by(now + ASK_EARLY) + owed + self.kept_for_briefer(now, name, waited)
-        return idle > reserved or (idle == 0 and not reserved and self._pool.may_free(1, now, ASK_EARLY))
+        reserved = self.reservations.by(now + ACQUIRE_EARLY) + owed + self.kept_for_briefer(now, name, waited)
+        return idle > reserved or (idle == 0 and not reserved and self._pool.may_free(1, now, ACQUIRE_EARLY))
 
     def free(self, now: float, name: str) -> int:
         """Processes that no permit was taken for, and that tasks of this name may have."""
-        return int(self.idle() - self.reservations.by(now + ASK_EARLY)) - self.kept_for_briefer(now, name)
+        return int(self.idle() - self.reservations.by(now + ACQUIRE_EARLY)) - self.kept_for_briefer(now, name)
 
     def short_term_capacity(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
@@ -124,17 +124,17 @@ class PoolCapacity:
         tasks may stand behind one another: none is late by more than its permit may be early.
         """
         takes = self._pool.mean_runtime(name)
-        free = self.idle() - self.reservations.by(now + ASK_EARLY) - self.kept_for_briefer(now, name)
-        later = self.reservations.after(now + ASK_EARLY)
+        free = self.idle() - self.reservations.by(now + ACQUIRE_EARLY) - self.kept_for_briefer(now, name)
+        later = self.reservations.after(now + ACQUIRE_EARLY)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
         ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
-        if takes > ASK_EARLY and 0.0 < ended < 1.0:
+        if takes > ACQUIRE_EARLY and 0.0 < ended < 1.0:
             most = min(most, free / (1.0 - ended))
         return max(1, int(most) - later)
 
     def ahead(self, name: str) -> float:
         """Seconds ahead that a permit may be taken while an unlimited task of this name waits for a process."""
-        return min(AHEAD, max(ASK_EARLY, KEEP_SHARE * self._pool.mean_runtime(name)))
+        return min(AHEAD, max(ACQUIRE_EARLY, KEEP_SHARE * self._pool.mean_runtime(name)))
 
     def seconds_of_one(self, name: str) -> float:
         """Seconds from one to the next, when tasks of this name have all processes."""
@@ -224,4 +224,4 @@ class ProcessReservations:
 
     def _share(self, name: str) -> float:
         """The share of a process until the next task may begin."""
-        return min(1.0, self._pool.mean_runtime(name) / ASK_EARLY)
+        return min(1.0, self._pool.mean_runtime(name) / ACQUIRE_EARLY)

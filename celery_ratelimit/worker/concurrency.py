@@ -124,7 +124,7 @@ class ConcurrencyLeases:
         return decisions
 
     def note_granted(self, pending: PendingRequest, decision: Decision) -> None:
-        """Its permits are held from now on: they are renewed, and what is a lease is released at the end of its run."""
+        """A request holds these permits from now on: its leases are renewed, and released when its task ends."""
         self._leases.begin(pending.run_id, decision.demands, decision.granted_at)
 
     def _free(self, limit_queue: LimitQueue) -> int:
@@ -133,7 +133,7 @@ class ConcurrencyLeases:
 
     def _announces(self, limit_queue: LimitQueue) -> bool:
         """Whether it is time that all requests of a queue ask, to keep their slots."""
-        return monotonic() - limit_queue.announced_at >= ANNOUNCE and bool(limit_queue.with_slot)
+        return monotonic() - limit_queue.announced_at >= ANNOUNCE and bool(limit_queue.reserved)
 
     # -- Running ---------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class ConcurrencyLeases:
         return request in self._running
 
     def begin(self, pending: PendingRequest) -> None:
-        """Its task starts, and keeps its leases until :meth:`end`."""
+        """The task of a request starts, and keeps its leases until :meth:`end`."""
         self._running[pending.request] = pending
         self.watch()
 
@@ -154,7 +154,7 @@ class ConcurrencyLeases:
         return pending
 
     def release(self, pending: PendingRequest) -> None:
-        """Its leases go to the next request that asks, or are free at :meth:`release_ended`. Raises nothing."""
+        """Give the leases of a request to the next one that asks, or release them at :meth:`release_ended`."""
         unconfirmed = pending.demands if pending.lease_unconfirmed else ()
         try:
             self._leases.end(pending.run_id, later=True, unconfirmed=unconfirmed)
@@ -204,7 +204,7 @@ class ConcurrencyLeases:
         """A lease may be free for the queue of that number; ``None``: for any, as notifications may have been lost."""
         waiting = [each for each in self._queues if each.channel and number in (None, str(each.number))]
         for limit_queue in waiting:
-            limit_queue.next_ask = 0.0
+            limit_queue.next_acquire = 0.0
         if waiting:
             self._on_free(waiting)
 

@@ -61,7 +61,7 @@ class Deduplication:
         return True
 
     def ends_unchecked(self, pending: PendingRequest) -> bool:
-        """The same for a request that is about to ask for its permit, unless it is known, or said with that."""
+        """End a duplicate that is about to ask for its permit, unless the script for the permit checks it, too."""
         is_known = pending.duplicate_checked and not pending.park_unconfirmed
         return not is_known and not self.is_checked_with_permit(pending) and self.ends(pending)
 
@@ -71,7 +71,7 @@ class Deduplication:
         logger.info("Another copy of %s[%s] is parked or may run: this one ends", request.name, request.id)
         self._worker.republisher.acknowledge(request)
 
-    def ask(
+    def acquire(
         self,
         asking: Sequence[PendingRequest],
         acquire: Callable[[Sequence[PendingRequest]], Sequence[Decision]],

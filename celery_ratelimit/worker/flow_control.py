@@ -1,4 +1,4 @@
-"""What one worker receives: its prefetch, the queues that it leaves alone for a while, and its return queues.
+"""Controls what one worker receives: its prefetch, the queues that it suspends for a while, and its return queues.
 
 Requests that wait in the worker keep other messages out. They are taken out of the prefetch, or their queue is not
 consumed for now. A worker whose processes are all busy for long stops consuming the return queues, and sends back what
@@ -110,7 +110,7 @@ class PrefetchAccounting:
         self.limited += isinstance(waiting, PendingRequest)
 
     def widen(self, waiting: QueuedRequest) -> None:
-        """What waits here for its turn is not to keep others out, unless there are very many."""
+        """Take a request that waits out of the prefetch, so that another message can come; not of very many."""
         if self._outside < MAX_RETURNED and not waiting.outside_prefetch:
             self._outside += 1
             waiting.outside_prefetch = True
@@ -125,12 +125,10 @@ class PrefetchAccounting:
         among_others = self._worker.consumption.has_several_queues and waits
         if among_others or 0 < first + len(limit_queue) * limit_queue.interval < self._worker.broker.poll_delay:
             self.widen(pending)
-        self._suspended.suspend(
-            pending, [*limit_queue.with_slot, *limit_queue.new], first, lambda: limit_queue.interval
-        )
+        self._suspended.suspend(pending, [*limit_queue.reserved, *limit_queue.new], first, lambda: limit_queue.interval)
 
     def suspend_if_it_stays(self, pending: PendingRequest, limit_queue: LimitQueue, now: float) -> None:
-        """The same for one that has just come."""
+        """Suspend the queue of a request that has just come, and waits."""
         waits_in_worker = pending.plan.policy.throttle == "wait" and pending.state is State.QUEUED
         if waits_in_worker and (not pending.returned or self._worker.consumption.prefetch_is_full):
             self.suspend(pending, limit_queue, now)
@@ -138,14 +136,14 @@ class PrefetchAccounting:
     def suspend_unlimited(
         self, waiting: QueuedRequest, among: Sequence[QueuedRequest], each: Callable[[], float]
     ) -> None:
-        """The same for a request that nothing limits; ``each``: seconds from one of them to the next."""
+        """Suspend the queue of an unlimited request; ``each``: seconds from one start to the next."""
         if len(among) * each() < self._worker.broker.poll_delay:
             self.widen(waiting)
         if self.limited and self._worker.consumption.has_several_queues:
             self._suspended.suspend(waiting, among, 0.0, each)
 
     def leave(self, waiting: QueuedRequest) -> None:
-        """It is not in the gate any more."""
+        """A request has left the gate."""
         self._capacity.pending -= 1
         self.limited -= isinstance(waiting, PendingRequest)
         if waiting.outside_prefetch:

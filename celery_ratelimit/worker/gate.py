@@ -159,7 +159,7 @@ class Gate:
         pending = PendingRequest(
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
         )
-        pending.alone, pending.shadow = alone, shadow
+        pending.coalesce_key, pending.shadow = alone, shadow
         if returned and self._deduplication.ends_coalesced(pending):
             return
         if not demands:
@@ -178,7 +178,7 @@ class Gate:
     def _hold(self, pending: PendingRequest, *, first: bool) -> None:
         request, returned = pending.request, pending.returned
         limit_queue = self._queues.get_or_create(pending.plan.buckets(pending.demands))
-        limit_queue.ask(pending, is_new=True, first=first)
+        limit_queue.enqueue(pending, is_new=True, first=first)
         self._prefetch.enter(pending)
         if returned and not requests.via_return_queue(request):
             self._prefetch.widen(pending)
@@ -207,7 +207,7 @@ class Gate:
         queues = self._queues.asking(pending.plan.buckets(pending.demands)) if pending is not None else []
         self._return_queues.update(monotonic())
         for limit_queue in queues:
-            limit_queue.next_ask = 0.0
+            limit_queue.next_acquire = 0.0
         if self._prefetch.limited or len(self._pool_scheduler):
             self._scheduler.dispatch(queues)
         else:

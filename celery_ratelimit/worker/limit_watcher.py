@@ -67,7 +67,7 @@ class LimitWatcher:
             self._cancel = None
 
     def _read(self) -> dict[str, str]:
-        """What is told about each limit; nothing if the store does not answer."""
+        """Read the changes of each limit; empty if the store does not answer."""
         return self._outage.ask(self._question(), {}, quietly=True)
 
     def _question(self) -> Callable[[], dict[str, str]]:
@@ -109,7 +109,7 @@ class LimitWatcher:
 
 
 def _nothing() -> None:
-    """What cancels a look that is under way."""
+    """Cancels a look that is under way."""
 
 
 def _text(value: bytes | str | None) -> str:

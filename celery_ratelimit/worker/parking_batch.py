@@ -118,7 +118,7 @@ class ParkingBatch:
             left = max_wait - action.wait - (now - pending.arrived_at)
             most = max(0, 1 + int(left / interval + ROUNDING))
         packed = self._attendant.to_park(pending, action.demand, action.since)
-        limit_queue.park_soon(pending)
+        limit_queue.start_parking(pending)
         self._waiting.append(PendingPark(limit_queue, pending, action, packed, most))
         size = sum(len(each.packed.message) for each in self._waiting)
         if self._in_flight and len(self._waiting) <= MOST_BEHIND and size < BYTES:
@@ -232,5 +232,5 @@ def _ask(parks: Sequence[PendingPark]) -> list[LimitQueue]:
     """Requests that are not parked ask. Returns the queues of all."""
     for park in parks:
         if park.pending.state is State.PARKING:
-            park.limit_queue.ask(park.pending)
+            park.limit_queue.enqueue(park.pending)
     return list(dict.fromkeys(park.limit_queue for park in parks))

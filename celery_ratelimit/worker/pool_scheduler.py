@@ -16,8 +16,8 @@ from .capacity import AHEAD, PoolCapacity
 from .clock import monotonic
 from .flow_control import PrefetchAccounting
 from .reporting import Reporter, permit_of
-from .request import Unlimited
-from .request_queue import ASK_EARLY, LimitQueue, first_request, task_name
+from .request import UnlimitedRequest
+from .request_queue import ACQUIRE_EARLY, LimitQueue, first_request, task_name
 from .request_queues import RequestQueues
 
 __all__ = ["PoolScheduler", "UnlimitedAdmission"]
@@ -37,7 +37,7 @@ class PoolScheduler:
         self, worker: Worker, capacity: PoolCapacity, queues: RequestQueues, prefetch: PrefetchAccounting
     ) -> None:
         self._worker, self._capacity, self._queues, self._prefetch = worker, capacity, queues, prefetch
-        self._unlimited: deque[Unlimited] = deque()
+        self._unlimited: deque[UnlimitedRequest] = deque()
         self._passed: tuple[float, Any] | None = None  # when the last one of these was started, and which it was
 
     def __len__(self) -> int:
@@ -48,12 +48,12 @@ class PoolScheduler:
         """Whether a process would start a task at once."""
         return self._capacity.idle() > 0
 
-    def add(self, waiting: Unlimited) -> None:
+    def add(self, waiting: UnlimitedRequest) -> None:
         self._unlimited.append(waiting)
         self._prefetch.enter(waiting)
 
-    def suspend_if_last(self, waiting: Unlimited) -> None:
-        """It has come last, and still waits."""
+    def suspend_if_last(self, waiting: UnlimitedRequest) -> None:
+        """Suspend the queue of an unlimited request that came last, and waits."""
         if self._unlimited and self._unlimited[-1] is waiting:
             name = waiting.request.task.name
             self._prefetch.suspend_unlimited(waiting, self._unlimited, lambda: self._capacity.seconds_of_one(name))
@@ -91,9 +91,9 @@ class PoolScheduler:
         return True
 
     def unlimited_first(self, limit_queue: LimitQueue) -> bool:
-        """Whether the first of a line goes behind the first without limits.
+        """Whether the first unlimited request goes before the first of a queue.
 
-        Its limit has a permit, and no request in it had to wait: they go in the order in which they came.
+        Where the limit has a permit, and no request had to wait, requests go in the order in which they came.
         """
         return bool(
             limit_queue.permit_available
@@ -103,14 +103,14 @@ class PoolScheduler:
         )
 
     def _claims_process(self, limit_queue: LimitQueue, now: float) -> bool:
-        """Whether its first request goes before the first without limits: no process is kept for a briefer task."""
+        """Whether the first request of a queue goes before the first unlimited one."""
         if self.unlimited_first(limit_queue):
             return False
         return self._capacity.idle() > 1 or not self._capacity.kept_for_briefer(now, task_name(limit_queue))
 
     def may_start(self, limit_queue: LimitQueue, *, has_reservation: bool, now: float) -> bool:
-        """Whether a process is there for the first of a line, with or without a slot."""
-        if (limit_queue.with_slot and not has_reservation) or self.unlimited_first(limit_queue):
+        """Whether a process is there for the first request of a queue, with or without a reservation."""
+        if (limit_queue.reserved and not has_reservation) or self.unlimited_first(limit_queue):
             return False
         first = first_request(limit_queue)
         name, waited = (first.request.task.name, now - first.arrived_at) if first is not None else ("", 0.0)
@@ -125,19 +125,15 @@ class PoolScheduler:
         return self._capacity.ahead(self._unlimited[0].request.task.name) if self._unlimited else AHEAD
 
     def early(self) -> float:
-        """Seconds before its turn that a line asks.
-
-        A process that is kept for a turn is kept for a permit: if the queue asked only then, and another worker was
-        quicker, the process was kept for nothing.
-        """
-        return self.ahead() if self._unlimited else ASK_EARLY
+        """Seconds before its turn that a queue asks: more if a process is kept from unlimited requests for it."""
+        return self.ahead() if self._unlimited else ACQUIRE_EARLY
 
     def clear(self) -> None:
         self._unlimited.clear()
 
 
 class UnlimitedAdmission:
-    """Lets requests pass.
+    """Lets requests without limits pass.
 
     Args:
         pool_scheduler: to the pool.
@@ -157,9 +153,9 @@ class UnlimitedAdmission:
         )
 
     def admit(self, request: Any, queue: str, shadow: tuple[Demand, ...] = ()) -> None:
-        """It passes, unless others wait for a process, or are about to have their turn."""
+        """Start a request, or let it wait behind requests that wait for a process or are about to have their turn."""
         requests.remove_marker(request)
-        waiting = Unlimited(request, queue, next(self._numbers), monotonic())
+        waiting = UnlimitedRequest(request, queue, next(self._numbers), monotonic())
         if shadow:
             waiting.permit = permit_of(queue, request.id, 0, shadow)
             waiting.on_start = lambda: self._reporter.passed(waiting, shadow)

@@ -122,13 +122,13 @@ class QueueProcessor:
                 limit_queue.needs_process = True
                 return
             if isinstance(action, RetryAt):
-                self._resources.recall(limit_queue, pending, behind=again)
+                self._resources.requeue(limit_queue, pending, behind=again)
                 again.append(pending)
             elif not self._actions.apply(limit_queue, pending, action, now):
                 return  # the worker is stopping
 
     def _ask_for(self, limit_queue: LimitQueue, *, has_reservation: bool) -> None:
-        asking = limit_queue.with_slot if has_reservation else limit_queue.new
+        asking = limit_queue.reserved if has_reservation else limit_queue.new
         while asking and limit_queue.acquire is None:
             pending = asking[0]
             self._errors.pair = limit_queue, pending
@@ -197,7 +197,7 @@ class QueueProcessor:
         return together
 
     def _hear(self, limit_queue: LimitQueue, call: AcquireCall) -> bool:
-        """What the store has said of each. Returns whether the queue may go on."""
+        """Apply the store's answer to each request. Returns whether the queue may go on."""
         self._resources.end_acquiring(limit_queue, call)
         first, reply = call.requests[0], call.reply
         assert reply is not None
@@ -212,7 +212,7 @@ class QueueProcessor:
                 goes_on = self._actions.apply(limit_queue, pending, action, monotonic())
                 waits_in_worker = waits_in_worker or isinstance(action, BlockQueue)
         if call.is_void:
-            limit_queue.ask_all_again()
+            limit_queue.requeue_deferred()
         return goes_on and not waits_in_worker
 
 

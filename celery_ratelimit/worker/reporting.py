@@ -21,7 +21,7 @@ from ..limits.limit import Limit
 from ..observing import Observation, Observer
 from ..signals import task_throttled
 from .clock import monotonic
-from .request import PendingRequest, Unlimited
+from .request import PendingRequest, UnlimitedRequest
 from .request_queue import LimitQueue
 
 __all__ = ["Reporter", "ThrottleReport", "outcome_of", "permit_of"]
@@ -44,7 +44,7 @@ def outcome_of(
 
 
 def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) -> dict[str, Any]:
-    """What a task knows of its permit, with which it settles."""
+    """The fields of a permit that a task knows, to settle it."""
     permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at}
     return {**permit, "shadow": [demand.name for demand in shadow]} if shadow else permit
 
@@ -104,7 +104,7 @@ class Reporter:
             permit["throttled_by"] = _throttled_by(pending)
         return permit
 
-    def passed(self, waiting: Unlimited, shadow: Sequence[Demand]) -> None:
+    def passed(self, waiting: UnlimitedRequest, shadow: Sequence[Demand]) -> None:
         """A request starts all of whose limits are in shadow."""
         if self._all:
             request, first = waiting.request, shadow[0]
@@ -259,7 +259,7 @@ class ThrottleReport:
 
     @property
     def error(self) -> Throttled:
-        """What a task fails with that is given up."""
+        """The error of a task that is given up."""
         assert self.limit is not None
         return Throttled(self.limit, self.retry_after, self.max_wait, self.key)
 

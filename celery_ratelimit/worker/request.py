@@ -14,11 +14,11 @@ from ..limiter.demand import Demand
 from ..limiter.leases import run_id
 from ..parking.asks import Reply
 
-__all__ = ["AcquireCall", "PendingRequest", "State", "Unlimited"]
+__all__ = ["AcquireCall", "PendingRequest", "State", "UnlimitedRequest"]
 
 
 class State(Enum):
-    """What becomes of a request next."""
+    """The state of a request in the gate."""
 
     QUEUED = "asks"
     ACQUIRING = "waits for the reply to the call that asks for it"
@@ -47,12 +47,13 @@ class PendingRequest:
         reserved_for: the time of its slot, if it came back for one; 0.0: unknown.
         not_before: it asks no sooner, so that requests that come until then ask with it.
         announced, throttled_by: what was reported last about it, and the limit that refused it.
-        alone: what it has in common with tasks of which one is to wait; empty: all may.
+        coalesce_key: shared by tasks of which only one is to wait; empty: all may.
         shadow: its demands on limits in shadow, which do not delay it.
         id: its id in the store.
         run_id: names the run of the task that it asks for: another one for each delivery, and for each permit.
         lease_unconfirmed: the answer to its last question for leases is not known: it may hold some.
-        doubts: how often it was sent again because the answer to its park was lost; ``park_unconfirmed``: it still is.
+        unconfirmed_parks: how often it was sent again because the reply to its park was lost.
+        park_unconfirmed: whether it may be parked still.
     """
 
     request: Any
@@ -73,22 +74,22 @@ class PendingRequest:
     permit_at_us: int = 0
     announced: str = ""
     throttled_by: str = ""
-    alone: str = ""
+    coalesce_key: str = ""
     shadow: tuple[Demand, ...] = ()
     lease_unconfirmed: bool = False
     id: str = field(init=False)
     run_id: str = field(init=False)
-    doubts: int = field(init=False)
+    unconfirmed_parks: int = field(init=False)
     park_unconfirmed: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = stored_id(self.request, self.queue)
         self.new_run()
-        self.doubts = unconfirmed_parks_in(self.request.message)
-        self.park_unconfirmed = self.doubts > 0
+        self.unconfirmed_parks = unconfirmed_parks_in(self.request.message)
+        self.park_unconfirmed = self.unconfirmed_parks > 0
 
     def new_run(self) -> None:
-        """What it was granted does not count any more: a release that is on its way does not concern its next run."""
+        """Name the next run: a release that is on its way does not concern it."""
         self.run_id = run_id(self.request.id)
 
     @property
@@ -101,7 +102,7 @@ class PendingRequest:
         return self.has_reservation or self.plan.policy.throttle == "wait"
 
     def demand(self, name: str | None) -> Demand:
-        """What it asks of the limit of that name."""
+        """The demand on the limit of that name."""
         return next((demand for demand in self.demands if demand.name == name), self.demands[0])
 
 
@@ -124,23 +125,25 @@ class AcquireCall:
     is_void: bool = False
 
     def begin(self) -> None:
-        """Its requests keep their places, and no other of their queue asks before the reply."""
+        """The requests keep their order, and no other of their queue asks before the reply."""
         for pending in self.requests:
             if pending.state is State.QUEUED:  # else the connection was lost while a greenlet was here
                 pending.state = State.ACQUIRING
 
     def end(self) -> None:
-        """The reply is there, or never comes: its requests ask, until it is said what becomes of them."""
+        """The reply is there, or never comes: the requests are queued again."""
         for pending in self.requests:
             if pending.state is State.ACQUIRING:
                 pending.state = State.QUEUED
 
 
 @dataclass(slots=True, eq=False)
-class Unlimited:
-    """A request in the gate that nothing limits: it waits for a process, as others do. See :class:`HeldRequest`.
+class UnlimitedRequest:
+    """A request in the gate that no limit holds up: it waits for a process.
 
-    ``permit`` and ``on_start``: of one whose limits are in shadow.
+    Attributes:
+        number, since, outside_prefetch: see :class:`PendingRequest`.
+        permit, on_start: of a request whose limits are all in shadow.
     """
 
     request: Any

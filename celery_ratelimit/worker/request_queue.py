@@ -22,10 +22,10 @@ from ..limiter.demand import Demand
 from ..limits.decision import Decision
 from .request import AcquireCall, PendingRequest, State
 
-__all__ = ["ASK_EARLY", "LEAST_PAUSE", "LimitQueue", "TimerHeap"]
+__all__ = ["ACQUIRE_EARLY", "LEAST_PAUSE", "LimitQueue", "TimerHeap"]
 
 #: Seconds before its turn that a queue asks, so that a late timer wastes nothing.
-ASK_EARLY = 0.02
+ACQUIRE_EARLY = 0.02
 #: Seconds after which a queue that cannot go on now is looked at again, at the soonest.
 LEAST_PAUSE = 0.001
 
@@ -80,12 +80,12 @@ class LimitQueue:
         number: of the worker's queues.
         channel: where the store notifies it that a lease may be free; empty: it waits for none.
         announced_at: when all requests that wait here for leases asked last.
-        with_slot: queued requests with a reservation (they returned, or the pool was busy); they go first.
+        reserved: queued requests with a reservation (they returned, or the pool was busy); they go first.
         new: queued requests without one.
         closed_until: when the first request has its turn, by ``binding``, the name of a limit.
         intervals: seconds in which a permit comes back, by limit, at the last refusal.
         interval: seconds from one turn to the next, at the last decision.
-        next_ask: when the head may ask; earlier it would be told to wait.
+        next_acquire: when the head may ask; earlier it would be told to wait.
         permit_available: the last decision left a permit available; a new request needs no reservation.
         needs_process: it would go on if a process were free.
         cancel: cancels the queue's timer, which goes off at ``alarm``.
@@ -98,13 +98,13 @@ class LimitQueue:
     number: int = 0
     channel: str = ""
     announced_at: float = 0.0
-    with_slot: deque[PendingRequest] = field(default_factory=deque)
+    reserved: deque[PendingRequest] = field(default_factory=deque)
     new: deque[PendingRequest] = field(default_factory=deque)
     closed_until: float = 0.0
     binding: str | None = None
     intervals: dict[str, float] = field(default_factory=dict)
     interval: float = 0.0
-    next_ask: float = 0.0
+    next_acquire: float = 0.0
     permit_available: bool = True
     needs_process: bool = False
     cancel: Callable[[], None] | None = None
@@ -116,33 +116,33 @@ class LimitQueue:
     # -- Contents --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[PendingRequest]:
-        return itertools.chain(self.with_slot, self.new, self.due, self.parking)
+        return itertools.chain(self.reserved, self.new, self.due, self.parking)
 
     def __len__(self) -> int:
-        return len(self.with_slot) + len(self.new) + len(self.due) + len(self.parking)
+        return len(self.reserved) + len(self.new) + len(self.due) + len(self.parking)
 
     def asking(self, pending: PendingRequest) -> deque[PendingRequest]:
-        """The queued requests among which it asks, or would."""
-        return self.with_slot if pending.has_reservation else self.new
+        """The queued requests that a request stands among: reserved or new."""
+        return self.reserved if pending.has_reservation else self.new
 
     def is_late(self, by: float) -> bool:
         """Whether a request should have started before that time, or asked, if it has a reservation."""
         if self.due and self.due.next < by:
             return True
-        return bool(self.with_slot) and max(self.next_ask, self.with_slot[0].not_before) < by
+        return bool(self.reserved) and max(self.next_acquire, self.reserved[0].not_before) < by
 
     @property
     def only_newcomers(self) -> bool:
-        return bool(self.new and not self.with_slot and not self.due)
+        return bool(self.new and not self.reserved and not self.due)
 
     # -- Moves -----------------------------------------------------------------------------------------------------
 
-    def ask(
+    def enqueue(
         self, pending: PendingRequest, *, is_new: bool = False, first: bool = False, has_reservation: bool = False
     ) -> None:
-        """It asks, from now on: behind the others, or before them; with a slot, if it has one now.
+        """Queue a request behind the others, or ``first``; ``has_reservation``: it has one now.
 
-        ``is_new``: it was not here; else it is looked for among all that are.
+        ``is_new``: the request was not in this queue.
         """
         if not is_new:
             self._take_out(pending)
@@ -152,30 +152,30 @@ class LimitQueue:
         else:
             self.asking(pending).append(pending)
 
-    def recall(self, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()) -> None:
-        """Its time and its permit are void: it asks before the others, but behind these, recalled just now."""
+    def requeue(self, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()) -> None:
+        """Queue a request whose time is void before the others, but ``behind`` the ones that were requeued just now."""
         self._take_out(pending)
         pending.state, pending.permit_at_us = State.QUEUED, 0
         self.asking(pending).insert(sum(each in self.asking(pending) for each in behind), pending)
 
-    def ask_again(self, pending: PendingRequest, at: float, *, has_reservation: bool = False) -> None:
-        """It asks again at that time; with a slot, if it has one now."""
+    def defer(self, pending: PendingRequest, at: float, *, has_reservation: bool = False) -> None:
+        """Let a request ask again at that time; ``has_reservation``: it has one now."""
         self._move(pending, State.DEFERRED, at)
         pending.has_reservation = pending.has_reservation or has_reservation
 
-    def hold(self, pending: PendingRequest, at: float, permit_at_us: int) -> None:
-        """It has a permit, which is good at that time."""
+    def grant(self, pending: PendingRequest, at: float, permit_at_us: int) -> None:
+        """Note a permit of a request, which is good at that time."""
         pending.permit_at_us = permit_at_us
         self._move(pending, State.GRANTED, at)
 
-    def park_soon(self, pending: PendingRequest) -> None:
-        """It is about to be parked."""
+    def start_parking(self, pending: PendingRequest) -> None:
+        """A request is about to be parked."""
         self._take_out(pending)
         pending.state = State.PARKING
         self.parking.append(pending)
 
     def leave(self, pending: PendingRequest) -> None:
-        """It has left."""
+        """A request has left."""
         self._take_out(pending)
         pending.state = State.GONE
 
@@ -184,18 +184,18 @@ class LimitQueue:
         gone = list(self)
         for pending in gone:
             pending.state = State.GONE
-        self.with_slot.clear()
+        self.reserved.clear()
         self.new.clear()
         self.parking.clear()
         self.due, self.acquire = TimerHeap(), None
         return gone
 
-    def ask_all_again(self) -> None:
-        """The times of deferred requests are void: they ask now, in their order, before the others."""
+    def requeue_deferred(self) -> None:
+        """Let all deferred requests ask now, in their order, before the others."""
         again = [pending for pending in self.due.in_order() if pending.state is State.DEFERRED]
         for number, pending in enumerate(again):
-            self.recall(pending, behind=again[:number])
-        self.next_ask = 0.0
+            self.requeue(pending, behind=again[:number])
+        self.next_acquire = 0.0
 
     def _move(self, pending: PendingRequest, state: State, at: float) -> None:
         self._take_out(pending)
@@ -225,7 +225,7 @@ class LimitQueue:
             # queues could use.
             wait, self.binding = _next_turn(pending.demands, decision)
             self.closed_until = now + wait
-            self.next_ask = self.closed_until - early
+            self.next_acquire = self.closed_until - early
         else:
             self.intervals = {state.name: state.interval for state in decision.states}
             self.closed_until, self.binding = now + decision.retry_after, decision.binding
@@ -237,17 +237,17 @@ class LimitQueue:
             now: the time.
             max_hold: seconds after which to look in any case.
         """
-        heads = [asking[0].release_deadline for asking in (self.with_slot, self.new) if asking]
+        heads = [asking[0].release_deadline for asking in (self.reserved, self.new) if asking]
         # A request whose time has come waits for a process, or its time came while the queue was asking.
         turns = [self.due.next] if self.due and (self.due.next > now or not self.needs_process) else []
         if heads and not self.needs_process and self.acquire is None:
-            turns.append(max(self.next_ask, now + LEAST_PAUSE))
+            turns.append(max(self.next_acquire, now + LEAST_PAUSE))
         return min(turns, default=0.0), min([min(heads, default=now + max_hold), *turns])
 
 
 def first_request(limit_queue: LimitQueue) -> PendingRequest | None:
     """The request of a queue that goes next: it asks, or has its turn, before the others."""
-    return next(itertools.chain(limit_queue.with_slot, limit_queue.new, limit_queue.due), None)
+    return next(itertools.chain(limit_queue.reserved, limit_queue.new, limit_queue.due), None)
 
 
 def task_name(limit_queue: LimitQueue) -> str:

@@ -84,7 +84,7 @@ class QueueTimers:
 
     Args:
         worker: has the timers.
-        turns: hears when the first request of a queue has its turn.
+        turns: learns when the first request of a queue has its turn.
         lead_time: seconds before its turn that a queue asks.
         dispatch: called with the queue whose time has come.
     """

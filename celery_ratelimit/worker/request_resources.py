@@ -42,9 +42,9 @@ class RequestResources:
         self._asker, self._outage = asker, outage
         self._processes, self._prefetch, self._concurrency = capacity.reservations, prefetch, concurrency
 
-    def hold(self, limit_queue: LimitQueue, pending: PendingRequest, at: float, permit_at_us: int) -> None:
+    def grant(self, limit_queue: LimitQueue, pending: PendingRequest, at: float, permit_at_us: int) -> None:
         """Reserve a process for a permit that is good at that time."""
-        limit_queue.hold(pending, at, permit_at_us)
+        limit_queue.grant(pending, at, permit_at_us)
         self._processes.add(at, pending.request.task.name)
 
     def start_acquiring(self, limit_queue: LimitQueue, call: AcquireCall) -> None:
@@ -61,13 +61,13 @@ class RequestResources:
             limit_queue.acquire = None
             call.end()
 
-    def recall(
+    def requeue(
         self, limit_queue: LimitQueue, pending: PendingRequest, *, behind: Sequence[PendingRequest] = ()
     ) -> None:
         """The request asks again: its time is void, its permit is lost, and its lease is free for others."""
         had_permit = pending.state is State.GRANTED
         self._free_process(pending)
-        limit_queue.recall(pending, behind=behind)
+        limit_queue.requeue(pending, behind=behind)
         if had_permit:
             self.release_lease(pending)
             pending.new_run()
@@ -104,7 +104,7 @@ class RequestResources:
             self._processes.remove(pending.at)
 
     def release_lease(self, pending: PendingRequest) -> None:
-        """Its leases, if it has any, go to the next request that asks, or are free at :meth:`release_ended`."""
+        """Give its leases, if it has any, to the next request that asks, or free them at :meth:`release_ended`."""
         if pending.plan.leased:
             self._concurrency.release(pending)
 

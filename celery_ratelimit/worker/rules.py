@@ -21,30 +21,30 @@ from .request_queue import LEAST_PAUSE, LimitQueue
 
 # fmt: off
 __all__ = [
-    "BUNCHED", "RETURN_HOLD", "STALE", "UNHEARD", "Acquire", "Action", "BlockQueue", "DropDuplicate", "Fail", "GiveUp",
-    "KeepPermit", "Park", "Republish", "RetryAt", "Start", "before_acquire", "granted", "is_place", "on_timer",
-    "refused", "without_store",
+    "BUNCHED", "NOTIFICATION_TIMEOUT", "RETURN_HOLD", "STALE", "Acquire", "Action", "BlockQueue", "DropDuplicate", "Fail",
+    "GiveUp", "KeepPermit", "Park", "Republish", "RetryAt", "Start", "before_acquire", "granted", "is_concurrency",
+    "on_timer", "refused", "without_store",
 ]
 # fmt: on
 
 #: Seconds that a returning task may be held when its slot has slipped, before it is sent back once more.
 RETURN_HOLD = 1.0
 #: Seconds after which a queue that waits for a lease asks without a notification.
-UNHEARD = 1.0
+NOTIFICATION_TIMEOUT = 1.0
 #: Seconds after which a permit that was not used is stale; and where several are late, which would bunch.
 STALE, BUNCHED = 0.1, 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Its task starts, with a permit that is good from then on (µs by the store's clock; 0: without the store)."""
+    """The task starts, with a permit that is good since then (µs by the store's clock; 0: without the store)."""
 
     permit_at_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeepPermit:
-    """It keeps a permit that is good at that time."""
+    """The request keeps a permit that is good at that time."""
 
     at: float
     permit_at_us: int
@@ -52,14 +52,14 @@ class KeepPermit:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """It asks the store: for a permit, or for a reservation alone, where its task is not parked."""
+    """The request asks the store: for a permit, or for a reservation alone, where its task is not parked."""
 
     for_permit: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAt:
-    """It asks again at that time (``None``: when a process is free), with a reservation or without; others may ask."""
+    """The request asks again at that time; ``None``: when a process is free. Others of its queue may ask."""
 
     at: float | None
     has_reservation: bool = False
@@ -67,7 +67,7 @@ class RetryAt:
 
 @dataclass(frozen=True, slots=True)
 class BlockQueue:
-    """It stays at the head of its queue, which asks no sooner; ``None``: than a process is free.
+    """The request stays at the head of its queue, which asks no sooner; ``None``: than a process is free.
 
     ``demand`` has refused it, and its turn is in ``wait`` seconds.
     """
@@ -79,10 +79,10 @@ class BlockQueue:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Its task is parked: in the backlog of ``demand``, ``wait`` seconds and the tasks before it from its turn.
+    """The task is parked in the backlog of ``demand``; its turn is ``wait`` seconds after the tasks before it.
 
-    ``only_behind``: only if other tasks are parked there; else it asks. ``since``: its place among them, in
-    microseconds; 0: the last.
+    ``only_behind``: only if other tasks are parked there; else it asks. ``since``: when it was throttled first, in
+    microseconds, by which parked tasks are ordered; 0: now.
     """
 
     demand: Demand
@@ -93,7 +93,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Republish:
-    """Its message returns to the broker for so many seconds; ``demand``: of the limit that it waits for, if any."""
+    """The message returns to the broker for so many seconds; ``demand``: of the limit that it waits for, if any."""
 
     wait: float
     demand: Demand | None = None
@@ -101,7 +101,7 @@ class Republish:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Its task does not run: ``"drop"``, ``"fail"``, or the queue that its message is sent to."""
+    """The task does not run here; ``how``: ``"drop"``, ``"fail"``, or the queue that its message is sent to."""
 
     how: str
     demand: Demand
@@ -111,14 +111,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Its task fails with an error."""
+    """The task fails with an error."""
 
     error: RateLimitError
 
 
 @dataclass(frozen=True, slots=True)
 class DropDuplicate:
-    """Its message ends: another copy of the task is parked, or may run."""
+    """The message ends: another copy of the task is parked, or may run."""
 
 
 Action = Start | KeepPermit | Acquire | RetryAt | BlockQueue | Park | Republish | GiveUp | DropDuplicate | Fail
@@ -152,11 +152,11 @@ def before_acquire(
         return Republish(max(0.0, pending.reserved_for - now))
     if lot is not None:
         return Park(lot, HORIZON, only_behind=True)
-    if (pending.has_reservation or policy.throttle == "wait") and now < limit_queue.next_ask:
+    if (pending.has_reservation or policy.throttle == "wait") and now < limit_queue.next_acquire:
         wait = limit_queue.closed_until - now
         if pending.has_reservation or wait <= policy.inline_wait:
-            return BlockQueue(limit_queue.next_ask)
-        return BlockQueue(limit_queue.next_ask, pending.demand(limit_queue.binding), wait)  # as it would be told
+            return BlockQueue(limit_queue.next_acquire)
+        return BlockQueue(limit_queue.next_acquire, pending.demand(limit_queue.binding), wait)  # as it would be told
     if now < pending.not_before:
         return BlockQueue(pending.not_before)
     if may_start:
@@ -172,8 +172,8 @@ def before_acquire(
     return BlockQueue(None)
 
 
-def is_place(demand: Demand) -> bool:
-    """Whether it asks for a place."""
+def is_concurrency(demand: Demand) -> bool:
+    """Whether it asks for a lease."""
     return isinstance(demand.limit, Concurrency)
 
 
@@ -184,8 +184,8 @@ def granted(decision: Decision, now: float, *, is_idle: bool) -> Action:
     return KeepPermit(now + decision.retry_after, decision.granted_at)
 
 
-class Call(Protocol):
-    """What :func:`refused` reads of a request; see :class:`PendingRequest`."""
+class PermitRequest(Protocol):
+    """The part of a request that :func:`refused` reads; see :class:`PendingRequest`."""
 
     @property
     def plan(self) -> Plan: ...
@@ -203,7 +203,7 @@ class Call(Protocol):
 
 
 def refused(
-    pending: Call,
+    pending: PermitRequest,
     decision: Decision,
     now: float,
     *,
@@ -211,7 +211,7 @@ def refused(
     max_hold: float,
     parks: bool,
     early: float,
-    hears: bool = False,
+    is_notified: bool = False,
 ) -> Action:
     """The store has refused.
 
@@ -223,7 +223,7 @@ def refused(
         max_hold: seconds that a message may be held here.
         parks: whether its task may wait in the store.
         early: seconds before its time that it asks.
-        hears: it waits for a place, and its line is rung for when one may be free: how long it will be is an estimate.
+        is_notified: it waits for a lease, and its queue is notified when one may be free.
     """
     policy, wait = pending.plan.policy, decision.retry_after
     demand = pending.demand(decision.binding)
@@ -234,14 +234,14 @@ def refused(
         # A little too early, or the pool is busy: asks again at its time, or when a process is free.
         if wait <= 0:
             return BlockQueue(None)
-        if hears and pending.has_reservation:
-            return BlockQueue(now + UNHEARD)
+        if is_notified and pending.has_reservation:
+            return BlockQueue(now + NOTIFICATION_TIMEOUT)
         at = now + max(LEAST_PAUSE, wait - early) if for_permit else None
         return RetryAt(at, has_reservation=pending.has_reservation or policy.throttle == "retry")
     if not policy.waits:
         return GiveUp(policy.throttle, demand, wait)
-    if policy.throttle == "wait" and hears:
-        return BlockQueue(now + UNHEARD, demand, wait)
+    if policy.throttle == "wait" and is_notified:
+        return BlockQueue(now + NOTIFICATION_TIMEOUT, demand, wait)
     if policy.throttle == "wait" and wait <= max_hold:
         return BlockQueue(now + max(LEAST_PAUSE, min(wait - early, pending.plan.longest_pause)), demand, wait)
     if parks:
@@ -284,7 +284,7 @@ def without_store(
 
 
 def on_timer(pending: PendingRequest, now: float, *, together: bool, is_idle: bool) -> Action:
-    """The time has come that it was told.
+    """The time of a request has come: to ask again, or to use its permit.
 
     Args:
         pending: the request.

@@ -17,7 +17,7 @@ from .flow_control import ReturnQueueConsumption
 from .parking_batch import ParkingBatch
 from .pool_scheduler import PoolScheduler
 from .queue_processor import QueueProcessor
-from .request_queue import ASK_EARLY, LimitQueue
+from .request_queue import ACQUIRE_EARLY, LimitQueue
 from .request_queues import QueueTimers, RequestQueues
 from .request_resources import RequestResources
 
@@ -98,7 +98,7 @@ class Scheduler:
     def dispatch_all(self) -> None:
         """All queues may ask at once: the store is back, for one."""
         for limit_queue in self._queues:
-            limit_queue.next_ask = 0.0
+            limit_queue.next_acquire = 0.0
         self.dispatch(self._queues)
 
     def note_changed(self, names: set[str]) -> None:
@@ -114,7 +114,7 @@ class Scheduler:
         now = monotonic()
         queues = (self._queues.get(key) for key in itertools.islice(self._queues.needing_process, LOOKED_AT))
         late = any(limit_queue is not None and limit_queue.is_late(now - LATE) for limit_queue in queues)
-        return late and not self._capacity.is_saturated(now, ASK_EARLY)
+        return late and not self._capacity.is_saturated(now, ACQUIRE_EARLY)
 
     def close(self) -> None:
         if self._cancel_poll is not None:
@@ -130,7 +130,7 @@ class Scheduler:
         names, self._changed = self._changed, set()
         for limit_queue in self._queues if names else ():
             if any(name in names for name, _ in limit_queue.key):
-                limit_queue.ask_all_again()
+                limit_queue.requeue_deferred()
                 if limit_queue.acquire is not None:  # its reply is about what was before
                     limit_queue.acquire.is_void = True
 

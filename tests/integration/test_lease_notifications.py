@@ -31,13 +31,13 @@ def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: Embedded
     waits, other = queues.get_or_create((("places", ""),)), queues.get_or_create((("others", ""),))
     until(lambda: leases._channel_of(waits), 10, "the subscription")
     waits.channel, other.channel = leases._channel_of(waits), leases._channel_of(other)
-    waits.next_ask = other.next_ask = 1e9
+    waits.next_acquire = other.next_acquire = 1e9
     mine = limiter.acquire(PLACE.limit)
     (said,) = limiter.asker.hand_on((PLACE,), Asking(["task"], 0, 60_000_000, waits.channel, 1, False), ())
     assert (said.allowed, moved) == (False, [])
     assert limiter.release(mine)
     until(lambda: moved == [waits], 10, "the notification")
-    assert (waits.next_ask, other.next_ask) == (0.0, 1e9)
+    assert (waits.next_acquire, other.next_acquire) == (0.0, 1e9)
     leases.close()
 
 

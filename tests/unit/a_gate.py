@@ -636,7 +636,7 @@ class Bench:
         pending = self.pending()
         assert len({id(each) for _, each in pending}) == len(pending)
         for limit_queue, each in pending:
-            concurrency_leases = (each in limit_queue.with_slot, each in limit_queue.new, each in list(limit_queue.due))
+            concurrency_leases = (each in limit_queue.reserved, each in limit_queue.new, each in list(limit_queue.due))
             expected = {
                 State.QUEUED: (each.has_reservation, not each.has_reservation, False),
                 State.ACQUIRING: (each.has_reservation, not each.has_reservation, False),

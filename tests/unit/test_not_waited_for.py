@@ -87,7 +87,7 @@ def test_who_waits_asks_for_the_turn_of_the_first_that_was_refused(bench: Bench)
     bench.gate._scheduler._processor._hear(
         limit_queue, AcquireCall(list(limit_queue.new), for_permit=True, reply=Reply(each, at=bench.now))
     )
-    assert limit_queue.next_ask == pytest.approx(bench.tats["r1"] - bench.gate._admission.lead_time(), abs=1e-6)
+    assert limit_queue.next_acquire == pytest.approx(bench.tats["r1"] - bench.gate._admission.lead_time(), abs=1e-6)
 
 
 def test_who_is_refused_keeps_nobody_from_what_it_was_told(bench: Bench) -> None:

@@ -78,7 +78,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
 def line_of(processor: Any, interval: float, *lates: float) -> LimitQueue:
     limit_queue = LimitQueue()
     for late in lates:
-        limit_queue.hold(held_one(interval), NOW - late, 1)
+        limit_queue.grant(held_one(interval), NOW - late, 1)
         processor.capacity.reservations.add(NOW - late, "task")
     return limit_queue
 
@@ -100,7 +100,7 @@ def test_of_permits_that_are_late_together_only_the_latest_are_used(
     limit_queue = line_of(processor, 0.01, *lates)
     processor._start_due(limit_queue)
     assert processor._actions.started == started
-    asks_again = [round(NOW - pending.at, 3) for pending in limit_queue.with_slot]
+    asks_again = [round(NOW - pending.at, 3) for pending in limit_queue.reserved]
     assert asks_again == [late for late in lates if late >= 0 and late not in started], "in their order"
     assert processor.capacity.reservations.by(NOW + 1) == sum(late < 0 for late in lates), (
         "those that were not used are forgotten"
@@ -114,7 +114,7 @@ def test_an_interval_late_is_not_too_late(processor: Any) -> None:
 
 def test_who_has_no_permit_makes_nobody_stale(processor: Any) -> None:
     limit_queue = line_of(processor, 0.01, 0.06)
-    limit_queue.ask_again(held_one(0.01), NOW - 0.05)
+    limit_queue.defer(held_one(0.01), NOW - 0.05)
     processor._start_due(limit_queue)
     assert processor._actions.started == [0.06]
 

@@ -71,8 +71,8 @@ def said(wait: float = 0.0, *, allowed: bool = False, full: bool = False, bindin
     return Decision(allowed, 1, 0, wait, 0.1, binding, states, full, "1", 77, (RATE,))
 
 
-def limit_queue(*, next_ask: float = 0.0, is_open: bool = True, closed: float = 0.0) -> LimitQueue:
-    return LimitQueue(next_ask=next_ask, permit_available=is_open, closed_until=closed)
+def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: float = 0.0) -> LimitQueue:
+    return LimitQueue(next_acquire=next_acquire, permit_available=is_open, closed_until=closed)
 
 
 # -- Before the store is asked -----------------------------------------------------------------------------------------
@@ -86,9 +86,9 @@ def limit_queue(*, next_ask: float = 0.0, is_open: bool = True, closed: float = 
         (pending(until=NOW + 0.001), limit_queue(), None, True, Acquire(for_permit=True)),
         (pending(until=NOW), limit_queue(), RATE, True, Republish(0.0, RATE)),
         (pending(), limit_queue(), RATE, True, Park(RATE, HORIZON, only_behind=True)),  # behind those who are parked
-        (pending(slot=True), limit_queue(next_ask=NOW + 1), None, True, BlockQueue(NOW + 1)),
-        (pending("wait"), limit_queue(next_ask=NOW + 1), None, True, BlockQueue(NOW + 1)),
-        (pending(slot=True), limit_queue(next_ask=NOW), None, True, Acquire(for_permit=True)),
+        (pending(slot=True), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
+        (pending("wait"), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
+        (pending(slot=True), limit_queue(next_acquire=NOW), None, True, Acquire(for_permit=True)),
         (
             pending(slot=True, not_before=NOW + 0.05),
             limit_queue(),
@@ -99,17 +99,29 @@ def limit_queue(*, next_ask: float = 0.0, is_open: bool = True, closed: float = 
         (pending(not_before=NOW + 0.05), limit_queue(), None, False, BlockQueue(NOW + 0.05)),
         (pending(not_before=NOW + 0.05), limit_queue(), RATE, True, Park(RATE, HORIZON, only_behind=True)),
         (pending(slot=True, not_before=NOW), limit_queue(), None, True, Acquire(for_permit=True)),
-        (pending(), limit_queue(next_ask=NOW + 1), None, True, Acquire(for_permit=True)),  # who would be parked asks
-        (pending("wait"), limit_queue(next_ask=NOW + 1, closed=NOW + 0.01), None, True, BlockQueue(NOW + 1)),
+        (
+            pending(),
+            limit_queue(next_acquire=NOW + 1),
+            None,
+            True,
+            Acquire(for_permit=True),
+        ),  # who would be parked asks
+        (pending("wait"), limit_queue(next_acquire=NOW + 1, closed=NOW + 0.01), None, True, BlockQueue(NOW + 1)),
         (
             pending("wait"),
-            limit_queue(next_ask=NOW + 1, closed=NOW + 2),
+            limit_queue(next_acquire=NOW + 1, closed=NOW + 2),
             None,
             True,
             BlockQueue(NOW + 1, RATE, 2.0),
         ),  # which it says
-        (pending("wait", slot=True), limit_queue(next_ask=NOW + 1, closed=NOW + 2), None, True, BlockQueue(NOW + 1)),
-        (pending("drop"), limit_queue(next_ask=NOW + 1), None, True, Acquire(for_permit=True)),
+        (
+            pending("wait", slot=True),
+            limit_queue(next_acquire=NOW + 1, closed=NOW + 2),
+            None,
+            True,
+            BlockQueue(NOW + 1),
+        ),
+        (pending("drop"), limit_queue(next_acquire=NOW + 1), None, True, Acquire(for_permit=True)),
         (
             pending(slot=True),
             limit_queue(is_open=False),
@@ -163,7 +175,7 @@ def test_a_newcomer_without_a_process_is_parked_where_its_limit_is_closed_for_lo
     ("request_", "its_line", "may_start", "action"),
     [
         (pending(slot=True), limit_queue(), False, Republish(0.0)),
-        (pending(slot=True), limit_queue(next_ask=NOW + 1), False, Republish(0.0)),
+        (pending(slot=True), limit_queue(next_acquire=NOW + 1), False, Republish(0.0)),
         (pending(slot=True), limit_queue(), True, Republish(0.0)),
         (
             pending(slot=True, reserved_for=NOW + 0.7),

@@ -74,10 +74,10 @@ def test_who_asks_for_the_place_that_is_free(gate: Any) -> None:
     asks = list(gate._queues)[3]
     request = object()
     gate.ran[request] = SimpleNamespace(demands=(), plan=SimpleNamespace(buckets=lambda demands: asks.key))
-    asks.next_ask = 1e9
+    asks.next_acquire = 1e9
     gate.on_end(request)
     assert gate.moved == [asks]
-    assert asks.next_ask == 0.0, "whenever it was to ask again"
+    assert asks.next_acquire == 0.0, "whenever it was to ask again"
 
 
 def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) -> None:
