@@ -21,9 +21,9 @@ from .request_queue import LEAST_PAUSE, LimitQueue
 
 # fmt: off
 __all__ = [
-    "BUNCHED", "NOTIFICATION_TIMEOUT", "RETURN_HOLD", "STALE", "Acquire", "Action", "BlockQueue", "DropDuplicate", "Fail",
-    "GiveUp", "KeepPermit", "Park", "Republish", "RetryAt", "Start", "before_acquire", "granted", "is_concurrency",
-    "on_timer", "refused", "without_store",
+    "BUNCHED", "NOTIFICATION_TIMEOUT", "RETURN_HOLD", "STALE", "Acquire", "Action", "BlockQueue", "DropDuplicate",
+    "Fail", "GiveUp", "KeepPermit", "Park", "Republish", "RetryAt", "Start", "before_acquire", "granted",
+    "is_concurrency", "on_timer", "refused", "without_store",
 ]
 # fmt: on
 
