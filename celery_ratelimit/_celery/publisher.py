@@ -58,15 +58,7 @@ def publish_on(channel: Any, parcels: Parcels) -> set[str]:
 
 
 class Republisher:
-    """Publishes messages of this worker again, then acknowledges them.
-
-    Args:
-        consumer: Celery's.
-        broker: its broker.
-        acknowledgements: its acknowledgements.
-        publisher: its publisher.
-        return_queue: declares return queues.
-    """
+    """Publishes messages of this worker again, then acknowledges them. ``return_queue`` declares return queues."""
 
     def __init__(
         self,
@@ -133,12 +125,7 @@ class Republisher:
 
 
 class Publisher:
-    """Publishes for one worker.
-
-    Args:
-        app: the app; its producers' connections are used where the worker has no event loop: publishers read.
-        broker: the worker's.
-    """
+    """Publishes for one worker: without an event loop on connections of the app's producers, as a publisher reads."""
 
     def __init__(self, app: Any, broker: Broker) -> None:
         self._app, self._broker = app, broker
@@ -148,10 +135,8 @@ class Publisher:
     def publish(self, channel: Any, parcels: Parcels, declaration: Declaration) -> set[str]:
         """Publish messages; on another broker than AMQP on ``channel``.
 
-        A queue that does not exist is declared as ``declaration`` says.
-
-        Returns:
-            The queues that do not exist; no message to them was published.
+        A queue that does not exist is declared, if ``declaration`` has it. Returns the other ones, to which no message
+        was published.
         """
         if not self._broker.on_amqp:
             publish_all(channel, parcels)

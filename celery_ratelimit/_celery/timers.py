@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 import heapq
 import logging
-import operator
 import sys
 import threading
 from collections import deque
@@ -180,7 +179,7 @@ class Timers:
                 waiting = [(g.eta, g.entry) for g in timer.queue]
             else:
                 waiting = [(eta, entry) for eta, _, entry in timer.queue if not entry.canceled]
-            entries = [entry for _, entry in sorted(waiting, key=_first) if _holds(entry, wanted)]
+            entries = [entry for _, entry in sorted(waiting, key=lambda each: each[0]) if _holds(entry, wanted)]
             found = [(entry, entry.fun, entry.args) for entry in entries]
             for entry in entries:
                 entry.fun, entry.args = _do_nothing, ()
@@ -194,9 +193,6 @@ def _holds(entry: Any, wanted: Callable[[Any], bool]) -> bool:
     request = entry.args[0]
     # Its own greenlet may be handling it; or it has arrived, and its greenlet handles others of its queue.
     return requests.was_throttled(request) and not requests.has_arrived(request) and wanted(request)
-
-
-_first = operator.itemgetter(0)
 
 
 def _do_nothing() -> None:
