@@ -1,0 +1,34 @@
+"""A worker keeps nothing of tasks that have ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+
+APP = "tests.apps.growing"
+KEYS, FIRST, MORE = 500, 2_000, 8_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["by_key", "place"])
+def test_a_worker_does_not_grow(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, task: str) -> None:
+    """A cancelled timer that is kept is eleven blocks of memory for each task; up to 500 of them are kept."""
+    with Fleet(server, tmp_path, app=APP, task_ignore_result=True) as fleet:
+        fleet.launch("-l", "WARNING")
+
+        def blocks_after(first: int, end: int) -> int:
+            with fleet.sender.producer_or_acquire() as producer:
+                for index in range(first, end):
+                    fleet.sender.send_task(f"{APP}.{task}", args=[index, index % KEYS], producer=producer)
+            until(lambda: fleet.started() >= end and not store.exists("celery", "unacked"), 60, "every task")
+            (said,) = fleet.sender.control.broadcast("blocks", reply=True, timeout=20, limit=1)
+            return int(next(iter(said.values())))
+
+        before = blocks_after(0, FIRST)
+        grown = blocks_after(FIRST, FIRST + MORE) - before
+        assert grown < 2 * MORE, f"{grown} blocks more after {MORE} tasks"
