@@ -38,20 +38,20 @@ class ArrivalBatch:
     ) -> None:
         self._worker, self._attendant, self._capacity = worker, attendant, capacity
         self._prefetch, self._scheduler = prefetch, scheduler
-        self._come: list[tuple[LimitQueue, PendingRequest]] = []
+        self._arrived: list[tuple[LimitQueue, PendingRequest]] = []
         worker.consumption.pause_while(scheduler.is_late)
-        worker.bulk_receive.configure(load_source("broker/take", ()), worker.timers.guarded(self._all_have_come))
+        worker.bulk_receive.configure(load_source("broker/take", ()), worker.timers.guarded(self._on_all_arrived))
 
     def add(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
         """Whether it arrives together with others. A new request brings the messages behind it in its queue along."""
         if not pending.returned:
-            self._gather(limit_queue, pending)
+            self._request_more(limit_queue, pending)
         if self._worker.bulk_receive.receiving:
-            self._come.append((limit_queue, pending))
+            self._arrived.append((limit_queue, pending))
             return True
         return False
 
-    def comes_back(self, message: Any) -> None:
+    def request_returned(self, message: Any) -> None:
         """A message has come that was parked: others come back with it."""
         self._worker.bulk_receive.request_more(
             message, self._capacity.short_term_capacity(str(message.headers.get("task")))
@@ -59,9 +59,9 @@ class ArrivalBatch:
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops."""
-        self._come.clear()
+        self._arrived.clear()
 
-    def _gather(self, limit_queue: LimitQueue, pending: PendingRequest) -> None:
+    def _request_more(self, limit_queue: LimitQueue, pending: PendingRequest) -> None:
         """Receive the messages behind it too, if they are to be parked as well, or could start."""
         request = pending.request
         if self._attendant.occupied.lot_of(pending.demands) is not None:
@@ -71,8 +71,8 @@ class ArrivalBatch:
                 request.message, self._capacity.short_term_capacity(request.task.name)
             )
 
-    def _all_have_come(self) -> None:
-        come, self._come = self._come, []
-        self._scheduler.dispatch(dict.fromkeys(limit_queue for limit_queue, _ in come))
-        for limit_queue, pending in come:
+    def _on_all_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        self._scheduler.dispatch(dict.fromkeys(limit_queue for limit_queue, _ in arrived))
+        for limit_queue, pending in arrived:
             self._prefetch.suspend_if_it_stays(pending, limit_queue, monotonic())

@@ -27,7 +27,7 @@ from .request import PendingRequest
 from .request_queue import LimitQueue, task_name
 from .request_queues import RequestQueues
 
-__all__ = ["LOOK_FOR_ENDS", "MAX_BATCH", "ConcurrencyLeases"]
+__all__ = ["END_POLL_INTERVAL", "MAX_BATCH", "ConcurrencyLeases"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -36,7 +36,7 @@ MAX_BATCH = 16
 #: Seconds after which all requests that wait here for leases ask, to keep their slots; and how many, at the most.
 ANNOUNCE, MAX_ANNOUNCED = 1.0, 32
 #: Seconds between two looks for tasks whose end the pool has not told.
-LOOK_FOR_ENDS = 0.25
+END_POLL_INTERVAL = 0.25
 
 
 class ConcurrencyLeases:
@@ -67,7 +67,7 @@ class ConcurrencyLeases:
         self._worker, self._asker, self._leases, self._outage = worker, asker, leases, outage
         self._capacity, self._queues, self._on_end, self._on_free = capacity, queues, on_end, on_free
         self._running: dict[Any, PendingRequest] = {}
-        self._cancel_look: Callable[[], None] | None = None
+        self._cancel_poll: Callable[[], None] | None = None
         # A cluster's node that notifies does not know of subscribers at others: lua/include/waiting_lines.lua.
         self._channel = ("c" if asker.is_cluster else "s") + uuid.uuid4().hex[:12]
         self._bell = asker.bell(self._channel, self._on_notification)
@@ -171,19 +171,19 @@ class ConcurrencyLeases:
 
     def watch(self) -> None:
         """Look for the ends of tasks from now on: not every pool tells of each."""
-        if self._running and self._cancel_look is None:
-            self._cancel_look = self._worker.timers.call_after(LOOK_FOR_ENDS, self._look)
+        if self._running and self._cancel_poll is None:
+            self._cancel_poll = self._worker.timers.call_after(END_POLL_INTERVAL, self._poll_ends)
 
     def close(self) -> None:
         """The connection is lost, or the worker stops. What runs keeps its leases, and :meth:`watch` looks for it."""
-        if self._cancel_look is not None:
-            self._cancel_look()
-            self._cancel_look = None
+        if self._cancel_poll is not None:
+            self._cancel_poll()
+            self._cancel_poll = None
         self._bell.close()
         self._listens = False
 
-    def _look(self) -> None:
-        self._cancel_look = None
+    def _poll_ends(self) -> None:
+        self._cancel_poll = None
         for request in [each for each in self._running if not self._worker.pool.has(each)]:
             self._on_end(request)
         self.watch()

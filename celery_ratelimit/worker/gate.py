@@ -80,7 +80,7 @@ class Gate:
         lots, orphans_after = parking_of(worker.app), settings.orphans_after
         self._attendant = attendant = Attendant(worker, lots, limits, outage, store_calls, orphans_after, clock)
         register = attendant.parking.register
-        self._changes = LimitWatcher(
+        self._limit_watcher = LimitWatcher(
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
         )
         # The pool, and the requests that wait for it.
@@ -117,7 +117,7 @@ class Gate:
         self._scheduler = Scheduler(
             worker, queues, processor, pool_scheduler, capacity, resources, batch, return_queues
         )
-        self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._scheduler)
+        self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._scheduler)
         self._unlimited = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, self._dispatch)
 
     def _dispatch(self, queues: Sequence[LimitQueue] = ()) -> None:
@@ -182,7 +182,7 @@ class Gate:
         self._prefetch.enter(pending)
         if returned and not requests.via_return_queue(request):
             self._prefetch.widen(pending)
-        if self._arrivals_batch.add(limit_queue, pending):
+        if self._arrival_batch.add(limit_queue, pending):
             return
         if first or len(limit_queue.asking(pending)) == 1:  # else the queue goes on with the requests ahead of it
             self._scheduler.dispatch([limit_queue])
@@ -196,7 +196,7 @@ class Gate:
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + LEAD, now)
             self._attendant.occupied.note_coming(message, seconds + LEAD)
         if requests.is_returned(message) and not self._return_queues.has_left:
-            self._arrivals_batch.comes_back(message)
+            self._arrival_batch.request_returned(message)
         self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Gate:
     def begin(self) -> None:
         """The worker has started, or has a new connection. What ran before runs on."""
         self._outage.ask(lambda: self._store_calls.open(self._asker.ping), None, quietly=True)
-        self._changes.watch()
+        self._limit_watcher.watch()
         self._attendant.watch()
         self._concurrency.watch()
 
@@ -259,7 +259,7 @@ class Gate:
         with self.worker.timers.lock:
             self._connections += 1
             requests_here = self._queues.clear()
-            self._arrivals_batch.clear()
+            self._arrival_batch.clear()
             self._batch.clear()
             self._store_calls.close()
             self._pool_scheduler.clear()
@@ -271,7 +271,7 @@ class Gate:
             if self._counting is not None and not self._outage:
                 self._counting.send()
             self._outage.close()
-            self._changes.close()
+            self._limit_watcher.close()
             self._concurrency.close()
             self._attendant.close()
             self.worker.acknowledgements.close()

@@ -50,16 +50,16 @@ class LimitWatcher:
         self._worker, self._asker, self._outage, self._store_calls = worker, asker, outage, store_calls
         self._limits, self._is_idle, self._on_change, self._workers = limits, is_idle, on_change, workers
         self._names: list[str] = []
-        self._told: dict[str, str] = {}
-        self._looked = time.time()
+        self._known: dict[str, str] = {}
+        self._polled_at = time.time()
         self._cancel: Callable[[], None] | None = None
 
     def watch(self) -> None:
         """Look from now on."""
         if self._cancel is None:
-            self._told = self._read()
-            self._learn(self._names)
-            self._cancel = self._worker.timers.call_after(POLL_INTERVAL, self._look)
+            self._known = self._read()
+            self._read_shadow(self._names)
+            self._cancel = self._worker.timers.call_after(POLL_INTERVAL, self._poll)
 
     def close(self) -> None:
         if self._cancel is not None:
@@ -68,22 +68,22 @@ class LimitWatcher:
 
     def _read(self) -> dict[str, str]:
         """Read the changes of each limit; empty if the store does not answer."""
-        return self._outage.ask(self._question(), {}, quietly=True)
+        return self._outage.ask(self._query(), {}, quietly=True)
 
-    def _question(self) -> Callable[[], dict[str, str]]:
+    def _query(self) -> Callable[[], dict[str, str]]:
         if len(self._names) != len(self._limits):
             self._names = sorted(self._limits)
         names = list(self._names)
         return lambda: dict(zip(names, map(_text, self._asker.changes(names)), strict=True)) if names else {}
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._cancel = _nothing
         if self._is_idle():
-            self._go_on(Reply(self._told))
+            self._on_reply(Reply(self._known))
         else:
-            self._store_calls.submit(self._question(), self._go_on)
+            self._store_calls.submit(self._query(), self._on_reply)
 
-    def _go_on(self, reply: Reply[dict[str, str]]) -> None:
+    def _on_reply(self, reply: Reply[dict[str, str]]) -> None:
         """With what is told, or nothing."""
         try:
             told = self._outage.hear(reply.get, {}, quietly=True)
@@ -91,17 +91,17 @@ class LimitWatcher:
             # Only now: a store that hangs takes as long as the pause, and all that the loop did would be to look.
             if self._cancel is _nothing:  # else a greenlet has closed it meanwhile
                 pause = min(SELDOM, POLL_INTERVAL * max(1.0, self._workers() / FEW))
-                self._cancel = self._worker.timers.call_after(pause, self._look)
+                self._cancel = self._worker.timers.call_after(pause, self._poll)
         if not told:
             return
-        before, self._told = self._told, told
-        since, self._looked = self._looked, time.time()
-        changed = {name for name in told if _is_new(told[name], before.get(name, ""), since, self._looked)}
+        before, self._known = self._known, told
+        since, self._polled_at = self._polled_at, time.time()
+        changed = {name for name in told if _is_new(told[name], before.get(name, ""), since, self._polled_at)}
         if changed:
-            self._learn(changed)
+            self._read_shadow(changed)
             self._on_change(changed)
 
-    def _learn(self, names: Iterable[str]) -> None:
+    def _read_shadow(self, names: Iterable[str]) -> None:
         """Which of these are in shadow now."""
         limits = {name: self._limits[name] for name in names}
         if limits:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit.worker.concurrency import LOOK_FOR_ENDS, ConcurrencyLeases
+from celery_ratelimit.worker.concurrency import END_POLL_INTERVAL, ConcurrencyLeases
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_place_is_given_back_whose_task_is_nowhere(running: Any) -> None:
     assert running.ended == ["gone"]
     assert waits_in_worker in running
     assert gone not in running
-    assert [seconds, running.alarms[1][0]] == [LOOK_FOR_ENDS] * 2, "as long as one runs"
+    assert [seconds, running.alarms[1][0]] == [END_POLL_INTERVAL] * 2, "as long as one runs"
 
 
 def test_nobody_looks_when_nothing_runs(running: Any) -> None:
