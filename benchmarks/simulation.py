@@ -338,7 +338,7 @@ class Worker:
             no_event_loop=True, visibility_timeout=3600.0, max_hold=0.4 * 3600.0, poll_delay=0.0, connection_errors=()
         )
         self.acknowledgements = SimpleNamespace(close=lambda: None)
-        self.timers = self.consumption = self.bulk_receive = self.subscriptions = self.republisher = self
+        self.timers = self.consumption = self.bulk_receive = self.queue_pauser = self.republisher = self
         self.queues = [QUEUE]
         self.receiving = False
         self._after: Callable[[], None] = lambda: None

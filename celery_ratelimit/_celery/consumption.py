@@ -31,7 +31,7 @@ from .publisher import Publisher
 from .return_queues import ReturnConsumer, ReturnNames
 from .saved_message import marker_in
 
-__all__ = ["Consumption", "Subscriptions", "consumer_classes"]
+__all__ = ["Consumption", "QueuePauser", "consumer_classes"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -128,7 +128,7 @@ class Consumption:
         return not isinstance(qos, virtual.QoS) or not qos.can_consume()
 
 
-class Subscriptions:
+class QueuePauser:
     """Pauses single queues: their messages stay in the broker."""
 
     def __init__(self, consumer: Any, broker: Broker, names: ReturnNames) -> None:

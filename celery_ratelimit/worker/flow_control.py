@@ -61,9 +61,9 @@ class SuspendedQueues:
             return
         waiting = [other for other in among if other.queue == queue]
         wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
-        if wait < self._long or not self._worker.subscriptions.may_pause_queue(queue):
+        if wait < self._long or not self._worker.queue_pauser.may_pause_queue(queue):
             return
-        self._worker.subscriptions.pause_queue(queue)
+        self._worker.queue_pauser.pause_queue(queue)
         self._queues[queue] = (set(), each)
         for other in waiting:
             self._put_aside(other)
@@ -76,7 +76,7 @@ class SuspendedQueues:
         waiting.discard(pending)
         if not waiting or len(waiting) * each() <= self._long / 2:
             del self._queues[pending.queue]
-            self._worker.subscriptions.resume_queue(pending.queue)
+            self._worker.queue_pauser.resume_queue(pending.queue)
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nothing is consumed."""

@@ -184,7 +184,7 @@ class Bench:
             ),
             consumption=self,
             bulk_receive=self,
-            subscriptions=self,
+            queue_pauser=self,
             republisher=SimpleNamespace(
                 send_back=self._leaves("sent back"),
                 redirect=self._leaves("redirected"),
