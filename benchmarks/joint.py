@@ -1,10 +1,13 @@
 """Requests of several limits among others: how much of what they have in common is used.
 
-    python -m benchmarks.joint [callers] [fleet] [--seconds 20]
+    python -m benchmarks.joint [callers] [fleet] [held] [--seconds 20] [--throttle retry] [--case rate,places]
 
 callers  calls of one process that always wait (`AsyncLimiter.permit`): ten tenants under a common limit; two groups
          under one, without a burst and with one of 2; a few that need two limits among many that need one of them
 fleet    two workers of two processes, tasks with `[web, stripe]` and `[tasks, stripe]`, both throttles
+held     three workers of four processes, tasks of 0.1 s with a rate of 50/s and a log of 400/10s, places for 8, or
+         both: from the first start to the last, for 400 tasks; and for 1,200 tasks with all three limits, where the log
+         makes them wait: the least is 28.0 s
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from benchmarks import TASK
@@ -20,19 +24,26 @@ from celery_ratelimit import AsyncLimiter, Limit
 from celery_ratelimit.testing import embedded_server
 
 RATE = 100
+#: Limits of tasks that are held, and how many tasks.
+HELD = {"rate": 400, "rate,places": 400, "rate,log": 400, "rate,window": 400, "rate,log,places": 1200}
 Groups = Sequence[tuple[Sequence[Limit], int]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", choices=["callers", "fleet", []], metavar="SCENARIO")
+    parser.add_argument("scenarios", nargs="*", choices=["callers", "fleet", "held", []], metavar="SCENARIO")
     parser.add_argument("--seconds", type=float, default=20.0, help="for each row (default: %(default)s)")
+    parser.add_argument("--throttle", nargs="+", default=["retry", "wait"], help="of `held` (default: both)")
+    parser.add_argument("--case", nargs="+", default=list(HELD), metavar="LIMITS", help="of `held` (default: all)")
     options = parser.parse_args()
-    scenarios = options.scenarios or ["callers", "fleet"]
+    scenarios = options.scenarios or ["callers", "fleet", "held"]
     if "callers" in scenarios:
         asyncio.run(callers(options.seconds))
     for throttle in ("retry", "wait") if "fleet" in scenarios else ():
         fleet(throttle, options.seconds)
+    for case in options.case if "held" in scenarios else ():
+        for throttle in options.throttle:
+            held(case, throttle)
 
 
 async def callers(seconds: float) -> None:
@@ -96,6 +107,24 @@ def fleet(throttle: str, seconds: float) -> None:
         used = (len(starts) - 1) / (starts[-1] - starts[0]) / RATE
         worst = max(sum(at <= other < at + 1 for other in starts[i : i + 2 * RATE]) for i, at in enumerate(starts))
         print(f"fleet, {throttle}: {used:.3f} of {RATE}/s over {len(starts)} tasks, worst second {worst}", flush=True)
+
+
+def held(case: str, throttle: str) -> None:
+    number, rate = HELD[case], RATE // 2
+    with Fleet("held", rate=rate, workers=3, processes=4) as run:
+        run.env = {"BENCH_THROTTLE": throttle, "BENCH_LIMITS": case}
+        run.send(range(number))
+        run.start()
+        run.wait_for_first()
+        run.wait(lambda: run.started() >= number, 5 * number / rate, every=0.05)
+        starts = sorted(start.at for start in run.starts())
+    seconds, most = starts[-1] - starts[0], max(sum(at - 0.1 < other <= at for other in starts) for at in starts)
+    early = (bisect_left(starts, starts[0] + 5.0) - 1) / 5.0
+    print(
+        f"held, {case}, {throttle}: {len(starts)} tasks in {seconds:.2f} s, {early:.1f}/s in the first five;"
+        f" at most {most} in 0.1 s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

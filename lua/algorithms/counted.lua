@@ -27,14 +27,18 @@ local function counted(algorithm)
 
     -- The turn of a request that joins the line. Requests that wait for other limits, too, have slots later than this limit alone
     -- would give them. Others may go between them: as many before each as there are permits by then, and no more near it
-    -- than a period allows.
+    -- than a period allows. In a line for places, only requests that ask for other limits, too: slots there are estimates.
     local function behind_all(limit, now, at)
         local slot = earliest(limit, now, limit.waiting, limit.cost)
-        if algorithm.unforeseen or not limit.last or limit.last <= slot then return max(at, slot) end
+        if not limit.last or limit.last <= slot or algorithm.unforeseen and not limit.among then return max(at, slot) end
         local last = max(at, limit.last)
         local each = ceil(limit.waiting / call('ZCARD', limit.slots_key))
         local span, most = limit.period, max(1, floor(limit.count / each))
-        if algorithm.one_by_one then span, most = ceil(limit.cost * limit.period / limit.count), 1 end
+        if algorithm.one_by_one then
+            span, most = ceil(limit.cost * limit.period / limit.count), 1
+        elseif algorithm.unforeseen then -- only how many come before it
+            span, most = 0, limit.waiting
+        end
         for _ = 1, ROUNDS do
             local before = call('ZCOUNT', limit.slots_key, '-inf', int(at))
             local soonest = earliest(limit, now, before * each, limit.cost)
@@ -66,11 +70,16 @@ local function counted(algorithm)
             limit.overdue = first[1]
             return 0
         end
-        -- A newcomer may go ahead of a line if that makes nobody in it wait: it fills a gap that was given back.
-        if slot > now and earliest(limit, now, 0, limit.cost) <= now then
-            local usual = ceil(limit.waiting / call('ZCARD', limit.slots_key))
-            if earliest(limit, now, limit.cost, usual) <= slot then return 0 end
+        -- A newcomer may go ahead of the requests whose turn is to come if that makes none of them wait: they may wait for other
+        -- limits, or a permit was given back.
+        local usual, due = ceil(limit.waiting / call('ZCARD', limit.slots_key)), 0
+        if slot <= now then
+            due = call('ZCOUNT', limit.slots_key, '-inf', int(now))
+            slot = tonumber(call('ZRANGE', limit.slots_key, int(due), int(due), 'WITHSCORES')[2])
         end
+        local before = due * usual
+        if slot and earliest(limit, now, before, limit.cost) <= now
+            and earliest(limit, now, before + limit.cost, usual) <= slot then return 0 end
         return limit.waiting
     end
 
@@ -116,7 +125,7 @@ local function counted(algorithm)
     function algorithm.place(limit, now, at, last)
         local owner = limit.owner
         if owner and owner > now and owner >= at then return owner end
-        if owner and owner <= now then -- came late: before those who come after it
+        if owner then -- came late, or has to wait for another limit: before those who come after it
             local ahead = floor(limit.waiting * call('ZRANK', limit.slots_key, limit.id) / call('ZCARD', limit.slots_key))
             return max(at, earliest(limit, now, ahead, limit.cost))
         end

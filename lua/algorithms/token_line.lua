@@ -179,13 +179,14 @@ if NUMBER > 1 then
         return not limit.room or max(limit.tat, joint) + advance(limit, 0, limit.rem, limit.cost) <= limit.room
     end
 
-    -- The earliest time, `at` or later, at which a slot may lie. A slot that the request has stays where it is while it is to come;
-    -- a request that comes late goes behind those that stood before it. `last`: behind all.
+    -- The earliest time, `at` or later, at which a slot may lie. A slot that the request has stays where it is while it is to come. A
+    -- request that comes late, or has to wait for another limit, goes behind those that stood before it. `last`: a newcomer goes
+    -- behind all.
     function token_bucket.place(limit, now, at, last)
         local mine = token_bucket.due(limit)
         if mine and mine > now and mine >= at then return mine end
         limit.last = last
-        if mine and mine <= now then
+        if mine then
             local before = limit.passes and 0 or call('ZCOUNT', limit.slots_key, '(0', '(' .. int(limit.owner))
             local us, rem = advance(limit, limit.tat, limit.rem, before * limit.cost)
             limit.late = us + min(1, rem)

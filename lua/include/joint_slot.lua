@@ -62,7 +62,6 @@ if NUMBER > 1 then
         if at then return at end
         local fastest, slowest = limits[1], limits[1]
         for i = 1, #limits do
-            limits[i].among = true
             if price(limits[i]) < price(fastest) then fastest = limits[i] end
             if price(limits[i]) > price(slowest) then slowest = limits[i] end
         end

@@ -603,9 +603,10 @@ class CountedView:
         if due + GRACE < self.now:
             self.overdue = first.decode()
             return 0
-        after = -(-waiting // len(slots))
-        gap = due > self.now and self.counter.earliest(0, self.cost) <= self.now
-        return 0 if gap and self.counter.earliest(self.cost, after) <= due else waiting
+        usual, later = -(-waiting // len(slots)), [slot for slot in slots.values() if slot > self.now]
+        before = usual * (len(slots) - len(later))
+        gap = later and self.counter.earliest(before, self.cost) <= self.now
+        return 0 if gap and self.counter.earliest(before + self.cost, usual) <= min(later) else waiting
 
     def commit(self, joint: int) -> None:
         self.counter.take(joint, self.cost)
@@ -652,7 +653,7 @@ class CountedView:
         bucket = self.bucket
         if self.slot is not None and self.slot > self.now and self.slot >= at:
             return self.slot
-        if self.slot is not None and self.slot <= self.now:
+        if self.slot is not None:
             mine = (self.slot, self.id.encode())
             rank = sum((slot, id.encode()) < mine for id, slot in bucket.slots.items())
             return max(at, self.counter.earliest(bucket.waiting * rank // len(bucket.slots), self.cost))

@@ -289,7 +289,7 @@ class View:
         return self._find(at)[0]
 
     def _come_late(self) -> None:
-        if self.slot is not None and self.slot <= self.now:
+        if self.slot is not None:
             mine = self.slot + floor(self.depth) + floor(self.price - self.needed)
             before = 0 if self.passes else sum(score < mine for score in self.bucket.line.values())
             self.late = ceil(self.bucket.full_at + before * self.price)
