@@ -36,6 +36,7 @@ from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .deduplication import Deduplication
+from .expirations import Expirations
 from .fallback_limiter import FallbackLimiter
 from .flow_control import PrefetchAccounting, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
@@ -119,6 +120,7 @@ class Gate:
             *(worker, admission, resources, capacity, queues, pool_scheduler, actions, reach, concurrency),
             on_error=lambda pending, error: self.on_error(pending.request, error),
         )
+        self._expirations = Expirations(worker, self._scheduler.run)
         self._arrivals_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._scheduler)
         self._passing = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, self._scheduler.run)
 
@@ -175,6 +177,7 @@ class Gate:
         request, returned = pending.request, pending.returned
         limit_queue = self._queues.get_or_create(pending.plan.buckets(pending.demands))
         limit_queue.ask(pending, is_new=True, first=first)
+        self._expirations.watch(limit_queue, pending)
         self._prefetch.enter(pending)
         if returned and not requests.came_beside(request):
             self._prefetch.widen(pending)
@@ -255,6 +258,7 @@ class Gate:
             self._connections += 1
             requests_here = self._queues.clear()
             self._arrivals_batch.clear()
+            self._expirations.clear()
             self._actions.batch.clear()
             self._store_calls.close()
             self._pool_scheduler.clear()
