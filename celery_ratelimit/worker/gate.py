@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
+from .expirations import Expirations
 from .flow_control import PrefetchAccounting, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
 from .parking_batch import ParkingBatch
@@ -87,7 +88,7 @@ class Gate:
         self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
         self._queues = queues = RequestQueues()
         self._prefetch = prefetch = PrefetchAccounting(worker, capacity)
-        self._return_queues = return_queues = ReturnQueueConsumption(worker, capacity, self._dispatch_all)
+        self._return_queues = return_queues = ReturnQueueConsumption(worker, capacity, lambda: self._dispatch(queues))
         self._pool_scheduler = pool_scheduler = PoolScheduler(worker, capacity, queues, prefetch)
         self._concurrency = concurrency = ConcurrencyLeases(
             *(worker, asker, leases, outage, capacity, queues, self.on_end, self._dispatch)
@@ -117,14 +118,12 @@ class Gate:
         self._scheduler = Scheduler(
             worker, queues, processor, pool_scheduler, capacity, resources, batch, return_queues
         )
+        self._expirations = Expirations(worker, self._dispatch)
         self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._scheduler)
         self._unlimited = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, self._dispatch)
 
-    def _dispatch(self, queues: Sequence[LimitQueue] = ()) -> None:
+    def _dispatch(self, queues: Iterable[LimitQueue] = ()) -> None:
         self._scheduler.dispatch(queues)
-
-    def _dispatch_all(self) -> None:
-        self._scheduler.dispatch(self._queues)
 
     # -- Coming in -------------------------------------------------------------------------------------------------
 
@@ -179,6 +178,7 @@ class Gate:
         request, returned = pending.request, pending.returned
         limit_queue = self._queues.get_or_create(pending.plan.buckets(pending.demands))
         limit_queue.enqueue(pending, is_new=True, first=first)
+        self._expirations.watch(limit_queue, pending)
         self._prefetch.enter(pending)
         if returned and not requests.via_return_queue(request):
             self._prefetch.widen(pending)
@@ -260,6 +260,7 @@ class Gate:
             self._connections += 1
             requests_here = self._queues.clear()
             self._arrival_batch.clear()
+            self._expirations.clear()
             self._batch.clear()
             self._store_calls.close()
             self._pool_scheduler.clear()

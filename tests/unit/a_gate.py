@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from datetime import datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,8 @@ class Lost(Exception):
 
 class Request:
     """A message that has come."""
+
+    expires: datetime | None = None
 
     def __init__(self, bench: Bench, id: str, task: Any, queue: str, returned: bool, via_return_queue: bool) -> None:
         self.via_return_queue = via_return_queue

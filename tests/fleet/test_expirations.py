@@ -1,0 +1,28 @@
+"""Tasks that wait in a worker and expire there."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_ratelimit.testing import EmbeddedServer
+from tests.fleet_of import Fleet, until
+
+
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
+def test_a_task_that_waits_ends_when_it_expires(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str
+) -> None:
+    """Not when its turn comes: that is in minutes. The queue, which the worker had left alone, is consumed again."""
+    with Fleet(server, tmp_path, rate="6/h") as fleet:
+        fleet.start("-P", pool)
+        fleet.send("wait", 0)
+        fleet.wait_for(1, 20)
+        expires = datetime.now(timezone.utc) + timedelta(seconds=2)
+        results = [fleet.send("wait", index, expires=expires) for index in range(1, 6)]
+        until(lambda: all(result.state == "REVOKED" for result in results), 10, "all having expired")
+        until(lambda: not store.exists("celery", "unacked"), 10, "their messages being let go")
+        assert fleet.started() == 1
