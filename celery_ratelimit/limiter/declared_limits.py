@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..limits.any_limit import AnyLimit
-from ..store.keys import declared_key
+from ..store.keys import declared_key, escape
 from .asker import Asker
 
 __all__ = ["declare"]
@@ -26,18 +26,19 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
     if not limits or asker.pretended_wait is not None:
         return []
     key, client = declared_key(asker.prefix), asker.client
-    before = {_text(name): _text(limit) for name, limit in asker.store(client.hgetall, key).items()}
+    before = {_text(field): _text(limit) for field, limit in asker.store(client.hgetall, key).items()}
     now = {name: str(limit).removeprefix(f"{name}: ") for name, limit in limits.items()}
-    asker.store(lambda: client.hset(key, mapping=now))
+    # A name is escaped: it may be no UTF-8, and another app's client may use another encoding.
+    asker.store(lambda: client.hset(key, mapping={escape(name): limit for name, limit in now.items()}))
     asker.store(client.pexpire, key, REMEMBERED_MS)
     return [
-        f"limit {name!r} is {limit} here and was {before[name]} when another worker started: apps with "
+        f"limit {name!r} is {limit} here and was {before[escape(name)]} when another worker started: apps with "
         f"ratelimit_prefix={asker.prefix!r} share its bucket. If this is another app, give the limit another name=, or "
         "this app another ratelimit_prefix. If the limit was changed, this is said once"
         for name, limit in sorted(now.items())
-        if before.get(name, limit) != limit
+        if before.get(escape(name), limit) != limit
     ]
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

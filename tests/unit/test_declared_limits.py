@@ -1,0 +1,48 @@
+"""What a worker says at its start of limits that another app declares: it starts whatever they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.limiter.declared_limits import declare
+from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.store.keys import declared_key
+from celery_ratelimit.testing import clear_memory
+
+
+@pytest.fixture
+def limiter() -> Iterator[Limiter]:
+    clear_memory()
+    yield Limiter.from_url("memory://")
+    clear_memory()
+
+
+def said(limiter: Limiter, *limits: AnyLimit) -> list[str]:
+    return declare(limiter.asker, {str(limit.name): limit for limit in limits})
+
+
+@pytest.mark.parametrize("name", ["stripe", "überweisung", "half a pair \ud800", "x" * 5000, "{stripe}.daily"])
+def test_a_limit_of_any_name_can_be_declared_and_is_told_apart(limiter: Limiter, name: str) -> None:
+    assert said(limiter, Limit("50/s", name=name), Concurrency(3, name=f"{name} places")) == []
+    assert said(limiter, Limit("50/s", name=name), Concurrency(3, name=f"{name} places")) == []
+    (warning,) = said(limiter, Limit("60/s", name=name), Concurrency(3, name=f"{name} places"))
+    assert warning.startswith(f"limit {name!r} is 60/s here and was 50/s when another worker started")
+
+
+def test_an_app_whose_client_has_another_encoding_keeps_no_worker_from_starting(limiter: Limiter) -> None:
+    """A URL may say ``?encoding=latin-1``: the two read what the other has written."""
+    encoder = limiter.asker.client.connection_pool.connection_kwargs
+    assert said(limiter, Limit("50/s", name="überweisung")) == []
+    other = Limiter.from_url("memory://")
+    other.asker.client.connection_pool.connection_kwargs = {**encoder, "encoding": "latin-1"}
+    assert len(said(other, Limit("60/s", name="überweisung"))) == 1
+    assert len(said(limiter, Limit("50/s", name="überweisung"))) == 1
+
+
+def test_what_something_else_has_written_there_keeps_no_worker_from_starting(limiter: Limiter) -> None:
+    limiter.asker.client.hset(declared_key(limiter.asker.prefix), mapping={b"\xff": b"\xfe", b"stripe": b"\xfe"})
+    (warning,) = said(limiter, Limit("50/s", name="stripe"))
+    assert "limit 'stripe' is 50/s here" in warning
