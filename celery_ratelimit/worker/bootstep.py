@@ -74,7 +74,7 @@ class GateStep(bootsteps.StartStopStep):
                 _check_memory(worker, settings)
             self._lost = check_store(app)
             _warn(app, () if self._lost else _consumed(app))
-            if self._lost is None:
+            if self._lost is None and not settings.in_memory:
                 _warn_of_other_declarations(app, limited)
             if settings.on_store_error == "local" and not worker.can_gossip:
                 raise ConfigurationError(

@@ -44,7 +44,7 @@ def test_a_limiter_counts_and_tells_within_a_second(server: EmbeddedServer, stor
 def test_on_a_cluster(cluster_store: Cluster) -> None:
     """Law 9 is looked to by the fixture."""
     names = [f"limit {number}" for number in range(9)]
-    quotas = dict.fromkeys(names, "10/s")
+    quotas = dict.fromkeys(names, "10/h")
     with Limiter.from_url(cluster_store.url, quotas=quotas) as limiter:
         for name in names:
             limiter.acquire(name)

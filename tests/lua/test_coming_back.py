@@ -113,7 +113,7 @@ def returned(id: str, copy: int) -> Any:
 
 def held(id: str, copy: int) -> Any:
     request = SimpleNamespace(message=returned(id, copy), delivery_info={})
-    return SimpleNamespace(request=request, id=id, demands=(API,), shadow=(), doubts=0)
+    return SimpleNamespace(request=request, id=id, demands=(API,), shadow=(), unconfirmed_parks=0)
 
 
 @pytest.fixture
@@ -294,9 +294,9 @@ def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Arrivals, parki
         raise AssertionError("no copy is told of")
 
     copies = Deduplication(None, arrivals, None, lambda plan: True)  # type: ignore[arg-type]
-    assert copies.ask([first, third], acquire, acquire_along) == [None], "another copy is parked"
-    copies.ask([second, first], acquire, acquire_along)
+    assert copies.acquire([first, third], acquire, acquire_along) == [None], "another copy is parked"
+    copies.acquire([second, first], acquire, acquire_along)
     assert acquired == [[second]]
     assert (second.duplicate_checked, first.duplicate_checked) == (True, False)
-    copies.ask([third, second], acquire, acquire_along)
+    copies.acquire([third, second], acquire, acquire_along)
     assert acquired[1:] == [[third, second]]
