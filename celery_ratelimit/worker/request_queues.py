@@ -112,14 +112,20 @@ class QueueTimers:
 
     def end(self, limit_queue: LimitQueue) -> None:
         """No request is in the queue any more."""
-        self._note_turn(limit_queue, 0.0, 0.0)
+        self._turns.pop(_turn_id(limit_queue))
 
     def _note_turn(self, limit_queue: LimitQueue, turn: float, now: float) -> None:
-        id = f"queue {limit_queue.number}"
+        id = _turn_id(limit_queue)
         self._turns.pop(id)
-        if turn:
-            self._turns.expect(id, task_name(limit_queue), turn + self._lead_time(), now)
+        if limit_queue.needs_process:
+            self._turns.note_ready(id, task_name(limit_queue))
+        elif turn:
+            self._turns.expect_queue(id, task_name(limit_queue), turn + self._lead_time(), now)
 
     def _goes_off(self, limit_queue: LimitQueue) -> None:
         limit_queue.cancel = None
         self._dispatch([limit_queue])
+
+
+def _turn_id(limit_queue: LimitQueue) -> str:
+    return f"queue {limit_queue.number}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ KEEP = 1.0
 LATE = 0.1
 #: A task is briefer than another one if it takes at most this share of its time.
 BRIEFER = 0.25
+#: Seconds that a task counts for of which no run has ended here.
+UNKNOWN = 0.5
 
 
 class UpcomingTurns:
@@ -37,6 +40,9 @@ class UpcomingTurns:
         self._mean_runtime, self._workers = mean_runtime, workers
         self._turns: dict[str, tuple[float, str]] = {}
         self._by_name: dict[str, list[tuple[float, str]]] = {}
+        self._queues: set[str] = set()  # turns of queues of this worker: they come, however late the worker is
+        self._ready: dict[str, str] = {}  # queues whose turn has come and which wait for a process: the task's name
+        self._ready_names: Counter[str] = Counter()
         self._paused_at = 0.0
         self._backlogs: dict[str, tuple[float, float]] = {}  # by task name: the next turn, and until when that is known
 
@@ -45,6 +51,16 @@ class UpcomingTurns:
         self._turns[id] = at, name
         heapq.heappush(self._by_name.setdefault(name, []), (at, id))
         self._next_of(name, now)  # forgets past turns, also where nothing asks for the next one
+
+    def expect_queue(self, id: str, name: str, at: float, now: float) -> None:
+        """A queue of this worker has its turn at that time, with a task of this name."""
+        self._queues.add(id)
+        self.expect(id, name, at, now)
+
+    def note_ready(self, id: str, name: str) -> None:
+        """The turn of a queue of this worker has come, and its first task, of this name, waits for a process."""
+        self._ready[id] = name
+        self._ready_names[name] += 1
 
     def expect_return(self, headers: Mapping[str, Any], limits: Mapping[str, AnyLimit], at: float, now: float) -> None:
         """A task has left its backlog and is on its way here; the next one has its turn an interval later."""
@@ -75,11 +91,12 @@ class UpcomingTurns:
 
     def pop(self, id: str) -> float:
         """The task is here. Returns the time of its turn; 0.0: it was not expected."""
+        if (name := self._ready.pop(id, None)) is not None:
+            self._ready_names[name] -= 1
+            if not self._ready_names[name]:
+                del self._ready_names[name]
+        self._queues.discard(id)
         return self._turns.pop(id, (0.0, ""))[0]
-
-    def is_due(self, id: str, until: float) -> bool:
-        """Whether a task is expected, and has its turn by then."""
-        return 0.0 < self._turns.get(id, (0.0, ""))[0] <= until
 
     def next(self, now: float, seconds: float = 0.0) -> float:
         """The next turn of a limited task; infinity: none is known.
@@ -92,21 +109,22 @@ class UpcomingTurns:
         return min(turns, default=float("inf"))
 
     def next_briefer(self, name: str, now: float) -> float:
-        """The next turn of a task that is briefer than this one, parked ones included; infinity: none is known.
-
-        A task of which no run is known counts as long beside one that is known to be brief, and as brief beside one
-        that is known to be long.
-        """
-        takes, turn = self._mean_runtime(name), float("inf")
-        for other in list(dict.fromkeys(itertools.chain(self._by_name, self._backlogs))):
-            runtime = self._mean_runtime(other)
-            if other == name or (takes == runtime == float("inf")):
-                continue
-            if (0.0 if runtime == float("inf") else runtime) <= BRIEFER * takes:
+        """The next turn of a task that is briefer than this one, parked ones included; infinity: none is known."""
+        runtime, turn = self._runtime(name), float("inf")
+        for other in list(dict.fromkeys(itertools.chain(self._ready_names, self._by_name, self._backlogs))):
+            if other != name and self._runtime(other) <= BRIEFER * runtime:
+                if other in self._ready_names:
+                    return now
                 turn = min(turn, self._next_of(other, now))
-                if takes > KEEP:  # parked tasks come back a second ahead: for less than that their turns are known
+                if runtime > KEEP or self._mean_runtime(name) == float("inf"):
+                    # Parked tasks come back a second ahead: for less than that their turns are known.
                     turn = min(turn, self._next_parked(other, now))
         return turn
+
+    def _runtime(self, name: str) -> float:
+        """Seconds that a task takes. Of two tasks at most one is briefer, so that they never wait for one another."""
+        mean = self._mean_runtime(name)
+        return mean if mean < float("inf") else UNKNOWN
 
     def pause(self, now: float) -> None:
         """The worker receives no returning tasks for now: what it knows of backlogs stays known until it does again."""
@@ -120,6 +138,9 @@ class UpcomingTurns:
     def clear(self) -> None:
         """The connection is lost, or the worker stops: no task comes."""
         self._turns.clear()
+        self._queues.clear()
+        self._ready.clear()
+        self._ready_names.clear()
         self._by_name.clear()
         self._backlogs.clear()
 
@@ -128,7 +149,7 @@ class UpcomingTurns:
         while heap:
             at, id = heap[0]
             if self._turns.get(id) == (at, name):
-                if at > now - LATE:
+                if at > now - LATE or id in self._queues:
                     return at
                 del self._turns[id]  # it was revoked, or the timer is late: it asks for a process when it comes
             heapq.heappop(heap)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from celery_ratelimit.worker.capacity import LEAST_SHARE, PoolCapacity
@@ -122,6 +124,29 @@ def test_a_turn_is_known_until_its_task_comes_or_is_late() -> None:
     assert turns.next(NOW + 2) == NEVER
 
 
+def test_turn_of_a_queue_is_known_until_the_queue_is_moved_on_however_late_the_worker_is() -> None:
+    made = capacity(4, 4)
+    made.turns.expect_queue("queue 1", "0.1", NOW + 0.5, NOW)
+    assert made.turns.next(NOW + 60) == NOW + 0.5
+    assert made.kept_for_briefer(NOW + 60, "5") == 1
+    made.turns.pop("queue 1")
+    assert made.turns.next(NOW + 60) == NEVER
+
+
+def test_long_task_leaves_a_process_to_a_briefer_one_that_waits_for_one() -> None:
+    """Two queues wait for a process, and the queue of the long task has waited longer."""
+    made = capacity(4, 4)
+    for number in (1, 2):
+        made.turns.note_ready(f"queue {number}", "0.1")
+        made.turns.note_ready(f"queue {number + 2}", "5")
+    assert made.kept_for_briefer(NOW, "5") == 1
+    assert made.kept_for_briefer(NOW, "0.1") == 0
+    made.turns.pop("queue 1")
+    assert made.kept_for_briefer(NOW, "5") == 1
+    made.turns.pop("queue 2")
+    assert made.kept_for_briefer(NOW, "5") == 0
+
+
 def test_past_turns_are_forgotten_where_nothing_asks_for_the_next_one() -> None:
     turns = capacity(4, 4).turns
     for number in range(1000):
@@ -144,6 +169,8 @@ def test_past_turns_are_forgotten_where_nothing_asks_for_the_next_one() -> None:
         ("inf", "0.01", 0.1, 1),  # a task that has not run yet may take long
         ("2", "inf", 0.1, 1),  # or may be brief
         ("inf", "inf", 0.1, 0),
+        ("0.05", "inf", 0.1, 0),  # it leaves none to a task that leaves one to it: neither would start
+        ("inf", "0.3", 0.1, 0),
         ("0.004", "0.0001", 0.001, 0),  # brief enough itself
     ],
 )
@@ -156,6 +183,16 @@ def test_a_long_task_leaves_a_process_to_a_briefer_one_whose_turn_comes(
         assert made.kept_for_briefer(NOW, name) == kept
         assert made.has_for_permit(NOW, name) is not bool(kept)
         assert made.free(NOW, name) == 1 - kept
+
+
+def test_of_two_tasks_at_most_one_leaves_a_process_to_the_other() -> None:
+    """Brief tasks that took 20 ms on a busy machine, and a long one that has not ended yet, waited for one another."""
+    names = ["0.001", "0.01", "0.05", "0.2", "0.6", "2", "30", "inf"]
+    for one, other in itertools.combinations(names, 2):
+        made = capacity(4, 4)
+        for number, name in enumerate((one, other)):
+            made.turns.note_ready(f"queue {number}", name)
+        assert made.kept_for_briefer(NOW, one) + made.kept_for_briefer(NOW, other) <= 1
 
 
 def test_a_single_process_is_kept_by_one_worker_of_the_fleet_and_for_a_while() -> None:
