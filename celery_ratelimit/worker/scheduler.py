@@ -123,7 +123,8 @@ class Scheduler:
 
     def _poll(self) -> None:
         self._cancel_poll = None
-        self.dispatch(filter(None, map(self._queues.get, list(self._queues.needing_process))))
+        queues = [self._queues.get(key) for key in self._queues.needing_process]
+        self.dispatch([limit_queue for limit_queue in queues if limit_queue is not None])  # an empty one ends then
 
     def _requeue_changed(self) -> None:
         """Only between two moves of a queue."""

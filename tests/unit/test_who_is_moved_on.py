@@ -13,6 +13,7 @@ from celery_ratelimit.worker.pool_scheduler import PoolScheduler
 from celery_ratelimit.worker.request_queue import LimitQueue
 from celery_ratelimit.worker.request_queues import RequestQueues
 from celery_ratelimit.worker.scheduler import Scheduler
+from tests.unit.a_gate import Bench
 
 TENANTS = 500
 
@@ -93,3 +94,17 @@ def test_nobody_of_a_line_that_a_lost_connection_has_ended_meanwhile(gate: Any) 
     gate._scheduler._timers = SimpleNamespace(set=lambda limit_queue: None)
     Scheduler._move(gate._scheduler, ended)
     assert not gate._queues.needing_process
+
+
+def test_a_queue_that_has_become_empty_ends_also_while_all_processes_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only request ended by an unforeseen error, after it had begun to wait for a process."""
+    bench = Bench(monkeypatch, processes=1)
+    bench.mean_runtime = lambda name: 60.0  # type: ignore[method-assign]
+    bench.come(bench.task("retry"))
+    waiting = bench.come(bench.task("wait", "r1"))
+    bench.run(1.0)
+    assert list(bench.gate._queues.needing_process) == [(("r1", ""),)]
+    bench.gate.on_error(waiting, ZeroDivisionError("unforeseen"))
+    bench.run(0.2)
+    assert not bench.gate._queues.needing_process
+    assert not list(bench.gate._queues)
