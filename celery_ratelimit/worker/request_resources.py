@@ -48,10 +48,13 @@ class RequestResources:
         self._processes.add(at, pending.request.task.name)
 
     def start_acquiring(self, limit_queue: LimitQueue, call: AcquireCall) -> None:
-        """Reserve processes for the permits that a call asks for."""
+        """Reserve processes for the permits that a call asks for.
+
+        Not for leases: the call asks for as many as processes are free, and its reply is there before the loop goes on.
+        """
         limit_queue.acquire = call
         call.begin()
-        if call.for_permit:
+        if call.for_permit and not call.requests[0].plan.leased:
             self._processes.acquire(call, call.requests[0].request.task.name)
 
     def end_acquiring(self, limit_queue: LimitQueue, call: AcquireCall) -> None:

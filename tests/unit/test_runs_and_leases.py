@@ -154,3 +154,17 @@ def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases
     with pytest.raises(ZeroDivisionError):
         leases.release_ended()
     assert [each.id for each in leases.ended([PLACE])] == ["b"]
+
+
+def test_a_call_for_leases_asks_for_as_many_as_processes_are_free(bench: Bench) -> None:
+    """The call itself reserves none of them: two leases that are free together are taken by one script."""
+    asked_for: list[int] = []
+    decide = bench.hand_on
+
+    def note(demands: Any, asking: Any, ended: Any) -> Any:
+        asked_for.append(asking.most)
+        return decide(demands, asking, ended)
+
+    bench.hand_on = note  # type: ignore[method-assign]
+    bench.come(bench.task("wait", "p1"))
+    assert asked_for == [8]
