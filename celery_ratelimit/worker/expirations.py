@@ -57,4 +57,5 @@ class Expirations:
                 limit_queue.enqueue(pending, first=True)
                 first[limit_queue] = None
         self._poll_later()
-        self._dispatch(list(first))
+        if first:
+            self._dispatch(list(first))

@@ -145,12 +145,8 @@ class UnlimitedAdmission:
     def __init__(
         self, pool_scheduler: PoolScheduler, numbers: Iterator[int], reporter: Reporter, dispatch: Callable[[], None]
     ) -> None:
-        self._pool_scheduler, self._numbers, self._reporter, self._dispatch = (
-            pool_scheduler,
-            numbers,
-            reporter,
-            dispatch,
-        )
+        self._pool_scheduler, self._numbers = pool_scheduler, numbers
+        self._reporter, self._dispatch = reporter, dispatch
 
     def admit(self, request: Any, queue: str, shadow: tuple[Demand, ...] = ()) -> None:
         """Start a request, or let it wait behind requests that wait for a process or are about to have their turn."""
