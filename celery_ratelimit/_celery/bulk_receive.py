@@ -122,6 +122,7 @@ class BulkReceive:
         prefix = channel.global_keyprefix
         keys = of_queue, prefix + qos.unacked_key, prefix + qos.unacked_index_key
         try:
+            # The wall clock, as kombu scores unacknowledged messages by it (kombu/transport/redis.py, QoS.append).
             taken = script(keys=keys, args=(number, MAX_BYTES, time.time()))
         except channel.ResponseError as error:
             logger.debug("messages come in one by one for a while: the broker does not run the script: %r", error)

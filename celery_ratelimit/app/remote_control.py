@@ -24,9 +24,11 @@ TOGETHER = 5.0
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
     from .._celery.monitoring import pool_status
+    from ..limiter.declared_limits import without_names
     from .plan import limits_of_app
 
-    limits = {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits_of_app(state.app).items())}
+    limits = without_names(limits_of_app(state.app))
+    # The worker's clock is told so that `check --fleet` can compare it with the store's.
     return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits, **pool_status(state)}
 
 

@@ -8,7 +8,7 @@ from ..limits.any_limit import AnyLimit
 from ..store.keys import declared_key, escape
 from .asker import Asker
 
-__all__ = ["declare"]
+__all__ = ["declare", "without_names"]
 
 #: Milliseconds for which a declaration is remembered after the last start of a worker.
 REMEMBERED_MS = 30 * 86_400_000
@@ -27,7 +27,7 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
         return []
     key, client = declared_key(asker.prefix), asker.client
     before = {_text(field): _text(limit) for field, limit in asker.store(client.hgetall, key).items()}
-    now = {name: str(limit).removeprefix(f"{name}: ") for name, limit in limits.items()}
+    now = without_names(limits)
     # A name is escaped: it may be no UTF-8, and another app's client may use another encoding.
     asker.store(lambda: client.hset(key, mapping={escape(name): limit for name, limit in now.items()}))
     asker.store(client.pexpire, key, REMEMBERED_MS)
@@ -35,9 +35,14 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
         f"limit {name!r} is {limit} here and was {before[escape(name)]} when another worker started: apps with "
         f"ratelimit_prefix={asker.prefix!r} share its bucket. If this is another app, give the limit another name=, or "
         "this app another ratelimit_prefix. If the limit was changed, this is said once"
-        for name, limit in sorted(now.items())
+        for name, limit in now.items()
         if before.get(escape(name), limit) != limit
     ]
+
+
+def without_names(limits: Mapping[str, AnyLimit]) -> dict[str, str]:
+    """Each limit as it is shown, without its name: ``{"api": "100/s"}``."""
+    return {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits.items())}
 
 
 def _text(value: bytes | str) -> str:
