@@ -25,9 +25,8 @@ from benchmarks import TASK
 from benchmarks.workers import QUEUE, Fleet
 from celery_ratelimit import Limit, Limiter, ParkingLots
 from celery_ratelimit.app.state import limiter_of
-from celery_ratelimit.parking.lot import Parking, ToPark
-from celery_ratelimit.parking.lots import parking_of
-from celery_ratelimit.parking.overview import overview
+from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
+from celery_ratelimit.operations.limit_status import overview
 from celery_ratelimit.testing import embedded_server
 
 LIMITS, KEYS = 1000, 100
@@ -47,7 +46,7 @@ def status() -> None:
     with embedded_server() as server, redis.Redis.from_url(server.url) as client:
         app = Celery("many", broker=server.url, set_as_current=False)
         app.conf.update(ratelimit_url=server.url, ratelimit_queues={f"q{n % 20}-{n}": limits[n] for n in range(LIMITS)})
-        limiter, parking = limiter_of(app), parking_of(app)
+        limiter, parking = limiter_of(app), backlog_of(app)
         for limit in limits:
             for key in [f"t{n}" for n in range(2 * KEYS)] if limit.key else [None]:
                 limiter.acquire(limit, key=key)
@@ -66,7 +65,7 @@ def explain() -> None:
     with embedded_server() as server, redis.Redis.from_url(server.url) as client:
         app = Celery("deep", broker=server.url, set_as_current=False)
         app.conf.update(ratelimit_url=server.url, ratelimit_queues={QUEUE: Limit("1/h", name="deep")})
-        _park(parking_of(app), [("deep", "", 100_000)])
+        _park(backlog_of(app), [("deep", "", 100_000)])
         lots = ParkingLots(app)
         assert lots.explain("deep--99999").place == 99_999
         _ask(client, "explain, the last of 100,000", lambda: lots.explain("deep--99999"))
@@ -101,7 +100,7 @@ def forecast() -> None:
     )
 
 
-def _park(parking: Parking, lots: list[tuple[str, str, int]]) -> None:
+def _park(parking: Backlog, lots: list[tuple[str, str, int]]) -> None:
     for name, key, number in lots:
         for first in range(0, number, 500):
             messages = [_message(f"{name}-{key}-{n}") for n in range(first, min(number, first + 500))]

@@ -25,8 +25,8 @@ import redis
 
 from benchmarks.lots import NOTED
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import Parking, ToPark
 from celery_ratelimit.testing import embedded_server
 
 BUCKET, AT_ONCE, LONG = ("bench", ""), 100, 5.0
@@ -47,7 +47,7 @@ class Lot:
     def __init__(self, client: Any, url: str, shares: int) -> None:
         self.client, self.shares = client, shares
         self.limiter = Limiter.from_url(f"{url}?socket_timeout=60")
-        self.parking = Parking(self.limiter, "bench", 3600)
+        self.parking = Backlog(self.limiter, "bench", 3600)
         self.numbers = itertools.count()
         self.pid = client.info("server")["process_id"]
 

@@ -28,10 +28,10 @@ from benchmarks import TASK
 from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
+from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
+from celery_ratelimit.backlog.backlog_queries import PAGE
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.contents import PAGE
-from celery_ratelimit.parking.lot import Parking, ToPark
-from celery_ratelimit.parking.lots import ParkingLots, parking_of
+from celery_ratelimit.operations.parking_lots import ParkingLots
 
 NAME = f"{TASK}.tenant"
 LIMIT = Limit("1/h", name=NAME, key="{tenant}")
@@ -58,7 +58,7 @@ def closed(scale: float) -> None:
 
 def _closed(number: int) -> None:
     with Fleet("lots", rate=BUSY) as fleet:
-        parking = parking_of(fleet.sender)
+        parking = backlog_of(fleet.sender)
         _park(fleet.redis, parking, ((f"t{index}", f"{index}", 0.0) for index in range(number)))
         fleet.start()
         lots = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
@@ -91,7 +91,7 @@ def million(scale: float) -> None:
 
 def _million(tasks: int, lots: int) -> None:
     with Fleet("lots", rate=1) as fleet:
-        client, parking, people = fleet.redis, parking_of(fleet.sender), ParkingLots(fleet.sender)
+        client, parking, people = fleet.redis, backlog_of(fleet.sender), ParkingLots(fleet.sender)
         expires = time.time() + 3600
         _park(client, parking, ((f"t{index % lots}", f"{index}", expires) for index in range(tasks)))
         print(f"{tasks:,} parked in {lots:,} lots, {client.info('memory')['used_memory'] / 1e6:,.0f} MB", flush=True)
@@ -145,7 +145,7 @@ class _Measure:
         )
 
 
-def _look(parking: Parking) -> Iterator[None]:
+def _look(parking: Backlog) -> Iterator[None]:
     while due := parking.due([NAME]):
         parking.unpark([Demand(LIMIT, *bucket) for bucket in due], due=True)
         yield
@@ -155,7 +155,7 @@ def _once(act: Callable[[], Any]) -> Iterator[Any]:
     yield act()
 
 
-def _let_out(parking: Parking, tasks: Sequence[str]) -> Iterator[None]:
+def _let_out(parking: Backlog, tasks: Sequence[str]) -> Iterator[None]:
     for found in parking.contents.find([NAME], tasks):
         for bucket, ids in found.items():
             left: Sequence[str] = list(ids)
@@ -165,14 +165,14 @@ def _let_out(parking: Parking, tasks: Sequence[str]) -> Iterator[None]:
                 yield
 
 
-def _wake(parking: Parking) -> Iterator[None]:
+def _wake(parking: Backlog) -> Iterator[None]:
     more = True
     while more:
         _, more = parking.wake(Demand(LIMIT, NAME), -1)
         yield
 
 
-def _let_expire(client: redis.Redis, parking: Parking, number: int, lots: int) -> None:
+def _let_expire(client: redis.Redis, parking: Backlog, number: int, lots: int) -> None:
     now = time.time() * 1e6
     of_all = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
     with client.pipeline(transaction=False) as pipe:
@@ -186,7 +186,7 @@ def _let_expire(client: redis.Redis, parking: Parking, number: int, lots: int) -
         pipe.execute()
 
 
-def _expire(parking: Parking, left: int) -> Iterator[None]:
+def _expire(parking: Backlog, left: int) -> Iterator[None]:
     while left > 0 and (due := parking.due([NAME])):
         looked = parking.unpark([Demand(LIMIT, *bucket) for bucket in due], due=True)
         leaving = {each.bucket: each.leaving for each in looked if each.leaving}
@@ -198,7 +198,7 @@ def _expire(parking: Parking, left: int) -> Iterator[None]:
 def turns(scale: float) -> None:
     tasks, lots = round(1_000_000 * scale), round(100_000 * scale)
     with Fleet("lots", rate=BUSY, workers=1) as fleet:
-        client, parking, limiter = fleet.redis, parking_of(fleet.sender), Limiter(fleet.redis)
+        client, parking, limiter = fleet.redis, backlog_of(fleet.sender), Limiter(fleet.redis)
         path, expires = fleet.directory / "turns", time.time() + 3600
         _park(client, parking, (("deep", f"deep-{index}", expires) for index in range(tasks)))
         _park(
@@ -291,7 +291,7 @@ def _kept(fleet: Fleet) -> int:
 
 def _park(
     client: redis.Redis,
-    parking: Parking,
+    parking: Backlog,
     tasks: Iterator[tuple[str, str, float]],
     *,
     size: int = 300,

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from celery import Celery
 
-from celery_ratelimit.parking.lot import ToPark
-from celery_ratelimit.parking.lots import parking_of
+from celery_ratelimit.backlog.backlog import ToPark, backlog_of
 
 __all__ = ["Served", "park", "served"]
 
@@ -77,6 +76,6 @@ def park(app: Celery, name: str, task: str, number: int) -> None:
         headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{'tenant_id': 'acme'}"}
         parcel = {"id": id, "to": "celery", "headers": {**headers, "celery-ratelimit-return": marker}, "body": ""}
         messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, since=-(5_000_000 + 40_000 * (number - n))))
-    parking = parking_of(app)
+    parking = backlog_of(app)
     parking.register.seen([name], [])
     parking.park({(name, ""): messages})

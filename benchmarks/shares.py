@@ -63,13 +63,13 @@ def measured(checkout: Path, shares: int, tasks: int) -> dict[str, float]:
 
 def act(directory: Path, shares: int, tasks: int) -> None:
     from celery_ratelimit import Limit, Limiter
+    from celery_ratelimit.backlog.backlog import Backlog, ToPark
     from celery_ratelimit.limiter.demand import Demand
-    from celery_ratelimit.parking.lot import Parking, ToPark
 
     counts: dict[str, float] = {}
     with counting(directory) as (url, counted):
         limiter = Limiter.from_url(f"{url}?socket_timeout=60")
-        parking, bucket = Parking(limiter, "bench", 3600), ("bench", "")
+        parking, bucket = Backlog(limiter, "bench", 3600), ("bench", "")
         options: dict[str, Any] = {"fair": "{tenant}", "weights": {"t1": 2, "t2": 3}} if shares else {}
         made = 0
 

@@ -35,7 +35,7 @@ from celery_ratelimit._celery.saved_message import Parcel, parcel_of, publish
 from celery_ratelimit.app.plan import AppLimits
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import leases_of, limiter_of
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.store.link import Link
 from celery_ratelimit.store.resp import bulk
 from celery_ratelimit.testing import embedded_server
@@ -551,16 +551,16 @@ class Fleet:
         self.started: list[Started] = []
         self.sent_back = 0
         self._random = random.Random(1)
-        self._parking: list[Parking] = []
-        with mock.patch.object(gate, "parking_of", self._park):
+        self._parking: list[Backlog] = []
+        with mock.patch.object(gate, "backlog_of", self._park):
             self.workers = [Worker(self, number, processes) for number in range(workers)]
         for worker in self.workers:  # not all in one moment
             world.at(world.now + self._random.uniform(0, 0.5), lambda worker=worker: worker.do(worker.gate.begin))
         for channel in (channel for worker in self.workers for channel in (worker.own, worker.return_channel)):
             world.at(world.now + 1.0, channel.ask)
 
-    def _park(self, app: Celery) -> Parking:
-        parking: Any = Parking(self.limiter, "fleet", 3600.0)
+    def _park(self, app: Celery) -> Backlog:
+        parking: Any = Backlog(self.limiter, "fleet", 3600.0)
         # Nobody hears it: whoever is idle asks each second.
         parking.bell = lambda: SimpleNamespace(has_rung=lambda: True, listen=lambda: None, close=lambda: None)
         self._parking.append(parking)

@@ -24,7 +24,7 @@ from .errors import STORE_TROUBLES, ConfigurationError
 from .limiter.limiter import Limiter
 from .limits.any_limit import AnyLimit
 from .limits.concurrency import Concurrency
-from .parking.lots import ParkingLots
+from .operations.parking_lots import ParkingLots
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import Parking, ToPark
 
 __all__ = ["park_one"]
 
 
 def park_one(
-    parking: Parking,
+    parking: Backlog,
     demand: Demand,
     id: str,
     message: str,

@@ -11,9 +11,8 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_ratelimit import Limit, RateLimitedTask
+from celery_ratelimit.backlog.backlog import ToPark, backlog_of
 from celery_ratelimit.cli import ratelimit
-from celery_ratelimit.parking.lot import ToPark
-from celery_ratelimit.parking.lots import parking_of
 from tests.conftest import PATIENT
 
 __all__ = ["Run", "command_line", "make_app", "park"]
@@ -64,7 +63,7 @@ def park(
     share: str | None = None,
 ) -> list[str]:
     """Messages as a worker parks them."""
-    parking, ids = parking_of(app), [f"{name}-{share or key}-{n}" for n in range(number)]
+    parking, ids = backlog_of(app), [f"{name}-{share or key}-{n}" for n in range(number)]
     messages = []
     for n, id in enumerate(ids):
         marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}

@@ -17,7 +17,7 @@ __all__ = ["change_commands"]
 def _change(change: Change, do: Callable[[Any], Any]) -> None:
     """Do it, and print what was there before and what is there now."""
     from ..app.state import limiter_of
-    from ..parking.in_words import in_force_now
+    from ..operations.tables import in_force_now
 
     name, key = change.name, change.key
     limiter = limiter_of(app_of(change.ctx))
@@ -50,7 +50,7 @@ def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | Non
     """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once; or the whole
     limit into shadow, and in force again.
     """
-    from ..parking.by_hand import limit_meant
+    from ..operations.operator_actions import limit_meant
 
     name, key = change.name, change.key
     if rate is None and shadow is None:
@@ -104,7 +104,7 @@ def reset(change: Change) -> None:
     """Forget what was taken: the bucket is full again, and those who wait ask anew."""
     from ..app.plan import limits_of_app
     from ..app.state import limiter_of
-    from ..parking.overview import standings_of
+    from ..operations.limit_status import standings_of
 
     app, name, key = app_of(change.ctx), change.name, change.key
     code = limits_of_app(app).get(name) or limiter_of(app).quotas.get(name)
@@ -127,7 +127,7 @@ def reset(change: Change) -> None:
 def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
     """Show who has changed a limit, when and why: the last hundred changes of it and its keys."""
     from ..app.state import limiter_of
-    from ..parking.in_words import HISTORY_HEADS, history_rows
+    from ..operations.tables import HISTORY_HEADS, history_rows
 
     found = limiter_of(app_of(ctx)).history(name, force=force)
     if as_json:

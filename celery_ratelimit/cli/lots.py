@@ -25,8 +25,8 @@ _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.pass_context
 def parked(ctx: click.Context, name: str, key: str | None, page: int, number: int, force: bool, as_json: bool) -> None:
     """Show the tasks that are parked for a limit, in the order of their turns, and when each is about to start."""
-    from ..parking.by_hand import parked_page
-    from ..parking.in_words import PARKED_HEADS, parked_row
+    from ..operations.operator_actions import parked_page
+    from ..operations.tables import PARKED_HEADS, parked_row
 
     app = app_of(ctx)
     total, rows = parked_page(app, _lots(app), name, key, (page - 1) * number, number, force=force)
@@ -90,7 +90,7 @@ def purge(
 def _take_out(
     ctx: click.Context, verb: str, name: str, ids: tuple[str, ...], key: str | None, force: bool, as_json: bool
 ) -> None:
-    from ..parking.by_hand import taken_out
+    from ..operations.operator_actions import taken_out
 
     app = app_of(ctx)
     lots = _lots(app)

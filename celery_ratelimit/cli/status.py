@@ -14,7 +14,7 @@ from .options import FORCE, JSON, NAMES
 from .shown import clock, plain, show_json, table_of, tell
 
 if TYPE_CHECKING:
-    from ..parking.overview import LimitStatus
+    from ..operations.limit_status import LimitStatus
 
 __all__ = ["status", "top"]
 
@@ -29,7 +29,7 @@ _GIVES_WAY = ("OLDEST", "QUEUED", "WAITING", "LEFT", "CODE", "DRAINS IN", "USED"
 @click.pass_context
 def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Show how the limits stand: rates, what is left, what waits, and when that is through."""
-    from ..parking.overview import overview
+    from ..operations.limit_status import overview
 
     found = overview(app_of(ctx), *names, force=force)
     if as_json:
@@ -53,8 +53,8 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
 def top(ctx: click.Context, every: float) -> None:
     """The same as status, live, until Ctrl-C. Wants rich (pip install celery-ratelimit[cli])."""
     from ..errors import STORE_TROUBLES
-    from ..parking.in_words import busiest
-    from ..parking.overview import overview
+    from ..operations.limit_status import overview
+    from ..operations.tables import busiest
 
     try:
         from rich.console import Group
@@ -84,14 +84,14 @@ def top(ctx: click.Context, every: float) -> None:
 
 
 def _table(found: Sequence[LimitStatus]) -> Any:
-    from ..parking.in_words import HEADS, row_of
+    from ..operations.tables import HEADS, row_of
 
     return table_of(HEADS, [row_of(each) for each in found], _GIVES_WAY)
 
 
 def _lines(each: LimitStatus) -> list[str]:
     """One limit, whole."""
-    from ..parking.in_words import facts_of
+    from ..operations.tables import facts_of
 
     return [f"{plain(each.name)}: {each.state}", *[f"  {what:<15} {said}" for what, said in facts_of(each)]]
 

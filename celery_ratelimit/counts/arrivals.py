@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..observing import Asked
 
-__all__ = ["Arrival", "Arrivals"]
+__all__ = ["Arrival", "Deduplicator"]
 
 #: Of a limit within a second: more requests of one key and cost are said to have come together.
 _MOST = 2000
@@ -35,7 +35,7 @@ class Arrival:
     number: int = 1
 
 
-class Arrivals:
+class Deduplicator:
     """What came since it was taken last, by limit, in its order. May be shared by threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from ..observing import STARTED, Asked, Observation
-from .arrivals import Arrivals
+from .arrivals import Deduplicator
 from .tally import Part, Tally
 
 __all__ = ["PAUSE", "Counter"]
@@ -45,7 +45,7 @@ class Counter:
 
     def __init__(self, later: Callable[[float], None]) -> None:
         self._later = later
-        self._tally, self.arrivals = Tally(), Arrivals()
+        self._tally, self.arrivals = Tally(), Deduplicator()
         self._is_due = False
         self._process, self._pid = _Process.number, os.getpid()
 
@@ -87,7 +87,7 @@ class Counter:
             self.wait()
 
     def corrected(self, asked: Sequence[Asked]) -> None:
-        """See :meth:`Arrivals.corrected`."""
+        """See :meth:`Deduplicator.corrected`."""
         if self._process != _Process.number:
             self._begin_anew()
         self.arrivals.corrected(asked)
@@ -115,7 +115,7 @@ class Counter:
     def _begin_anew(self) -> None:
         """What was counted before a fork is the parent's."""
         self._process, self._pid, self._tally, self._is_due = _Process.number, os.getpid(), Tally(), False
-        self.arrivals = Arrivals()
+        self.arrivals = Deduplicator()
 
     def _add_up(self) -> None:
         if self._pid == os.getpid():

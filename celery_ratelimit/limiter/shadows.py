@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..counts.arrivals import Arrival, Arrivals
+from ..counts.arrivals import Arrival, Deduplicator
 from ..counts.would import Would, read_would
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
@@ -140,7 +140,7 @@ def passed(shadow: Sequence[Demand], id: str) -> Decision:
     return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
 
 
-def tell_arrivals(core: Core, arrivals: Arrivals) -> Asks[None]:
+def tell_arrivals(core: Core, arrivals: Deduplicator) -> Asks[None]:
     """Tell what came, in the order in which it came, and learn what is stored."""
     nonces = _nonces()
     for several in _together(core, arrivals.take()):
@@ -161,7 +161,7 @@ def ask_shadows(
 ) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
     """The same, with what is stored about it."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
-    nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
+    nothing, names = Deduplicator(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
     for at in range(0, len(names), most):
         found.update((yield from _reckon(core, names[at : at + most], nothing, iter(()), limits)))
@@ -194,7 +194,7 @@ def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[l
 def _reckon(
     core: Core,
     several: Sequence[tuple[str, list[Arrival]]],
-    arrivals: Arrivals,
+    arrivals: Deduplicator,
     nonces: Iterator[str],
     limits: Mapping[str, AnyLimit | None] | None = None,
 ) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:

@@ -9,8 +9,8 @@ from celery import Celery
 
 from ..app.state import limiter_of
 from ..errors import ConfigurationError, shown
-from ..parking.by_hand import limit_meant, taken_out
-from ..parking.in_words import in_force_now
+from ..operations.operator_actions import limit_meant, taken_out
+from ..operations.tables import in_force_now
 from ..words import number_of, plain, seconds_of
 
 __all__ = ["VERBS", "change"]

@@ -9,7 +9,7 @@ from ..counts.figures import Moment, Stats
 from ..limiter.history import Change
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..parking.in_words import history_rows
+from ..operations.tables import history_rows
 from ..words import clock
 
 __all__ = ["RANGES", "charts", "limit_at"]

@@ -10,10 +10,10 @@ from celery import Celery
 
 from ..app.state import limiter_of
 from ..counts.figures import Stats
-from ..parking.by_hand import parked_page
-from ..parking.in_words import HISTORY_HEADS, PARKED_HEADS, facts_of, history_rows, parked_row
-from ..parking.lots import ParkingLots
-from ..parking.overview import overview
+from ..operations.limit_status import overview
+from ..operations.operator_actions import parked_page
+from ..operations.parking_lots import ParkingLots
+from ..operations.tables import HISTORY_HEADS, PARKED_HEADS, facts_of, history_rows, parked_row
 from ..words import clock, length, plain
 from .charts import charts
 from .names import quoted

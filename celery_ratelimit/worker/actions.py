@@ -6,11 +6,11 @@ import logging
 from dataclasses import replace
 
 from .._celery import Worker, requests
+from ..backlog.backlog import FULL, NOBODY, OVERTAKEN, REPLACED
+from ..backlog.publisher import LEAD
 from ..errors import STORE_TROUBLES
 from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
-from ..parking.lot import FULL, NOBODY, OVERTAKEN, REPLACED
-from ..parking.publisher import LEAD
 from .admission import POLL_INTERVAL
 from .clock import monotonic
 from .deduplication import Deduplication
@@ -143,7 +143,7 @@ class Actions:
         return True
 
     def on_parked(self, park: PendingPark, ahead: int | None) -> None:
-        """A request is parked behind ``ahead`` permits, or not parked (see ``parking/lot.py``); ``None``: no reply."""
+        """A request is parked behind ``ahead`` permits, or not (see ``Backlog.park``); ``None``: no reply."""
         queue, pending, action, now = park.limit_queue, park.pending, park.action, monotonic()
         demand, interval = action.demand, permit_interval(queue, action.demand)
         if ahead is None:

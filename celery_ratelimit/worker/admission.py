@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ..backlog.publisher import LEAD
+from ..backlog.store_steps import Reply
 from ..errors import ImpossibleRequest
 from ..limiter.asker import Asker
 from ..limiter.calls import Along
@@ -14,8 +16,6 @@ from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits import Concurrency
 from ..limits.decision import Decision
-from ..parking.asks import Reply
-from ..parking.publisher import LEAD
 from .capacity import PoolCapacity
 from .clock import monotonic
 from .concurrency import MAX_BATCH, ConcurrencyLeases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._celery import Worker
-from ..parking.attendant import Attendant
+from ..backlog.return_scheduler import ReturnScheduler
 from ..store.script import load_source
 from .capacity import PoolCapacity
 from .clock import monotonic
@@ -31,7 +31,7 @@ class ArrivalBatch:
     def __init__(
         self,
         worker: Worker,
-        attendant: Attendant,
+        attendant: ReturnScheduler,
         capacity: PoolCapacity,
         prefetch: PrefetchAccounting,
         scheduler: Scheduler,

@@ -16,10 +16,9 @@ from ..app.plan import AppLimits, node_of
 from ..app.settings import Settings, forks_apart, settings_of
 from ..app.state import check_store, leases_of, limiter_of
 from ..app.survey import forgotten, limits_shown
+from ..backlog.backlog import Backlog, backlog_of
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limiter.declared_limits import declare
-from ..parking.lot import Parking
-from ..parking.lots import parking_of
 from ..store.url_text import without_password
 from .gate import Gate
 
@@ -144,9 +143,9 @@ def _left_something(app: Celery) -> bool:
     return seen is not None and bool(seen.limits or seen.returns)
 
 
-def _asked(app: Any, question: Callable[[Parking], _T], otherwise: _U) -> _T | _U:
+def _asked(app: Any, question: Callable[[Backlog], _T], otherwise: _U) -> _T | _U:
     """What the lots of an app's fleet say at the start; ``otherwise`` if the store does not answer."""
-    parking = parking_of(app)
+    parking = backlog_of(app)
     try:
         return question(parking) if parking.can_park else otherwise
     except STORE_TROUBLES:

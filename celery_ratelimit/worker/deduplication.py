@@ -14,10 +14,10 @@ from typing import Any
 from .._celery import Worker, requests
 from .._celery.saved_message import survivor_in
 from ..app.plan import Plan
+from ..backlog.deduplicator import Deduplicator
 from ..limiter.calls import Along
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
-from ..parking.arrivals import Arrivals
 from .request import PendingRequest
 
 __all__ = ["Deduplication", "coalesce_key"]
@@ -38,7 +38,7 @@ class Deduplication:
         parks: the same.
     """
 
-    def __init__(self, worker: Worker, arrivals: Arrivals, outage: Outage, parks: Callable[[Plan], bool]) -> None:
+    def __init__(self, worker: Worker, arrivals: Deduplicator, outage: Outage, parks: Callable[[Plan], bool]) -> None:
         self._worker, self._arrivals, self._outage, self.parks = worker, arrivals, outage, parks
 
     def is_checked_with_permit(self, pending: PendingRequest) -> bool:

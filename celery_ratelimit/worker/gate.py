@@ -17,6 +17,9 @@ from .._celery.saved_message import marker_in_headers, set_countdown
 from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
+from ..backlog.backlog import backlog_of
+from ..backlog.publisher import LEAD
+from ..backlog.return_scheduler import ReturnScheduler
 from ..errors import RateLimitError
 from ..limiter.counting import Counting
 from ..limiter.leases import Leases
@@ -25,9 +28,6 @@ from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock, read_time_us
 from ..limiter.stored_limit_labels import StoredLimitLabels
 from ..observing import Observer
-from ..parking.attendant import Attendant
-from ..parking.lots import parking_of
-from ..parking.publisher import LEAD
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
 from .arrival_batch import ArrivalBatch
@@ -78,8 +78,8 @@ class Gate:
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         store_calls = self._store_calls = StoreCalls(worker, outage)
         clock = self._clock = StoreClock(lambda: outage.ask(partial(read_time_us, asker), None, quietly=True))
-        lots, orphans_after = parking_of(worker.app), settings.orphans_after
-        self._attendant = attendant = Attendant(worker, lots, limits, outage, store_calls, orphans_after, clock)
+        lots, orphans_after = backlog_of(worker.app), settings.orphans_after
+        self._attendant = attendant = ReturnScheduler(worker, lots, limits, outage, store_calls, orphans_after, clock)
         register = attendant.parking.register
         self._limit_watcher = LimitWatcher(
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from .._celery import Worker
 from ..app.plan import Plan
+from ..backlog.backlog import ToPark
+from ..backlog.messages import Bucket
+from ..backlog.return_scheduler import ReturnScheduler
+from ..backlog.store_steps import Reply
 from ..limiter.demand import Demand
 from ..limiter.outage import NotAsked, Outage
-from ..parking.asks import Reply
-from ..parking.attendant import Attendant
-from ..parking.lot import ToPark
-from ..parking.parked import Bucket
 from .flow_control import PrefetchAccounting
 from .request import PendingRequest, State
 from .request_queue import LimitQueue, permit_interval
@@ -76,7 +76,7 @@ class ParkingBatch:
     def __init__(
         self,
         worker: Worker,
-        attendant: Attendant,
+        attendant: ReturnScheduler,
         outage: Outage,
         store_calls: StoreCalls,
         prefetch: PrefetchAccounting,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._celery import Worker
+from ..backlog.store_steps import Reply
 from ..limits.decision import Decision
-from ..parking.asks import Reply
 from .actions import Actions
 from .admission import PermitClient
 from .clock import monotonic

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..app.plan import Plan
+from ..backlog.backlog import HORIZON
+from ..backlog.publisher import LEAD
 from ..errors import RateLimitError
 from ..limiter.demand import Demand
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
-from ..parking.lot import HORIZON
-from ..parking.publisher import LEAD
 from .request import PendingRequest, State
 from .request_queue import LEAST_PAUSE, LimitQueue
 

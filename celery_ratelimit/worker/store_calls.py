@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from .._celery import Worker
+from ..backlog.store_steps import Asks, Reply, advance
 from ..limiter.outage import NotAsked, Outage
-from ..parking.asks import Asks, Reply, advance
 from .clock import monotonic
 
 __all__ = ["StoreCalls", "StoreLatency"]

@@ -7,9 +7,9 @@ from typing import Any
 from celery_ratelimit import _celery
 from celery_ratelimit._celery import acknowledgements, bulk_receive
 from celery_ratelimit._celery import saved_message as parcels
+from celery_ratelimit.backlog import backlog as parking
+from celery_ratelimit.backlog import return_scheduler, scripts
 from celery_ratelimit.limiter import asker
-from celery_ratelimit.parking import attendant, scripts
-from celery_ratelimit.parking import lot as parking
 from celery_ratelimit.worker import parking_batch
 
 __all__ = ["STEPS", "TOGETHER"]
@@ -17,9 +17,9 @@ __all__ = ["STEPS", "TOGETHER"]
 #: Where a worker can die: what it is about to do, or has just done.
 STEPS: dict[str, tuple[Any, str, str]] = {
     "before it parks": (parking, "arguments_of", "before"),
-    "parked, not acknowledged": (attendant.Attendant, "_let_go", "before"),
-    "acknowledged, not told": (parking.Parking, "tells", "before"),
-    "before it lets out": (parking.Parking, "unpark", "before"),
+    "parked, not acknowledged": (return_scheduler.ReturnScheduler, "_let_go", "before"),
+    "acknowledged, not told": (parking.Backlog, "tells", "before"),
+    "before it lets out": (parking.Backlog, "unpark", "before"),
     "let out, not published": (parcels, "publish", "before"),
     "the first of several published": (parcels, "publish", "after"),
     "published, not reported": (scripts.Scripts, "tell", "before"),

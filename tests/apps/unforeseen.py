@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit._celery import Worker, requests
+from celery_ratelimit.backlog import backlog as parking
 from celery_ratelimit.limiter import asker
-from celery_ratelimit.parking import lot as parking
 from celery_ratelimit.worker import admission, flow_control
 
 __all__ = ["STEPS"]
@@ -14,7 +14,7 @@ __all__ = ["STEPS"]
 #: By the beginning of the id of the task that it happens to (of several that ask together, the first): what raises.
 STEPS: dict[str, list[tuple[Any, str]]] = {
     "ask": [(asker.Asker, name) for name in ("ask", "ask_along", "hand_on")],
-    "park": [(parking.Parking, "parks")],
+    "park": [(parking.Backlog, "parks")],
     "start": [(Worker, "start")],
     "leave": [(flow_control.SuspendedQueues, "on_left")],
     "announce": [(requests, "send_throttled_event")],

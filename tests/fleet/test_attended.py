@@ -13,8 +13,8 @@ from celery import chord, signature
 from celery.canvas import chunks
 
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 
@@ -111,7 +111,7 @@ def test_one_that_ends_before_it_has_heard_that_a_queue_is_consumed_again(
             fleet.send("retry", index, queue="a")
         until(lambda: sum(lot.parked for lot in fleet.parking_lots().lots(name)) > 100, 20, "a backlog")
         fleet.kill(0)
-        parking = parking_of(fleet.sender)
+        parking = backlog_of(fleet.sender)
         attend = parking.register.attend
         until(lambda: "a" in attend("ends", ["b"], [], 6.0).absent, 15, "the end of queue a being known")
         known = attend("ends", ["b"], [], 6.0)

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit
+from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.any_messages import generated, redis_form
 from tests.apps.unforeseen import STEPS
@@ -269,7 +269,7 @@ def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
 ) -> None:
     with Fleet(server, tmp_path, rate="10/s") as fleet:
         name = "tests.apps.fleet.retry"
-        parking = parking_of(fleet.sender)
+        parking = backlog_of(fleet.sender)
         demand = Demand(Limit("10/s", name=name), name)
         for id, text in (("broken@celery", "{"), ("odd@celery", '{"to": 1}')):
             park_one(parking, demand, id, text)

@@ -12,7 +12,7 @@ import pytest
 import redis
 from kombu import Exchange
 
-from celery_ratelimit.parking.lots import parking_of
+from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 from tests.rabbitmq import Broker
@@ -287,7 +287,7 @@ def test_a_worker_for_a_return_queue_alone_is_there_for_the_queues_tasks(
     """Those that are parked come back by what it consumes: slots are for them, although nobody consumes the queue."""
     with Fleet(server, tmp_path) as fleet:
         fleet.start(QUICK, "-Q", "a.throttled")
-        parking = parking_of(fleet.sender)
+        parking = backlog_of(fleet.sender)
         parking.register.attend("other", ["a", "c"], [], 6.0)
         until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0).absent, 10, "its saying so")
 

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import Parking
 from celery_ratelimit.store.bell import Bell
 from celery_ratelimit.store.memory import memory_client
 from celery_ratelimit.testing import EmbeddedServer
@@ -31,7 +31,7 @@ def threads() -> int:
 @pytest.mark.parametrize("prefix", ["ratelimit", "a:v1:b", "a:v2:b\n", "x{y}:", "*", "ä"])
 def test_the_first_task_of_a_limit_rings(server: EmbeddedServer, store: redis.Redis, prefix: str) -> None:
     limiter = Limiter(redis.Redis.from_url(server.url), prefix=prefix)
-    parking = Parking(limiter, "fleet", redelivery=3600)
+    parking = Backlog(limiter, "fleet", redelivery=3600)
     api = Demand(Limit("1/s"), "api")
     bell = heard(parking.bell())
     assert bell.has_rung(), "nobody knows what was missed"
@@ -60,8 +60,8 @@ def test_who_may_not_listen_asks(server: EmbeddedServer, store: redis.Redis) -> 
         assert bell.has_rung()
         assert bell.has_rung()
         limiter = Limiter(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")))
-        assert park_one(Parking(limiter, "fleet", 3600), Demand(Limit("1/s"), "api"), "one@q", '{"id": "one"}') == 0
-        assert park_one(Parking(limiter, "fleet", 3600), Demand(Concurrency(1), "pl"), "one@q", '{"id": "one"}') == 0
+        assert park_one(Backlog(limiter, "fleet", 3600), Demand(Limit("1/s"), "api"), "one@q", '{"id": "one"}') == 0
+        assert park_one(Backlog(limiter, "fleet", 3600), Demand(Concurrency(1), "pl"), "one@q", '{"id": "one"}') == 0
     finally:
         store.execute_command("ACL", "DELUSER", "deaf")
 

@@ -474,7 +474,7 @@ def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redi
 def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(30):
         park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
-    monkeypatch.setattr("celery_ratelimit.parking.overview.LOOKS", 2)
+    monkeypatch.setattr("celery_ratelimit.operations.limit_status.LOOKS", 2)
     (tenant,) = json.loads(run("status", "tenant", "--json").output)
     assert (tenant["parked"], tenant["lots"], tenant["oldest"], tenant["drains_in"]) == (60, 30, None, None)
 

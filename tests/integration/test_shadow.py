@@ -21,9 +21,8 @@ from kombu import pools
 from benchmarks.servers import Cluster
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.backlog.backlog import ToPark, backlog_of
 from celery_ratelimit.cli import ratelimit
-from celery_ratelimit.parking.lot import ToPark
-from celery_ratelimit.parking.lots import parking_of
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
@@ -388,7 +387,7 @@ def test_threads_at_once_and_a_switch_among_them(server: EmbeddedServer, store: 
 
 
 def test_explain_says_it_of_the_limits_of_a_task(app: Celery) -> None:
-    limiter, parking = limiter_of(app), parking_of(app)
+    limiter, parking = limiter_of(app), backlog_of(app)
     for _ in range(3):
         assert limiter.acquire(["stripe", "tried"], max_wait=1).allowed
     reckoned(limiter, "tried", 3)

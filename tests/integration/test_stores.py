@@ -25,10 +25,10 @@ from redis.sentinel import Sentinel
 from benchmarks.records import Start
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
+from celery_ratelimit.backlog.backlog import Backlog
+from celery_ratelimit.backlog.fleet_registry import Attendance
 from celery_ratelimit.limiter.cross_slot import parts_of
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import Parking
-from celery_ratelimit.parking.register import Attendance
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 from tests.parks import park_one
@@ -724,7 +724,7 @@ def test_an_async_limiter_behind_sentinels(sentinel_store: Sentinels) -> None:
 
 def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     """What one script does elsewhere is one for each slot; no key is missing in any of them."""
-    parking = Parking(on_cluster, "fleet", redelivery=3600)
+    parking = Backlog(on_cluster, "fleet", redelivery=3600)
     limits = [Limit("1000/s", name=name, key="{k}") for name in ("one", "two", "three", "four")]
     demands = [Demand(limit, str(limit.name), f"k{number}") for number in range(3) for limit in limits]
     names = [str(limit.name) for limit in limits]

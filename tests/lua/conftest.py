@@ -10,7 +10,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
 from tests.examples import the_same_every_time
@@ -36,6 +36,6 @@ def frozen(server: EmbeddedServer, clock: Clock) -> Iterator[Limiter]:
 
 
 @pytest.fixture
-def parking(frozen: Limiter, clock: Clock) -> Parking:
+def parking(frozen: Limiter, clock: Clock) -> Backlog:
     """The lots of a fleet."""
-    return Parking(frozen, "fleet", redelivery=3600)
+    return Backlog(frozen, "fleet", redelivery=3600)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.parking.lot import FULL, REPLACED, Parking, ToPark
-from celery_ratelimit.parking.parked import Parked, read_parcel
-from celery_ratelimit.parking.register import Attendance
+from celery_ratelimit.backlog.backlog import FULL, REPLACED, Backlog, ToPark
+from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.messages import Parked, read_parcel
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
@@ -37,16 +37,16 @@ def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 
     return ToPark(id, 1, json.dumps(said), copy, since, order=order, alone=alone)
 
 
-def park(parking: Parking, *messages: ToPark) -> list[int]:
+def park(parking: Backlog, *messages: ToPark) -> list[int]:
     return parking.park({BUCKET: messages})[BUCKET]
 
 
-def close(parking: Parking) -> None:
+def close(parking: Backlog) -> None:
     """Nobody has a slot for long."""
     parking._limiter.asker.ask([demand("1/d", name="api")])
 
 
-def leave(parking: Parking, attendance: Attendance | None = None) -> list[Parked]:
+def leave(parking: Backlog, attendance: Attendance | None = None) -> list[Parked]:
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
@@ -61,11 +61,11 @@ def ended(left: list[Parked]) -> dict[str, str]:
     return {id: parcel["by"] for id, parcel in parcels.items() if "by" in parcel}
 
 
-def waiting(parking: Parking) -> list[str]:
+def waiting(parking: Backlog) -> list[str]:
     return [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks]
 
 
-def test_the_newest_takes_the_place_of_the_one_before(parking: Parking, clock: Clock) -> None:
+def test_the_newest_takes_the_place_of_the_one_before(parking: Backlog, clock: Clock) -> None:
     close(parking)
     assert park(parking, to_park("a", "n1")) == [0]
     since = parking.contents.lot(BUCKET, 0, -1).tasks[0].since
@@ -79,7 +79,7 @@ def test_the_newest_takes_the_place_of_the_one_before(parking: Parking, clock: C
     assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == since
 
 
-def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Parking, clock: Clock) -> None:
+def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("first", "n1"), to_park("other", "n2"))
     for number in range(50):
@@ -89,7 +89,7 @@ def test_a_stream_of_newcomers_does_not_keep_one_from_its_turn(parking: Parking,
     assert waiting(parking) == ["49", "other"]
 
 
-def test_of_the_oldest_the_newcomer_ends(parking: Parking, clock: Clock) -> None:
+def test_of_the_oldest_the_newcomer_ends(parking: Backlog, clock: Clock) -> None:
     close(parking)
     assert park(parking, to_park("a@celery", "o1"), to_park("b@celery", "o1"), to_park("c@celery", "o2")) == [
         0,
@@ -102,7 +102,7 @@ def test_of_the_oldest_the_newcomer_ends(parking: Parking, clock: Clock) -> None
 
 
 @pytest.mark.parametrize("which", ["n", "o"])
-def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Parking, clock: Clock, which: str) -> None:
+def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, clock: Clock, which: str) -> None:
     close(parking)
     park(parking, to_park("a", f"{which}1"))
     clock.advance(1)
@@ -122,7 +122,7 @@ def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Parking, c
         assert waiting(parking) == ["a"]
 
 
-def test_who_finds_too_many_ahead_ends_nobody(parking: Parking, clock: Clock) -> None:
+def test_who_finds_too_many_ahead_ends_nobody(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("x", ""), to_park("a", "n1"), to_park("y", ""))
     assert parking.park({BUCKET: [to_park("b", "n1")]}, most=1)[BUCKET] == [FULL - 1]
@@ -134,7 +134,7 @@ def test_who_finds_too_many_ahead_ends_nobody(parking: Parking, clock: Clock) ->
     assert parking.park({BUCKET: [to_park("d", "n2")]})[BUCKET] == [3], "the one before was not noted"
 
 
-def test_it_has_its_own_importance(parking: Parking, clock: Clock) -> None:
+def test_it_has_its_own_importance(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("a", "n1", 9), to_park("b", "", 3))
     clock.advance(1)
@@ -147,7 +147,7 @@ def test_it_has_its_own_importance(parking: Parking, clock: Clock) -> None:
     assert waiting(parking) == ["e", "b"]
 
 
-def test_others_with_that_id_wait_on_and_once_is_enough(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_others_with_that_id_wait_on_and_once_is_enough(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     """A worker was killed when it had parked, and before it had acknowledged: the message comes once more."""
     close(parking)
     for ahead in range(2):
@@ -160,7 +160,7 @@ def test_others_with_that_id_wait_on_and_once_is_enough(parking: Parking, store:
     assert waiting(parking) == ["b"]
 
 
-def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Parking, clock: Clock) -> None:
+def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Backlog, clock: Clock) -> None:
     """The worker that was to publish it was killed."""
     close(parking)
     park(parking, to_park("a", "n1"))
@@ -176,7 +176,7 @@ def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Parking, 
     assert leave(parking) == []
 
 
-def test_a_queue_that_nobody_consumes(parking: Parking, clock: Clock) -> None:
+def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
     close(parking)
     parking._limiter.reset(demand("1/d", name="api").limit, force=True)
     absent = Attendance(frozenset(), frozenset({"celery"}))
@@ -187,7 +187,7 @@ def test_a_queue_that_nobody_consumes(parking: Parking, clock: Clock) -> None:
     assert waiting(parking) == ["b@celery"]
 
 
-def test_what_a_version_before_has_parked_and_let_out(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_what_a_version_before_has_parked_and_let_out(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     """It notes nobody, and takes nobody out of the index."""
     close(parking)
     park(parking, to_park("old", ""))
@@ -201,7 +201,7 @@ def test_what_a_version_before_has_parked_and_let_out(parking: Parking, store: r
     assert leave(parking) == [], "what does not say that it is the same waits"
 
 
-def test_an_id_of_any_text(parking: Parking, clock: Clock) -> None:
+def test_an_id_of_any_text(parking: Backlog, clock: Clock) -> None:
     close(parking)
     for id in ("a-1@celery", 'x"y\\z@celery', "é@celery"):
         park(parking, to_park(id, "n1"))
@@ -210,7 +210,7 @@ def test_an_id_of_any_text(parking: Parking, clock: Clock) -> None:
     assert all(read_parcel(each) for each in left), "it can be read"
 
 
-def test_nothing_is_left_of_it(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_nothing_is_left_of_it(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     park(parking, to_park("a", "n1"), to_park("b", "n1"), to_park("c", "n2"))
     assert store.hgetall("ratelimit:v1:{api}::alone@fleet") == {"1": "b", "2": "c"}
     for _ in range(3):
@@ -239,7 +239,7 @@ def test_one_of_each_waits_and_nobody_is_lost(
     store, limiter = world
     store.flushall()
     store.set("test:clock", START)
-    parking = Parking(limiter, "fleet", 3600)
+    parking = Backlog(limiter, "fleet", 3600)
     now, alone_of, ends, gone = START, {}, {}, set()
     for number, (verb, alone, order) in enumerate(trace):
         now += SECOND // 10

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
-from celery_ratelimit.parking.arrivals import TELL, Arrivals
-from celery_ratelimit.parking.lot import Parking, ToPark
+from celery_ratelimit.backlog.backlog import Backlog, ToPark
+from celery_ratelimit.backlog.deduplicator import TELL, Deduplicator
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.deduplication import Deduplication
 from tests.conftest import Clock
@@ -42,7 +42,7 @@ steps = st.lists(
 
 
 @pytest.fixture(scope="module")
-def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Limiter, Parking]]]]:
+def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Limiter, Backlog]]]]:
     """Two stores that know nothing of one another."""
     store: Any = redis.Redis.from_url(server.url, decode_responses=True)
     clients = [redis.Redis.from_url(server.url) for _ in range(2)]
@@ -50,7 +50,7 @@ def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Lim
         Limiter(client, prefix=f"p{number}", replace_includes={"now": FROZEN_STORE})
         for number, client in enumerate(clients)
     ]
-    yield store, [(limiter, Parking(limiter, "fleet", 3600)) for limiter in limiters]
+    yield store, [(limiter, Backlog(limiter, "fleet", 3600)) for limiter in limiters]
     for client in (store, *clients):
         client.close()
 
@@ -58,7 +58,7 @@ def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[tuple[Lim
 @given(steps=steps)
 @settings(max_examples=200)
 def test_one_script_says_what_two_would(
-    fleets: tuple[redis.Redis, list[tuple[Limiter, Parking]]], steps: list[Any]
+    fleets: tuple[redis.Redis, list[tuple[Limiter, Backlog]]], steps: list[Any]
 ) -> None:
     store, ((limiter, along), (other, apart)) = fleets
     store.flushall()
@@ -117,7 +117,7 @@ def held(id: str, copy: int) -> Any:
 
 
 @pytest.fixture
-def arrivals(parking: Parking, clock: Clock) -> Arrivals:
+def arrivals(parking: Backlog, clock: Clock) -> Deduplicator:
     class Outage:
         def __bool__(self) -> bool:
             return False
@@ -127,10 +127,10 @@ def arrivals(parking: Parking, clock: Clock) -> Arrivals:
 
     worker: Any = SimpleNamespace(timers=Timers())
     outage: Any = Outage()
-    return Arrivals(worker, parking, outage)
+    return Deduplicator(worker, parking, outage)
 
 
-def come(arrivals: Arrivals, *pairs: tuple[str, int]) -> list[Any]:
+def come(arrivals: Deduplicator, *pairs: tuple[str, int]) -> list[Any]:
     requests = [held(*pair) for pair in pairs]
     for each in requests:
         arrivals.on_message(each.request.message)
@@ -138,7 +138,7 @@ def come(arrivals: Arrivals, *pairs: tuple[str, int]) -> list[Any]:
 
 
 def test_all_of_a_lot_are_told_with_the_first_that_asks(
-    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock
+    arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
     parking.park({BUCKET: [ToPark("b", 1, "{}", 2)]})  # an older copy of it comes
     first, second, third = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
@@ -157,7 +157,7 @@ def test_all_of_a_lot_are_told_with_the_first_that_asks(
 @pytest.mark.parametrize("asks_first", [0, 1])
 @pytest.mark.parametrize("along", [False, True])
 def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
-    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock, asks_first: int, along: bool
+    arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock, asks_first: int, along: bool
 ) -> None:
     """Who had published the first was killed before it said so, and others let the task out once more."""
     parking.park({BUCKET: [ToPark("a", 1, "{}", 1)]})
@@ -179,7 +179,7 @@ def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
 
 
 def test_a_copy_that_comes_while_another_one_is_told_of_in_vain_asks_for_itself(
-    arrivals: Arrivals, parking: Parking, clock: Clock
+    arrivals: Deduplicator, parking: Backlog, clock: Clock
 ) -> None:
     parking.park({BUCKET: [ToPark("a", 1, "{}", 1)]})
     let_out(parking)
@@ -195,7 +195,7 @@ def test_a_copy_that_comes_while_another_one_is_told_of_in_vain_asks_for_itself(
 
 
 def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_number(
-    arrivals: Arrivals, parking: Parking, clock: Clock
+    arrivals: Deduplicator, parking: Backlog, clock: Clock
 ) -> None:
     """On RabbitMQ a task that is sent again, with the same id and arguments, is known by the same id."""
 
@@ -220,7 +220,7 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
     assert arrivals.may_run(again)
 
 
-def test_if_no_answer_comes_they_are_told_once_more(arrivals: Arrivals) -> None:
+def test_if_no_answer_comes_they_are_told_once_more(arrivals: Deduplicator) -> None:
     (only,) = come(arrivals, ("a", 1))
     with pytest.raises(StoreUnavailable), arrivals.told_along([only]):
         raise StoreUnavailable("no answer")
@@ -228,7 +228,7 @@ def test_if_no_answer_comes_they_are_told_once_more(arrivals: Arrivals) -> None:
 
 
 def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
-    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock
+    arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
     parking.park({BUCKET: [ToPark("c", 1, "{}", 2)]})
     several = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
@@ -240,7 +240,7 @@ def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
     assert not arrivals.may_run(several[2])
 
 
-def test_who_may_not_run_takes_no_permit(parking: Parking, frozen: Limiter, clock: Clock) -> None:
+def test_who_may_not_run_takes_no_permit(parking: Backlog, frozen: Limiter, clock: Clock) -> None:
     parking.park({BUCKET: [ToPark("a", 1, "{}", 2)]})
     told = parking.copies.along({BUCKET: {"a": 1}}, [("a", 1), ("x", 1)])
     decisions, may = frozen.asker.ask_along((API,), ["a", "x"], told, horizon=0.0, claim=0.0)
@@ -250,7 +250,7 @@ def test_who_may_not_run_takes_no_permit(parking: Parking, frozen: Limiter, cloc
 
 
 def test_what_can_never_be_is_said_and_who_has_come_is_told_by_itself(
-    arrivals: Arrivals, parking: Parking, frozen: Limiter, clock: Clock
+    arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
     frozen.set_rate("api", Limit("100/s", burst=2), force=True)
     costly = demand("100/s", burst=5, cost=3)
@@ -262,7 +262,7 @@ def test_what_can_never_be_is_said_and_who_has_come_is_told_by_itself(
 
 
 def test_who_does_not_ask_for_long_is_told_of_all_the_same(
-    arrivals: Arrivals, parking: Parking, monkeypatch: pytest.MonkeyPatch
+    arrivals: Deduplicator, parking: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -276,7 +276,7 @@ def test_who_does_not_ask_for_long_is_told_of_all_the_same(
     assert arrivals.may_run(only)
 
 
-def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Arrivals, parking: Parking, clock: Clock) -> None:
+def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Deduplicator, parking: Backlog, clock: Clock) -> None:
     """Where greenlets switch, another one may tell of it between a look at it and its question."""
     parking.park({BUCKET: [ToPark("a", 1, "{}", 2)]})
     first, second, third = come(arrivals, ("a", 1), ("b", 1), ("c", 1))

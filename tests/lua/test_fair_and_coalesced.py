@@ -7,8 +7,8 @@ import json
 import redis
 
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.backlog.backlog import REPLACED, Backlog, ToPark
 from celery_ratelimit.limiter.demand import Demand, with_priority
-from celery_ratelimit.parking.lot import REPLACED, Parking, ToPark
 from celery_ratelimit.store.keys import escape
 from tests.conftest import START, Clock
 
@@ -23,7 +23,7 @@ def to_park(share: str, id: str, *, alone: str = "", leaves: int = 0, copy: int 
     return ToPark(id, 1, message, copy, since, alone=alone, share=escape(share))
 
 
-def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     clock.advance(10)
     assert park(parking, to_park("a", "second", since=START + 5), to_park("a", "stays", alone="n1")) == [0, 1]
     assert park(parking, to_park("a", "returns", alone="n1", copy=2, since=START + 1)) == [REPLACED]
@@ -32,7 +32,7 @@ def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Parking, sto
     assert [each.id for each in leave(parking)] == ["stays", "second"]
 
 
-def test_who_is_replaced_takes_nothing_from_its_share(parking: Parking) -> None:
+def test_who_is_replaced_takes_nothing_from_its_share(parking: Backlog) -> None:
     park(parking, to_park("a", "old", alone="n1"), to_park("a", "other"), to_park("b", "another"))
     park(parking, to_park("b", "new", alone="n1"))
     left = [each.id for each in leave(parking)]
@@ -41,7 +41,7 @@ def test_who_is_replaced_takes_nothing_from_its_share(parking: Parking) -> None:
     assert left[1:].index("new") < left[1:].index("another"), "it has the place of the one that it replaces"
 
 
-def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Parking) -> None:
+def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Backlog) -> None:
     """The slot is the one that the message's own priority gives."""
     limit = Limit("10/s", burst=10, name="api", fair="{tenant}", reserve={0: 0.5})
     low, high = [

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.backlog.backlog import FULL, OVERTAKEN, REPLACED, Backlog
+from celery_ratelimit.backlog.fleet_registry import Attendance
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import FULL, OVERTAKEN, REPLACED, Parking
-from celery_ratelimit.parking.register import Attendance
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 
@@ -59,7 +59,7 @@ def test_nobody_is_lost(world: tuple[redis.Redis, Limiter], acts: Sequence[tuple
     store, limiter = world
     for key in store.scan_iter("*"):
         store.delete(key)
-    lot = Lot(store, Parking(limiter, "fleet", 3600), limiter)
+    lot = Lot(store, Backlog(limiter, "fleet", 3600), limiter)
     for verb, *arguments in acts:
         getattr(lot, verb.replace(" ", "_"))(*arguments)
         lot.check()
@@ -76,7 +76,7 @@ def test_nobody_is_lost(world: tuple[redis.Redis, Limiter], acts: Sequence[tuple
 
 
 class Lot:
-    def __init__(self, store: redis.Redis, parking: Parking, limiter: Limiter) -> None:
+    def __init__(self, store: redis.Redis, parking: Backlog, limiter: Limiter) -> None:
         self.store, self.parking, self.limiter = store, parking, limiter
         self.now, self.number, self.asked = START, 0, limit("100/s", burst=20)
         self.waiting: dict[str, Any] = {}
@@ -190,13 +190,13 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
     asked, left, parks = limit("100000/s", burst=1000), list[str](), threading.Barrier(23)
 
     def parker(number: int) -> None:
-        parking = Parking(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         parks.wait()
         for first in range(0, 50, 10):
             parking.park({BUCKET: [to_park(f"t{each % 7}", f"{number}.{each}@q") for each in range(first, first + 10)]})
 
     def looker(_: int) -> None:
-        parking = Parking(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         parks.wait()
         while len(left) < 1000:
             (looked,) = parking.unpark([asked])
@@ -208,7 +208,7 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
         for each in wait:
             each.result(60)
     assert sorted(left) == sorted(f"{number}.{each}@q" for number in range(20) for each in range(50))
-    Parking(Limiter.from_url(server.url), "fleet", 3600).unpark([asked])
+    Backlog(Limiter.from_url(server.url), "fleet", 3600).unpark([asked])
     assert not store.exists(SHARES, TURNS)
 
 
@@ -217,14 +217,14 @@ def test_a_store_that_is_killed_finds_the_turns_again() -> None:
     server = EmbeddedServer(persist=True)
     try:
         server.start()
-        parking = Parking(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         for share, number in (("big", 200), ("small", 10)):
             parking.park({BUCKET: [to_park(share, f"{share}{each}") for each in range(number)]})
         (looked,) = parking.unpark([limit("1/s", burst=10)], horizon=0)
         parking.published({BUCKET: looked.leaving})
         server.kill()
         server.start()
-        parking = Parking(Limiter.from_url(server.url), "fleet", 3600)
+        parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         (looked,) = parking.unpark([limit("100000/s", burst=1000)])
         assert [each.id for each in looked.leaving[:6]] == ["big5", "small5", "big6", "small6", "big7", "small7"]
     finally:

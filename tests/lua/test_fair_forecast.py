@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from celery_ratelimit import Limiter
+from celery_ratelimit.backlog.backlog import Backlog, ToPark
+from celery_ratelimit.backlog.backlog_queries import SHARES
+from celery_ratelimit.backlog.messages import Turn
+from celery_ratelimit.backlog.weights import weights_text
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.contents import SHARES
-from celery_ratelimit.parking.lot import Parking, ToPark
-from celery_ratelimit.parking.parked import Turn
-from celery_ratelimit.parking.weights import weights_text
 from tests.conftest import Clock
 
 from .test_fair_shares import BUCKET, ids, leave, limit, park, to_park
@@ -22,7 +22,7 @@ from .test_fair_shares import BUCKET, ids, leave, limit, park, to_park
 WEIGHTS = {"t1": 2.0, "t2": 0.5, "t3": 8.0, "t5": 4.0}
 
 
-def turn(parking: Parking, id: str, asked: Demand) -> Turn | None:
+def turn(parking: Backlog, id: str, asked: Demand) -> Turn | None:
     return parking.contents.turn(BUCKET, id, weights_text(asked.limit))
 
 
@@ -30,7 +30,7 @@ def costs_before(order: list[str], costs: Mapping[str, int], id: str) -> int:
     return sum(costs[each] for each in order[: order.index(id)])
 
 
-def test_one_of_a_small_share_is_soon_behind_a_backlog(parking: Parking) -> None:
+def test_one_of_a_small_share_is_soon_behind_a_backlog(parking: Backlog) -> None:
     park(parking, *[to_park("big", f"b{number}") for number in range(1000)])
     park(parking, *[to_park("small", f"s{number}") for number in range(3)])
     assert turn(parking, "s1", limit()) == Turn(3, 3.0, 1.0), "two of the big one, and one of its own"
@@ -41,7 +41,7 @@ def test_one_of_a_small_share_is_soon_behind_a_backlog(parking: Parking) -> None
     assert turn(parking, "nobody", limit()) is None
 
 
-def test_weights_that_are_stored_count(frozen: Limiter, parking: Parking) -> None:
+def test_weights_that_are_stored_count(frozen: Limiter, parking: Backlog) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for share in "ab" for number in range(50)])
     frozen.set_weight(limit().limit, "a", 4)
     assert turn(parking, "b9", limit()) == Turn(46, 46.0, 1.0)
@@ -50,7 +50,7 @@ def test_weights_that_are_stored_count(frozen: Limiter, parking: Parking) -> Non
 @pytest.mark.parametrize("dearest", [1, 20])
 @pytest.mark.parametrize("shares", [7, 2 * SHARES + 9])
 def test_the_order_in_which_they_leave_is_the_one_that_was_told(
-    parking: Parking, store: redis.Redis, clock: Clock, shares: int, dearest: int
+    parking: Backlog, store: redis.Redis, clock: Clock, shares: int, dearest: int
 ) -> None:
     """A real drain, in permits: twenty tasks are within a tenth, and a second of the rate."""
     random, costs, messages = Random(shares + dearest), dict[str, int](), list[ToPark]()
@@ -82,7 +82,7 @@ def test_the_order_in_which_they_leave_is_the_one_that_was_told(
             assert forecast.tasks == forecast.permits
 
 
-def test_the_model_of_a_share_says_the_same(parking: Parking) -> None:
+def test_the_model_of_a_share_says_the_same(parking: Backlog) -> None:
     """Each in its order, by virtual time that begins at 1: the tasks that start before it."""
     costs = {"a": [3, 1, 2, 5, 1], "b": [1, 1, 1, 1, 1, 1, 9, 1], "c": [20, 1]}
     weights = {"a": 2.0, "b": 1.0, "c": 4.0}
@@ -101,7 +101,7 @@ def test_the_model_of_a_share_says_the_same(parking: Parking) -> None:
     assert ids(leave(parking, limit(burst=100, weights=weights), horizon=0)) == [id for _, _, id, _ in starts]
 
 
-def test_a_message_that_says_a_share_and_is_in_no_index_has_no_turn(parking: Parking, store: redis.Redis) -> None:
+def test_a_message_that_says_a_share_and_is_in_no_index_has_no_turn(parking: Backlog, store: redis.Redis) -> None:
     park(parking, to_park("a", "a0@q"))
     store.delete("ratelimit:v1:{api}::shares@fleet")
     assert turn(parking, "a0@q", limit()) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.backlog.backlog import Backlog
 from tests.conftest import Clock
 
 from .test_fair_shares import BUCKET, SHARES, TURNS, ids, leave, limit, park, to_park
@@ -16,12 +16,12 @@ MANY = 100_000
 FAST = limit("1000000/s", burst=10_000)
 
 
-def fill(parking: Parking, shares: int) -> None:
+def fill(parking: Backlog, shares: int) -> None:
     for first in range(0, MANY, 100):
         park(parking, *[to_park(f"t{number % shares:06}", f"{number}@q") for number in range(first, first + 100)])
 
 
-def drained(parking: Parking, clock: Clock) -> list[str]:
+def drained(parking: Backlog, clock: Clock) -> list[str]:
     order: list[str] = []
     while left := leave(parking, FAST, horizon=0):
         parking.published({BUCKET: left})
@@ -30,14 +30,14 @@ def drained(parking: Parking, clock: Clock) -> list[str]:
     return order
 
 
-def test_one_task_of_each_of_100_000(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_one_task_of_each_of_100_000(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     fill(parking, MANY)
     park(parking, to_park("t000000", "second@q"))
     assert drained(parking, clock) == [f"{number}@q" for number in range(MANY)] + ["second@q"]
     assert not store.exists(SHARES, TURNS)
 
 
-def test_100_000_of_one_beside_one_of_another(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_100_000_of_one_beside_one_of_another(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     fill(parking, 1)
     park(parking, to_park("small", "small@q"))
     order = drained(parking, clock)

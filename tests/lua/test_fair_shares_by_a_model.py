@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 
@@ -80,7 +80,7 @@ def test_tasks_leave_as_by_the_model_and_the_bound_holds(
     store, limiter = world
     for key in store.scan_iter("*"):
         store.delete(key)
-    parking, now, number = Parking(limiter, "fleet", 3600), START, 0
+    parking, now, number = Backlog(limiter, "fleet", 3600), START, 0
     store.set("test:clock", now)
     model, asked = Model(weights), limit("100/s", burst=40, weights=weights)
     served: list[tuple[str, int]] = []

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.parking.lot import FULL, Parking, ToPark
-from celery_ratelimit.parking.register import Attendance
+from celery_ratelimit.backlog.backlog import FULL, Backlog, ToPark
+from celery_ratelimit.backlog.fleet_registry import Attendance
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
@@ -40,11 +40,11 @@ def to_park(id: str, order: int = 0, *, cost: int = 1, copy: int = 1, since: int
     return ToPark(id, cost, message_of(id, order), copy, since, order=order)
 
 
-def park(parking: Parking, *messages: ToPark, most: int | None = None) -> list[int]:
+def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
     return parking.park({BUCKET: messages}, most=most)[BUCKET]
 
 
-def leave(parking: Parking, attendance: Attendance | None = None) -> list[str]:
+def leave(parking: Backlog, attendance: Attendance | None = None) -> list[str]:
     """Who leaves, in their order."""
     ids: list[str] = []
     again: float | None = 0.0
@@ -54,11 +54,11 @@ def leave(parking: Parking, attendance: Attendance | None = None) -> list[str]:
     return ids
 
 
-def since_of(parking: Parking) -> dict[str, int]:
+def since_of(parking: Backlog) -> dict[str, int]:
     return {each.id: each.since for each in parking.contents.lot(BUCKET, 0, -1).tasks}
 
 
-def test_the_more_important_leave_first_and_equals_as_they_came(parking: Parking, clock: Clock) -> None:
+def test_the_more_important_leave_first_and_equals_as_they_came(parking: Backlog, clock: Clock) -> None:
     for number, order in enumerate(ORDERS + ORDERS):
         park(parking, to_park(f"{number}", order))
         clock.advance(0.01)
@@ -67,12 +67,12 @@ def test_the_more_important_leave_first_and_equals_as_they_came(parking: Parking
     assert leave(parking) == listed
 
 
-def test_without_priorities_nothing_changes(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_without_priorities_nothing_changes(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     park(parking, to_park("a"), to_park("b"))
     assert store.zrange("ratelimit:v1:{api}::parked@fleet", 0, -1, withscores=True) == [("a", START), ("b", START + 1)]
 
 
-def test_who_comes_back_keeps_its_place_among_its_equals(parking: Parking, clock: Clock) -> None:
+def test_who_comes_back_keeps_its_place_among_its_equals(parking: Backlog, clock: Clock) -> None:
     clock.advance(5)
     park(parking, to_park("new", 3), to_park("default"))
     park(parking, to_park("back", 3, copy=2, since=START), to_park("again", 0, copy=2, since=START + 1))
@@ -80,7 +80,7 @@ def test_who_comes_back_keeps_its_place_among_its_equals(parking: Parking, clock
     assert leave(parking) == ["again", "default", "back", "new"]
 
 
-def test_a_lot_is_due_when_somebody_more_important_comes_first(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_a_lot_is_due_when_somebody_more_important_comes_first(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     frozen.pause("api", 60, force=True)
     park(parking, to_park("a", 3))
     assert leave(parking) == []
@@ -91,20 +91,20 @@ def test_a_lot_is_due_when_somebody_more_important_comes_first(frozen: Limiter, 
     assert parking.due(["api"]) == [BUCKET]
 
 
-def test_each_is_told_what_those_before_it_cost(parking: Parking) -> None:
+def test_each_is_told_what_those_before_it_cost(parking: Backlog) -> None:
     assert park(parking, to_park("a", 3), to_park("b", 3), to_park("c", 9)) == [0, 1, 2]
     assert park(parking, to_park("d"), to_park("e"), to_park("f", 6)) == [0, 1, 4]
     assert park(parking, to_park("g"), most=2) == [FULL - 2]
     assert park(parking, to_park("h", 0), most=3) == [2]
 
 
-def test_where_they_cost_different_numbers_it_is_told_by_what_they_cost_on_average(parking: Parking) -> None:
+def test_where_they_cost_different_numbers_it_is_told_by_what_they_cost_on_average(parking: Backlog) -> None:
     park(parking, to_park("a", 3, cost=5), to_park("b", 9, cost=1))
     assert park(parking, to_park("c", 6)) == [3], "one of the two is before it"
 
 
 @pytest.mark.parametrize("order", [-255, -3, 3, 9])
-def test_what_is_aside_keeps_its_place_too(parking: Parking, order: int) -> None:
+def test_what_is_aside_keeps_its_place_too(parking: Backlog, order: int) -> None:
     park(parking, to_park("x@absent"), to_park("y@absent", order), to_park("z@here"), to_park("w@here", order))
     away = Attendance(attended=frozenset({"here"}), absent=frozenset({"absent"}))
     first = ["w@here", "z@here"] if order < 0 else ["z@here", "w@here"]
@@ -113,7 +113,7 @@ def test_what_is_aside_keeps_its_place_too(parking: Parking, order: int) -> None
     assert leave(parking, back) == (["y@absent", "x@absent"] if order < 0 else ["x@absent", "y@absent"])
 
 
-def test_the_oldest_is_found_whatever_its_importance(parking: Parking, clock: Clock) -> None:
+def test_the_oldest_is_found_whatever_its_importance(parking: Backlog, clock: Clock) -> None:
     park(parking, to_park("low", 9), to_park("lower@absent", 9))
     clock.advance(10)
     park(parking, to_park("a", -255), to_park("b"), to_park("c", 3))
@@ -122,7 +122,7 @@ def test_the_oldest_is_found_whatever_its_importance(parking: Parking, clock: Cl
     assert parking.contents.lot(BUCKET, 0, -1).oldest == (START + 1) / 1e6, "it is aside"
 
 
-def test_whoever_has_waited_for_long_catches_up(parking: Parking, clock: Clock) -> None:
+def test_whoever_has_waited_for_long_catches_up(parking: Backlog, clock: Clock) -> None:
     park(parking, to_park("old", 1))
     clock.advance(52 * 86400)
     park(parking, to_park("new", 0))
@@ -132,7 +132,7 @@ def test_whoever_has_waited_for_long_catches_up(parking: Parking, clock: Clock) 
 
 @pytest.mark.parametrize("purge", [True, False])
 def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
-    parking: Parking, clock: Clock, purge: bool
+    parking: Backlog, clock: Clock, purge: bool
 ) -> None:
     everybody = [to_park(f"{number}", ORDERS[number % len(ORDERS)]) for number in range(300)]
     park(parking, *everybody)
@@ -148,7 +148,7 @@ def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
     assert {each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks} == {"late 0", "late 3", "late 6", "late 9"}
 
 
-def test_all_are_handed_back_whatever_their_importance(parking: Parking, clock: Clock) -> None:
+def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park(f"{number}@absent", ORDERS[number % len(ORDERS)]) for number in range(100)])
     park(parking, *[to_park(f"{number}@here", ORDERS[number % len(ORDERS)]) for number in range(100)])
     frozen_out = Attendance(attended=frozenset(), absent=frozenset({"absent", "here"}))
@@ -181,7 +181,7 @@ def test_random_ones_leave_as_by_a_model(
     store, limiter = world
     for key in store.scan_iter("ratelimit:*"):
         store.delete(key)
-    parking, now = Parking(limiter, "fleet", 3600), START
+    parking, now = Backlog(limiter, "fleet", 3600), START
     inside: dict[str, tuple[int, int, int]] = {}  # id: order, since, copy
     outside: list[tuple[str, int, int, int]] = []
     for number, (act, which, pause) in enumerate(acts):

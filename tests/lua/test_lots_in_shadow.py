@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import Parking, ToPark
 from tests.conftest import Clock
 
 BUCKET = ("api", "")
 SHADOW: dict[str, Any] = {"name": "api", "shadow": True}
 
 
-def park(parking: Parking, number: int) -> None:
+def park(parking: Backlog, number: int) -> None:
     parking.park({BUCKET: [ToPark(f"id{each}", 1, "{}", 1) for each in range(number)]})
 
 
-def let_out(parking: Parking, limit: Limit) -> int:
+def let_out(parking: Backlog, limit: Limit) -> int:
     return sum(len(each.leaving) for each in parking.unpark([Demand(limit, "api")]))
 
 
@@ -45,7 +45,7 @@ def test_a_worker_whose_code_has_it_in_shadow_forgets_nothing_of_it(
         frozen.resume("api", force=True)
     while frozen.acquire(limit).allowed:
         pass
-    parking = Parking(frozen, "fleet", 3600)
+    parking = Backlog(frozen, "fleet", 3600)
     park(parking, 20)
     assert let_out(parking, Limit("10/h", **SHADOW, **options)) == 20
     clock.advance(1)
@@ -55,7 +55,7 @@ def test_a_worker_whose_code_has_it_in_shadow_forgets_nothing_of_it(
 def test_slots_of_before_hold_up_nobody(frozen: Limiter, clock: Clock) -> None:
     """Those that have lost their slots elsewhere are not looked for at each look, before anybody leaves."""
     limit = Limit("100/s", name="api")
-    parking = Parking(frozen, "fleet", 3600)
+    parking = Backlog(frozen, "fleet", 3600)
     park(parking, 500)
     out = sum(let_out(parking, limit) for _ in range(3))
     clock.advance(1)

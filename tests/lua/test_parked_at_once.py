@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.parking.lot import Parking, ToPark
+from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.testing import EmbeddedServer
 
 from .frozen import FROZEN_STORE
@@ -52,7 +52,7 @@ calls = st.lists(
 
 
 @pytest.fixture(scope="module")
-def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[Parking]]]:
+def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[Backlog]]]:
     """Two lots that know nothing of one another."""
     store: Any = redis.Redis.from_url(server.url, decode_responses=True)
     clients = [redis.Redis.from_url(server.url) for _ in range(2)]
@@ -60,7 +60,7 @@ def fleets(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, list[Parking]]
         Limiter(client, prefix=f"p{number}", replace_includes={"now": FROZEN_STORE})
         for number, client in enumerate(clients)
     ]
-    yield store, [Parking(limiter, "fleet", 3600) for limiter in limiters]
+    yield store, [Backlog(limiter, "fleet", 3600) for limiter in limiters]
     for client in (store, *clients):
         client.close()
 
@@ -86,7 +86,7 @@ def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
 @pytest.mark.slow
 @given(calls=calls)
 @settings(max_examples=300)
-def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Parking]], calls: list[Any]) -> None:
+def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Backlog]], calls: list[Any]) -> None:
     store, (together, one_by_one) = fleets
     store.flushall()
     now = NOW

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.backlog.backlog import Backlog
 from tests.conftest import START, Clock
 
 from .test_parking import BUCKET, let_out, park, publish
 
 
 @pytest.mark.parametrize("told", ["before", "after", "never"])
-def test_it_is_parked_once_more_and_leaves_once_more(parking: Parking, clock: Clock, told: str) -> None:
+def test_it_is_parked_once_more_and_leaves_once_more(parking: Backlog, clock: Clock, told: str) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
     parking.flush()
@@ -29,7 +29,7 @@ def test_it_is_parked_once_more_and_leaves_once_more(parking: Parking, clock: Cl
     assert parking.copies.arrive(BUCKET, {"a": 3}) == set()
 
 
-def test_it_may_run_before_it_is_told_that_the_first_message_is_acknowledged(parking: Parking) -> None:
+def test_it_may_run_before_it_is_told_that_the_first_message_is_acknowledged(parking: Backlog) -> None:
     park(parking, "a")
     assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 1)]
     publish(parking, ("a", 1))
@@ -38,7 +38,7 @@ def test_it_may_run_before_it_is_told_that_the_first_message_is_acknowledged(par
     assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
 
 
-def test_what_was_let_out_here_does_not_replace_what_is_parked(parking: Parking) -> None:
+def test_what_was_let_out_here_does_not_replace_what_is_parked(parking: Backlog) -> None:
     """The message that was parked may be sent to be parked once more, after it has left: the answer was lost."""
     park(parking, "a")
     let_out(parking)

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.backlog.backlog import FULL, LATE, NOBODY, Backlog, ToPark
+from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.lot import FULL, LATE, NOBODY, Parking, ToPark
-from celery_ratelimit.parking.parked import Parked
-from celery_ratelimit.parking.register import Attendance
 from tests.conftest import START, Clock
 from tests.parks import park_one
 
@@ -28,7 +28,7 @@ def message_of(id: str) -> str:
 
 
 def park(
-    parking: Parking,
+    parking: Backlog,
     *ids: str,
     asked: Demand = API,
     copy: int = 1,
@@ -54,7 +54,7 @@ def park(
     return max(answer, FULL)
 
 
-def let_out(parking: Parking, asked: Demand = API) -> list[Parked]:
+def let_out(parking: Backlog, asked: Demand = API) -> list[Parked]:
     """Who leaves, by as many scripts as it takes."""
     leaving: list[Parked] = []
     again: float | None = 0.0
@@ -64,17 +64,17 @@ def let_out(parking: Parking, asked: Demand = API) -> list[Parked]:
     return leaving
 
 
-def unpark(parking: Parking, asked: Demand = API) -> list[tuple[str, int]]:
+def unpark(parking: Backlog, asked: Demand = API) -> list[tuple[str, int]]:
     """Who leaves, and in how many microseconds they have their turn."""
     return [(each.id, us(each.wait)) for each in let_out(parking, asked)]
 
 
-def publish(parking: Parking, *copies: tuple[str, int]) -> None:
+def publish(parking: Backlog, *copies: tuple[str, int]) -> None:
     parking.published({BUCKET: [Parked(id, copy, 0, 0.0, "") for id, copy in copies]})
 
 
 def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
-    frozen: Limiter, parking: Parking, clock: Clock
+    frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     assert frozen.asker.ask((API,)).allowed
     assert [park(parking, f"t{number}") for number in range(25)] == list(range(25))
@@ -92,7 +92,7 @@ def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     assert not frozen.asker.ask((API,), id="newcomer").allowed
 
 
-def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Parking, clock: Clock) -> None:
+def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Backlog, clock: Clock) -> None:
     some = [ToPark(id, 1, message_of(id), 1) for id in "abc"]
     parking.park({BUCKET: some[:1]}, later={BUCKET: 0.15})
     assert parking.due(["api"]) == []
@@ -105,14 +105,14 @@ def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Parking,
     assert parking.due(["api"]) == [BUCKET]
 
 
-def test_what_has_its_place_before_the_first_is_looked_for_at_once(parking: Parking, clock: Clock) -> None:
+def test_what_has_its_place_before_the_first_is_looked_for_at_once(parking: Backlog, clock: Clock) -> None:
     for id, since in (("a", START - 1_000_000), ("b", START - 2_000_000)):
         assert parking.due(["api"]) in (None, [])
         parking.park({BUCKET: [ToPark(id, 1, message_of(id), 1, since)]}, later={BUCKET: 0.15})
     assert parking.due(["api"]) == [BUCKET]
 
 
-def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Parking, clock: Clock) -> None:
+def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Backlog, clock: Clock) -> None:
     park(parking, "a", "b")
     assert [id for id, _ in unpark(parking)] == ["a", "b"]
     for id in ("a", "b"):
@@ -125,7 +125,7 @@ def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Parking, clock
     )
 
 
-def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: Parking) -> None:
+def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: Backlog) -> None:
     assert park(parking, "a", only_behind=True) == NOBODY
     assert park(parking, "a") == 0
     assert park(parking, "a") == 1, "as often as it likes"
@@ -136,14 +136,14 @@ def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: 
     assert [(each.id, each.message) for each in lot.tasks] == [(id, message_of(id)) for id in "abc"]
 
 
-def test_who_was_throttled_before_keeps_its_place(parking: Parking, clock: Clock) -> None:
+def test_who_was_throttled_before_keeps_its_place(parking: Backlog, clock: Clock) -> None:
     clock.set(START + 5_000_000)
     park(parking, "late")
     park(parking, "early", copy=2, since=START)
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("early", 2), ("late", 1)]
 
 
-def test_each_pays_what_it_costs(frozen: Limiter, parking: Parking) -> None:
+def test_each_pays_what_it_costs(frozen: Limiter, parking: Backlog) -> None:
     limit = Limit("10/s", burst=10, name="api")
     assert frozen.asker.ask((Demand(limit, "api", "", 10),)).allowed
     for id, cost in (("a", 3), ("b", 5), ("c", 1), ("d", 2)):
@@ -152,7 +152,7 @@ def test_each_pays_what_it_costs(frozen: Limiter, parking: Parking) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "sliding_window"])
-def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Parking, clock: Clock, algorithm: str) -> None:
+def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Backlog, clock: Clock, algorithm: str) -> None:
     asked = Demand(Limit("10/s", name="api", algorithm=algorithm), "api")
     for _ in range(10):
         assert frozen.asker.ask((asked,)).allowed
@@ -171,7 +171,7 @@ def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Parking, cl
 
 
 def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
-    frozen: Limiter, parking: Parking, clock: Clock
+    frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(100)])
@@ -185,7 +185,7 @@ def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
     assert len(unpark(parking)) == 51, "one now, and those of the next second"
 
 
-def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Parking) -> None:
+def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Backlog) -> None:
     quick = demand("100000/s")
     frozen.asker.ask((quick,))
     park(parking, *[f"t{number}" for number in range(1500)])
@@ -193,7 +193,7 @@ def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Parking)
     assert let_out(parking, quick) == []
 
 
-def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """A worker was killed with ten countdowns in its memory."""
     asked = Demand(Limit("10/s", name="api", algorithm="sliding_log"), "api")
     for _ in range(10):
@@ -206,7 +206,7 @@ def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, par
 
 
 def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
-    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+    frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
     """When a place will be free is an estimate: somebody is to be there if it is sooner."""
     asked = Demand(Concurrency(1, name="api"), "api")
@@ -221,7 +221,7 @@ def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
     assert left[-1][1] > 0
 
 
-def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(30)])
     park(parking, "short", expires=START / 1e6 + 2)
@@ -232,7 +232,7 @@ def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Pa
     assert [id for id, _ in others] == [f"t{number}" for number in range(10, 20 + 1)]
 
 
-def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: redis.Redis) -> None:
+def test_those_that_are_picked_leave_and_nobody_else(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a", "b", "c")
     taken, leaving, left = parking.contents.pick(BUCKET, ["b", "nobody"], purge=False)
     assert (taken, [each.id for each in leaving], left) == (1, ["b"], [])
@@ -244,7 +244,7 @@ def test_those_that_are_picked_leave_and_nobody_else(parking: Parking, store: re
 # -- Queues that nobody consumes -----------------------------------------------------------------------------------
 
 
-def attend(parking: Parking, worker: str, *queues: str, left: Sequence[str] = ()) -> Attendance:
+def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = ()) -> Attendance:
     return parking.register.attend(worker, queues, left, 6)
 
 
@@ -252,7 +252,7 @@ NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
 
 
 def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
-    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+    frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
     assert attend(parking, "one", "a", "b") == ({"a", "b"}, set())
     assert attend(parking, "two", "b") == ({"b"}, set())
@@ -272,7 +272,7 @@ def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
 
 
 def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
-    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+    frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"{number}@{queue}" for number in range(30) for queue in "ab"])
@@ -299,7 +299,7 @@ def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
 
 
 def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
-    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+    frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
     several = [demand("10/s", key=key) for key in ("", *[f"t{number}" for number in range(600)])]
     for asked in several:
@@ -333,7 +333,7 @@ def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
 
 
 def test_whoever_is_aside_expires_and_is_taken_out_like_others(
-    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis
+    frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
     park(parking, "short@a", expires=START / 1e6 + 2)
     park(parking, *[f"{number}@a" for number in range(250)])
@@ -361,7 +361,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
     assert not [key for key in store.keys("ratelimit:*@fleet") if "aside" in key]
 
 
-def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[f"{number}@a" for number in range(1000)], "last@b")
     leaving, steps, again = [], 0, 0.0
     while again == 0.0:
@@ -376,7 +376,7 @@ def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Parking, store: r
 
 @pytest.mark.parametrize("why", ["their turn", "expired", "not reported"])
 def test_no_reply_is_longer_than_a_connection_can_take(
-    frozen: Limiter, parking: Parking, clock: Clock, why: str
+    frozen: Limiter, parking: Backlog, clock: Clock, why: str
 ) -> None:
     quick = demand("1000/s")
     several = [quick, demand("1000/s", key="other")]
@@ -411,7 +411,7 @@ def test_no_reply_is_longer_than_a_connection_can_take(
     assert max(sizes) == 3, "200 kB each, and no more when half a megabyte is reached"
 
 
-def test_a_message_that_is_longer_than_that_goes_alone(parking: Parking, clock: Clock) -> None:
+def test_a_message_that_is_longer_than_that_goes_alone(parking: Backlog, clock: Clock) -> None:
     for id in "abc":
         park_one(parking, API, id, "{}" + " " * 2_000_000)
     (looked,) = parking.unpark([API])
@@ -423,7 +423,7 @@ def test_a_message_that_is_longer_than_that_goes_alone(parking: Parking, clock: 
     park(parking, "d")
 
 
-def test_heavy_tasks_are_listed_a_few_at_a_time(parking: Parking) -> None:
+def test_heavy_tasks_are_listed_a_few_at_a_time(parking: Backlog) -> None:
     for id in "abcdefg":
         park_one(parking, API, id, "{}" + " " * 200_000)
     assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == ["a", "b", "c"]
@@ -438,7 +438,7 @@ def everything(steps: Iterable[tuple[int, list[Parked]]]) -> list[str]:
 
 
 def test_a_task_is_found_by_its_own_id_for_as_long_as_it_is_parked(
-    frozen: Limiter, parking: Parking, store: redis.Redis
+    frozen: Limiter, parking: Backlog, store: redis.Redis
 ) -> None:
     keyed = demand("1/h", name="keyed", key="t\n1")
     park(parking, "one@q", "one.1@q", "one@other")
@@ -453,13 +453,13 @@ def test_a_task_is_found_by_its_own_id_for_as_long_as_it_is_parked(
     assert store.zcard("ratelimit:v1:{api}::where@fleet") == 0
 
 
-def test_look_ups_are_bounded(frozen: Limiter, parking: Parking) -> None:
+def test_look_ups_are_bounded(frozen: Limiter, parking: Backlog) -> None:
     park(parking, *[f"{number}@q" for number in range(700)])
     found = list(parking.contents.find(["api", "other"], [str(number) for number in range(700)]))
     assert [len(each[BUCKET]) for each in found] == [100] * 7
 
 
-def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: Parking, store: redis.Redis) -> None:
+def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[f"new{number}@q" for number in range(500)])
     for number in range(500):
         park(parking, f"old{number}@q")
@@ -474,7 +474,7 @@ def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: P
 
 @pytest.mark.parametrize("purge", [False, True], ids=["released", "thrown away"])
 def test_all_are_taken_out_in_steps_and_each_once(
-    frozen: Limiter, parking: Parking, clock: Clock, store: redis.Redis, purge: bool
+    frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis, purge: bool
 ) -> None:
     """Those that are let out may be back, at their old places, before the last of them has gone."""
     names = [f"t{number:03}@q" for number in range(500)]
@@ -502,7 +502,7 @@ def test_all_are_taken_out_in_steps_and_each_once(
         assert parking.contents.lot(BUCKET, 0, -1).parked == 509
 
 
-def test_lots_are_listed_in_pages(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+def test_lots_are_listed_in_pages(frozen: Limiter, parking: Backlog, store: redis.Redis) -> None:
     for number in range(450):
         park(parking, "a", asked=demand("1/h", key=f"t{number}"))
     assert sorted(lot.key for lot in parking.contents.lots(["api"])) == sorted(f"t{number}" for number in range(450))
@@ -512,7 +512,7 @@ def test_lots_are_listed_in_pages(frozen: Limiter, parking: Parking, store: redi
 
 
 def test_what_an_older_version_has_let_out_is_forgotten_when_the_last_lot_ends(
-    parking: Parking, store: redis.Redis
+    parking: Backlog, store: redis.Redis
 ) -> None:
     park(parking, "a@q")
     store.zadd("ratelimit:v1:{api}::where@fleet", {"old\0old@q\0": 0})
@@ -524,7 +524,7 @@ def test_what_an_older_version_has_let_out_is_forgotten_when_the_last_lot_ends(
 # -- When somebody looks -------------------------------------------------------------------------------------------
 
 
-def wake(parking: Parking, asked: Demand, since: int = 0) -> int:
+def wake(parking: Backlog, asked: Demand, since: int = 0) -> int:
     """Tells the lots that their limit has changed; how many steps that took."""
     steps, more = 0, True
     while more:
@@ -533,7 +533,7 @@ def wake(parking: Parking, asked: Demand, since: int = 0) -> int:
     return steps
 
 
-def closed(frozen: Limiter, parking: Parking, asked: Demand, id: str = "a") -> None:
+def closed(frozen: Limiter, parking: Backlog, asked: Demand, id: str = "a") -> None:
     """Somebody is parked, and has been told to wait for long."""
     while frozen.asker.ask((asked,)).allowed:
         pass
@@ -553,7 +553,7 @@ def closed(frozen: Limiter, parking: Parking, asked: Demand, id: str = "a") -> N
     ids=lambda limit: str(limit.method),
 )
 def test_a_closed_lot_is_looked_after_when_its_turn_comes_and_no_sooner(
-    frozen: Limiter, parking: Parking, clock: Clock, limit: Limit
+    frozen: Limiter, parking: Backlog, clock: Clock, limit: Limit
 ) -> None:
     asked = Demand(limit, "api")
     closed(frozen, parking, asked)
@@ -567,7 +567,7 @@ def test_a_closed_lot_is_looked_after_when_its_turn_comes_and_no_sooner(
 
 
 def test_a_paused_lot_is_looked_after_a_moment_before_the_pause_ends(
-    frozen: Limiter, parking: Parking, clock: Clock
+    frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     frozen.pause("api", 60, force=True)
     park(parking, "a")
@@ -580,10 +580,10 @@ def test_a_paused_lot_is_looked_after_a_moment_before_the_pause_ends(
 
 
 @pytest.mark.parametrize("how", ["settle", "cancel", "forget", "reset", "rate of the key", "end of the key's rate"])
-def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: Parking, clock: Clock, how: str) -> None:
+def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: Backlog, clock: Clock, how: str) -> None:
     limit = Limit("10/h", burst=10, name="api", key="{tenant}")
     asked, bucket = Demand(limit, "api", "t"), ("api", "t")
-    other = Parking(frozen, "other", redelivery=3600)
+    other = Backlog(frozen, "other", redelivery=3600)
     if how == "end of the key's rate":
         frozen.set_rate(limit, "1/d", key="t", for_=60, force=True)
     if how == "cancel":
@@ -620,7 +620,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: P
             assert each.due(["api"]) == [], "by each fleet once, whoever of it asks"
 
 
-def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     asked = Demand(Concurrency(1, name="api", lease=60), "api")
     held = frozen.asker.ask((asked,), id="holder")
     clock.advance(30)
@@ -634,7 +634,7 @@ def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Pa
 
 
 def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_are_held(
-    frozen: Limiter, parking: Parking, clock: Clock
+    frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     """Who comes is bound to a worker, which may have no process for it when another one has."""
     asked = Demand(Concurrency(5, name="api", lease=60), "api")
@@ -651,7 +651,7 @@ def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_ar
 
 
 def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
-    frozen: Limiter, parking: Parking, clock: Clock
+    frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     asked = Demand(Concurrency(1, name="api", lease=60), "api")
     frozen.asker.ask((asked,), id="holder")
@@ -664,7 +664,7 @@ def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
 
 
 def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
-    frozen: Limiter, parking: Parking, clock: Clock
+    frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     limit = Limit("1/h", name="api", key="{tenant}")
 
@@ -709,7 +709,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
     assert len(seen) == 1200
 
 
-def test_another_limit_in_the_code_wakes_the_lots(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_another_limit_in_the_code_wakes_the_lots(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """A worker of the next deploy has another rate, and one of the deploy before is still about."""
     old, new = demand("1/h"), demand("1/m")
     closed(frozen, parking, old)
@@ -726,7 +726,7 @@ def test_another_limit_in_the_code_wakes_the_lots(frozen: Limiter, parking: Park
     assert not looked.another
 
 
-def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Parking, store: redis.Redis) -> None:
+def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Backlog, store: redis.Redis) -> None:
     """Of several limits, as far as a script may go; the others are due still."""
     several = [demand("10/s", name=name, key=key) for name in ("api", "other") for key in ("", "x")]
     for asked in several:
@@ -742,7 +742,7 @@ def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Parking, stor
     assert sorted(parking.due(["quick"])) == [("quick", key) for key in "xyz"]
 
 
-def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     limit = Limit("10/h", burst=10, name="api")
     frozen.asker.ask((Demand(limit, "api", "", 10),))
     park(parking, "dear", asked=Demand(limit, "api", "", 10))
@@ -758,7 +758,7 @@ def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Parking, clock: C
 # -- A worker dies between two steps -------------------------------------------------------------------------------
 
 
-def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Parking) -> None:
+def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Backlog) -> None:
     park(parking, "a")
     # Still parked: the message that comes once more is of no use.
     assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
@@ -770,7 +770,7 @@ def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Par
     assert parking.copies.arrive(BUCKET, {"a": 1}) == set(), "and it may run once more if it is delivered once more"
 
 
-def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, store: redis.Redis) -> None:
+def test_acknowledged_it_may_come_again_for_other_reasons(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
     parking.flush()
@@ -780,7 +780,7 @@ def test_acknowledged_it_may_come_again_for_other_reasons(parking: Parking, stor
     assert not store.keys("ratelimit:*:twice@fleet")
 
 
-def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Parking, store: redis.Redis) -> None:
+def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a")
     let_out(parking, API)
     assert store.keys("ratelimit:*:twice@fleet")
@@ -791,7 +791,7 @@ def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Parking,
 
 @pytest.mark.parametrize("was_published", [False, True], ids=["not published", "published, and not reported"])
 def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
-    parking: Parking, clock: Clock, was_published: bool
+    parking: Backlog, clock: Clock, was_published: bool
 ) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
@@ -810,7 +810,7 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
         assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
 
 
-def test_one_that_arrives_was_published(parking: Parking, clock: Clock) -> None:
+def test_one_that_arrives_was_published(parking: Backlog, clock: Clock) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
     let_out(parking, API)  # published, and the worker dies before it says so
@@ -819,7 +819,7 @@ def test_one_that_arrives_was_published(parking: Parking, clock: Clock) -> None:
     assert let_out(parking, API) == []
 
 
-def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
+def test_parked_again_and_not_acknowledged(parking: Backlog) -> None:
     """It came back, its limit was paused, it is parked again as copy 2; copy 1 is delivered once more."""
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
@@ -834,7 +834,7 @@ def test_parked_again_and_not_acknowledged(parking: Parking) -> None:
     assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
 
 
-def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Parking, clock: Clock) -> None:
+def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Backlog, clock: Clock) -> None:
     """Let out and not reported, so there are two; the first to come finds its limit closed and is parked once more."""
     park(parking, "a")
     let_out(parking, API)
@@ -855,7 +855,7 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Park
     assert parking.copies.arrive(BUCKET, {"a": 3}) == set()
 
 
-def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Parking, clock: Clock) -> None:
+def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Backlog, clock: Clock) -> None:
     """It comes back, and is parked once more, before the worker that published it has said so."""
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
@@ -868,7 +868,7 @@ def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Parki
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
 
 
-def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, store: redis.Redis) -> None:
+def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a", "b", expires=START / 1e6 + 3600)
     unpark(parking)
     assert {key.rpartition(":")[2] for key in store.keys("ratelimit:*@fleet")} == {
@@ -882,7 +882,7 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Parking, s
 # -- The next look is never later than the next turn ---------------------------------------------------------------
 
 
-def out_when_due(parking: Parking, clock: Clock, asked: Demand, attendance: Attendance | None = None) -> list[str]:
+def out_when_due(parking: Backlog, clock: Clock, asked: Demand, attendance: Attendance | None = None) -> list[str]:
     """Who leaves within three seconds, if a lot is looked at when it is due and never else."""
     gone: list[str] = []
     for _ in range(30):
@@ -896,7 +896,7 @@ def out_when_due(parking: Parking, clock: Clock, asked: Demand, attendance: Atte
 
 @pytest.mark.parametrize(("rate", "number", "size"), [("10000/s", 120, 1), ("10/s", 3, 600_000)], ids=["many", "large"])
 def test_a_script_that_stops_while_the_others_are_aside_goes_on(
-    frozen: Limiter, parking: Parking, clock: Clock, rate: str, number: int, size: int
+    frozen: Limiter, parking: Backlog, clock: Clock, rate: str, number: int, size: int
 ) -> None:
     """Whoever was brought back has left, nobody else is in the lot itself, and the script has done enough."""
     asked, ids = demand(rate), [f"{place}@a" for place in range(number)]
@@ -910,7 +910,7 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
     assert out_when_due(parking, clock, asked, Attendance(frozenset("ab"), frozenset())) == ids
 
 
-def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """What is noted for a slot lies the burst behind it: ten seconds here."""
     asked = demand("2000/s", burst=20_000)
     assert frozen.asker.ask((demand("2000/s", burst=20_000, cost=20_000),)).allowed
@@ -923,7 +923,7 @@ def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Parking
     assert len(let_out(parking, asked)) == 500
 
 
-def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parking: Parking, clock: Clock) -> None:
+def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parking: Backlog, clock: Clock) -> None:
     """As broadcast queues do, of which each start of a worker has another one."""
     for number in range(1050):
         attend(parking, f"w{number}", f"bcast.{number}")
@@ -934,7 +934,7 @@ def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parkin
 
 
 @pytest.mark.parametrize("key", ["a\0b", "\0", "a\0" + "b" * 200, "%s", "\udc80"])
-def test_a_key_of_any_characters_is_found(parking: Parking, key: str) -> None:
+def test_a_key_of_any_characters_is_found(parking: Backlog, key: str) -> None:
     asked = demand("10/s", key=key)
     park(parking, "t@a", asked=asked)
     assert list(parking.contents.find(["api"], ["t"])) == [{("api", key): {"t@a": "t"}}]
@@ -942,7 +942,7 @@ def test_a_key_of_any_characters_is_found(parking: Parking, key: str) -> None:
     assert list(parking.contents.find(["api"], ["t"])) == [{}]
 
 
-def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """A worker was killed, another goes on, and somebody has stored a rate of another algorithm."""
     asked = Demand(Limit("20/s", name="api", warmup=2), "api")
     while frozen.asker.ask((asked,)).allowed:
@@ -957,7 +957,7 @@ def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, pa
     assert let_out(parking, asked)
 
 
-def test_more_workers_can_hold_more(parking: Parking, frozen: Limiter) -> None:
+def test_more_workers_can_hold_more(parking: Backlog, frozen: Limiter) -> None:
     """Else a rate of 10,000/s would be 1,000 in each look."""
     quick = demand("100000/s")
     frozen.asker.ask((quick,))

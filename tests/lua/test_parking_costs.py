@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
+from celery_ratelimit.backlog.backlog import FULL, Backlog
+from celery_ratelimit.backlog.backlog_queries import AGAIN
+from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.parking.contents import AGAIN
-from celery_ratelimit.parking.lot import FULL, Parking
-from celery_ratelimit.parking.parked import Parked
-from celery_ratelimit.parking.register import Attendance
 from tests.conftest import Clock
 from tests.parks import park_one
 
@@ -21,17 +21,17 @@ LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
 NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
 
 
-def park(parking: Parking, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
+def park(parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
     message = json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})
     demand = Demand(LIMIT, "api", key, cost)
     return park_one(parking, demand, id, message, copy=1, since=0, expires=expires, only_behind=False, most=most)
 
 
-def costs(parking: Parking) -> dict[str, int]:
+def costs(parking: Backlog) -> dict[str, int]:
     return {lot.key: lot.cost for lot in parking.contents.lots(["api"])}
 
 
-def test_each_is_told_what_those_ahead_cost(parking: Parking, store: redis.Redis) -> None:
+def test_each_is_told_what_those_ahead_cost(parking: Backlog, store: redis.Redis) -> None:
     assert [park(parking, f"{number}@a", 500) for number in range(19)] == [500 * number for number in range(19)]
     assert park(parking, "cheap@a", 1) == 9500
     assert park(parking, "other@a", 7, key="other") == 0
@@ -40,7 +40,7 @@ def test_each_is_told_what_those_ahead_cost(parking: Parking, store: redis.Redis
     assert park(parking, "late@a", 1, most=9502) == 9501
 
 
-def test_what_older_versions_park_costs_a_permit_each(parking: Parking, store: redis.Redis, clock: Clock) -> None:
+def test_what_older_versions_park_costs_a_permit_each(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     assert [park(parking, f"{number}@a", 500) for number in range(2)] == [0, 500]
     store.delete("ratelimit:v1:{api}::costs@fleet")
     assert costs(parking) == {"": 2}
@@ -71,7 +71,7 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
     client = redis.Redis.from_url(server.url, decode_responses=True)  # type: ignore[attr-defined]
     client.flushall()
     client.set("test:clock", START)
-    parking = Parking(
+    parking = Backlog(
         Limiter(redis.Redis.from_url(server.url), replace_includes={"now": FROZEN_NOW}),  # type: ignore[attr-defined]
         "fleet",
         redelivery=3600,

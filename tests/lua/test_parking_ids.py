@@ -7,7 +7,7 @@ import json
 import pytest
 import redis
 
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.backlog.backlog import Backlog
 from tests.parks import park_one
 
 from .test_parking import API, BUCKET, let_out
@@ -17,7 +17,7 @@ from .test_parking import API, BUCKET, let_out
     "task",
     ["zähler", "日本", "\U0001f40c", 'a "quoted" one', "back\\slash", "ends in \\", "a\nline", "/", "a@b", "\\u0041"],
 )
-def test_an_id_that_json_escapes_is_in_the_index(parking: Parking, store: redis.Redis, task: str) -> None:
+def test_an_id_that_json_escapes_is_in_the_index(parking: Backlog, store: redis.Redis, task: str) -> None:
     for id in (task, f"{task}2"):
         message = json.dumps({"id": id, "headers": {"id": id}})
         park_one(parking, API, f"{id}@q", message)
@@ -28,7 +28,7 @@ def test_an_id_that_json_escapes_is_in_the_index(parking: Parking, store: redis.
 
 
 def test_what_was_parked_before_there_was_such_an_entry_is_found_by_reading_the_lot(
-    parking: Parking, store: redis.Redis
+    parking: Backlog, store: redis.Redis
 ) -> None:
     message = json.dumps({"id": "zähler", "headers": {"id": "zähler"}})
     park_one(parking, API, "zähler@q", message)

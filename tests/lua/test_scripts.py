@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.limit import METHODS
-from celery_ratelimit.parking.lot import Parking
 from celery_ratelimit.store.script import FAIR, Script, load_source
 
 from .bytecode import globals_of
@@ -44,7 +44,7 @@ LIMIT = Limit("1/m", name="api")
 
 def test_every_file_is_reachable(limiter: Limiter) -> None:
     loaded = {script.name for script in vars(limiter.asker.core.scripts).values() if isinstance(script, Script)}
-    loaded |= Parking(limiter, "fleet", 3600).scripts.keys()
+    loaded |= Backlog(limiter, "fleet", 3600).scripts.keys()
     assert loaded == set(VERBS), "each verb is a script of the limiter, or of the parking lots"
     for include in INCLUDES:
         mark = f"-- mark {include}"

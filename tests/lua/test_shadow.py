@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.counts.arrivals import Arrivals
+from celery_ratelimit.counts.arrivals import Deduplicator
 from celery_ratelimit.counts.would import Would
 from celery_ratelimit.limiter.shadows import ask_would, tell_arrivals
 from tests.conftest import Clock
@@ -36,7 +36,7 @@ class Process:
 
     def __init__(self, limiter: Limiter, clock: Clock) -> None:
         self._limiter, self._clock = limiter, clock
-        self.arrivals = Arrivals(lambda: clock.us / 1e6)
+        self.arrivals = Deduplicator(lambda: clock.us / 1e6)
 
     def came(self, limit: Limit, cost: int = 1, key: str = "") -> None:
         self._limiter.asker.core.shadows.limits[str(limit.name)] = limit

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.stored_shadow import StoredShadow
-from celery_ratelimit.parking.lot import Parking
 from celery_ratelimit.store.keys import config_keys
 from tests.conftest import START, Clock
 
@@ -170,7 +170,7 @@ def test_nobody_else_decides_otherwise(frozen: Limiter, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("by", ["somebody", "the code"])
-def test_what_is_parked_comes_out_at_once(parking: Parking, frozen: Limiter, clock: Clock, by: str) -> None:
+def test_what_is_parked_comes_out_at_once(parking: Backlog, frozen: Limiter, clock: Clock, by: str) -> None:
     slow = demand("1/h")
     assert frozen.asker.ask([slow]).allowed
     park(parking, *[f"t{number}" for number in range(100)], asked=slow)

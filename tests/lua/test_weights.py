@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError, Limit, Limiter
-from celery_ratelimit.parking.lot import Parking
+from celery_ratelimit.backlog.backlog import Backlog
 from tests.conftest import START, Clock
 
 from .test_fair_shares import BUCKET, FAIR, TURNS, ids, leave, limit, park, to_park
@@ -16,7 +16,7 @@ def set_weight(limiter: Limiter, key: str, weight: float | None) -> bool:
     return limiter.set_weight(FAIR.limit, key, weight, by="me")
 
 
-def test_a_stored_weight_goes_before_that_of_the_code_until_it_is_taken_away(frozen: Limiter, parking: Parking) -> None:
+def test_a_stored_weight_goes_before_that_of_the_code_until_it_is_taken_away(frozen: Limiter, parking: Backlog) -> None:
     code = limit(weights={"a": 0.5})
     park(parking, *[to_park(share, f"{share}{number}") for number in range(300) for share in "ab"])
     assert set_weight(frozen, "a", 4)
@@ -29,7 +29,7 @@ def test_a_stored_weight_goes_before_that_of_the_code_until_it_is_taken_away(fro
 
 
 def test_a_change_holds_for_those_that_have_had_their_turn_under_the_weight_before(
-    frozen: Limiter, parking: Parking, clock: Clock
+    frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for number in range(300) for share in "ab"])
     set_weight(frozen, "a", 0.001)
@@ -40,7 +40,7 @@ def test_a_change_holds_for_those_that_have_had_their_turn_under_the_weight_befo
     assert abs(sum(id[0] == "a" for id in ids(leave(parking, limit("20/s"), horizon=0.5))) - 5) <= 1
 
 
-def test_0_holds_back_until_there_is_a_weight_again(frozen: Limiter, parking: Parking) -> None:
+def test_0_holds_back_until_there_is_a_weight_again(frozen: Limiter, parking: Backlog) -> None:
     set_weight(frozen, "a", 0)
     park(parking, *[to_park("a", f"a{number}") for number in range(5)])
     assert parking.due(["api"]) == [BUCKET], "a limit that has one bucket is touched by the change"
@@ -53,7 +53,7 @@ def test_0_holds_back_until_there_is_a_weight_again(frozen: Limiter, parking: Pa
 
 
 @pytest.mark.parametrize("back", [None, 2.0])
-def test_many_are_held_back_and_all_of_them_come_out(frozen: Limiter, parking: Parking, back: float | None) -> None:
+def test_many_are_held_back_and_all_of_them_come_out(frozen: Limiter, parking: Backlog, back: float | None) -> None:
     """Of more changes than the store remembers one by one."""
     names = [f"t{number}" for number in range(150)]
     for name in names:
@@ -65,7 +65,7 @@ def test_many_are_held_back_and_all_of_them_come_out(frozen: Limiter, parking: P
     assert sorted(ids(leave(parking))) == sorted(f"{name}@q" for name in names)
 
 
-def test_a_lot_is_not_woken_twice_for_one_change(frozen: Limiter, parking: Parking, clock: Clock) -> None:
+def test_a_lot_is_not_woken_twice_for_one_change(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park("a", f"a{number}") for number in range(5)])
     set_weight(frozen, "a", 3)
     parking.due(["api"])
@@ -106,7 +106,7 @@ def test_a_name_that_nobody_knows_a_weight_that_cannot_be_and_a_limit_that_is_no
 
 
 def test_the_state_of_the_bucket_stays_when_weights_change(
-    frozen: Limiter, parking: Parking, store: redis.Redis
+    frozen: Limiter, parking: Backlog, store: redis.Redis
 ) -> None:
     code = limit("10/s", burst=5)
     assert all(frozen.acquire(code.limit).allowed for _ in range(5))

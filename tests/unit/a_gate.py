@@ -21,12 +21,12 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
+from celery_ratelimit.backlog.backlog import NOBODY, ToPark
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.outage import NotAsked
 from celery_ratelimit.limiter.shadows import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
-from celery_ratelimit.parking.lot import NOBODY, ToPark
 from celery_ratelimit.worker import (
     actions,
     admission,
@@ -149,12 +149,12 @@ class Bench:
         monkeypatch.setattr(
             store_calls.StoreCalls, "_use_threads", property(lambda calls: calls._has_loop and self.is_far)
         )
-        for name in ("Outage", "LimitWatcher", "Attendant"):
+        for name in ("Outage", "LimitWatcher", "ReturnScheduler"):
             monkeypatch.setattr(gate, name, lambda *_: self)
         nothing_stored = SimpleNamespace(of=lambda *_: "", forget=lambda names: None)
         monkeypatch.setattr(gate, "StoredLimitLabels", lambda *_: nothing_stored)
         monkeypatch.setattr(gate, "StoreClock", lambda *_: self.clock)
-        monkeypatch.setattr(gate, "parking_of", lambda app: None)
+        monkeypatch.setattr(gate, "backlog_of", lambda app: None)
         monkeypatch.setattr(gate, "is_built_in", lambda name: False)
         for name, value in {
             "queue_of": lambda request: request.queue,

@@ -12,14 +12,14 @@ import pytest
 from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.channels import MAX_PAUSE, pause_while
 from celery_ratelimit._celery.pool import _Job
+from celery_ratelimit.backlog.backlog import NOBODY
+from celery_ratelimit.backlog.backlog_cache import BacklogCache
+from celery_ratelimit.backlog.messages import Looked, Parked
+from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
+from celery_ratelimit.backlog.store_steps import asked
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
-from celery_ratelimit.parking.asks import asked
-from celery_ratelimit.parking.attendant import Attendant
-from celery_ratelimit.parking.lot import NOBODY
-from celery_ratelimit.parking.occupied import Occupied
-from celery_ratelimit.parking.parked import Looked, Parked
 from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
 from celery_ratelimit.worker.store_calls import StoreLatency
 from tests.unit.a_gate import Bench
@@ -167,7 +167,7 @@ BUCKET = ("api", "")
 def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [NOW]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    occupied = Occupied({"api": API.limit})
+    occupied = BacklogCache({"api": API.limit})
     assert occupied.lot_of([API]) is None
     occupied.note_turn(BUCKET, NOW + 0.5)
     assert occupied.is_closed(BUCKET)
@@ -184,8 +184,8 @@ def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(mo
 
 
 def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_ratelimit.parking.occupied.MOST_KNOWN", 3)
-    occupied, soon = Occupied({"api": API.limit}), time.monotonic() + 60.0
+    monkeypatch.setattr("celery_ratelimit.backlog.backlog_cache.MOST_KNOWN", 3)
+    occupied, soon = BacklogCache({"api": API.limit}), time.monotonic() + 60.0
     for number in range(5):
         occupied.note_turn(("api", str(number)), soon)
     assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]
@@ -219,16 +219,16 @@ class Limits(dict[str, Any]):
 
 
 @pytest.fixture
-def attendant(monkeypatch: pytest.MonkeyPatch) -> Attendant:
-    for part in ("Orphans", "Arrivals", "Waking", "Publisher", "Revoked", "Attending"):
-        monkeypatch.setattr(f"celery_ratelimit.parking.attendant.{part}", MagicMock())
+def attendant(monkeypatch: pytest.MonkeyPatch) -> ReturnScheduler:
+    for part in ("Orphans", "Deduplicator", "Waking", "Publisher", "Revoked", "QueueHeartbeat"):
+        monkeypatch.setattr(f"celery_ratelimit.backlog.return_scheduler.{part}", MagicMock())
     lots: Any = Lots()
     lots.bell = MagicMock()
     limits: Any = Limits({"api": API.limit, "places": Concurrency(2, name="places")})
-    return Attendant(MagicMock(), lots, limits, MagicMock(), MagicMock(), 60.0, MagicMock())
+    return ReturnScheduler(MagicMock(), lots, limits, MagicMock(), MagicMock(), 60.0, MagicMock())
 
 
-def let_out(attendant: Attendant, *names: str) -> None:
+def let_out(attendant: ReturnScheduler, *names: str) -> None:
     """These lots are due, and each lets three tasks out."""
     lots: Any = attendant.parking
     lots.due = lambda _: [(name, "") for name in names]
@@ -237,7 +237,9 @@ def let_out(attendant: Attendant, *names: str) -> None:
     assert asked(attendant._let_out(float("inf")))
 
 
-def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(attendant: Attendant) -> None:
+def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(
+    attendant: ReturnScheduler,
+) -> None:
     lots: Any = attendant.parking
     packed, pending = MagicMock(), MagicMock(gone=False)
     asked(attendant.parks({BUCKET: [(pending, packed)]}, only_behind=True))
@@ -247,12 +249,12 @@ def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_le
     assert lots.only_behind == [True, False, True]
 
 
-def test_a_place_may_be_free_sooner_than_was_foreseen(attendant: Attendant) -> None:
+def test_a_place_may_be_free_sooner_than_was_foreseen(attendant: ReturnScheduler) -> None:
     let_out(attendant, "places")
     assert not attendant.occupied.is_closed(("places", ""))
 
 
-def test_a_look_tells_what_was_noted_a_while_ago(attendant: Attendant) -> None:
+def test_a_look_tells_what_was_noted_a_while_ago(attendant: ReturnScheduler) -> None:
     lots: Any = attendant.parking
     told: list[bool] = []
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.parking.asks import advance, asked
-from celery_ratelimit.parking.due import LOOK, OWN, SELDOM, DueLots
-from celery_ratelimit.parking.pace import Pace
-from celery_ratelimit.parking.parked import Looked, Parked
-from celery_ratelimit.parking.untold import Untold
+from celery_ratelimit.backlog.due import LOOK, OWN, SELDOM, DueLots
+from celery_ratelimit.backlog.messages import Looked, Parked
+from celery_ratelimit.backlog.pending_reports import PendingReports
+from celery_ratelimit.backlog.poll_backoff import Pace
+from celery_ratelimit.backlog.store_steps import advance, asked
 
 LOT, OTHER = ("api", ""), ("api", "other")
 ONE = Parked("a", 1, 0, 0.5, "{}")
@@ -125,7 +125,7 @@ def test_lots_of_its_own_are_asked_for_again_with_the_others(due: DueLots, lots:
 
 
 def test_what_is_told_is_told_once_and_what_comes_meanwhile_later(now: list[float]) -> None:
-    untold = Untold()
+    untold = PendingReports()
     untold.note_acknowledged(LOT, "a")
     untold.note_published({LOT: [ONE], OTHER: [ONE]})
     now[0] += 2.0

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
+from celery_ratelimit.backlog.backlog import FULL, NOBODY, OVERTAKEN
+from celery_ratelimit.backlog.pending_reports import PendingReports
+from celery_ratelimit.backlog.store_steps import Reply, advance, asked
 from celery_ratelimit.limiter.outage import NotAsked
-from celery_ratelimit.parking.asks import Reply, advance, asked
-from celery_ratelimit.parking.lot import FULL, NOBODY, OVERTAKEN
-from celery_ratelimit.parking.untold import Untold
 from celery_ratelimit.worker import parking_batch, store_calls
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
@@ -474,7 +474,7 @@ def test_a_request_behind_one_that_is_being_parked_asks_the_store_once_though_it
 # -- What is told with it ----------------------------------------------------------------------------------------------
 
 
-def parks(untold: Untold, told: list[Any]) -> Any:
+def parks(untold: PendingReports, told: list[Any]) -> Any:
     with untold.telling([("api", "")]) as (ids, _):
         told.append(dict(ids))
         reply = yield lambda: "reply"
@@ -482,7 +482,7 @@ def parks(untold: Untold, told: list[Any]) -> Any:
 
 
 def test_what_is_being_told_is_told_by_nobody_else_and_later_if_that_fails() -> None:
-    untold, told = Untold(), []
+    untold, told = PendingReports(), []
     untold.note_acknowledged(("api", ""), "a")
     one = parks(untold, told)
     next(one)
@@ -499,7 +499,7 @@ def test_what_is_being_told_is_told_by_nobody_else_and_later_if_that_fails() -> 
 
 
 def test_what_is_never_answered_is_told_later() -> None:
-    untold, told = Untold(), []
+    untold, told = PendingReports(), []
     untold.note_acknowledged(("api", ""), "a")
     one = parks(untold, told)
     next(one)

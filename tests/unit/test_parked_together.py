@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.parking.lot import NOBODY, OVERTAKEN
+from celery_ratelimit.backlog.backlog import NOBODY, OVERTAKEN
 from tests.unit.a_gate import Bench, Lost
 
 

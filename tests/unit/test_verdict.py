@@ -10,10 +10,10 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
+from celery_ratelimit.backlog.backlog import HORIZON
+from celery_ratelimit.backlog.publisher import LEAD
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.decision import Decision, LimitState
-from celery_ratelimit.parking.lot import HORIZON
-from celery_ratelimit.parking.publisher import LEAD
 from celery_ratelimit.worker.admission import claim, max_lookahead
 from celery_ratelimit.worker.request import PendingRequest, State
 from celery_ratelimit.worker.request_queue import LEAST_PAUSE, LimitQueue

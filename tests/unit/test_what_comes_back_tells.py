@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
-from celery_ratelimit.counts.counter import PAUSE
-from celery_ratelimit.limiter.counting import Counting
-from celery_ratelimit.limits.concurrency import Concurrency
-from celery_ratelimit.limits.limit import Limit
-from celery_ratelimit.parking.asks import asked
-from celery_ratelimit.parking.due import DueLots
-from celery_ratelimit.parking.lot import HORIZON, LOOK_APART
-from celery_ratelimit.parking.occupied import (
+from celery_ratelimit.backlog.backlog import HORIZON, LOOK_APART
+from celery_ratelimit.backlog.backlog_cache import (
     BACK,
     CLOSED,
     SEEN_TO,
     SOON,
-    Occupied,
+    BacklogCache,
 )
-from celery_ratelimit.parking.parked import Looked, Parked
-from celery_ratelimit.parking.register import Register
+from celery_ratelimit.backlog.due import DueLots
+from celery_ratelimit.backlog.fleet_registry import FleetRegistry
+from celery_ratelimit.backlog.messages import Looked, Parked
+from celery_ratelimit.backlog.store_steps import asked
+from celery_ratelimit.counts.counter import PAUSE
+from celery_ratelimit.limiter.counting import Counting
+from celery_ratelimit.limits.concurrency import Concurrency
+from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker import gate
 from tests.unit.a_gate import Bench
 
@@ -55,11 +55,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def occupied(now: list[float]) -> Occupied:
-    return Occupied(LIMITS)
+def occupied(now: list[float]) -> BacklogCache:
+    return BacklogCache(LIMITS)
 
 
-def test_nobody_has_a_turn_before_what_comes_back(occupied: Occupied, now: list[float]) -> None:
+def test_nobody_has_a_turn_before_what_comes_back(occupied: BacklogCache, now: list[float]) -> None:
     occupied.note_coming(message(), 0.4)
     occupied.note_coming(message(), 0.2)
     assert occupied.is_closed(API), "the later turn counts, in whatever order they come"
@@ -69,14 +69,14 @@ def test_nobody_has_a_turn_before_what_comes_back(occupied: Occupied, now: list[
     assert not occupied.is_closed(API)
 
 
-def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: Occupied, now: list[float]) -> None:
+def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: BacklogCache, now: list[float]) -> None:
     occupied.note_coming(message(), 3600.0)
     assert occupied.is_closed(API)
     now[0] += HORIZON
     assert not occupied.is_closed(API)
 
 
-def test_nothing_is_said_by_what_was_sent_back_in_doubt_nor_by_what_waits_for_a_place(occupied: Occupied) -> None:
+def test_nothing_is_said_by_what_was_sent_back_in_doubt_nor_by_what_waits_for_a_place(occupied: BacklogCache) -> None:
     occupied.note_coming(message(again=1), 0.9)
     occupied.note_coming(message("places"), 0.9)
     occupied.note_coming(SimpleNamespace(headers={"id": "a"}), 0.9)
@@ -93,7 +93,7 @@ def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("turn", "seconds"), [(0.0, SOON), (0.2, SOON), (0.25, 0.075), (0.9, LOOK_APART)])
-def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: Occupied, turn: float, seconds: float) -> None:
+def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: BacklogCache, turn: float, seconds: float) -> None:
     if turn:
         occupied.note_coming(message(), turn)
     assert occupied.looks_in(API) == pytest.approx(seconds)
@@ -103,7 +103,7 @@ def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: Occupied, turn: flo
 # -- Who need not look -------------------------------------------------------------------------------------------------
 
 
-def test_lots_are_seen_to_as_long_as_what_comes_back_has_just_left(occupied: Occupied, now: list[float]) -> None:
+def test_lots_are_seen_to_as_long_as_what_comes_back_has_just_left(occupied: BacklogCache, now: list[float]) -> None:
     assert not occupied.are_seen_to(["api"])
     occupied.note_coming(message(), 0.9)
     assert occupied.are_seen_to(["api"])
@@ -142,7 +142,7 @@ def test_whoever_lets_tasks_out_looks_and_others_do_not(now: list[float]) -> Non
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 1.0), (100, 1.0), (150, 1.5), (5000, 2.0)])
 def test_of_many_workers_each_tells_less_often_what_it_has_counted(workers: int, seconds: float) -> None:
-    register = Register(SimpleNamespace())  # type: ignore[arg-type]
+    register = FleetRegistry(SimpleNamespace())  # type: ignore[arg-type]
     register.workers = workers
     later: list[float] = []
     counting = Counting(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
-from celery_ratelimit.parking.lot import FULL, NOBODY, OVERTAKEN
+from celery_ratelimit.backlog.backlog import FULL, NOBODY, OVERTAKEN
 from tests.unit.a_gate import Bench, Lost
 
 KINDS = (

@@ -6,9 +6,9 @@ import time
 
 from .._celery import Worker
 from ..app.plan import AppLimits
-from .contents import FOUND
-from .lot import Parking
-from .parked import Bucket
+from .backlog import Backlog
+from .backlog_queries import FOUND
+from .messages import Bucket
 from .publisher import Publisher
 
 __all__ = ["Revoked"]
@@ -27,7 +27,7 @@ class Revoked:
         publisher: publishes.
     """
 
-    def __init__(self, worker: Worker, parking: Parking, limits: AppLimits, publisher: Publisher) -> None:
+    def __init__(self, worker: Worker, parking: Backlog, limits: AppLimits, publisher: Publisher) -> None:
         self._worker, self._parking, self._limits, self._publisher = worker, parking, limits, publisher
         self._revoked: list[str] = []
         self._found: list[tuple[Bucket, list[str]]] = []

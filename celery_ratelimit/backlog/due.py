@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..app.plan import AppLimits
-from .asks import Asks
-from .contents import LOTS
-from .lot import Parking
-from .pace import Pace
-from .parked import Bucket, Looked
+from .backlog import Backlog
+from .backlog_queries import LOTS
+from .messages import Bucket, Looked
+from .poll_backoff import Pace
+from .store_steps import Asks
 
 __all__ = ["LOOK", "DueLots"]
 
@@ -38,7 +38,7 @@ class DueLots:
         are_there_any: anybody is parked, as far as it is known.
     """
 
-    def __init__(self, parking: Parking, limits: AppLimits) -> None:
+    def __init__(self, parking: Backlog, limits: AppLimits) -> None:
         self._parking, self._limits = parking, limits
         self._due: dict[Bucket, None] = {}
         self._own: dict[Bucket, float] = {}  # those that this worker lets tasks out of: when they are due

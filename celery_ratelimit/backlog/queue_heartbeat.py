@@ -8,13 +8,13 @@ from functools import partial
 
 from .._celery import Worker
 from ..limiter.outage import Outage
-from .asks import Asks
-from .lot import Parking
+from .backlog import Backlog
+from .fleet_registry import Attendance
 from .orphans import Orphans
-from .register import Attendance
+from .store_steps import Asks
 from .waking import Waking
 
-__all__ = ["Attending"]
+__all__ = ["QueueHeartbeat"]
 
 #: Seconds after which a worker says again which queues it consumes, and after which it is taken for dead.
 ATTEND, ATTENDED = 2.0, 6.0
@@ -22,7 +22,7 @@ ATTEND, ATTENDED = 2.0, 6.0
 ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
 
 
-class Attending:
+class QueueHeartbeat:
     """What one worker says of its queues, and hears of all.
 
     Args:
@@ -40,7 +40,7 @@ class Attending:
     def __init__(
         self,
         worker: Worker,
-        parking: Parking,
+        parking: Backlog,
         return_queue_for: Callable[[str], str],
         outage: Outage,
         orphans: Orphans,

@@ -15,8 +15,8 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..words import unnamed
-from .lots import ParkingLots
-from .overview import standings_of
+from .limit_status import standings_of
+from .parking_lots import ParkingLots
 
 __all__ = ["limit_meant", "parked_page", "taken_out"]
 

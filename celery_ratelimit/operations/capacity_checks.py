@@ -14,7 +14,7 @@ from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..counts.figures import Stats
 from ..limits.concurrency import Concurrency
-from .overview import LimitStatus, overview
+from .limit_status import LimitStatus, overview
 
 __all__ = ["Note", "of_connections", "of_processes"]
 

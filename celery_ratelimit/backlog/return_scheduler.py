@@ -19,21 +19,21 @@ from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
-from .arrivals import Arrivals
-from .asks import Asks, Calls
-from .attending import Attending
-from .contents import AGAIN
+from .backlog import NOBODY, Backlog, Looked, ToPark
+from .backlog_cache import SOON, BacklogCache
+from .backlog_queries import AGAIN
+from .deduplicator import Deduplicator
 from .due import LOOK, DueLots
 from .looks import RARELY, Looks
-from .lot import NOBODY, Looked, Parking, ToPark
-from .occupied import SOON, Occupied
+from .messages import Bucket, written
 from .orphans import Orphans
-from .parked import Bucket, written
 from .publisher import Publisher
+from .queue_heartbeat import QueueHeartbeat
 from .revoked import Revoked
+from .store_steps import Asks, Calls
 from .waking import Waking
 
-__all__ = ["Attendant", "ToBeParked"]
+__all__ = ["ReturnScheduler", "ToBeParked"]
 
 #: Seconds after which a worker that has found and parked nothing looks seldom.
 QUIET = 2.0
@@ -62,7 +62,7 @@ class TurnedAway(Protocol):
 ToBeParked = Mapping[Bucket, Sequence[tuple[TurnedAway, ToPark]]]
 
 
-class Attendant:
+class ReturnScheduler:
     """Looks after the parking lots of one worker's limits.
 
     Args:
@@ -71,7 +71,7 @@ class Attendant:
         limits: by name; there may be more of them later.
         outage: while it lasts nobody asks the store.
         calls: makes those of looks at the lots.
-        orphans_after: see :class:`~celery_ratelimit.parking.orphans.Orphans`.
+        orphans_after: see :class:`~celery_ratelimit.backlog.orphans.Orphans`.
         clock: of the store.
 
     Attributes:
@@ -85,7 +85,7 @@ class Attendant:
     def __init__(
         self,
         worker: Worker,
-        parking: Parking,
+        parking: Backlog,
         limits: AppLimits,
         outage: Outage,
         calls: Calls,
@@ -95,12 +95,12 @@ class Attendant:
         self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
         self._return_queue_for = worker.consumption.return_queue_for
         self._orphans = Orphans(worker, parking, limits, orphans_after, outage)
-        self.arrivals = Arrivals(worker, parking, outage)
+        self.arrivals = Deduplicator(worker, parking, outage)
         self.waking = Waking(worker, parking, limits, outage)
         self._publisher = Publisher(worker, parking, self._orphans, clock)
         self._revoked = Revoked(worker, parking, limits, self._publisher)
-        self._attending = Attending(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
-        self.occupied = Occupied(limits)
+        self._attending = QueueHeartbeat(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
+        self.occupied = BacklogCache(limits)
         self._due = DueLots(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
@@ -153,7 +153,7 @@ class Attendant:
     def parks(
         self, requests_of: ToBeParked, *, only_behind: bool, most: int | None = None
     ) -> Asks[dict[Bucket, list[int]]]:
-        """Park the messages of requests, in their order, and let go of them. See :meth:`Parking.park`: of lots that go
+        """Park the messages of requests, in their order, and let go of them. See :meth:`Backlog.park`: of lots that go
         together.
 
         Raises what the store raises; nothing has changed then.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..limiter.asker import Asker
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
-from .parked import Bucket
+from .messages import Bucket
 from .scripts import LOT_KEYS, Scripts
 
 __all__ = ["Copies"]
@@ -33,7 +33,7 @@ class Copies:
         return {id for _, id in self.arrive_all({bucket: copies}, doubts)}
 
     def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]], doubts: int = 0) -> set[tuple[Bucket, str]]:
-        """The same for several lots that go together (:meth:`Parking.parts`)."""
+        """The same for several lots that go together (:meth:`Backlog.parts`)."""
         arguments: list[str | int] = [self._memory]
         for copies in copies_of.values():
             arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]

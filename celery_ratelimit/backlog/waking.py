@@ -9,7 +9,7 @@ from .._celery import Worker
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
-from .lot import Parking
+from .backlog import Backlog
 
 __all__ = ["NEXT", "TURN", "Waking"]
 
@@ -32,7 +32,7 @@ class Waking:
         outage: while it lasts nobody asks the store.
     """
 
-    def __init__(self, worker: Worker, parking: Parking, limits: AppLimits, outage: Outage) -> None:
+    def __init__(self, worker: Worker, parking: Backlog, limits: AppLimits, outage: Outage) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
         self._to_wake: dict[str, int] = {}
         self._woken_at: dict[str, int] = {}

@@ -11,9 +11,9 @@ from celery import Celery
 
 from .._celery import fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
-from .contents import PAGE
-from .lot import Parking
-from .parked import Bucket, Parked, read_parcel
+from .backlog import Backlog
+from .backlog_queries import PAGE
+from .messages import Bucket, Parked, read_parcel
 
 __all__ = ["Handed", "HandingBack"]
 
@@ -51,7 +51,7 @@ class HandingBack:
         parking: its parking lots.
     """
 
-    def __init__(self, app: Celery, parking: Parking) -> None:
+    def __init__(self, app: Celery, parking: Backlog) -> None:
         self._app, self._parking = app, parking
         self._stack = ExitStack()
 
@@ -65,7 +65,7 @@ class HandingBack:
         self._stack.close()
 
     def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> Handed:
-        """What is parked for a limit now. See :meth:`Parking.hand_back`."""
+        """What is parked for a limit now. See :meth:`Backlog.hand_back`."""
         handed, until = NOTHING, 0
         for keys in self._parking.contents.keys(name, aside=bool(queues)):
             for key in keys:

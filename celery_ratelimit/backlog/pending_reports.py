@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from .parked import Bucket, Parked
+from .messages import Bucket, Parked
 
-__all__ = ["Untold"]
+__all__ = ["PendingReports"]
 
 
-class Untold:
+class PendingReports:
     """Messages that were acknowledged when their tasks were parked; and messages of tasks that have left, published.
 
     Attributes:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from .._celery import Worker
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
-from .lot import Parking
-from .register import UNATTENDED
+from .backlog import Backlog
+from .fleet_registry import UNATTENDED
 from .rescue import Rescue
 
 __all__ = ["Orphans"]
@@ -40,7 +40,7 @@ class Orphans:
     def __init__(
         self,
         worker: Worker,
-        parking: Parking,
+        parking: Backlog,
         limits: Mapping[str, AnyLimit],
         grace: float,
         outage: Outage,

@@ -10,7 +10,7 @@ from ..limiter.asker import Asker
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, lot_keys
 from ..store.resp import bulk
 from ..store.script import FAIR, Script
-from .parked import Bucket
+from .messages import Bucket
 
 __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts"]
 

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 from kombu.utils.json import dumps, loads
 
-from .._celery import broker_fingerprint, publish_on, visibility_timeout_of
+from .._celery import publish_on
 from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..app.state import limiter_of
+from ..backlog.backlog import backlog_of
+from ..backlog.backlog_queries import AGAIN, PAGE
+from ..backlog.fleet_registry import UNATTENDED
+from ..backlog.handing_back import HandingBack
+from ..backlog.messages import Bucket, Lot, Parked, marker_of
 from ..errors import ConfigurationError
 from ..names import listed, near
-from .contents import AGAIN, PAGE
-from .handing_back import HandingBack
-from .lot import Parking
-from .parked import Bucket, Lot, Parked, marker_of
-from .register import UNATTENDED
 
 if TYPE_CHECKING:
-    from .explain import Explanation
+    from .task_lookup import Explanation
 
-__all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parking_of"]
+__all__ = ["ParkedTask", "ParkingLot", "ParkingLots"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -98,7 +98,7 @@ class ParkingLots:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._limiter = limiter_of(app)
-        self._parking = parking_of(app)
+        self._parking = backlog_of(app)
         self.limits = limits_of_app(app)
 
     def lots(self, *names: str, force: bool = False) -> list[ParkingLot]:
@@ -185,7 +185,7 @@ class ParkingLots:
         *Warning*: a message that waits in a queue of the broker cannot be found, nor can one in a worker that does not
         answer. The forecast is for one limit at a rate that stays what it is, and workers that keep up.
         """
-        from .explain import explain
+        from .task_lookup import explain
 
         return explain(self._app, self._parking, id)
 
@@ -264,11 +264,6 @@ class ParkingLots:
         interval = config.in_force.interval if config.in_force is not None else 0.0
         drains_in = config.paused + lot.cost * interval if interval else None
         return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in, unseen < UNATTENDED, lot.cost)
-
-
-def parking_of(app: Celery) -> Parking:
-    """The parking lots of ``app``: of all whose tasks go to the same broker."""
-    return Parking(limiter_of(app), settings_of(app).fleet or broker_fingerprint(app), visibility_timeout_of(app))
 
 
 def _task(parked: Parked) -> ParkedTask:

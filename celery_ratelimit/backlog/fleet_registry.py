@@ -8,10 +8,10 @@ from typing import NamedTuple
 from ..limiter.durations import microseconds
 from ..store.keys import attendance_keys, seen_keys
 from ..store.resp import bulk
-from .parked import text
+from .messages import text
 from .scripts import Scripts
 
-__all__ = ["UNATTENDED", "WOKEN", "Attendance", "Register", "Unseen"]
+__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "Unseen"]
 
 #: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
 KNOWN = 30 * 86_400.0
@@ -46,7 +46,7 @@ class Unseen(NamedTuple):
     queues: dict[str, float]
 
 
-class Register:
+class FleetRegistry:
     """What the workers of one fleet have said.
 
     Args:

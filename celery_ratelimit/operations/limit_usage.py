@@ -23,7 +23,7 @@ LATELY, LONGEST = 60.0, 86_400.0
 
 
 class Usage(NamedTuple):
-    """What is used of one limit: see :class:`~celery_ratelimit.parking.overview.LimitStatus`."""
+    """What is used of one limit: see :class:`~celery_ratelimit.operations.limit_status.LimitStatus`."""
 
     used: float | None
     share: float | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..limiter.durations import microseconds
-from .parked import Bucket, ToPark
+from .messages import Bucket, ToPark
 
 __all__ = ["arguments_of"]
 
@@ -18,7 +18,7 @@ def arguments_of(
     only_behind: bool,
     most: int | None,
 ) -> list[str | int]:
-    """See :meth:`Parking.park <celery_ratelimit.parking.lot.Parking.park>`, and ``lua/park.lua``.
+    """See :meth:`Backlog.park <celery_ratelimit.backlog.backlog.Backlog.park>`, and ``lua/park.lua``.
 
     ``told``: ids of messages that were acknowledged.
     """

@@ -17,10 +17,10 @@ from .._celery.saved_message import marker_in
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
-from .lot import Parking
-from .parked import Bucket
+from .backlog import Backlog
+from .messages import Bucket
 
-__all__ = ["Arrivals", "Told"]
+__all__ = ["Deduplicator", "Told"]
 
 #: Seconds after which it is told which messages have come, if none of them has asked: they wait for their slots, which
 #: are no further away than a second, or for a process. Less than the time after which who is not told of is sent anew.
@@ -56,7 +56,7 @@ class Told:
         self.answered = 0
 
 
-class Arrivals:
+class Deduplicator:
     """Messages that have come back to one worker.
 
     Args:
@@ -65,7 +65,7 @@ class Arrivals:
         outage: while it lasts nobody asks the store.
     """
 
-    def __init__(self, worker: Worker, parking: Parking, outage: Outage) -> None:
+    def __init__(self, worker: Worker, parking: Backlog, outage: Outage) -> None:
         self._worker, self._parking, self._outage = worker, parking, outage
         self._arriving: dict[Bucket, dict[str, int]] = {}
         self._since: dict[Bucket, float] = {}  # when the first of them came

@@ -12,12 +12,12 @@ from kombu.utils.json import loads
 
 from .._celery import BrokerDidNotAnswer, query_workers
 from ..app.plan import limits_of_app, plan_of
+from ..backlog.backlog import Backlog
+from ..backlog.messages import Bucket, text
+from ..backlog.weights import weights_text
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
-from .lot import Parking
-from .overview import in_shadow, standings_of
-from .parked import Bucket, text
-from .weights import weights_text
+from .limit_status import in_shadow, standings_of
 
 __all__ = ["Explanation", "explain"]
 
@@ -132,7 +132,7 @@ class Explanation:
         return f"{max(0.0, self.now - at):.1f} s ago"
 
 
-def explain(app: Celery, parking: Parking, id: str) -> Explanation:
+def explain(app: Celery, parking: Backlog, id: str) -> Explanation:
     """See :meth:`ParkingLots.explain`."""
     unasked = ""
     found = _in_lots(app, parking, id)
@@ -158,7 +158,7 @@ def _would(app: Celery, found: Explanation) -> dict[str, Would]:
     return in_shadow(app, standings_of(app, limits))[1] if limits else {}
 
 
-def _in_lots(app: Celery, parking: Parking, id: str) -> Explanation | None:
+def _in_lots(app: Celery, parking: Backlog, id: str) -> Explanation | None:
     if not parking.can_park or not id or "\0" in id:
         return None
     known = limits_of_app(app)
@@ -172,7 +172,7 @@ def _in_lots(app: Celery, parking: Parking, id: str) -> Explanation | None:
     return None
 
 
-def _in_lot(app: Celery, parking: Parking, id: str, bucket: Bucket, stored: str) -> Explanation | None:
+def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str) -> Explanation | None:
     now, where, place, number, cost, kept = parking.contents.place(bucket, stored)
     if not where or not kept:
         return None

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from .._celery import Worker
 from .._celery.saved_message import marker_in_headers, with_survivor
 from ..limiter.store_clock import StoreClock
-from .lot import Parking
+from .backlog import Backlog
+from .messages import Bucket, Parked, marker_of, read_parcel
 from .orphans import Orphans
-from .parked import Bucket, Parked, marker_of, read_parcel
 
 __all__ = ["LEAD", "Publisher"]
 
@@ -30,7 +30,7 @@ class Publisher:
         clock: of the store: by that a task's slot is told to the worker that it returns to.
     """
 
-    def __init__(self, worker: Worker, parking: Parking, orphans: Orphans, clock: StoreClock) -> None:
+    def __init__(self, worker: Worker, parking: Backlog, orphans: Orphans, clock: StoreClock) -> None:
         self._worker, self._parking, self._orphans, self._clock = worker, parking, orphans, clock
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 

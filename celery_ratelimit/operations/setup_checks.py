@@ -11,13 +11,13 @@ from .._celery import BrokerDidNotAnswer, query_workers, visibility_timeout_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import owners_of
+from ..backlog.backlog import backlog_of
+from ..backlog.fleet_registry import UNATTENDED
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.limit import Limit
 from ..store.url_text import without_password
-from .lots import parking_of
-from .overview import standings_of
-from .register import UNATTENDED
-from .sizing import Note, of_connections, of_processes
+from .capacity_checks import Note, of_connections, of_processes
+from .limit_status import standings_of
 
 __all__ = ["Note", "of_settings", "of_store", "of_workers"]
 
@@ -75,7 +75,7 @@ def _of_store(app: Celery) -> Iterator[str]:
 
 def _of_persistence(app: Celery) -> Iterator[str]:
     limiter = limiter_of(app)
-    parks = any(isinstance(each.limit, Limit) for each in owners_of(app).values()) and parking_of(app).can_park
+    parks = any(isinstance(each.limit, Limit) for each in owners_of(app).values()) and backlog_of(app).can_park
     if not parks or limiter.asker.is_cluster:
         return
     try:
@@ -92,7 +92,7 @@ def _of_persistence(app: Celery) -> Iterator[str]:
 
 def of_workers(app: Celery) -> Iterator[str]:
     """What the workers say that answer within a second, and what none has said; a :class:`Note` is no warning."""
-    ours, parking = version("celery-ratelimit"), parking_of(app)
+    ours, parking = version("celery-ratelimit"), backlog_of(app)
     used = owners_of(app)
     first = {name: each.limit for name, each in [*used.items()][:1]}
     try:

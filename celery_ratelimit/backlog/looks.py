@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .._celery import Worker
 from ..limiter.outage import Outage
-from .asks import Asks, Calls, Reply, Run
+from .store_steps import Asks, Calls, Reply, Run
 from .waking import NEXT, TURN
 
 __all__ = ["RARELY", "Looks"]

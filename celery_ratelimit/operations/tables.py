@@ -9,7 +9,7 @@ from typing import Any
 from ..limiter.history import Change, Stored
 from ..limiter.stored import LimitConfig
 from ..words import clock, end_of, length, plain, unnamed
-from .overview import LimitStatus
+from .limit_status import LimitStatus
 
 __all__ = [
     "HEADS",
@@ -165,7 +165,7 @@ def _in_store(stored: Stored, now: float) -> str:
 
 
 def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
-    """A parked task, as :func:`~celery_ratelimit.parking.by_hand.parked_page` tells of it."""
+    """A parked task, as :func:`~celery_ratelimit.operations.operator_actions.parked_page` tells of it."""
     task, turn = row["task"], row["turn"]
     wait = length(max(0.0, turn - row["now"])) if turn is not None else "?"
     return (

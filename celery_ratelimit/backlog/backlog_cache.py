@@ -11,10 +11,10 @@ from .._celery.saved_message import marker_in
 from ..limiter.demand import Demand
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from .lot import HORIZON, LOOK_APART
-from .parked import Bucket
+from .backlog import HORIZON, LOOK_APART
+from .messages import Bucket
 
-__all__ = ["Occupied"]
+__all__ = ["BacklogCache"]
 
 #: Seconds after which a lot is looked at that was empty, at the soonest: tasks that are parked together leave together.
 SOON = 0.05
@@ -28,7 +28,7 @@ CLOSED = 0.1
 MOST_KNOWN = 10_000
 
 
-class Occupied:
+class BacklogCache:
     """The lots in which tasks are parked, as far as one worker knows.
 
     Args:

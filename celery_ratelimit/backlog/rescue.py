@@ -10,9 +10,9 @@ from celery import Celery
 
 from .._celery import message_count
 from ..limiter.outage import Outage
+from .backlog import Backlog
+from .fleet_registry import Unseen
 from .handing_back import HandingBack
-from .lot import Parking
-from .register import Unseen
 
 __all__ = ["Rescue"]
 
@@ -39,7 +39,7 @@ class Rescue:
         nothing_there: limits, and return queues with their queues, in which nothing waits: they may be forgotten.
     """
 
-    def __init__(self, app: Celery, parking: Parking, grace: float, outage: Outage) -> None:
+    def __init__(self, app: Celery, parking: Backlog, grace: float, outage: Outage) -> None:
         self._app, self._parking, self._grace, self._outage = app, parking, grace, outage
         self.nothing_there: set[str] = set()
         self._warned: dict[str, float] = {}

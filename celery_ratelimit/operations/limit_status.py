@@ -13,16 +13,15 @@ from .._celery import default_queue_of, message_counts
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
+from ..backlog.backlog import Backlog, backlog_of
+from ..backlog.fleet_registry import UNATTENDED
 from ..counts.would import Would
 from ..limiter.demand import Demand, own_key
 from ..limiter.shadows import ask_shadows
 from ..limiter.standing import Standing, read_standing
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
-from .lot import Parking
-from .lots import parking_of
-from .register import UNATTENDED
-from .usage import usages_of
+from .limit_usage import usages_of
 
 __all__ = ["LimitStatus", "in_shadow", "overview", "standings_of"]
 
@@ -128,7 +127,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     Raises:
         ConfigurationError: nobody knows a limit of that name.
     """
-    owned, limiter, parking = owners_of(app), limiter_of(app), parking_of(app)
+    owned, limiter, parking = owners_of(app), limiter_of(app), backlog_of(app)
     seen = parking.register.seen((), ()).limits if parking.can_park else {}
     known: dict[str, AnyLimit | None] = dict.fromkeys(seen)
     known.update(settings_of(app).quotas)
@@ -201,7 +200,7 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
     return tuple(sorted({*sent_to, *owned.queues}))
 
 
-def _lots_of(parking: Parking, names: Sequence[str]) -> dict[str, _InLots]:
+def _lots_of(parking: Backlog, names: Sequence[str]) -> dict[str, _InLots]:
     looks, found = float(LOOKS), {}
     counts = parking.contents.counts(names)
     for name, (number, parked) in sorted(counts.items(), key=lambda each: each[1]):

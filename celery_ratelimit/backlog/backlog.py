@@ -11,6 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
+from celery import Celery
+
+from .._celery import broker_fingerprint, visibility_timeout_of
+from ..app.settings import settings_of
+from ..app.state import limiter_of
 from ..limiter.calls import ARGUMENTS, KEYS
 from ..limiter.demand import Demand
 from ..limiter.durations import microseconds
@@ -20,21 +25,21 @@ from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk
 from ..store.script import FAIR, Script
-from .asks import Asks, asked
-from .contents import AGAIN, BYTES, LOTS, Contents
+from .backlog_queries import AGAIN, BYTES, LOTS, BacklogQueries
 from .copies import Copies
-from .parked import Bucket, Looked, Parked, ToPark, several, text
+from .fleet_registry import WOKEN, Attendance, FleetRegistry
+from .messages import Bucket, Looked, Parked, ToPark, several, text
 from .parks import arguments_of
-from .register import WOKEN, Attendance, Register
+from .pending_reports import PendingReports
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
-from .untold import Untold
+from .store_steps import Asks, asked
 from .weights import weights_text
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Looked", "Parking", "ToPark"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "Looked", "ToPark"]
 
 #: Seconds by which a broker may be late with what it hands out again: kombu looks for it on Redis every 100 seconds.
 LATE = 300.0
-#: What :meth:`Parking.park` answers when it did not park: ``FULL`` less the permits that the tasks ahead cost.
+#: What :meth:`Backlog.park` answers when it did not park: ``FULL`` less the permits that the tasks ahead cost.
 NOBODY, REPLACED, OVERTAKEN, FULL = -1, -2, -3, -4
 
 #: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
@@ -50,7 +55,7 @@ TELL = 2.0
 LOOK_APART = 0.2
 
 
-class Parking:
+class Backlog:
     """The lots of one fleet: apps whose workers publish to the same broker.
 
     Args:
@@ -71,15 +76,15 @@ class Parking:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
         self._memory = microseconds(2 * redelivery + LATE)
         self._scripts = scripts = Scripts(limiter.asker, fleet)
-        self.untold = Untold()
+        self.untold = PendingReports()
         self.survivors: dict[str, str] = {}
-        self.register = Register(scripts)
-        self.contents = Contents(scripts, self._memory)
+        self.register = FleetRegistry(scripts)
+        self.contents = BacklogQueries(scripts, self._memory)
         self.copies = Copies(limiter.asker, scripts, self._memory)
 
-    def another(self) -> Parking:
+    def another(self) -> Backlog:
         """The same lots for another thread."""
-        return Parking(self._limiter, self._fleet, self._redelivery)
+        return Backlog(self._limiter, self._fleet, self._redelivery)
 
     @property
     def scripts(self) -> Mapping[str, Script]:
@@ -285,3 +290,8 @@ def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[D
         return demands[:AT_ONCE]
     slot = slot_of(hash_tag(demands[0].name))
     return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
+
+
+def backlog_of(app: Celery) -> Backlog:
+    """The parked tasks of ``app``: of all apps whose tasks go to the same broker."""
+    return Backlog(limiter_of(app), settings_of(app).fleet or broker_fingerprint(app), visibility_timeout_of(app))

@@ -8,10 +8,10 @@ from typing import Any
 from ..limiter.durations import microseconds
 from ..store.keys import lots_key
 from ..store.resp import bulk
-from .parked import Bucket, Lot, Parked, Turn, several, text
+from .messages import Bucket, Lot, Parked, Turn, several, text
 from .scripts import Scripts
 
-__all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "Contents"]
+__all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogQueries"]
 
 #: Bytes of messages after which one script has no more: what a connection takes in a moment.
 BYTES = 512_000
@@ -27,7 +27,7 @@ COUNTED = 500
 PAGE, FOUND = 75, 200
 
 
-class Contents:
+class BacklogQueries:
     """The tasks in the lots of one fleet.
 
     Args:
@@ -108,7 +108,7 @@ class Contents:
         Args:
             bucket: whose lot.
             id: what the store knows the task by.
-            weights: those in the code, as :func:`~celery_ratelimit.parking.weights.weights_text` has them.
+            weights: those in the code, as :func:`~celery_ratelimit.backlog.weights.weights_text` has them.
         """
         tasks, permits, start, first = 0, 0.0, "", 0
         while True:
