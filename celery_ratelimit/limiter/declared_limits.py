@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
 from ..store.keys import declared_key, escape
 from .asker import Asker
 
@@ -26,11 +27,18 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
     if not limits or asker.pretended_wait is not None:
         return []
     key, client = declared_key(asker.prefix), asker.client
-    before = {_text(field): _text(limit) for field, limit in asker.store(client.hgetall, key).items()}
-    now = without_names(limits)
-    # A name is escaped: it may be no UTF-8, and another app's client may use another encoding.
-    asker.store(lambda: client.hset(key, mapping={escape(name): limit for name, limit in now.items()}))
-    asker.store(client.pexpire, key, REMEMBERED_MS)
+    now = {name: _told_apart(limits[name], text) for name, text in without_names(limits).items()}
+
+    def exchange() -> Mapping[bytes | str, bytes | str]:
+        with client.pipeline() as pipeline:
+            pipeline.hgetall(key)
+            # A name is escaped: it may be no UTF-8, and another app's client may use another encoding.
+            pipeline.hset(key, mapping={escape(name): limit for name, limit in now.items()})
+            pipeline.pexpire(key, REMEMBERED_MS)
+            declared: Mapping[bytes | str, bytes | str] = pipeline.execute()[0]
+            return declared
+
+    before = {_text(field): _text(limit) for field, limit in asker.store(exchange).items()}
     return [
         f"limit {name!r} is {limit} here and was {before[escape(name)]} when another worker started: apps with "
         f"ratelimit_prefix={asker.prefix!r} share its bucket. If this is another app, give the limit another name=, or "
@@ -43,6 +51,13 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
 def without_names(limits: Mapping[str, AnyLimit]) -> dict[str, str]:
     """Each limit as it is shown, without its name: ``{"api": "100/s"}``."""
     return {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits.items())}
+
+
+def _told_apart(limit: AnyLimit, text: str) -> str:
+    """``text`` with what else decides what the bucket means: ``"100/s, sliding_log"``, ``"3 at once, lease 60 s"``."""
+    if isinstance(limit, Concurrency):
+        return f"{text}, lease {limit.lease:g} s"
+    return text if limit.algorithm == "token_bucket" else f"{text}, {limit.algorithm}"
 
 
 def _text(value: bytes | str) -> str:

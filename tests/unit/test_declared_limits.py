@@ -32,6 +32,43 @@ def test_a_limit_of_any_name_can_be_declared_and_is_told_apart(limiter: Limiter,
     assert warning.startswith(f"limit {name!r} is 60/s here and was 50/s when another worker started")
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "said_of_them"),
+    [
+        (
+            Limit("50/s", name="stripe"),
+            Limit("50/s", name="stripe", algorithm="sliding_log"),
+            "50/s, sliding_log here and was 50/s when",
+        ),
+        (
+            Concurrency(3, name="stripe", lease=60),
+            Concurrency(3, name="stripe", lease=5),
+            "3 at once, lease 5 s here and was 3 at once, lease 60 s when",
+        ),
+        (
+            Limit("50/s", name="stripe", burst=5),
+            Limit("50/s", name="stripe", burst=6),
+            "burst 6 here and was 50/s, burst 5",
+        ),
+    ],
+)
+def test_algorithm_and_lease_tell_limits_apart(
+    limiter: Limiter, one: AnyLimit, other: AnyLimit, said_of_them: str
+) -> None:
+    assert said(limiter, one) == []
+    assert said(limiter, one) == []
+    (warning,) = said(limiter, other)
+    assert said_of_them in warning
+
+
+def test_limits_are_declared_in_one_round_trip(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips: list[object] = []
+    store = limiter.asker.store
+    monkeypatch.setattr(limiter.asker, "store", lambda call, *args: trips.append(call) or store(call, *args))
+    said(limiter, Limit("50/s", name="stripe"))
+    assert len(trips) == 1
+
+
 def test_an_app_whose_client_has_another_encoding_keeps_no_worker_from_starting(limiter: Limiter) -> None:
     """A URL may say ``?encoding=latin-1``: the two read what the other has written."""
     encoder = limiter.asker.client.connection_pool.connection_kwargs
