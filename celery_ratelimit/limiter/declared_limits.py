@@ -30,7 +30,7 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
     now = {name: _told_apart(limits[name], text) for name, text in without_names(limits).items()}
 
     def exchange() -> Mapping[bytes | str, bytes | str]:
-        with client.pipeline() as pipeline:
+        with client.pipeline(transaction=False) as pipeline:
             pipeline.hgetall(key)
             # A name is escaped: it may be no UTF-8, and another app's client may use another encoding.
             pipeline.hset(key, mapping={escape(name): limit for name, limit in now.items()})
