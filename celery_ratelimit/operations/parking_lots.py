@@ -16,14 +16,14 @@ from .._celery.broker import broker_problem
 from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
-from ..app.state import limiter_of
 from ..backlog.backlog import backlog_of
 from ..backlog.backlog_queries import AGAIN, PAGE
 from ..backlog.fleet_registry import UNATTENDED
 from ..backlog.handing_back import HandingBack
-from ..backlog.messages import Bucket, Lot, Parked, marker_of
+from ..backlog.messages import Bucket, Parked, marker_of
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
+from .limit_status import standings_of
 
 if TYPE_CHECKING:
     from .task_lookup import Explanation
@@ -100,7 +100,6 @@ class ParkingLots:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._limiter = limiter_of(app)
         self._parking = backlog_of(app)
         self.limits = limits_of_app(app)
 
@@ -118,7 +117,20 @@ class ParkingLots:
         self._check(names, force)
         seen = self._parking.register.seen((), ()).limits
         known = names or sorted({*self.limits, *seen})
-        return [self._lot(lot, seen.get(lot.name, inf)) for lot in self._parking.contents.lots(known) if lot.parked]
+        lots = [lot for lot in self._parking.contents.lots(known) if lot.parked]
+        standings = standings_of(self._app, self.limits, [(lot.name, lot.key) for lot in lots])
+        return [
+            ParkingLot(
+                lot.name,
+                lot.key,
+                lot.parked,
+                lot.oldest,
+                standing.config.paused + lot.cost * standing.interval if standing.interval else None,
+                seen.get(lot.name, inf) < UNATTENDED,
+                lot.cost,
+            )
+            for lot, standing in zip(lots, standings, strict=True)
+        ]
 
     def tasks(
         self, name: str, key: str = "", *, first: int = 0, number: int = 100, force: bool = False
@@ -273,12 +285,6 @@ class ParkingLots:
         while stored:
             taken, leaving, stored = self._parking.contents.pick(bucket, stored, purge=purge)
             yield taken, leaving
-
-    def _lot(self, lot: Lot, unseen: float) -> ParkingLot:
-        config = self._limiter.config(self.limits.get(lot.name, lot.name), key=lot.key or None, force=True)
-        interval = config.in_force.interval if config.in_force is not None else 0.0
-        drains_in = config.paused + lot.cost * interval if interval else None
-        return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in, unseen < UNATTENDED, lot.cost)
 
 
 def _task(parked: Parked) -> ParkedTask:

@@ -179,7 +179,7 @@ def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str)
     _, _, since, message = text(kept).split(" ", 3)
     parcel: dict[str, Any] = loads(message)
     headers = parcel["headers"]
-    (standing,) = standings_of(app, {bucket[0]: limits_of_app(app).get(bucket[0])}, bucket[1])
+    (standing,) = standings_of(app, limits_of_app(app), [bucket])
     limit, share, turn = limits_of_app(app).get(bucket[0]), None, None
     if where == "parked" and limit is not None and limit.fair is not None and "share" in parcel:
         share, turn = parcel["share"], parking.contents.turn(bucket, stored, weights_text(limit))

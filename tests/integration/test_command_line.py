@@ -18,6 +18,7 @@ from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.cli import ratelimit
+from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.integration.test_stores import rights
@@ -471,10 +472,28 @@ def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redi
     )
 
 
+def test_hundreds_of_lots_are_listed_in_pages(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_queues = {f"q{n}": Limit("1/s", name=f"limit{n}") for n in range(30)}
+    for n in range(30):
+        park(app, f"limit{n}", 1)
+    for n in range(250):
+        park(app, "tenant", 1, key=f"tenant:{n}", task="shop.sync", cost=3)
+    lots = ParkingLots(app)
+    lots.lots()
+    store.config_resetstat()
+    found = lots.lots()
+    assert len(found) == 280
+    assert {round(lot.drains_in or 0.0, 6) for lot in found} == {1.0, 0.6}
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + 3 + 7, (
+        "who was seen, what is occupied, a hundred lots in a step, and forty buckets in a step"
+    )
+
+
 def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(30):
         park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
-    monkeypatch.setattr("celery_ratelimit.operations.limit_status.LOOKS", 2)
+    monkeypatch.setattr("celery_ratelimit.operations.limit_status.MAX_LOTS", 20)
     (tenant,) = json.loads(run("status", "tenant", "--json").output)
     assert (tenant["parked"], tenant["lots"], tenant["oldest"], tenant["drains_in"]) == (60, 30, None, None)
 
