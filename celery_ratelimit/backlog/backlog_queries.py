@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ AGAIN = 10.0
 LOTS = 100
 #: Shares that one script looks at.
 SHARES = 50
+#: Tasks on their way out of a lot that one command looks through.
+LEAVING = 500
 #: Limits whose tasks are counted in one go.
 COUNTED = 500
 #: Tasks that are taken out or listed in one script, and look-ups in one.
@@ -83,6 +86,19 @@ class BacklogQueries:
                         task, id, key = text(place).split("\0", 2)
                         found.setdefault((name, key), {})[id] = task
                 yield found
+
+    def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
+        """Tasks that have left their lots and are not known to be at the broker, whose ids have ``task`` in them.
+
+        Such tasks are in no index: this reads all lots of these limits. To be called once ``find`` has found nothing.
+        """
+        pattern = re.sub(r"([*?\[\\])", r"\\\1", task).encode(errors="surrogatepass")
+        for lot in self.lots(names):
+            bucket, cursor = (lot.name, lot.key), None
+            while lot.leaving and cursor != 0:
+                arguments = self._scripts.lot_keys(bucket)[2], cursor or 0, b"*%b*" % pattern, LEAVING
+                cursor, page = self._scripts.command("zscan", *arguments)
+                yield from [(bucket, text(id)) for id, _ in page]
 
     def scan(self, bucket: Bucket, tasks: Sequence[str]) -> Iterator[list[Parked]]:
         """Those that a version before this one has parked, and that may be one of these tasks. One script a step."""

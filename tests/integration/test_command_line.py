@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,11 @@ from kombu import pools
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.backlog.backlog import backlog_of
+from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.cli import ratelimit
+from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
@@ -365,6 +370,37 @@ def test_explain_a_task_that_shares_its_limit(run: Run, app: Celery) -> None:
     said = json.loads(run("explain", id, "--json").output)
     assert (said["starts_at"], said["weight"]) == (None, 0.0)
     assert "which holds its tasks back" in run("explain", id).output
+
+
+ODD_IDS = ["a@b", "@", "a.1~0@q", "*", "[a-z]?", "^id", "back\\slash", 'a "quote"', "zähler"]
+
+
+def look(app: Celery, *, absent: Sequence[str] = ()) -> list[Parked]:
+    """A worker looks at the lot of ``stripe``, while no worker consumes some queues."""
+    attendance = Attendance(frozenset(), frozenset(absent))
+    demand = Demand(Limit("100/s"), "stripe", "")
+    return [task for lot in backlog_of(app).unpark([demand], attendance=attendance) for task in lot.leaving]
+
+
+@pytest.mark.parametrize("queue", ["celery", "q@r", "@"])
+def test_explain_a_task_whose_queue_no_worker_consumes(run: Run, app: Celery, queue: str) -> None:
+    park(app, "stripe", 0, ids=ODD_IDS, queue=queue)
+    assert not look(app, absent=[queue])
+    for id in ODD_IDS:
+        said = json.loads(run("explain", "--json", "--", id).output)
+        assert (said["where"], said["id"], said["queue"], said["limit"]) == ("aside", id, queue, "stripe")
+    assert f"no worker consumes the queue {queue!r}" in run("explain", "a@b").output
+
+
+def test_explain_a_task_that_leaves_its_lot(run: Run, app: Celery) -> None:
+    park(app, "stripe", 0, ids=ODD_IDS)
+    assert len(look(app)) == len(ODD_IDS), "a worker has let them out, and has not published them yet"
+    for id in ODD_IDS:
+        said = json.loads(run("explain", "--json", "--", id).output)
+        assert (said["where"], said["id"], said["queue"], said["limit"]) == ("leaving", id, "celery", "stripe")
+        assert said["starts_at"] is not None
+    assert "is on its way back to the queue 'celery'" in run("explain", "a@b").output
+    assert json.loads(run("explain", "a", "--json").output)["where"] == "unknown"
 
 
 @pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
