@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from celery import Celery
 
@@ -21,10 +20,9 @@ from .app.plan import AppLimits
 from .app.settings import settings_of
 from .counts.figures import Stats
 from .errors import STORE_TROUBLES, ConfigurationError
-from .limiter.limiter import Limiter
 from .limits.any_limit import AnyLimit
 from .limits.concurrency import Concurrency
-from .operations.parking_lots import ParkingLots
+from .operations.limit_status import LimitStatus, overview
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -98,12 +96,11 @@ class Collector:
         yield from self._read
 
     def _metrics(self) -> Iterator[Metric]:
-        limiter = limiter_of(self._app)
         limits = {**settings_of(self._app).quotas, **AppLimits(self._app)}
-        names = sorted(limits)
-        yield from _counted(limiter.stats_of(names, totals=True))
-        yield from _in_force(limiter, {name: limits[name] for name in names})
-        yield from _parked(ParkingLots(self._app), names)
+        yield from _counted(limiter_of(self._app).stats_of(sorted(limits), totals=True))
+        found = overview(self._app, ask_broker=False)
+        yield from _in_force([each for each in found if each.name in limits])
+        yield from _parked(found)
 
 
 def _counted(stats: Sequence[Stats]) -> Iterator[Metric]:
@@ -128,72 +125,50 @@ def _counted(stats: Sequence[Stats]) -> Iterator[Metric]:
     yield from (requests, permits, errors, waits)
 
 
-def _in_force(limiter: Limiter, limits: Mapping[str, AnyLimit]) -> Iterator[Metric]:
-    def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["limit", *more])
+def _gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["limit", *more])
 
-    rate = gauge("rate", "Permits a second; of places: how many there are.", "source")
-    remaining = gauge("remaining", "Permits that could be taken now; not of limits that are kept by key.")
-    leases = gauge("leases", "Places that are held; not of limits that are kept by key.")
-    paused = gauge("paused", "Whether the limit is paused.")
-    shadow = gauge("shadow", "Whether the limit is in shadow, and throttles nobody.")
-    in_shadow = {}
-    for name, limit in limits.items():
-        config = limiter.config(name)
-        in_shadow[name] = config.shadow
-        rate.add_metric([name, "code"], _rate_of(limit))
-        if config.stored is not None:
-            rate.add_metric([name, "stored"], _rate_of(config.stored))
+
+def _in_force(found: Sequence[LimitStatus]) -> Iterator[Metric]:
+    rate = _gauge("rate", "Permits a second; of places: how many there are.", "source")
+    remaining = _gauge("remaining", "Permits that could be taken now; not of limits that are kept by key.")
+    leases = _gauge("leases", "Places that are held; not of limits that are kept by key.")
+    paused = _gauge("paused", "Whether the limit is paused.")
+    shadow = _gauge("shadow", "Whether the limit is in shadow, and throttles nothing.")
+    delayed = CounterMetricFamily(
+        f"{_PREFIX}_shadow_delayed", "Requests that a limit in shadow would have delayed.", labels=["limit"]
+    )
+    longest = _gauge("shadow_longest_seconds", "The longest that one of them would have waited.")
+    for each in found:
+        name, config = each.name, each.standing.config
+        for source, limit in (("code", config.code), ("stored", config.stored)):
+            if limit is not None:
+                rate.add_metric([name, source], _rate_of(limit))
         paused.add_metric([name], float(config.paused > 0))
         shadow.add_metric([name], float(config.shadow))
-        if limit.key is None and not limit.per_worker:
-            (state,) = limiter.peek(name, cost=1).states
-            remaining.add_metric([name], state.remaining)
-            if isinstance(limit, Concurrency):
-                leases.add_metric([name], state.limit - state.remaining)
-    yield from (rate, remaining, leases, paused, shadow)
-    yield from _would(limiter, [name for name in limits if in_shadow[name]])
-
-
-def _would(limiter: Limiter, names: Sequence[str]) -> Iterator[Metric]:
-    delayed = CounterMetricFamily(
-        f"{_PREFIX}_shadow_delayed",
-        "Of those that a limit in shadow let through, whom it would have delayed.",
-        labels=["limit"],
-    )
-    longest = GaugeMetricFamily(
-        f"{_PREFIX}_shadow_longest_seconds", "The longest that one of them would have waited.", labels=["limit"]
-    )
-    for name in names:
-        would = limiter.would(name)
-        delayed.add_metric([name], would.delayed)
-        longest.add_metric([name], would.longest)
-    yield from (delayed, longest)
+        if each.remaining is not None and config.code is not None and not config.code.per_worker:
+            remaining.add_metric([name], each.remaining)
+            if isinstance(config.code, Concurrency):
+                leases.add_metric([name], each.standing.size - each.remaining)
+        if each.would is not None:
+            delayed.add_metric([name], each.would.delayed)
+            longest.add_metric([name], each.would.longest)
+    yield from (rate, remaining, leases, paused, shadow, delayed, longest)
 
 
 def _rate_of(limit: AnyLimit) -> float:
     return float(limit.size) if isinstance(limit, Concurrency) else round(1 / limit.interval, 9)
 
 
-def _parked(lots: ParkingLots, names: Iterable[str]) -> Iterator[Metric]:
-    tasks = GaugeMetricFamily(f"{_PREFIX}_parked_tasks", "Tasks that are parked.", labels=["limit"])
-    oldest = GaugeMetricFamily(
-        f"{_PREFIX}_oldest_parked_seconds", "Since when the first of them is throttled.", labels=["limit"]
-    )
-    drain = GaugeMetricFamily(f"{_PREFIX}_drain_seconds", "Until the last of them has had its turn.", labels=["limit"])
-    unattended = GaugeMetricFamily(
-        f"{_PREFIX}_unattended_tasks", "Parked tasks of a limit that no worker has.", labels=["limit"]
-    )
-    numbers = dict.fromkeys(names, 0)
-    since, until, orphans = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    now = time.time()
-    for lot in lots.lots():
-        numbers[lot.name] = numbers.get(lot.name, 0) + lot.parked
-        since[lot.name] = max(since.get(lot.name, 0.0), now - lot.oldest if lot.oldest else 0.0)
-        until[lot.name] = max(until.get(lot.name, 0.0), lot.drains_in or 0.0)
-        orphans[lot.name] = orphans.get(lot.name, 0) + (0 if lot.attended else lot.parked)
-    for family, values in ((tasks, numbers), (oldest, since), (drain, until), (unattended, orphans)):
-        each: Mapping[str, Any] = values
-        for name, value in each.items():
-            family.add_metric([name], value)
-        yield family
+def _parked(found: Sequence[LimitStatus]) -> Iterator[Metric]:
+    tasks = _gauge("parked_tasks", "Tasks that are parked.")
+    oldest = _gauge("oldest_parked_seconds", "Since when the first of them is throttled.")
+    drain = _gauge("drain_seconds", "Until the last of them has had its turn.")
+    unattended = _gauge("unattended_tasks", "Parked tasks of a limit that no worker has.")
+    for each in found:
+        age = each.standing.now - each.oldest if each.oldest is not None else 0.0
+        tasks.add_metric([each.name], each.parked)
+        oldest.add_metric([each.name], max(0.0, age))
+        drain.add_metric([each.name], (each.drains_in or 0.0) if each.parked else 0.0)
+        unattended.add_metric([each.name], 0 if each.attended else each.parked)
+    yield from (tasks, oldest, drain, unattended)

@@ -1,14 +1,13 @@
--- parked: what is in the parking lots of a limit?
+-- parked: what is in these parking lots?
 --
--- KEYS   1  lots, 2 costs, see include/lot.lua; then for each lot that is asked for: parked, leaving, messages,
---        aside
+-- KEYS   of each lot: parked, leaving, messages, aside, costs; see include/lot.lua
 -- ARGV   1  from, 2 to: which of the tasks are listed, counted from 0 in their order; an empty text: none
 --        3  bytes     >= 1: no more are listed when their messages are that long
 --        4+ for each lot the key of its bucket, text
 -- Reply  us of this clock; for each lot: how many are parked, how many are leaving, us since which the oldest is throttled
 --        (0: none), permits that the parked tasks cost, then of each listed task its id, 0, its message
 -- Writes nothing
-local COSTS, FIRST_LOT = KEYS[2], 3
+local KEYS_A_LOT = 5
 local from, to, BYTES, FIRST_BUCKET = ARGV[1], ARGV[2], tonumber(ARGV[3]), 4
 --!include prelude.lua
 --!include now.lua
@@ -36,8 +35,8 @@ local function oldest_of(parked)
 end
 
 local answer, bytes = {int(now)}, 0
-for i = FIRST_LOT, #KEYS, 4 do
-    local parked, leaving, aside = KEYS[i], KEYS[i + 1], KEYS[i + 3]
+for i = 1, #KEYS, KEYS_A_LOT do
+    local parked, leaving, aside, costs = KEYS[i], KEYS[i + 1], KEYS[i + 3], KEYS[i + 4]
     messages = KEYS[i + 2]
     local oldest = oldest_of(parked)
     local number, after = call('ZCARD', aside), '-'
@@ -48,7 +47,7 @@ for i = FIRST_LOT, #KEYS, 4 do
     end
     number = number + call('ZCARD', parked)
     local lot = {number, call('ZCARD', leaving), oldest == math.huge and '0' or int(oldest)}
-    lot[4] = number + (number > 0 and call('HGET', COSTS, ARGV[FIRST_BUCKET + (i - FIRST_LOT) / 4]) or 0)
+    lot[4] = number + (number > 0 and call('HGET', costs, ARGV[FIRST_BUCKET + (i - 1) / KEYS_A_LOT]) or 0)
     for _, id in ipairs(from ~= '' and ids_of_lot(parked, aside, from, to) or {}) do
         if bytes >= BYTES then break end
         local message = call('HGET', messages, id)

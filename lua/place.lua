@@ -18,9 +18,10 @@ local rank, where = call('ZRANK', PARKED, id), 'parked'
 local number = call('ZCARD', PARKED)
 if not rank then
     rank, where = -1, call('ZSCORE', LEAVING, id) and 'leaving' or ''
-    local queue = message ~= '' and where == '' and queues_of(id)[1]
-    local entry = queue and call('ZRANK', ASIDE, aside(queue, place_in(message), id))
-    if entry then rank, where = number + entry, 'aside' end
+    for _, queue in ipairs(message ~= '' and where == '' and queues_of(id) or {}) do
+        local entry = call('ZRANK', ASIDE, aside(queue, place_in(message), id))
+        if entry then rank, where = number + entry, 'aside' end
+    end
 end
 number = number + call('ZCARD', ASIDE)
 return {int(now), where, rank, number, int(number + (call('HGET', COSTS, bucket) or 0)), message}

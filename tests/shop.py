@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,16 +61,18 @@ def park(
     task: str = "shop.charge",
     cost: int = 1,
     share: str | None = None,
+    queue: str = "celery",
+    ids: Sequence[str] = (),
 ) -> list[str]:
     """Messages as a worker parks them."""
-    parking, ids = backlog_of(app), [f"{name}-{share or key}-{n}" for n in range(number)]
+    parking, ids = backlog_of(app), list(ids) or [f"{name}-{share or key}-{n}" for n in range(number)]
     messages = []
     for n, id in enumerate(ids):
-        marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
+        marker = {"queue": queue, "eta": None, "exchange": "", "routing_key": queue, "id": f"{id}~0@{queue}"}
         headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{}", "celery-ratelimit-return": marker}
         parcel = {
             "id": id,
-            "to": "celery.throttled",
+            "to": f"{queue}.throttled",
             "body": "W1tdLCB7fSwge31d",
             "content_type": "application/json",
             "content_encoding": "utf-8",
@@ -82,6 +84,6 @@ def park(
             "properties": {},
             **({} if share is None else {"share": share}),
         }
-        messages.append(ToPark(f"{id}~0@celery", cost, json.dumps(parcel), 1, share=share))
+        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, share=share))
     parking.park({(name, key): messages})
     return ids

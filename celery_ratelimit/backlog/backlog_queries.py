@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..limiter.durations import microseconds
@@ -21,6 +22,8 @@ AGAIN = 10.0
 LOTS = 100
 #: Shares that one script looks at.
 SHARES = 50
+#: Tasks on their way out of a lot that one command looks through.
+LEAVING = 500
 #: Limits whose tasks are counted in one go.
 COUNTED = 500
 #: Tasks that are taken out or listed in one script, and look-ups in one.
@@ -84,6 +87,19 @@ class BacklogQueries:
                         found.setdefault((name, key), {})[id] = task
                 yield found
 
+    def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
+        """Tasks that have left their lots and are not known to be at the broker, whose ids have ``task`` in them.
+
+        Such tasks are in no index: this reads all lots of these limits. To be called once ``find`` has found nothing.
+        """
+        pattern = re.sub(r"([*?\[\\])", r"\\\1", task).encode(errors="surrogatepass")
+        for lot in self.lots(names):
+            bucket, cursor = (lot.name, lot.key), None
+            while lot.leaving and cursor != 0:
+                arguments = self._scripts.lot_keys(bucket)[2], cursor or 0, b"*%b*" % pattern, LEAVING
+                cursor, page = self._scripts.command("zscan", *arguments)
+                yield from [(bucket, text(id)) for id, _ in page]
+
     def scan(self, bucket: Bucket, tasks: Sequence[str]) -> Iterator[list[Parked]]:
         """Those that a version before this one has parked, and that may be one of these tasks. One script a step."""
         first = 0
@@ -120,12 +136,31 @@ class BacklogQueries:
             if not int(first):
                 return Turn(tasks, permits, float(weight))
 
-    def lots(self, names: Iterable[str]) -> Iterator[Lot]:
-        """The lots of these limits that are not empty, without their tasks. One script for some of them."""
-        for name in names:
-            for keys in self.keys(name):
-                for first in range(0, len(keys), LOTS):
-                    yield from self._lots(name, keys[first : first + LOTS], None)
+    def lots(self, names: Sequence[str]) -> Iterator[Lot]:
+        """The lots of these limits that are not empty, without their tasks. One script for :data:`LOTS` of them."""
+        for part in self._scripts.that_go_together(self.occupied(names)):
+            buckets: list[Bucket] = []
+            for page in self._buckets(part):
+                buckets += page
+                while len(buckets) >= LOTS:
+                    yield from self._lots(buckets[:LOTS], None)
+                    del buckets[:LOTS]
+            if buckets:
+                yield from self._lots(buckets, None)
+
+    def _buckets(self, names: Sequence[str]) -> Iterator[list[Bucket]]:
+        """The buckets of these limits that have lots: a page of each of some limits in one round trip."""
+        cursors, seen = dict.fromkeys(names, 0), set[Bucket]()
+        while cursors:
+            asked = list(cursors)[:LOTS]
+            calls = [(self._scripts.shared_keys(name)[0], cursors[name], None, LOTS) for name in asked]
+            for name, (cursor, page) in zip(asked, self._scripts.commands("zscan", calls), strict=True):
+                found = [bucket for key, _ in page if (bucket := (name, text(key))) not in seen]
+                seen.update(found)
+                yield found
+                cursors[name] = int(cursor)
+                if not cursors[name]:
+                    del cursors[name]
 
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         """Keys of the buckets of a limit that have lots, some at a time; ``aside``: in which somebody is aside."""
@@ -142,20 +177,19 @@ class BacklogQueries:
 
         As many of them as one reply may hold.
         """
-        return self._lots(bucket[0], [bucket[1]], (first, last))[0]
+        return self._lots([bucket], (first, last))[0]
 
-    def _lots(self, name: str, keys: Sequence[str], which: tuple[int, int] | None) -> list[Lot]:
-        of_all = self._scripts.shared_keys(name)
-        asked = [of_all[0], of_all[4]]
-        for key in keys:
-            parked, messages, leaving, _, _, _, aside, *_ = self._scripts.lot_keys((name, key))
-            asked += [parked, leaving, messages, aside]
-        arguments = (*(which or ("", "")), BYTES, *keys)
+    def _lots(self, buckets: Sequence[Bucket], which: tuple[int, int] | None) -> list[Lot]:
+        asked: list[str] = []
+        for bucket in buckets:
+            parked, messages, leaving, _, _, _, aside, _, _, _, _, costs, *_ = self._scripts.lot_keys(bucket)
+            asked += [parked, leaving, messages, aside, costs]
+        arguments = (*(which or ("", "")), BYTES, *[key for _, key in buckets])
         number = len(asked)
         _, *found = self._scripts.call("parked", (), number, number + len(arguments), [bulk(*asked, *arguments)])
         return [
-            Lot(name, key, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
-            for key, (parked, leaving, oldest, cost, *tasks) in zip(keys, found, strict=True)
+            Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
+            for bucket, (parked, leaving, oldest, cost, *tasks) in zip(buckets, found, strict=True)
         ]
 
     # -- To take it out --------------------------------------------------------------------------------------------

@@ -90,6 +90,14 @@ class Scripts:
         """One command of the store's, where no script is needed."""
         return self.asker.store(getattr(self.asker.client, name), *arguments)
 
+    def commands(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """The same command several times, in one round trip."""
+        pipeline = self.asker.client.pipeline(transaction=False)
+        for arguments in calls:
+            getattr(pipeline, name)(*arguments)
+        replies: list[Any] = self.asker.store(pipeline.execute)
+        return replies
+
     def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
         """Limits whose keys one script may have: all of them, but on a cluster."""
         return [names] if not self.asker.is_cluster else [[name] for name in names]

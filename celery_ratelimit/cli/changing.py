@@ -108,9 +108,9 @@ def reset(change: Change) -> None:
 
     app, name, key = app_of(change.ctx), change.name, change.key
     code = limits_of_app(app).get(name) or limiter_of(app).quotas.get(name)
-    (before,) = standings_of(app, {name: code}, key or "")
+    (before,) = standings_of(app, {name: code}, [(name, key or "")])
     limiter_of(app).reset(name, key=key, **change.said)
-    (after,) = standings_of(app, {name: code}, key or "")
+    (after,) = standings_of(app, {name: code}, [(name, key or "")])
     if change.as_json:
         show_json({"name": name, "key": key, "before": before, "after": after})
         return

@@ -36,7 +36,7 @@ class Commands(click.Group):
         except StoreMisconfigured as error:
             raise _failed(error) from None
         except ConfigurationError as error:
-            raise Wrong(plain(error).replace("force=True", "--force")) from None
+            raise Wrong(_in_commands(error)) from None
         except RateLimitError as error:
             raise _failed(error) from None
         except OperationalError as error:
@@ -51,7 +51,11 @@ class Commands(click.Group):
 
 
 def _failed(why: Any) -> click.ClickException:
-    return click.ClickException(plain(why))
+    return click.ClickException(_in_commands(why))
+
+
+def _in_commands(error: Any) -> str:
+    return plain(error).replace("force=True", "--force")
 
 
 def _store(ctx: click.Context) -> str:

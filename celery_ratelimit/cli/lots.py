@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .group import app_of
-from .options import FORCE, JSON, KEY, NAME
+from .options import FORCE, JSON, KEY, NAME, force_option
 from .shown import number_of, plain, show_json, table_of, tell
 
 __all__ = ["lot_commands"]
@@ -108,18 +108,19 @@ def _take_out(
 
 
 @click.command()
+@force_option("Although workers answer: for a fleet of which a part is stopped.")
 @JSON
 @click.pass_context
-def drain(ctx: click.Context, as_json: bool) -> None:
-    """Hand all that is parked, or on its way back, to the queues that it was sent to, before the package goes.
+def drain(ctx: click.Context, force: bool, as_json: bool) -> None:
+    """Return all parked and returning tasks to the queues that they were sent to, before the package is removed.
 
-    Stop the workers first: they would park it again.
+    Stop the workers first: they would park the tasks again. Ends with 1 while workers answer.
     """
-    tasks = _lots(app_of(ctx)).drain()
+    tasks = _lots(app_of(ctx)).drain(force=force)
     if as_json:
         show_json({"tasks": tasks})
     else:
-        click.echo(f"{number_of(tasks)} handed back to where they were sent, as they were sent")
+        click.echo(f"{number_of(tasks)} returned to the queues that they were sent to")
 
 
 def _lots(app: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-__all__ = ["FORCE", "JSON", "KEY", "NAME", "NAMES", "Change", "changes"]
+__all__ = ["FORCE", "JSON", "KEY", "NAME", "NAMES", "Change", "changes", "force_option"]
 
 
 def _names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -31,7 +31,14 @@ NAME = click.argument("name", shell_complete=_names)
 NAMES = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_names)
 #: The option of each command that prints.
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-FORCE = click.option("--force", is_flag=True, help="Also for a name that nobody knows.")
+
+
+def force_option(help: str) -> Callable[[Any], Any]:
+    """The option ``--force``."""
+    return click.option("--force", is_flag=True, help=help)
+
+
+FORCE = force_option("Also for an unknown name.")
 KEY = click.option("--key", help="Only this bucket of a limit that is kept by key, as in tenant:7.")
 
 _REASON = click.option("--reason", default="", help="Why: stands in status and history.")

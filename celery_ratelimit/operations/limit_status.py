@@ -15,6 +15,7 @@ from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
 from ..backlog.fleet_registry import UNATTENDED
+from ..backlog.messages import Bucket, Lot
 from ..counts.would import Would
 from ..limiter.demand import Demand, own_key
 from ..limiter.shadows import ask_shadows
@@ -25,9 +26,9 @@ from .limit_usage import usages_of
 
 __all__ = ["LimitStatus", "in_shadow", "overview", "standings_of"]
 
-#: Looks into lots, of all limits together, each as dear as so many lots: of more, tasks are counted, and the oldest is
-#: not known.
-LOOKS, LOTS_A_LOOK = 1100, 20
+#: Lots that are read, of all limits together: about 0.2 s of the store's time. Beyond that tasks are counted, and the
+#: oldest is not known.
+MAX_LOTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +115,20 @@ class _InLots(NamedTuple):
 _NOBODY = _InLots(0, 0, None, 0, 0)
 
 
-def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]:
+def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = True) -> list[LimitStatus]:
     """How limits stand, by their names.
 
-    Asks the store in steps that each keep it for a few milliseconds at most, and the broker once for each queue.
+    Asks the store in steps that each keep it for a few milliseconds at most, and the broker once for each queue: all
+    limits cost a few scripts, and a hundred lots cost one more.
 
     Args:
         app: the app; its tasks have to be imported.
         names: of limits; default: all of its tasks, queues and quotas, and those that workers have or have had.
-        force: names that nobody knows, too.
+        force: unknown names, too.
+        ask_broker: else ``queued`` is not known.
 
     Raises:
-        ConfigurationError: nobody knows a limit of that name.
+        ConfigurationError: a limit of that name is not known.
     """
     owned, limiter, parking = owners_of(app), limiter_of(app), backlog_of(app)
     seen = parking.register.seen((), ()).limits if parking.can_park else {}
@@ -141,7 +144,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     queues = {name: _queues_of(app, owned[name]) if name in owned else () for name in chosen}
     return_queue_for = settings_of(app).return_queue_for
     wanted = [each for some in queues.values() for queue in some for each in (queue, return_queue_for(queue))]
-    messages = message_counts(app, wanted)
+    messages = message_counts(app, wanted) if ask_broker else {}
     found = []
     standings, would = in_shadow(app, standings_of(app, chosen))
     usages = usages_of(app, standings)
@@ -170,16 +173,17 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     return found
 
 
-def standings_of(app: Celery, limits: Mapping[str, AnyLimit | None], key: str = "") -> list[Standing]:
-    """How these limits stand, or the buckets of one key; ``None`` for a limit that is known to the store alone."""
-    asker = limiter_of(app).asker
-    demands = [
-        Demand(limit or Limit("1/s"), name, key or own_key(limit or Limit("1/s"), "")) for name, limit in limits.items()
-    ]
+def standings_of(
+    app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
+) -> list[Standing]:
+    """How these limits stand, or some of their buckets. A limit that only the store knows is ``None``, or left out."""
+    asker, demands = limiter_of(app).asker, []
+    for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
+        limit = limits.get(name) or Limit("1/s")
+        demands.append(Demand(limit, name, key or own_key(limit, "")))
     replies = asker.drive(asker.core.standings(demands))
     return [
-        read_standing(demand, code, reply)
-        for demand, code, reply in zip(demands, limits.values(), replies, strict=True)
+        read_standing(demand, limits.get(demand.name), reply) for demand, reply in zip(demands, replies, strict=True)
     ]
 
 
@@ -201,14 +205,17 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
 
 
 def _lots_of(parking: Backlog, names: Sequence[str]) -> dict[str, _InLots]:
-    looks, found = float(LOOKS), {}
-    counts = parking.contents.counts(names)
-    for name, (number, parked) in sorted(counts.items(), key=lambda each: each[1]):
-        looks -= 1 + number / LOTS_A_LOOK
-        if looks < 0:
-            found[name] = _InLots(parked, number, None, parked, None)
-            continue
-        lots = [lot for lot in parking.contents.lots([name]) if lot.parked]
+    counts, left = parking.contents.counts(names), MAX_LOTS
+    lots_of: dict[str, list[Lot]] = {}
+    for name, (number, _) in sorted(counts.items(), key=lambda each: each[1]):
+        left -= number
+        if left >= 0:
+            lots_of[name] = []
+    for lot in parking.contents.lots(list(lots_of)):
+        if lot.parked:
+            lots_of[lot.name].append(lot)
+    found = {name: _InLots(parked, number, None, parked, None) for name, (number, parked) in counts.items()}
+    for name, lots in lots_of.items():
         costs = [lot.cost for lot in lots]
         oldest = min([lot.oldest for lot in lots], default=None)
         found[name] = _InLots(sum(lot.parked for lot in lots), len(lots), oldest, sum(costs), max(costs, default=0))

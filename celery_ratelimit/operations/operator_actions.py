@@ -83,7 +83,7 @@ def parked_page(
         if skip >= lot.parked or len(rows) == number:
             skip = max(0, skip - lot.parked)
             continue
-        (standing,) = standings_of(app, {name: lots.limits.get(name)}, lot.key)
+        (standing,) = standings_of(app, lots.limits, [(name, lot.key)])
         each = lot.cost / lot.parked * standing.interval if standing.interval else None
         soonest = standing.now + max(standing.retry_after, standing.config.paused)
         for place, task in enumerate(

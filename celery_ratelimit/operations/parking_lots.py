@@ -9,20 +9,21 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import loads
 
-from .._celery import publish_on
+from .._celery import BrokerDidNotAnswer, publish_on, query_workers
+from .._celery.broker import broker_problem
 from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
-from ..app.state import limiter_of
 from ..backlog.backlog import backlog_of
 from ..backlog.backlog_queries import AGAIN, PAGE
 from ..backlog.fleet_registry import UNATTENDED
 from ..backlog.handing_back import HandingBack
-from ..backlog.messages import Bucket, Lot, Parked, marker_of
-from ..errors import ConfigurationError
+from ..backlog.messages import Bucket, Parked, marker_of
+from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
+from .limit_status import standings_of
 
 if TYPE_CHECKING:
     from .task_lookup import Explanation
@@ -31,8 +32,10 @@ __all__ = ["ParkedTask", "ParkingLot", "ParkingLots"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Tasks that are looked for at once in a lot that is read from end to end.
-_AT_ONCE = 50
+#: Seconds that workers have to answer.
+PATIENCE = 1.0
+#: Workers that an error names.
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,6 @@ class ParkingLots:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._limiter = limiter_of(app)
         self._parking = backlog_of(app)
         self.limits = limits_of_app(app)
 
@@ -115,7 +117,20 @@ class ParkingLots:
         self._check(names, force)
         seen = self._parking.register.seen((), ()).limits
         known = names or sorted({*self.limits, *seen})
-        return [self._lot(lot, seen.get(lot.name, inf)) for lot in self._parking.contents.lots(known) if lot.parked]
+        lots = [lot for lot in self._parking.contents.lots(known) if lot.parked]
+        standings = standings_of(self._app, self.limits, [(lot.name, lot.key) for lot in lots])
+        return [
+            ParkingLot(
+                lot.name,
+                lot.key,
+                lot.parked,
+                lot.oldest,
+                standing.config.paused + lot.cost * standing.interval if standing.interval else None,
+                seen.get(lot.name, inf) < UNATTENDED,
+                lot.cost,
+            )
+            for lot, standing in zip(lots, standings, strict=True)
+        ]
 
     def tasks(
         self, name: str, key: str = "", *, first: int = 0, number: int = 100, force: bool = False
@@ -189,18 +204,26 @@ class ParkingLots:
 
         return explain(self._app, self._parking, id)
 
-    def drain(self) -> int:
-        """Hand back to the queues that they were sent to all tasks that are parked, or in a return queue.
+    def drain(self, *, force: bool = False) -> int:
+        """Return all tasks that are parked, or in a return queue, to the queues that they were sent to.
 
-        They are there as they were sent: a worker without this package runs them. Stop the workers that have it first,
-        in order (SIGTERM), or they park them again; what a killed one has kept from the broker comes back when that
-        redelivers, so call it once more then.
+        The messages are as they were sent: a worker without this package runs them. Stop the workers that have this
+        package first, with SIGTERM: they would park the tasks again, and a task on its way through a worker could run
+        twice. What a killed worker held comes back when the broker redelivers it: call ``drain`` once more then.
+
+        Args:
+            force: although workers with this package answer: for a fleet of which a part is stopped.
 
         Returns:
-            How many tasks were handed back. What is for a queue that is not at the broker (RabbitMQ) stays, and a
+            How many tasks were returned. Tasks for a queue that the broker does not have (RabbitMQ) stay parked, and a
             warning names the queue.
+
+        Raises:
+            RateLimitError: workers answer, or could not be asked; nothing was returned.
         """
         seen, return_queue_for = self._parking.register.seen((), ()), settings_of(self._app).return_queue_for
+        if not force:
+            self._refuse_while_workers_run()
         queues = {*self._app.amqp.queues, *seen.queues}
         returns = {*seen.returns, *[(to, queue) for queue in queues if (to := return_queue_for(queue)) != queue]}
         with HandingBack(self._app, self._parking) as handing_back:
@@ -211,6 +234,20 @@ class ParkingLots:
         if missing:
             logger.warning("The broker has no queue %s: what is for it stays parked", ", ".join(sorted(missing)))
         return sum(each.tasks for each in handed)
+
+    def _refuse_while_workers_run(self) -> None:
+        try:
+            replies = query_workers(self._app, "ratelimits", PATIENCE)
+        except BrokerDidNotAnswer as error:
+            problem = broker_problem(self._app, error) or f"workers cannot be asked whether they run: {error}"
+            raise RateLimitError(f"{problem} (force=True does not ask)") from error
+        running = sorted(worker for worker, reply in replies.items() if isinstance(reply, dict) and "version" in reply)
+        if running:
+            more = f" and {len(running) - _NAMED} more" if len(running) > _NAMED else ""
+            raise RateLimitError(
+                f"workers run: {', '.join(running[:_NAMED])}{more} would park the tasks again, and some tasks could "
+                "run twice. Stop the workers first (SIGTERM); force=True is for a fleet of which a part is stopped"
+            )
 
     def _check(self, names: Sequence[str], force: bool) -> None:
         unknown = [name for name in names if name not in self.limits]
@@ -241,29 +278,13 @@ class ParkingLots:
         if ids is None:
             yield from self._parking.contents.pick_all(bucket, purge=purge)
             return
-        missing = dict.fromkeys(ids)
-        for found in self._parking.contents.find([bucket[0]], list(missing)):
-            here = found.get(bucket, {})
-            yield from self._pick(bucket, list(here), purge)
-            for task in here.values():
-                missing.pop(task, None)
-        # A version before this one may have parked them: it told nobody where.
-        asked = list(missing)
-        for first in range(0, len(asked), _AT_ONCE):
-            written = [dumps(id)[1:-1] for id in asked[first : first + _AT_ONCE]]
-            scanned = [each for page in self._parking.contents.scan(bucket, written) for each in page]
-            yield from self._pick(bucket, [each.id for each in scanned if _task(each).id in missing], purge)
+        for found in self._parking.contents.find([bucket[0]], list(dict.fromkeys(ids))):
+            yield from self._pick(bucket, list(found.get(bucket, {})), purge)
 
     def _pick(self, bucket: Bucket, stored: Sequence[str], purge: bool) -> Iterator[tuple[int, Sequence[Parked]]]:
         while stored:
             taken, leaving, stored = self._parking.contents.pick(bucket, stored, purge=purge)
             yield taken, leaving
-
-    def _lot(self, lot: Lot, unseen: float) -> ParkingLot:
-        config = self._limiter.config(self.limits.get(lot.name, lot.name), key=lot.key or None, force=True)
-        interval = config.in_force.interval if config.in_force is not None else 0.0
-        drains_in = config.paused + lot.cost * interval if interval else None
-        return ParkingLot(lot.name, lot.key, lot.parked, lot.oldest, drains_in, unseen < UNATTENDED, lot.cost)
 
 
 def _task(parked: Parked) -> ParkedTask:

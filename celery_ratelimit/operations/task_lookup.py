@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from celery import Celery
 from kombu.utils.json import loads
 
 from .._celery import BrokerDidNotAnswer, query_workers
+from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app, plan_of
 from ..backlog.backlog import Backlog
 from ..backlog.messages import Bucket, text
@@ -163,12 +165,16 @@ def _in_lots(app: Celery, parking: Backlog, id: str) -> Explanation | None:
         return None
     known = limits_of_app(app)
     names = sorted({*known, *parking.register.seen((), ()).limits})
-    for places in parking.contents.find(names, [id]):
-        for bucket, ids in places.items():
-            for stored in ids:
-                found = _in_lot(app, parking, id, bucket, stored)
-                if found is not None:
-                    return found
+    indexed = (
+        (bucket, stored)
+        for places in parking.contents.find(names, [id])
+        for bucket, ids in places.items()
+        for stored in ids
+    )
+    for bucket, stored in chain(indexed, parking.contents.find_leaving(names, id)):
+        found = _in_lot(app, parking, id, bucket, stored)
+        if found is not None:
+            return found
     return None
 
 
@@ -178,8 +184,10 @@ def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str)
         return None
     _, _, since, message = text(kept).split(" ", 3)
     parcel: dict[str, Any] = loads(message)
+    if parcel.get("id") != id:
+        return None
     headers = parcel["headers"]
-    (standing,) = standings_of(app, {bucket[0]: limits_of_app(app).get(bucket[0])}, bucket[1])
+    (standing,) = standings_of(app, limits_of_app(app), [bucket])
     limit, share, turn = limits_of_app(app).get(bucket[0]), None, None
     if where == "parked" and limit is not None and limit.fair is not None and "share" in parcel:
         share, turn = parcel["share"], parking.contents.turn(bucket, stored, weights_text(limit))
@@ -195,7 +203,7 @@ def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str)
         where,
         now / 1e6,
         task=str(headers.get("task", "")),
-        queue=stored.rpartition("@")[2],
+        queue=str(marker_in_headers(headers)["queue"]),
         limit=bucket[0],
         key=bucket[1],
         place=max(0, place),

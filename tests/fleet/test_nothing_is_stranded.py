@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ratelimit import ConfigurationError, Limiter
+from celery_ratelimit import ConfigurationError, Limiter, RateLimitError
 from celery_ratelimit.operations.parking_lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 from tests.rabbitmq import Broker
+from tests.shop import command_line
 
 PLAIN, RETRY = "tests.apps.fleet.plain", "tests.apps.fleet.retry"
 GRACE = 3.0
@@ -163,6 +164,25 @@ def test_the_recipe_for_removing_the_package(
         for index, headers in sent.items():
             assert not {"ratelimit", "celery-ratelimit-return"} & headers.keys()
             assert index < 100 or headers["mine"] == index - 100
+
+
+def test_drain_refuses_while_workers_answer(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    with Fleet(server, tmp_path, rate="1/h") as fleet:
+        fleet.start()
+        for index in range(30):
+            fleet.send("retry", index)
+        until(lambda: sum(parked(fleet).values()) == 29, 20, "a backlog")
+        lots = ParkingLots(fleet.sender)
+        with pytest.raises(RateLimitError, match=r"w0@test .*force=True"):
+            lots.drain()
+        assert sum(parked(fleet).values()) == 29
+        found = command_line(fleet.sender)("drain")
+        assert (found.exit_code, "w0@test" in found.output, "--force" in found.output) == (1, True, True)
+        assert lots.drain(force=True) >= 29
+        fleet.stop()
+        fleet.workers.clear()
+        lots.drain()
+        assert not lots.lots()
 
 
 def test_what_workers_left_that_were_killed_is_drained_too(

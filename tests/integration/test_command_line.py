@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,12 @@ from kombu import pools
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.backlog.backlog import backlog_of
+from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.cli import ratelimit
+from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.integration.test_stores import rights
@@ -366,6 +372,37 @@ def test_explain_a_task_that_shares_its_limit(run: Run, app: Celery) -> None:
     assert "which holds its tasks back" in run("explain", id).output
 
 
+ODD_IDS = ["a@b", "@", "a.1~0@q", "*", "[a-z]?", "^id", "back\\slash", 'a "quote"', "zähler"]
+
+
+def look(app: Celery, *, absent: Sequence[str] = ()) -> list[Parked]:
+    """A worker looks at the lot of ``stripe``, while no worker consumes some queues."""
+    attendance = Attendance(frozenset(), frozenset(absent))
+    demand = Demand(Limit("100/s"), "stripe", "")
+    return [task for lot in backlog_of(app).unpark([demand], attendance=attendance) for task in lot.leaving]
+
+
+@pytest.mark.parametrize("queue", ["celery", "q@r", "@"])
+def test_explain_a_task_whose_queue_no_worker_consumes(run: Run, app: Celery, queue: str) -> None:
+    park(app, "stripe", 0, ids=ODD_IDS, queue=queue)
+    assert not look(app, absent=[queue])
+    for id in ODD_IDS:
+        said = json.loads(run("explain", "--json", "--", id).output)
+        assert (said["where"], said["id"], said["queue"], said["limit"]) == ("aside", id, queue, "stripe")
+    assert f"no worker consumes the queue {queue!r}" in run("explain", "a@b").output
+
+
+def test_explain_a_task_that_leaves_its_lot(run: Run, app: Celery) -> None:
+    park(app, "stripe", 0, ids=ODD_IDS)
+    assert len(look(app)) == len(ODD_IDS), "a worker has let them out, and has not published them yet"
+    for id in ODD_IDS:
+        said = json.loads(run("explain", "--json", "--", id).output)
+        assert (said["where"], said["id"], said["queue"], said["limit"]) == ("leaving", id, "celery", "stripe")
+        assert said["starts_at"] is not None
+    assert "is on its way back to the queue 'celery'" in run("explain", "a@b").output
+    assert json.loads(run("explain", "a", "--json").output)["where"] == "unknown"
+
+
 @pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])
 def test_explain_an_id_that_nobody_has(run: Run, app: Celery, id: str) -> None:
     park(app, "stripe", 3)
@@ -471,10 +508,28 @@ def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redi
     )
 
 
+def test_hundreds_of_lots_are_listed_in_pages(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_queues = {f"q{n}": Limit("1/s", name=f"limit{n}") for n in range(30)}
+    for n in range(30):
+        park(app, f"limit{n}", 1)
+    for n in range(250):
+        park(app, "tenant", 1, key=f"tenant:{n}", task="shop.sync", cost=3)
+    lots = ParkingLots(app)
+    lots.lots()
+    store.config_resetstat()
+    found = lots.lots()
+    assert len(found) == 280
+    assert {round(lot.drains_in or 0.0, 6) for lot in found} == {1.0, 0.6}
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + 3 + 7, (
+        "who was seen, what is occupied, a hundred lots in a step, and forty buckets in a step"
+    )
+
+
 def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(30):
         park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
-    monkeypatch.setattr("celery_ratelimit.operations.limit_status.LOOKS", 2)
+    monkeypatch.setattr("celery_ratelimit.operations.limit_status.MAX_LOTS", 20)
     (tenant,) = json.loads(run("status", "tenant", "--json").output)
     assert (tenant["parked"], tenant["lots"], tenant["oldest"], tenant["drains_in"]) == (60, 30, None, None)
 

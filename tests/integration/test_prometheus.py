@@ -23,6 +23,7 @@ from celery_ratelimit.metrics_command import metrics
 from celery_ratelimit.prometheus import collector, serve
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, until
+from tests.shop import make_app, park
 
 FILES = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 NAME = "tests.apps.fleet.retry"
@@ -97,6 +98,20 @@ def test_the_figures_of_a_scrape(server: EmbeddedServer, store: redis.Redis) -> 
     assert samples["shadow_delayed_total", of("tried")] == 1
     assert "bob" not in text, "keys are never labels"
     limiter.release(place)
+
+
+def test_a_scrape_asks_for_many_lots_and_limits_together(server: EmbeddedServer, store: redis.Redis) -> None:
+    app = make_app(server.url)
+    app.conf.ratelimit_queues = {f"q{n}": Limit("1/s", name=f"limit{n}") for n in range(60)}
+    for n in range(200):
+        park(app, "tenant", 1, key=f"tenant:{n}", task="shop.sync")
+    scraped(app)
+    store.config_resetstat()
+    samples = scraped(app)[1]
+    assert samples["parked_tasks", of("tenant")] == samples["unattended_tasks", of("tenant")] == 200
+    assert samples["drain_seconds", of("tenant")] == pytest.approx(1 / 5, abs=0.01), "each key drains for itself"
+    assert samples["oldest_parked_seconds", of("tenant")] >= 0
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] < 20
 
 
 def test_totals_never_go_down_when_workers_and_limiters_go(server: EmbeddedServer, store: redis.Redis) -> None:
