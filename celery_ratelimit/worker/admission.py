@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 
 from ..backlog.publisher import LEAD
 from ..backlog.store_steps import Reply
@@ -17,7 +18,6 @@ from ..limiter.outage import Outage
 from ..limits import Concurrency
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
-from .clock import monotonic
 from .concurrency import MAX_BATCH, ConcurrencyLeases
 from .deduplication import Deduplication
 from .pool_scheduler import PoolScheduler

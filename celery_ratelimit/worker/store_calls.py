@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from .._celery import Worker
 from ..backlog.store_steps import Asks, Reply, advance
 from ..limiter.outage import NotAsked, Outage
-from .clock import monotonic
 
 __all__ = ["StoreCalls", "StoreLatency"]
 

@@ -30,8 +30,8 @@ from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker import (
     actions,
     admission,
-    arrival_batch,
     concurrency,
+    flow_control,
     gate,
     pool_scheduler,
     queue_processor,
@@ -136,7 +136,7 @@ class Bench:
             queue_processor,
             request_queues,
             admission,
-            arrival_batch,
+            flow_control,
             store_calls,
             actions,
             gate,
