@@ -8,7 +8,7 @@ from functools import partial
 from time import monotonic
 
 from ..backlog.publisher import LEAD
-from ..backlog.store_steps import Reply
+from ..backlog.store_calls import Reply, StoreCalls
 from ..errors import ImpossibleRequest
 from ..limiter.asker import Asker
 from ..limiter.calls import Along
@@ -35,7 +35,6 @@ from .rules import (
     refused,
     without_store,
 )
-from .store_calls import StoreCalls
 
 __all__ = ["MAX_BATCH", "POLL_INTERVAL", "FallbackLimiter", "PermitClient", "claim", "max_lookahead"]
 

@@ -21,6 +21,7 @@ from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
 from ..backlog.publisher import LEAD
 from ..backlog.return_scheduler import ReturnScheduler
+from ..backlog.store_calls import StoreCalls
 from ..errors import RateLimitError
 from ..limiter.counting import Counting
 from ..limiter.leases import Leases
@@ -45,7 +46,6 @@ from .request_queue import LimitQueue
 from .request_queues import Expirations, RequestQueues
 from .request_resources import RequestResources
 from .scheduler import Scheduler
-from .store_calls import StoreCalls
 
 __all__ = ["Gate"]
 

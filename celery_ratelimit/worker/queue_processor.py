@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker
-from ..backlog.store_steps import Reply
+from ..backlog.store_calls import Reply
 from ..limits.decision import Decision
 from .actions import Actions
 from .admission import PermitClient

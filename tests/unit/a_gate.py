@@ -21,6 +21,7 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
+from celery_ratelimit.backlog import store_calls
 from celery_ratelimit.backlog.backlog import NOBODY, ToPark
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.demand import Demand
@@ -37,7 +38,6 @@ from celery_ratelimit.worker import (
     queue_processor,
     request_queues,
     scheduler,
-    store_calls,
 )
 from celery_ratelimit.worker.gate import Gate
 from celery_ratelimit.worker.request import State
