@@ -32,7 +32,7 @@ from .messages import Bucket, Looked, Parked, ToPark, several, text
 from .parks import arguments_of
 from .pending_reports import PendingReports
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
-from .store_steps import Asks, asked
+from .store_calls import Asks, asked
 from .weights import weights_text
 
 __all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "Looked", "ToPark"]

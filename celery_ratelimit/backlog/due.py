@@ -13,7 +13,7 @@ from .backlog import Backlog
 from .backlog_queries import LOTS
 from .messages import Bucket, Looked
 from .poll_backoff import Pace
-from .store_steps import Asks
+from .store_calls import Asks
 
 __all__ = ["LOOK", "DueLots"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .._celery import Worker
 from ..limiter.outage import Outage
-from .store_steps import Asks, Calls, Reply, Run
+from .store_calls import Asks, Reply, Run, StoreCalls
 from .waking import NEXT, TURN
 
 __all__ = ["RARELY", "Looks"]
@@ -35,7 +35,7 @@ class Looks:
         self,
         worker: Worker,
         outage: Outage,
-        calls: Calls,
+        calls: StoreCalls,
         look: Callable[[float], Asks[bool]],
         pause: Callable[[], float],
         may: Callable[[float], bool],
@@ -44,7 +44,7 @@ class Looks:
         self._look, self._pause, self._may = look, pause, may
         self._cancel: Callable[[], None] | None = None
         self._soon = self._again = self._is_looking = False
-        self._run: Run | None = None
+        self._run: Run[bool] | None = None
 
     @property
     def are_done(self) -> bool:

@@ -11,7 +11,7 @@ from ..limiter.outage import Outage
 from .backlog import Backlog
 from .fleet_registry import Attendance
 from .orphans import Orphans
-from .store_steps import Asks
+from .store_calls import Asks
 from .waking import Waking
 
 __all__ = ["QueueHeartbeat"]

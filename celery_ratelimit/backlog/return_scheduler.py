@@ -30,7 +30,7 @@ from .orphans import Orphans
 from .publisher import Publisher
 from .queue_heartbeat import QueueHeartbeat
 from .revoked import Revoked
-from .store_steps import Asks, Calls
+from .store_calls import Asks, StoreCalls
 from .waking import Waking
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
@@ -88,7 +88,7 @@ class ReturnScheduler:
         parking: Backlog,
         limits: AppLimits,
         outage: Outage,
-        calls: Calls,
+        calls: StoreCalls,
         orphans_after: float,
         clock: StoreClock,
     ) -> None:

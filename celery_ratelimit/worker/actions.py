@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from time import monotonic
 
 from .._celery import Worker, requests
 from ..backlog.backlog import FULL, NOBODY, OVERTAKEN, REPLACED
@@ -12,7 +13,6 @@ from ..errors import STORE_TROUBLES
 from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
 from .admission import POLL_INTERVAL
-from .clock import monotonic
 from .deduplication import Deduplication
 from .flow_control import PrefetchAccounting
 from .parking_batch import ParkingBatch, PendingPark

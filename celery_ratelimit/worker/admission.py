@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 
 from ..backlog.publisher import LEAD
-from ..backlog.store_steps import Reply
+from ..backlog.store_calls import Reply, StoreCalls
 from ..errors import ImpossibleRequest
 from ..limiter.asker import Asker
 from ..limiter.calls import Along
@@ -17,7 +18,6 @@ from ..limiter.outage import Outage
 from ..limits import Concurrency
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
-from .clock import monotonic
 from .concurrency import MAX_BATCH, ConcurrencyLeases
 from .deduplication import Deduplication
 from .pool_scheduler import PoolScheduler
@@ -35,7 +35,6 @@ from .rules import (
     refused,
     without_store,
 )
-from .store_calls import StoreCalls
 
 __all__ = ["MAX_BATCH", "POLL_INTERVAL", "FallbackLimiter", "PermitClient", "claim", "max_lookahead"]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Collection
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 from celery import Celery, bootsteps, signals
@@ -13,21 +10,14 @@ from celery import Celery, bootsteps, signals
 from .._celery import Worker, add_to_banner, show_revoked_state
 from ..app.observers import observers_of
 from ..app.plan import AppLimits, node_of
-from ..app.settings import Settings, forks_apart, settings_of
+from ..app.settings import settings_of
 from ..app.state import check_store, leases_of, limiter_of
-from ..app.survey import forgotten, limits_shown
-from ..backlog.backlog import Backlog, backlog_of
-from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
-from ..limiter.declared_limits import declare
-from ..store.url_text import without_password
+from ..app.survey import limits_shown
+from ..backlog import start_checks
+from ..errors import ConfigurationError, StoreUnavailable
 from .gate import Gate
 
 __all__ = ["GateStep", "install"]
-
-logger = logging.getLogger("celery_ratelimit")
-
-_T = TypeVar("_T")
-_U = TypeVar("_U")
 
 
 def install(app: Celery) -> None:
@@ -64,17 +54,15 @@ class GateStep(bootsteps.StartStopStep):
             node_of(app, consumer.hostname)
             limited = AppLimits(app)
             # Its settings may mean tasks that are registered later; or what it had limits for before is still there.
-            if not limited and not settings.tasks and not _left_something(app):
-                _warn(app, ())
+            if not limited and not settings.tasks and not start_checks.left_something(app):
+                start_checks.warn(app, limited, ask_store=False)
                 return
             add_to_banner(consumer.controller, "limits", limits_shown(app))
             worker = Worker(consumer)
             if settings.in_memory:
-                _check_memory(worker, settings)
+                start_checks.check_memory(app, is_prefork=worker.is_prefork)
             self._lost = check_store(app)
-            _warn(app, () if self._lost else _consumed(app))
-            if self._lost is None and not settings.in_memory:
-                _warn_of_other_declarations(app, limited)
+            start_checks.warn(app, limited, ask_store=self._lost is None)
             if settings.on_store_error == "local" and not worker.can_gossip:
                 raise ConfigurationError(
                     "ratelimit_on_store_error='local' divides the limits by the number of live workers, which only "
@@ -90,7 +78,7 @@ class GateStep(bootsteps.StartStopStep):
         if self.gate is not None:
             show_revoked_state(consumer)
             if self._lost is not None:
-                self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
+                self.gate.start_without_store(self._lost, lambda: start_checks.check_again(consumer.app))
                 self._lost = None
             self.gate.begin()
             signals.task_revoked.connect(self._on_revoked, weak=False, dispatch_uid=id(self))
@@ -111,55 +99,6 @@ class GateStep(bootsteps.StartStopStep):
 
     # Called on the way down, at a lost connection, and when the worker ends: the gate lets go each time.
     terminate = shutdown = stop
-
-
-def _warn(app: Any, consumed: Collection[str]) -> None:
-    for warning in forgotten(app, consumed):
-        logger.warning("%s", warning)
-
-
-def _warn_of_other_declarations(app: Any, limited: AppLimits) -> None:
-    with contextlib.suppress(*STORE_TROUBLES):
-        for warning in declare(limiter_of(app).asker, limited):
-            logger.warning("%s", warning)
-
-
-def _consumed(app: Any) -> Collection[str]:
-    """The queues that workers of the fleet consume."""
-    return _asked(app, lambda parking: parking.register.consumed(), ())
-
-
-def _check_again(app: Any) -> None:
-    """The store that was lost when the worker started is there: is it fit? The worker does not end over it now."""
-    try:
-        check_store(app)
-    except ConfigurationError as error:
-        logger.error("%s", error)
-
-
-def _left_something(app: Celery) -> bool:
-    """Whether workers of this fleet had limits, whose tasks may be parked or on their way back."""
-    seen = _asked(app, lambda parking: parking.register.seen((), ()), None)
-    return seen is not None and bool(seen.limits or seen.returns)
-
-
-def _asked(app: Any, question: Callable[[Backlog], _T], otherwise: _U) -> _T | _U:
-    """What the lots of an app's fleet say at the start; ``otherwise`` if the store does not answer."""
-    parking = backlog_of(app)
-    try:
-        return question(parking) if parking.can_park else otherwise
-    except STORE_TROUBLES:
-        return otherwise
-
-
-def _check_memory(worker: Worker, settings: Settings) -> None:
-    if worker.is_prefork:
-        raise forks_apart(settings.url)
-    logger.warning(
-        "ratelimit_url=%r: limits are counted in this process alone. Another worker, or a process that only asks, "
-        "has buckets of its own",
-        without_password(settings.url),
-    )
 
 
 def _refuse_to_start(error: ConfigurationError) -> NoReturn:

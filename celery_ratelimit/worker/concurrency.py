@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from .._celery import Worker
@@ -22,7 +23,6 @@ from ..limiter.leases import Leases
 from ..limiter.outage import Outage
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
-from .clock import monotonic
 from .request import PendingRequest
 from .request_queue import LimitQueue, task_name
 from .request_queues import RequestQueues

@@ -1,5 +1,6 @@
 """Controls what one worker receives: its prefetch, the queues that it suspends for a while, and its return queues.
 
+A new request brings the messages behind it in its queue along: one script asks for all of them, and one parks them.
 Requests that wait in the worker keep other messages out. They are taken out of the prefetch, or their queue is not
 consumed for now. A worker whose processes are all busy for long stops consuming the return queues, and sends back what
 has returned: at the broker a task waits for the process that is free first.
@@ -8,14 +9,17 @@ has returned: at the broker a task waits for the process that is free first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, Protocol
 
 from .._celery import MAX_RETURNED, Worker, requests
+from ..backlog.return_scheduler import ReturnScheduler
+from ..store.script import load_source
 from .capacity import AHEAD, PoolCapacity
 from .request import PendingRequest, State
 from .request_queue import LimitQueue
 
-__all__ = ["PrefetchAccounting", "QueuedRequest", "ReturnQueueConsumption", "SuspendedQueues"]
+__all__ = ["ArrivalBatch", "PrefetchAccounting", "QueuedRequest", "ReturnQueueConsumption", "SuspendedQueues"]
 
 #: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
 #: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
@@ -127,11 +131,11 @@ class PrefetchAccounting:
             self.widen(pending)
         self._suspended.suspend(pending, [*limit_queue.reserved, *limit_queue.new], first, lambda: limit_queue.interval)
 
-    def suspend_if_it_stays(self, pending: PendingRequest, limit_queue: LimitQueue, now: float) -> None:
+    def suspend_if_it_stays(self, pending: PendingRequest, limit_queue: LimitQueue) -> None:
         """Suspend the queue of a request that has just come, and waits."""
         waits_in_worker = pending.plan.policy.throttle == "wait" and pending.state is State.QUEUED
         if waits_in_worker and (not pending.returned or self._worker.consumption.prefetch_is_full):
-            self.suspend(pending, limit_queue, now)
+            self.suspend(pending, limit_queue, monotonic())
 
     def suspend_unlimited(
         self, waiting: QueuedRequest, among: Sequence[QueuedRequest], each: Callable[[], float]
@@ -195,3 +199,56 @@ class ReturnQueueConsumption:
 
     def _are_there_others(self) -> bool:
         return not self._worker.can_gossip or self._worker.live_workers() > 1
+
+
+class ArrivalBatch:
+    """The requests that arrive with the message that is being delivered.
+
+    Args:
+        worker: the worker.
+        attendant: knows where tasks are parked.
+        capacity: of the pool.
+        prefetch: counts requests that stay.
+        dispatch: called with the queues of the requests when all of them are here.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        attendant: ReturnScheduler,
+        capacity: PoolCapacity,
+        prefetch: PrefetchAccounting,
+        dispatch: Callable[[list[LimitQueue]], None],
+    ) -> None:
+        self._bulk_receive, self._occupied, self._capacity = worker.bulk_receive, attendant.occupied, capacity
+        self._prefetch, self._dispatch = prefetch, dispatch
+        self._arrived: list[tuple[LimitQueue, PendingRequest]] = []
+        self._bulk_receive.configure(load_source("broker/take", ()), worker.timers.guarded(self._on_all_arrived))
+
+    def add(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """Whether a request arrives together with others. The messages behind a new one are received with it, if they
+        are to be parked as well, or could start.
+        """
+        message, plan = pending.request.message, pending.plan
+        if not pending.returned:
+            if self._occupied.lot_of(pending.demands) is not None:
+                self._bulk_receive.request_more(message)
+            elif plan.policy.throttle != "wait" or limit_queue.closed_until <= monotonic():
+                self.request_as_many_as_run(message, pending.request.task.name)
+        if self._bulk_receive.receiving:
+            self._arrived.append((limit_queue, pending))
+        return self._bulk_receive.receiving
+
+    def request_as_many_as_run(self, message: Any, name: str) -> None:
+        """Receive the messages behind one, as many as the pool can run of its task."""
+        self._bulk_receive.request_more(message, self._capacity.short_term_capacity(name))
+
+    def clear(self) -> None:
+        """The connection is lost, or the worker stops."""
+        self._arrived.clear()
+
+    def _on_all_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        self._dispatch(list(dict.fromkeys(limit_queue for limit_queue, _ in arrived)))
+        for limit_queue, pending in arrived:
+            self._prefetch.suspend_if_it_stays(pending, limit_queue)

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from .._celery import Worker, requests
@@ -20,6 +21,7 @@ from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
 from ..backlog.publisher import LEAD
 from ..backlog.return_scheduler import ReturnScheduler
+from ..backlog.store_calls import StoreCalls
 from ..errors import RateLimitError
 from ..limiter.counting import Counting
 from ..limiter.leases import Leases
@@ -30,24 +32,20 @@ from ..limiter.stored_limit_labels import StoredLimitLabels
 from ..observing import Observer
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
-from .arrival_batch import ArrivalBatch
 from .capacity import PoolCapacity
-from .clock import monotonic
 from .concurrency import ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
-from .expirations import Expirations
-from .flow_control import PrefetchAccounting, ReturnQueueConsumption
+from .flow_control import ArrivalBatch, PrefetchAccounting, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
 from .parking_batch import ParkingBatch
-from .pool_scheduler import PoolScheduler, UnlimitedAdmission
+from .pool_scheduler import PoolScheduler
 from .queue_processor import ErrorAttribution, QueueProcessor
 from .reporting import Reporter
 from .request import PendingRequest
 from .request_queue import LimitQueue
-from .request_queues import RequestQueues
+from .request_queues import Expirations, RequestQueues
 from .request_resources import RequestResources
 from .scheduler import Scheduler
-from .store_calls import StoreCalls
 
 __all__ = ["Gate"]
 
@@ -84,17 +82,7 @@ class Gate:
         self._limit_watcher = LimitWatcher(
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
         )
-        # The pool, and the requests that wait for it.
-        self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
-        self._queues = queues = RequestQueues()
-        self._prefetch = prefetch = PrefetchAccounting(worker, capacity)
-        self._return_queues = return_queues = ReturnQueueConsumption(worker, capacity, lambda: self._dispatch(queues))
-        self._pool_scheduler = pool_scheduler = PoolScheduler(worker, capacity, queues, prefetch)
-        self._concurrency = concurrency = ConcurrencyLeases(
-            *(worker, asker, leases, outage, capacity, queues, self.on_end, self._dispatch)
-        )
-        self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
-        # What is told of them.
+        # What is told of requests.
         counting = Counting(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
             lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
@@ -102,6 +90,18 @@ class Gate:
         self._counting = counting if settings.counts and not settings.in_memory else None
         stored = self._stored = StoredLimitLabels(asker, outage)
         reporter = Reporter(observers, stored.of, counting.counter if self._counting is not None else None)
+        # The pool, and the requests that wait for it.
+        self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
+        self._queues = queues = RequestQueues()
+        self._prefetch = prefetch = PrefetchAccounting(worker, capacity)
+        self._return_queues = return_queues = ReturnQueueConsumption(worker, capacity, lambda: self._dispatch(queues))
+        self._pool_scheduler = pool_scheduler = PoolScheduler(
+            worker, capacity, queues, prefetch, reporter, self._dispatch
+        )
+        self._concurrency = concurrency = ConcurrencyLeases(
+            *(worker, asker, leases, outage, capacity, queues, self.on_end, self._dispatch)
+        )
+        self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
         # What becomes of them.
         deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage, attendant.may_park)
         self._batch = batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch, capacity.turns)
@@ -119,8 +119,8 @@ class Gate:
             worker, queues, processor, pool_scheduler, capacity, resources, batch, return_queues
         )
         self._expirations = Expirations(worker, self._dispatch)
-        self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._scheduler)
-        self._unlimited = UnlimitedAdmission(pool_scheduler, self._numbers, reporter, self._dispatch)
+        self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._dispatch)
+        worker.consumption.pause_while(self._scheduler.is_late)
 
     def _dispatch(self, queues: Iterable[LimitQueue] = ()) -> None:
         self._scheduler.dispatch(queues)
@@ -145,7 +145,7 @@ class Gate:
             self._builtin_calls.look(request)
         reserved_for = self._capacity.turns.pop(request.id)
         if plan is None:
-            self._unlimited.admit(request, queue)
+            self._pool_scheduler.admit(request, queue, next(self._numbers))
             return
         demands, shadow = self._asker.shadows.split(every)
         now, max_hold = monotonic(), self.worker.broker.max_hold
@@ -163,7 +163,7 @@ class Gate:
             return
         if not demands:
             if not (returned or pending.park_unconfirmed) or not self._deduplication.ends(pending):
-                self._unlimited.admit(request, queue, shadow)
+                self._pool_scheduler.admit(request, queue, number, shadow)
             return
         if returned:
             # Until it asks, if it waits: then others have come, too, and the store is asked once.
@@ -186,7 +186,7 @@ class Gate:
             return
         if first or len(limit_queue.asking(pending)) == 1:  # else the queue goes on with the requests ahead of it
             self._scheduler.dispatch([limit_queue])
-        self._prefetch.suspend_if_it_stays(pending, limit_queue, monotonic())
+        self._prefetch.suspend_if_it_stays(pending, limit_queue)
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
@@ -196,7 +196,7 @@ class Gate:
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + LEAD, now)
             self._attendant.occupied.note_coming(message, seconds + LEAD)
         if requests.is_returned(message) and not self._return_queues.has_left:
-            self._arrival_batch.request_returned(message)
+            self._arrival_batch.request_as_many_as_run(message, str(message.headers.get("task")))
         self._attendant.arrivals.on_message(message)
 
     # -- Ends ------------------------------------------------------------------------------------------------------

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from .._celery import Worker
-from ..backlog.store_steps import Reply
+from ..backlog.store_calls import Reply, StoreCalls
 from ..limiter.asker import Asker
 from ..limiter.outage import Outage
 from ..limiter.shadows import ask_would
 from ..limits.any_limit import AnyLimit
-from .store_calls import StoreCalls
 
 __all__ = ["LimitWatcher"]
 

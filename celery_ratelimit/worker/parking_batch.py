@@ -17,14 +17,13 @@ from ..app.plan import Plan
 from ..backlog.backlog import ToPark
 from ..backlog.messages import Bucket
 from ..backlog.return_scheduler import ReturnScheduler
-from ..backlog.store_steps import Reply
+from ..backlog.store_calls import Reply, StoreCalls
 from ..limiter.demand import Demand
 from ..limiter.outage import NotAsked, Outage
 from .flow_control import PrefetchAccounting
 from .request import PendingRequest, State
 from .request_queue import LimitQueue, permit_interval
 from .rules import Park
-from .store_calls import StoreCalls
 from .upcoming_turns import UpcomingTurns
 
 __all__ = ["ParkingBatch", "PendingPark"]

@@ -7,20 +7,20 @@ could use the whole pool, tasks without limits have a small share of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from .._celery import Worker, requests
 from ..limiter.demand import Demand
 from .capacity import AHEAD, PoolCapacity
-from .clock import monotonic
 from .flow_control import PrefetchAccounting
 from .reporting import Reporter, permit_of
 from .request import UnlimitedRequest
 from .request_queue import ACQUIRE_EARLY, LimitQueue, first_request, task_name
 from .request_queues import RequestQueues
 
-__all__ = ["PoolScheduler", "UnlimitedAdmission"]
+__all__ = ["PoolScheduler"]
 
 
 class PoolScheduler:
@@ -31,12 +31,21 @@ class PoolScheduler:
         capacity: of its pool.
         queues: the limited requests.
         prefetch: counts the requests here.
+        reporter: is told of unlimited requests that pass limits in shadow.
+        dispatch: called when an unlimited request may start.
     """
 
     def __init__(
-        self, worker: Worker, capacity: PoolCapacity, queues: RequestQueues, prefetch: PrefetchAccounting
+        self,
+        worker: Worker,
+        capacity: PoolCapacity,
+        queues: RequestQueues,
+        prefetch: PrefetchAccounting,
+        reporter: Reporter,
+        dispatch: Callable[[], None],
     ) -> None:
         self._worker, self._capacity, self._queues, self._prefetch = worker, capacity, queues, prefetch
+        self._reporter, self._dispatch = reporter, dispatch
         self._unlimited: deque[UnlimitedRequest] = deque()
         self._passed: tuple[float, Any] | None = None  # when the last one of these was started, and which it was
 
@@ -48,14 +57,19 @@ class PoolScheduler:
         """Whether a process would start a task at once."""
         return self._capacity.idle() > 0
 
-    def add(self, waiting: UnlimitedRequest) -> None:
+    def admit(self, request: Any, queue: str, number: int, shadow: tuple[Demand, ...] = ()) -> None:
+        """Start an unlimited request, or let it wait: for a process, or for one whose turn is about to come."""
+        requests.remove_marker(request)
+        waiting = UnlimitedRequest(request, queue, number, monotonic())
+        if shadow:
+            waiting.permit = permit_of(queue, request.id, 0, shadow)
+            waiting.on_start = lambda: self._reporter.passed(waiting, shadow)
         self._unlimited.append(waiting)
         self._prefetch.enter(waiting)
-
-    def suspend_if_last(self, waiting: UnlimitedRequest) -> None:
-        """Suspend the queue of an unlimited request that came last, and waits."""
-        if self._unlimited and self._unlimited[-1] is waiting:
-            name = waiting.request.task.name
+        if len(self._unlimited) == 1:  # else the next one that ends moves them on
+            self._dispatch()
+        if self._unlimited and self._unlimited[-1] is waiting:  # it waits, and none has come meanwhile
+            name = request.task.name
             self._prefetch.suspend_unlimited(waiting, self._unlimited, lambda: self._capacity.seconds_of_one(name))
 
     def unlimited_starving(self, now: float) -> bool:
@@ -130,32 +144,3 @@ class PoolScheduler:
 
     def clear(self) -> None:
         self._unlimited.clear()
-
-
-class UnlimitedAdmission:
-    """Lets requests without limits pass.
-
-    Args:
-        pool_scheduler: to the pool.
-        numbers: of the worker's requests.
-        reporter: is told of requests that pass limits in shadow.
-        dispatch: called when a request may start.
-    """
-
-    def __init__(
-        self, pool_scheduler: PoolScheduler, numbers: Iterator[int], reporter: Reporter, dispatch: Callable[[], None]
-    ) -> None:
-        self._pool_scheduler, self._numbers = pool_scheduler, numbers
-        self._reporter, self._dispatch = reporter, dispatch
-
-    def admit(self, request: Any, queue: str, shadow: tuple[Demand, ...] = ()) -> None:
-        """Start a request, or let it wait behind requests that wait for a process or are about to have their turn."""
-        requests.remove_marker(request)
-        waiting = UnlimitedRequest(request, queue, next(self._numbers), monotonic())
-        if shadow:
-            waiting.permit = permit_of(queue, request.id, 0, shadow)
-            waiting.on_start = lambda: self._reporter.passed(waiting, shadow)
-        self._pool_scheduler.add(waiting)
-        if len(self._pool_scheduler) == 1:  # else the next one that ends moves them on
-            self._dispatch()
-        self._pool_scheduler.suspend_if_last(waiting)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from .._celery import Worker
-from ..backlog.store_steps import Reply
+from ..backlog.store_calls import Reply
 from ..limits.decision import Decision
 from .actions import Actions
 from .admission import PermitClient
-from .clock import monotonic
 from .flow_control import ReturnQueueConsumption
 from .parking_batch import ParkingBatch, PendingPark
 from .pool_scheduler import PoolScheduler

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from time import monotonic
 from typing import Any
 
 from .._celery import requests
@@ -20,7 +21,6 @@ from ..limiter.shadows import asked_of
 from ..limits.limit import Limit
 from ..observing import Observation, Observer
 from ..signals import task_throttled
-from .clock import monotonic
 from .request import PendingRequest, UnlimitedRequest
 from .request_queue import LimitQueue
 

@@ -10,7 +10,7 @@ from typing import Any
 from .._celery import stored_id
 from .._celery.saved_message import unconfirmed_parks_in
 from ..app.plan import Plan
-from ..backlog.store_steps import Reply
+from ..backlog.store_calls import Reply
 from ..limiter.demand import Demand
 from ..limiter.leases import run_id
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from .._celery import Worker
 from .admission import POLL_INTERVAL
 from .capacity import PoolCapacity
-from .clock import monotonic
 from .flow_control import ReturnQueueConsumption
 from .parking_batch import ParkingBatch
 from .pool_scheduler import PoolScheduler

@@ -21,6 +21,7 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
+from celery_ratelimit.backlog import store_calls
 from celery_ratelimit.backlog.backlog import NOBODY, ToPark
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.demand import Demand
@@ -30,14 +31,13 @@ from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker import (
     actions,
     admission,
-    arrival_batch,
     concurrency,
+    flow_control,
     gate,
     pool_scheduler,
     queue_processor,
     request_queues,
     scheduler,
-    store_calls,
 )
 from celery_ratelimit.worker.gate import Gate
 from celery_ratelimit.worker.request import State
@@ -136,7 +136,7 @@ class Bench:
             queue_processor,
             request_queues,
             admission,
-            arrival_batch,
+            flow_control,
             store_calls,
             actions,
             gate,

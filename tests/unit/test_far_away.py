@@ -16,12 +16,11 @@ from celery_ratelimit.backlog.backlog import NOBODY
 from celery_ratelimit.backlog.backlog_cache import BacklogCache
 from celery_ratelimit.backlog.messages import Looked, Parked
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
-from celery_ratelimit.backlog.store_steps import asked
+from celery_ratelimit.backlog.store_calls import StoreLatency, asked
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
-from celery_ratelimit.worker.store_calls import StoreLatency
 from tests.unit.a_gate import Bench
 
 NOW = 100.0

@@ -12,7 +12,7 @@ from celery_ratelimit.backlog.due import LOOK, OWN, SELDOM, DueLots
 from celery_ratelimit.backlog.messages import Looked, Parked
 from celery_ratelimit.backlog.pending_reports import PendingReports
 from celery_ratelimit.backlog.poll_backoff import Pace
-from celery_ratelimit.backlog.store_steps import advance, asked
+from celery_ratelimit.backlog.store_calls import advance, asked
 
 LOT, OTHER = ("api", ""), ("api", "other")
 ONE = Parked("a", 1, 0, 0.5, "{}")

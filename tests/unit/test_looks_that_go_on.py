@@ -13,10 +13,9 @@ import pytest
 
 from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.backlog.looks import RARELY, Looks
-from celery_ratelimit.backlog.store_steps import Asks, Reply, advance, asked
+from celery_ratelimit.backlog.store_calls import Asks, Reply, StoreCalls, advance, asked
 from celery_ratelimit.backlog.waking import NEXT, TURN
 from celery_ratelimit.limiter.outage import NotAsked
-from celery_ratelimit.worker.store_calls import StoreCalls
 
 PAUSE = 0.2
 

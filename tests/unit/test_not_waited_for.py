@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
+from celery_ratelimit.backlog import store_calls
 from celery_ratelimit.backlog.backlog import FULL, NOBODY, OVERTAKEN
 from celery_ratelimit.backlog.pending_reports import PendingReports
-from celery_ratelimit.backlog.store_steps import Reply, advance, asked
+from celery_ratelimit.backlog.store_calls import THREADS_FROM, Reply, StoreCalls, StoreLatency, advance, asked
 from celery_ratelimit.limiter.outage import NotAsked
-from celery_ratelimit.worker import parking_batch, store_calls
+from celery_ratelimit.worker import parking_batch
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
 from celery_ratelimit.worker.rules import DropDuplicate
-from celery_ratelimit.worker.store_calls import THREADS_FROM, StoreCalls, StoreLatency
 from tests.unit.a_gate import Bench, Lost, Request
 
 THREAD_LATENCY = 0.02

@@ -59,7 +59,8 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     capacity = PoolCapacity(SimpleNamespace(idle=lambda pending: 8, mean_runtime=lambda name: 1.0))  # type: ignore[arg-type]
     prefetch: Any = SimpleNamespace(leave=lambda pending: None)
     resources = RequestResources(nothing, nothing, capacity, prefetch, nothing)
-    errors, pool_scheduler = SimpleNamespace(pair=None), PoolScheduler(nothing, capacity, nothing, prefetch)
+    errors = SimpleNamespace(pair=None)
+    pool_scheduler = PoolScheduler(nothing, capacity, nothing, prefetch, nothing, nothing)
     actions: Any = Actions(resources)
     processor: Any = QueueProcessor(
         nothing,

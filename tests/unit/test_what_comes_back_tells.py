@@ -20,7 +20,7 @@ from celery_ratelimit.backlog.backlog_cache import (
 from celery_ratelimit.backlog.due import DueLots
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
 from celery_ratelimit.backlog.messages import Looked, Parked
-from celery_ratelimit.backlog.store_steps import asked
+from celery_ratelimit.backlog.store_calls import asked
 from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limits.concurrency import Concurrency

@@ -10,6 +10,7 @@ import pytest
 from celery_ratelimit.worker.capacity import PoolCapacity
 from celery_ratelimit.worker.gate import Gate
 from celery_ratelimit.worker.pool_scheduler import PoolScheduler
+from celery_ratelimit.worker.reporting import Reporter
 from celery_ratelimit.worker.request_queue import LimitQueue
 from celery_ratelimit.worker.request_queues import RequestQueues
 from celery_ratelimit.worker.scheduler import Scheduler
@@ -46,7 +47,9 @@ def gate() -> Any:
     for number in range(TENANTS):
         queues.get_or_create(((f"tenant {number}", ""),))
     gate._prefetch = SimpleNamespace(limited=TENANTS)
-    gate._pool_scheduler = scheduler._pool_scheduler = PoolScheduler(worker, capacity, queues, gate._prefetch)
+    gate._pool_scheduler = scheduler._pool_scheduler = PoolScheduler(
+        worker, capacity, queues, gate._prefetch, Reporter(), lambda: None
+    )
     gate._return_queues = scheduler._return_queues = SimpleNamespace(update=lambda now: None)
     leases = SimpleNamespace(end=lambda request: gate.ran.get(request), release_ended=lambda: None)
     gate._concurrency = scheduler._resources = leases

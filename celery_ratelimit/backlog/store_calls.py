@@ -1,23 +1,24 @@
 """Calls to the store: each reply comes by callback, at once, or from a thread where the store is some way off.
 
-A worker that waits 2 ms for each reply starts nothing meanwhile, and hears of no task that has ended.
+A worker that waits 2 ms for each reply starts nothing meanwhile, and hears of no task that has ended. An operation that
+calls the store several times is a generator: it yields each call, and is sent its reply.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from time import monotonic
+from typing import Any, Generic, TypeVar, cast
 
 from .._celery import Worker
-from ..backlog.store_steps import Asks, Reply, advance
 from ..limiter.outage import NotAsked, Outage
-from .clock import monotonic
 
-__all__ = ["StoreCalls", "StoreLatency"]
+__all__ = ["Asks", "Reply", "Run", "StoreCalls", "StoreLatency", "advance", "asked"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -34,6 +35,30 @@ THREADS_FROM, LOOP_BELOW = 0.001, 0.0005
 LATEST = 16
 
 _T = TypeVar("_T")
+
+#: Yields calls to the store, which any thread may make, and is sent the reply to each; returns the result.
+Asks = Generator[Callable[[], Any], Any, _T]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[_T]):
+    """What a call has returned, or the ``error`` that it has raised.
+
+    Attributes:
+        at: when the reply came.
+        seconds: of the call alone, without what it has waited for a thread.
+    """
+
+    value: _T | None = None
+    error: Exception | None = None
+    at: float = 0.0
+    seconds: float = 0.0
+
+    def get(self) -> _T:
+        """Return the value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return cast("_T", self.value)
 
 
 class StoreLatency:
@@ -104,9 +129,9 @@ class StoreCalls:
             return self._in_thread(call, on_reply)
         return None
 
-    def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> _Run[_T]:
+    def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> Run[_T]:
         """Make the calls of a generator, one after the other; ``on_end`` gets its result."""
-        run = _Run(self, asks, on_end)
+        run = Run(self, asks, on_end)
         run.hear(None)
         return run
 
@@ -157,7 +182,7 @@ class StoreCalls:
         return future
 
 
-class _Run(Generic[_T]):
+class Run(Generic[_T]):
     """A generator whose calls are made one after the other, without recursion where replies come at once."""
 
     def __init__(self, calls: StoreCalls, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> None:
@@ -196,6 +221,28 @@ class _Run(Generic[_T]):
         if isinstance(step, Reply) and step.error is not None:  # the connection to the broker may be lost, too
             logger.debug("calls to the store have ended untimely: %r", step.error)
         self._asks.close()
+
+
+def advance(asks: Asks[_T], reply: Reply[Any] | None = None) -> Callable[[], Any] | Reply[_T]:
+    """Begin, or go on with a reply. Returns the next call, or at the end the result."""
+    try:
+        if reply is None:
+            return next(asks)
+        if reply.error is not None:
+            return asks.throw(reply.error)
+        return asks.send(reply.value)
+    except StopIteration as end:
+        return Reply(end.value)
+    except Exception as error:
+        return Reply(error=error)
+
+
+def asked(asks: Asks[_T]) -> _T:
+    """Make each call here, and return the result."""
+    step = advance(asks)
+    while not isinstance(step, Reply):
+        step = advance(asks, _reply_to(step))
+    return step.get()
 
 
 def _reply_to(call: Callable[[], _T]) -> Reply[_T]:
