@@ -1,7 +1,7 @@
 -- hand_back: let tasks out to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
 --
--- A message that is published so says nothing of its lot, and its task may be parked again before the caller says that it was
--- published. So a task that is let out here has another id until then: ^ and its id.
+-- A task that was let out before, and is not known to be published, gets the number of a new copy, and that alone may run: the one
+-- before may be on its way. So a message that is handed back has to say which copy it is.
 -- KEYS   see include/lot.lua, with those of who shares the limit
 -- ARGV   1  again, 2 memory: us, see unpark.lua
 --        3  key       text: of the bucket
@@ -11,7 +11,7 @@
 --        7  overdue   us, >= 0: tasks, too, that were let out before and would be once more within that time, since no worker has
 --                     said that they are at the broker
 --        8+           queues: only tasks that are aside for one of them; none: all
--- Reply  us of this clock; for each that is let out its id from now on, 0, its message
+-- Reply  us of this clock; for each that is let out its id, 0, its message
 -- Writes the lot
 local AGAIN_US, MEMORY_US, key, BYTES, MOST = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
@@ -48,15 +48,7 @@ for i = FIRST_QUEUE, #ARGV do those_aside('[' .. ARGV[i] .. '\0', '(' .. ARGV[i]
 
 for _, id in ipairs(ids) do
     if bytes >= BYTES then break end
-    local before = #out
-    let_out(id, 0)
-    if #out > before and string.sub(id, 1, 1) ~= '^' then
-        call('HDEL', MESSAGES, id)
-        call('ZREM', LEAVING, id)
-        out[before + 1] = '^' .. id
-        call('HSET', MESSAGES, out[before + 1], out[before + 3])
-        call('ZADD', LEAVING, int(now + AGAIN_US), out[before + 1])
-    end
+    let_out(id, 0, false, call('ZREM', LEAVING, id) == 1 and renew_copy(id, true) or nil)
 end
 if nobody_is_left() then end_lot() end
 return {int(now), unpack(out)}

@@ -106,14 +106,8 @@ local function let_out_once_more()
     for i, id in ipairs(ids) do
         if room() <= 0 then return false end
         call('ZREM', LEAVING, id)
-        local cost, copy, rest = match(call('HGET', MESSAGES, id) or '', '^(%d+) (%d+) (.*)$')
-        if cost then
-            local _, newest = copies(id)
-            newest = max(copy, newest or 0) + 1
-            call('HSET', MESSAGES, id, format('%s %d ', cost, newest) .. rest)
-            note_for_a_while(id, '-', newest, '1')
-            let_one_out(id, 0)
-        end
+        local message = renew_copy(id, false)
+        if message then let_one_out(id, 0, false, message) end
     end
     return #ids < most
 end

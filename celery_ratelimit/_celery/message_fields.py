@@ -23,7 +23,7 @@ import amqp
 from celery import Celery
 from kombu.transport import virtual
 
-from .saved_message import marker_in
+from .saved_message import copy_in, marker_in
 
 try:
     from kombu.transport.redis import QoS as RedisQoS
@@ -50,11 +50,12 @@ def stamp_of(message: Any, name: str) -> Any:
 def stored_id(request: Any, queue: str) -> str:
     """The id of a request in the store: ``<task id>[.<retries>]~<of this message alone>@<queue>``.
 
-    It is made once, at the first delivery; a message that returns has it in its marker.
+    It is made once, at the first delivery; a message that returns, or was handed back to its queue, has it in a header.
     """
     marker = marker_in(request.message)
-    if marker.get("id"):
-        return str(marker["id"])
+    known = marker.get("id") or copy_in(request.message).get("id")
+    if known:
+        return str(known)
     retries = request.request_dict.get("retries")
     attempt = f"{request.id}.{retries}" if retries else str(request.id)
     if marker:  # the version before has sent it back

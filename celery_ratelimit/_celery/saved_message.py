@@ -14,6 +14,7 @@ from kombu import Producer
 __all__ = [
     "Parcel",
     "as_sent",
+    "copy_in",
     "expires_at",
     "marker_in",
     "marker_in_headers",
@@ -29,9 +30,10 @@ __all__ = [
 
 #: The header of a message that is sent back, the marker: what to restore when its task starts.
 RETURN_HEADER = "celery-ratelimit-return"
-
 #: The header of a coalesced message: the id of the task that runs in its place, in any worker.
 SURVIVOR_HEADER = "celery-ratelimit-survivor"
+#: The header of a message that was handed back to its queue: which copy of which parked task it is.
+COPY_HEADER = "celery-ratelimit-copy"
 
 #: The fields that each marker has, and all that one may have.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
@@ -59,8 +61,10 @@ def marker_in_headers(headers: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def without_marker(headers: dict[str, Any]) -> dict[str, Any]:
-    """Remove the marker from headers; returns it."""
+    """Remove from headers what was added to them here; returns the marker."""
     marker = marker_in_headers(headers)
+    if _names_copy(headers.get(COPY_HEADER)):
+        del headers[COPY_HEADER]
     if marker:
         del headers[RETURN_HEADER]
     return marker
@@ -78,6 +82,13 @@ def marker_in(message: Any) -> dict[str, Any]:
     return marker
 
 
+def copy_in(message: Any) -> dict[str, Any]:
+    """Which copy of a parked task a message is: its ``lot``, ``id`` and ``copy``; empty: it was not parked."""
+    marker = marker_in(message)
+    named = marker if "lot" in marker else (message.headers or {}).get(COPY_HEADER)
+    return dict(named or {}) if _names_copy(named) else {}
+
+
 def with_survivor(parcel: Parcel) -> Parcel:
     """Add to a parked parcel the header of the task in whose favour it ends, if it does."""
     if isinstance(parcel.get("by"), str):
@@ -87,7 +98,7 @@ def with_survivor(parcel: Parcel) -> Parcel:
 
 def survivor_in(message: Any) -> str:
     """The id of the task in whose favour a returned message ends; ``""``: it does not."""
-    survivor = message.headers.get(SURVIVOR_HEADER) if marker_in(message) else None
+    survivor = message.headers.get(SURVIVOR_HEADER) if copy_in(message) else None
     return survivor if isinstance(survivor, str) else ""
 
 
@@ -96,11 +107,7 @@ def set_countdown(message: Any, seconds_until: Callable[[int], float | None], le
 
     Celery compares ``eta`` with this machine's clock, but another machine has written it: it is written anew, by the
     store's clock. If that is not known, or the message has no slot, the countdown begins with the delivery.
-
-    Args:
-        message: the message, before Celery reads its ``eta``.
-        seconds_until: the seconds until a slot, which is in microseconds of the store's clock.
-        lead: seconds before its slot at which the countdown ends.
+    ``seconds_until`` takes a slot in microseconds of the store's clock; the countdown ends ``lead`` seconds before it.
     """
     marker = marker_in(message)
     if not marker or not message.headers.get("eta"):
@@ -126,17 +133,20 @@ def _is_ours(marker: Any) -> bool:
         return False
     if not isinstance(marker["queue"], str) or not marker["queue"]:
         return False
-    for name in _TEXTS:
-        text = marker.get(name)
-        if text is not None and not isinstance(text, str):
-            return False
+    if not all(marker.get(name) is None or isinstance(marker[name], str) for name in _TEXTS):
+        return False
     if not all(_is_count(marker.get(name, 0)) for name in ("copy", "since", "slot", "wait")):
         return False
-    if "lot" not in marker:
-        return True
-    lot = marker["lot"]
+    return "lot" not in marker or _names_copy(marker)
+
+
+def _names_copy(fields: Any) -> bool:
+    """Whether they say which copy a message is, and are not the user's header of the same name."""
+    if not isinstance(fields, dict) or not {"lot", "id", "copy"} <= fields.keys():
+        return False
+    lot = fields["lot"]
     a_pair = isinstance(lot, (list, tuple)) and len(lot) == 2 and all(isinstance(part, str) for part in lot)
-    return a_pair and {"id", "copy"} <= marker.keys() and marker["id"] is not None
+    return a_pair and isinstance(fields["id"], str) and _is_count(fields["copy"])
 
 
 def _is_count(number: Any) -> bool:
@@ -158,6 +168,7 @@ def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parc
             "exchange": request.delivery_info.get("exchange"),
             "routing_key": request.delivery_info.get("routing_key"),
             **({"id": id} if id else {}),
+            **copy_in(message),
         }
         if "CC" in headers and not marker:
             first["CC"] = headers.pop("CC")
@@ -177,13 +188,15 @@ def parcel_in(message: Any) -> Parcel:
     return _parcel(message, marker_in(message)["queue"], headers, expires)
 
 
-def as_sent(parcel: Parcel) -> Parcel:
-    """A parked or returned message as its sender sent it, to its own queue."""
+def as_sent(parcel: Parcel, copy: Mapping[str, Any] | None = None) -> Parcel:
+    """A parked or returned message as its sender sent it, to its own queue; with a header for ``copy``, which it is."""
     headers = dict(parcel["headers"])
     marker = without_marker(headers)
     headers["eta"] = marker.get("eta")
     if "CC" in marker:
         headers["CC"] = marker["CC"]
+    if copy and "lot" in copy:
+        headers[COPY_HEADER] = {"lot": list(copy["lot"]), "id": copy["id"], "copy": copy["copy"]}
     return {**parcel, "to": marker["queue"], "headers": headers}
 
 

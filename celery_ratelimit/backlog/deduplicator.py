@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from .._celery import Worker
-from .._celery.saved_message import marker_in
+from .._celery.saved_message import copy_in, marker_in
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
@@ -77,10 +77,10 @@ class Deduplicator:
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it comes from a lot, the store is told, together with those that come now."""
-        marker = marker_in(message)
-        if "lot" in marker:
-            name, key = marker["lot"]
-            self._note((name, key), {str(marker["id"]): int(marker["copy"])})
+        copy = copy_in(message)
+        if copy:
+            name, key = copy["lot"]
+            self._note((name, key), {str(copy["id"]): int(copy["copy"])})
             self._since.setdefault((name, key), time.monotonic())
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.timers.call_after(TELL, self._tell)
@@ -90,11 +90,11 @@ class Deduplicator:
         if self._telling.locked():  # where greenlets switch, the answer is on its way
             return False
         request = held.request
-        marker = marker_in(request.message)
-        if "lot" not in marker or request.delivery_info.get("redelivered") or marker.get("again"):
+        copy, again = copy_in(request.message), marker_in(request.message).get("again")
+        if not copy or request.delivery_info.get("redelivered") or again:
             return False
-        name, key = marker["lot"]
-        has_come = self._arriving.get((name, key), {}).get(held.id) == int(marker["copy"])
+        name, key = copy["lot"]
+        has_come = self._arriving.get((name, key), {}).get(held.id) == int(copy["copy"])
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))
 
     @contextmanager
@@ -104,9 +104,8 @@ class Deduplicator:
         if not those:
             yield None
             return
-        markers = [marker_in(held.request.message) for held in asking]
-        pairs = [(held.id, int(marker.get("copy", 0))) for held, marker in zip(asking, markers, strict=True)]
-        lots = dict.fromkeys(tuple(marker_in(held.request.message)["lot"]) for held in those)
+        pairs = [(held.id, int(copy_in(held.request.message).get("copy", 0))) for held in asking]
+        lots = dict.fromkeys(tuple(copy_in(held.request.message)["lot"]) for held in those)
         with self._telling:
             copies_of = {lot: self._take(lot) for lot in lots}
             told = Told(self._parking.copies.along(copies_of, pairs))
@@ -125,9 +124,9 @@ class Deduplicator:
         Raises what the store raises, where it has to be asked.
         """
         request = held.request
-        marker = marker_in(request.message)
-        copy = int(marker.get("copy", 0))
-        if request.delivery_info.get("redelivered") or marker.get("again"):
+        said = copy_in(request.message)
+        copy = int(said.get("copy", 0))
+        if request.delivery_info.get("redelivered") or marker_in(request.message).get("again"):
             # It may have been parked before its worker was killed, or before the store's answer was lost; in the lot of
             # any of its limits.
             buckets = [(demand.name, demand.key) for demand in (*held.demands, *held.shadow)]
@@ -140,7 +139,7 @@ class Deduplicator:
             self._barred.discard((held.id, copy))
             return False
         if (held.id, copy) in self._beside:
-            name, key = marker["lot"]
+            name, key = said["lot"]
             may = not self._parking.copies.arrive((name, key), {held.id: copy})
             self._beside.discard((held.id, copy))
             return may

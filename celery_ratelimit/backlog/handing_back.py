@@ -13,7 +13,7 @@ from .._celery import fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
 from .backlog import Backlog
 from .backlog_queries import PAGE
-from .messages import Bucket, Parked, read_parcel
+from .messages import Bucket, Parked, marker_of, read_parcel
 
 __all__ = ["Handed", "HandingBack"]
 
@@ -83,7 +83,7 @@ class HandingBack:
         while remaining > 0:
             with fetch_messages(self._from, name, min(remaining, PAGE)) as messages:
                 ours = [message for message in messages if marker_in(message) and not self._ends(message)]
-                some = self._publish([as_sent(parcel_in(message)) for message in ours])
+                some = self._publish([as_sent(parcel_in(message), marker_in(message)) for message in ours])
                 for message in ours:
                     if marker_in(message)["queue"] not in some.missing:
                         message.ack()
@@ -96,7 +96,7 @@ class HandingBack:
     def _hand_back(self, bucket: Bucket, queues: Sequence[str], until: int, overdue: float) -> tuple[int, Handed]:
         now, leaving = self._parking.contents.hand_back(bucket, queues, until, overdue=overdue)
         readable = [(each, parcel) for each in leaving if (parcel := _parcel(each))]
-        handed = self._publish([as_sent(parcel) for _, parcel in readable])
+        handed = self._publish([as_sent(parcel, marker_of(bucket, each)) for each, parcel in readable])
         sent = [each for each, parcel in readable if as_sent(parcel)["to"] not in handed.missing]
         if sent:
             self._parking.published({bucket: sent})

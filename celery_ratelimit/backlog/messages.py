@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kombu.utils.json import dumps, loads
 
-from .._celery.saved_message import Parcel
+from .._celery.saved_message import Parcel, with_survivor
 from ..limits.weights import USUAL
 
 __all__ = [
@@ -151,12 +151,12 @@ def written(parcel: Parcel) -> str:
 
 
 def read_parcel(parked: Parked) -> Parcel:
-    """What was parked; nothing if it cannot be read."""
+    """What was parked, with the task in whose favour it ends, if it does; nothing if it cannot be read."""
     try:
         parcel = loads(parked.message)
     except ValueError:
         return {}
-    return parcel if isinstance(parcel, dict) and "headers" in parcel else {}
+    return with_survivor(parcel) if isinstance(parcel, dict) and "headers" in parcel else {}
 
 
 def several(reply: Sequence[Any]) -> list[Parked]:

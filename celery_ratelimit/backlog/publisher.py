@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from .._celery import Worker
-from .._celery.saved_message import marker_in_headers, with_survivor
+from .._celery.saved_message import marker_in_headers
 from ..limiter.store_clock import StoreClock
 from .backlog import Backlog
 from .messages import Bucket, Parked, marker_of, read_parcel
@@ -37,7 +37,7 @@ class Publisher:
     def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
         """Publish tasks that have left their lots. The store hears some time later that they are at the broker."""
         each_of = [(bucket, each) for bucket, several in leaving.items() for each in several]
-        parcels = {each.id: with_survivor(read_parcel(each)) for _, each in each_of}
+        parcels = {each.id: read_parcel(each) for _, each in each_of}
         self._apart.update(id for id, parcel in parcels.items() if not parcel)
         together = [pair for pair in each_of if pair[1].id not in self._apart]
         for some in [together, *[[pair] for pair in each_of if pair[1].id in self._apart]]:

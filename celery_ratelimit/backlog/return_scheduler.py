@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from .._celery import Worker
-from .._celery.saved_message import expires_at, marker_in, parcel_of
+from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits, Plan
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
@@ -140,7 +140,7 @@ class ReturnScheduler:
             held.id,
             demand.cost,
             written({"id": request.id, **parcel, **last}),
-            copy=int(marker.get("copy", 0)) + 1,
+            copy=int(copy_in(request.message).get("copy", 0)) + 1,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
             doubts=held.unconfirmed_parks,

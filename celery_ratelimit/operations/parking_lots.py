@@ -20,7 +20,7 @@ from ..backlog.backlog import backlog_of
 from ..backlog.backlog_queries import AGAIN, PAGE
 from ..backlog.fleet_registry import UNATTENDED
 from ..backlog.handing_back import HandingBack
-from ..backlog.messages import Bucket, Parked, marker_of
+from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
 from .limit_status import standings_of
@@ -165,7 +165,7 @@ class ParkingLots:
         with self._app.connection_for_write() as connection, connection.channel() as channel:
             released = 0
             for _, leaving in self._take_out(bucket, ids, purge=False):
-                parcels = [(loads(each.message), 0.0, marker_of(bucket, each)) for each in leaving]
+                parcels = [(read_parcel(each), 0.0, marker_of(bucket, each)) for each in leaving]
                 missing = publish_on(channel, parcels) if parcels else set()
                 sent = [each for each, to in zip(leaving, parcels, strict=True) if to[0]["to"] not in missing]
                 if sent:

@@ -159,10 +159,10 @@ class Gate:
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
         )
         pending.coalesce_key, pending.shadow = alone, shadow
-        if returned and self._deduplication.ends_coalesced(pending):
+        if self._deduplication.ends_coalesced(pending):
             return
         if not demands:
-            if not (returned or pending.park_unconfirmed) or not self._deduplication.ends(pending):
+            if not self._deduplication.ends(pending):
                 self._pool_scheduler.admit(request, queue, number, shadow)
             return
         if returned:

@@ -270,3 +270,20 @@ def test_one_of_each_waits_and_nobody_is_lost(
         assert len(same) == len(set(same))
         index = store.hgetall("ratelimit:v1:{api}::alone@fleet")
         assert {f"{alone_of[id][0]}{key}" for key, id in index.items()} == set(same)
+
+
+@pytest.mark.parametrize("how", ["released", "handed back"])
+def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_waits(
+    parking: Backlog, clock: Clock, how: str
+) -> None:
+    close(parking)
+    park(parking, to_park("a@absent", "n1"))
+    leave(parking, Attendance(frozenset({"celery"}), frozenset({"absent"})))
+    park(parking, to_park("b@celery", "n1"))
+    if how == "released":
+        (taken,) = parking.contents.pick(BUCKET, ["a@absent"], purge=False)[1]
+    else:
+        (taken,) = parking.contents.hand_back(BUCKET, ["absent"])[1]
+    parcel = read_parcel(taken)
+    assert parcel["headers"]["celery-ratelimit-survivor"] == "b"
+    assert waiting(parking) == ["b@celery"]
