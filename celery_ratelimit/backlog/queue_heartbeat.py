@@ -89,5 +89,5 @@ class QueueHeartbeat:
         given_up, self._attends, self.heard = sorted(self._attends), frozenset(), None
         if given_up and self._parking.can_park:
             self._outage.ask(
-                lambda: self._parking.register.attend(self._worker.hostname, (), given_up, ATTENDED), None, quietly=True
+                lambda: self._parking.register.attend(self._worker.hostname, (), given_up, 0.0), None, quietly=True
             )
