@@ -230,6 +230,7 @@ class ReturnScheduler:
         yield from self._attending.says(is_idle=self.is_idle)
         if time.monotonic() >= until:  # the store is far away
             return False
+        self.waking.begin()  # tasks may have been registered
         self._note_acknowledged()  # to be told with what is let out
         done = self._revoked.let_out(until) and (yield from self._let_out(until))
         yield from self.parking.tells(at_once=False)
