@@ -13,6 +13,7 @@ What is relied on; line numbers are of Celery and kombu 5.7.0:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -122,14 +123,11 @@ def _count(channel: Any, queue: str) -> int:
 
 
 @contextmanager
-def fetch_messages(connection: Any, queue: str, most: int) -> Iterator[list[Any]]:
+def fetch_messages(connection: Any, queue: str, most: int) -> Iterator[Iterator[Any]]:
     """Up to ``most`` messages of a queue. At the end of the block the ones not acknowledged return to it."""
     channel = connection.channel()
     try:
         bound = Queue(queue).bind(channel)
-        messages: list[Any] = []
-        while len(messages) < most and (message := bound.get()) is not None:
-            messages.append(message)
-        yield messages
+        yield itertools.islice(iter(bound.get, None), most)
     finally:
         channel.close()

@@ -72,14 +72,14 @@ class FleetRegistry:
             worker: who asks.
             queues: which it consumes.
             given_up: which it does not consume any more.
-            lasts: seconds for which it may be taken for alive.
+            lasts: seconds for which it may be taken for alive; 0.0: the worker ends.
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
         arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
         reply = self._scripts.call("attend", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
         attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
-        self.workers = max(1, int(reply[2]) // max(1, len(queues)))
+        self.workers = max(1, int(reply[2]))
         return Attendance(attended | set(queues), absent - set(queues))
 
     def seen(
@@ -112,7 +112,7 @@ class FleetRegistry:
 
     def consumed(self) -> set[str]:
         """The queues that some worker consumes, or has consumed in the last 30 days."""
-        _, queues = attendance_keys(self._scripts.prefix, self._scripts.fleet)
+        *_, queues = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         return {text(queue) for queue in self._scripts.command("zrange", queues, 0, -1)}
 
     def recall(self, name: str, after: str | None, offset: int) -> tuple[str | None, int]:

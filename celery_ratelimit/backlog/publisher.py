@@ -10,7 +10,7 @@ from .._celery.saved_message import marker_in_headers
 from ..limiter.store_clock import StoreClock
 from .backlog import Backlog
 from .messages import Bucket, Parked, marker_of, read_parcel
-from .orphans import Orphans
+from .reaper import Reaper
 
 __all__ = ["LEAD", "Publisher"]
 
@@ -26,12 +26,12 @@ class Publisher:
     Args:
         worker: publishes.
         parking: the lots.
-        orphans: hears which return queues are used.
+        reaper: hears which return queues are used.
         clock: of the store: by that a task's slot is told to the worker that it returns to.
     """
 
-    def __init__(self, worker: Worker, parking: Backlog, orphans: Orphans, clock: StoreClock) -> None:
-        self._worker, self._parking, self._orphans, self._clock = worker, parking, orphans, clock
+    def __init__(self, worker: Worker, parking: Backlog, reaper: Reaper, clock: StoreClock) -> None:
+        self._worker, self._parking, self._reaper, self._clock = worker, parking, reaper, clock
         self._apart: set[str] = set()  # those with which a publish failed: each is published by itself
 
     def publish(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
@@ -62,7 +62,9 @@ class Publisher:
             else:
                 self._apart.difference_update(each.id for _, each in some)
                 for _, each in some:
-                    self._orphans.uses(parcels[each.id]["to"], marker_in_headers(parcels[each.id]["headers"])["queue"])
+                    self._reaper.note_return_queue(
+                        parcels[each.id]["to"], marker_in_headers(parcels[each.id]["headers"])["queue"]
+                    )
                 if missing:
                     logger.warning("The broker has no queue %s: parked tasks stay parked", ", ".join(sorted(missing)))
                 published: dict[Bucket, list[Parked]] = {}

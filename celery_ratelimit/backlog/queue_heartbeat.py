@@ -10,7 +10,7 @@ from .._celery import Worker
 from ..limiter.outage import Outage
 from .backlog import Backlog
 from .fleet_registry import Attendance
-from .orphans import Orphans
+from .reaper import Reaper
 from .store_calls import Asks
 from .waking import Waking
 
@@ -30,7 +30,7 @@ class QueueHeartbeat:
         parking: the lots.
         return_queue_for: the queue that a task comes back by.
         outage: while it lasts nobody asks the store.
-        orphans: hears when this worker consumes other queues.
+        reaper: hears when this worker consumes other queues.
         waking: brings tasks back whose queue is consumed again.
 
     Attributes:
@@ -43,11 +43,11 @@ class QueueHeartbeat:
         parking: Backlog,
         return_queue_for: Callable[[str], str],
         outage: Outage,
-        orphans: Orphans,
+        reaper: Reaper,
         waking: Waking,
     ) -> None:
         self._worker, self._parking, self._return_queue_for = worker, parking, return_queue_for
-        self._outage, self._orphans, self._waking = outage, orphans, waking
+        self._outage, self._reaper, self._waking = outage, reaper, waking
         self.heard: Attendance | None = None
         self._attends: frozenset[str] = frozenset()
         self._attended_at = self._recall_until = 0.0
@@ -79,7 +79,7 @@ class QueueHeartbeat:
         self._attends, self._attended_at = queues, time.monotonic()
         if begun:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
             self._recall_until = self._attended_at + ATTENDED
-            self._orphans.say_now()
+            self._reaper.report_now()
         new = absent is None or absent - heard.absent  # what was so before the first answer is not known
         if new or self._attended_at < self._recall_until:
             self._waking.recall()
@@ -89,5 +89,5 @@ class QueueHeartbeat:
         given_up, self._attends, self.heard = sorted(self._attends), frozenset(), None
         if given_up and self._parking.can_park:
             self._outage.ask(
-                lambda: self._parking.register.attend(self._worker.hostname, (), given_up, ATTENDED), None, quietly=True
+                lambda: self._parking.register.attend(self._worker.hostname, (), given_up, 0.0), None, quietly=True
             )

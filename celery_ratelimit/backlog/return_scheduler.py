@@ -26,9 +26,9 @@ from .deduplicator import Deduplicator
 from .due import LOOK, DueLots
 from .looks import RARELY, Looks
 from .messages import Bucket, written
-from .orphans import Orphans
 from .publisher import Publisher
 from .queue_heartbeat import QueueHeartbeat
+from .reaper import Reaper
 from .revoked import Revoked
 from .store_calls import Asks, StoreCalls
 from .waking import Waking
@@ -71,7 +71,7 @@ class ReturnScheduler:
         limits: by name; there may be more of them later.
         outage: while it lasts nobody asks the store.
         calls: makes those of looks at the lots.
-        orphans_after: see :class:`~celery_ratelimit.backlog.orphans.Orphans`.
+        orphans_after: see :class:`~celery_ratelimit.backlog.reaper.Reaper`.
         clock: of the store.
 
     Attributes:
@@ -94,12 +94,12 @@ class ReturnScheduler:
     ) -> None:
         self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
         self._return_queue_for = worker.consumption.return_queue_for
-        self._orphans = Orphans(worker, parking, limits, orphans_after, outage)
+        self._reaper = Reaper(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
         self.waking = Waking(worker, parking, limits, outage)
-        self._publisher = Publisher(worker, parking, self._orphans, clock)
+        self._publisher = Publisher(worker, parking, self._reaper, clock)
         self._revoked = Revoked(worker, parking, limits, self._publisher)
-        self._attending = QueueHeartbeat(worker, parking, self._return_queue_for, outage, self._orphans, self.waking)
+        self._attending = QueueHeartbeat(worker, parking, self._return_queue_for, outage, self._reaper, self.waking)
         self.occupied = BacklogCache(limits)
         self._due = DueLots(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
@@ -160,7 +160,7 @@ class ReturnScheduler:
         """
         self._note_acknowledged()
         for name, _ in requests_of:
-            self._orphans.say(name)
+            self._reaper.ensure_reported(name)
         only_behind = only_behind and not all(map(self.occupied.is_closed, requests_of))
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
         later = {bucket: self.occupied.looks_in(bucket) - SOON for bucket in requests_of}
@@ -195,7 +195,7 @@ class ReturnScheduler:
             self._looks.begin(LOOK)
             if self.parking.can_park:
                 self._bell.listen()
-            self._orphans.begin()
+            self._reaper.report_now()
             self.waking.begin()
 
     def store_is_back(self) -> None:
@@ -211,7 +211,7 @@ class ReturnScheduler:
             self._outage.ask(lambda: self.parking.flush(at_once=True), None, quietly=True)
         self._attending.end()
         self._bell.close()
-        self._orphans.close()
+        self._reaper.close()
         self.arrivals.close()
         self.waking.close()
         self._due.clear()
@@ -230,6 +230,7 @@ class ReturnScheduler:
         yield from self._attending.says(is_idle=self.is_idle)
         if time.monotonic() >= until:  # the store is far away
             return False
+        self.waking.begin()  # tasks may have been registered
         self._note_acknowledged()  # to be told with what is let out
         done = self._revoked.let_out(until) and (yield from self._let_out(until))
         yield from self.parking.tells(at_once=False)

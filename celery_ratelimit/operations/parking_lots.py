@@ -19,8 +19,8 @@ from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
 from ..backlog.backlog_queries import AGAIN, PAGE
 from ..backlog.fleet_registry import UNATTENDED
-from ..backlog.handing_back import HandingBack
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
+from ..backlog.reaper import QueueReturner
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
 from .limit_status import standings_of
@@ -226,10 +226,10 @@ class ParkingLots:
             self._refuse_while_workers_run()
         queues = {*self._app.amqp.queues, *seen.queues}
         returns = {*seen.returns, *[(to, queue) for queue in queues if (to := return_queue_for(queue)) != queue]}
-        with HandingBack(self._app, self._parking) as handing_back:
-            of_queues = [handing_back.return_queue(*pair) for pair in sorted(returns)]
+        with QueueReturner(self._app, self._parking) as returner:
+            of_queues = [returner.return_queue(*pair) for pair in sorted(returns)]
             names = sorted({*self.limits, *seen.limits})
-            handed = of_queues + [handing_back.limit(name, overdue=2 * AGAIN) for name in names]
+            handed = of_queues + [returner.limit(name, overdue=2 * AGAIN) for name in names]
         missing = frozenset().union(*[each.missing for each in handed])
         if missing:
             logger.warning("The broker has no queue %s: what is for it stays parked", ", ".join(sorted(missing)))

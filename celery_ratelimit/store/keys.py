@@ -138,10 +138,9 @@ def weights_key(prefix: str, name: str) -> str:
     return bucket_key(prefix, name, "", "weights")
 
 
-def attendance_keys(prefix: str, fleet: str) -> tuple[str, str]:
-    """Which queues of a fleet are consumed: by whom, and until when."""
-    workers, queues = [bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("workers", "queues")]
-    return workers, queues
+def attendance_keys(prefix: str, fleet: str) -> tuple[str, ...]:
+    """The workers of a fleet, which queues each of them consumes, and the queues: see ``lua/attend.lua``."""
+    return tuple([bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("alive", "workers", "queues")])
 
 
 def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ class Limits(dict[str, Any]):
 
 @pytest.fixture
 def attendant(monkeypatch: pytest.MonkeyPatch) -> ReturnScheduler:
-    for part in ("Orphans", "Deduplicator", "Waking", "Publisher", "Revoked", "QueueHeartbeat"):
+    for part in ("Reaper", "Deduplicator", "Waking", "Publisher", "Revoked", "QueueHeartbeat"):
         monkeypatch.setattr(f"celery_ratelimit.backlog.return_scheduler.{part}", MagicMock())
     lots: Any = Lots()
     lots.bell = MagicMock()

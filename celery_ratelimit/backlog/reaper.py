@@ -1,0 +1,299 @@
+"""Finds limits and queues without a worker, reports their tasks, and returns them to their queues after a grace.
+
+A limit, a quota or a queue that was renamed or removed leaves tasks in the store and in return queues. Workers report
+what they have (:class:`Reaper`, a timer); what none has reported is reviewed by the worker that hears of it
+(:class:`Review`, a thread), which returns the tasks by a :class:`QueueReturner`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from celery import Celery
+
+from .._celery import Worker, fetch_messages, message_count, publish_on
+from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
+from ..limiter.outage import Outage
+from ..limits.any_limit import AnyLimit
+from .backlog import Backlog
+from .backlog_queries import PAGE
+from .fleet_registry import UNATTENDED, Unseen
+from .messages import Bucket, Parked, marker_of, read_parcel
+
+__all__ = ["QueueReturner", "Reaper", "Returned"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds between two reports of a worker at most: with three of them missed, a limit counts as one without a worker.
+REPORT = UNATTENDED / 3
+#: Seconds between two reviews, and limits, return queues and queues that one review covers.
+REVIEW, MAX_REVIEWED = 10.0, 100
+#: Seconds between two log lines about one limit or queue.
+REMINDER = 300.0
+#: Seconds for which an empty limit or return queue stays known: a task that has left may still arrive there.
+KEPT = 3600.0
+#: Buckets whose tasks are counted for a log line.
+COUNTED = 1000
+
+
+class Returned(NamedTuple):
+    """Tasks that were returned to their queues.
+
+    Attributes:
+        tasks: how many.
+        queues: to which queues.
+        missing: queues that the broker does not have; tasks for these stay where they are.
+    """
+
+    tasks: int = 0
+    queues: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
+
+    def __add__(self, other: Returned) -> Returned:  # type: ignore[override]
+        return Returned(self.tasks + other.tasks, self.queues | other.queues, self.missing | other.missing)
+
+
+class QueueReturner:
+    """Returns parked tasks to the queues that they were sent to, as they were sent. A context manager.
+
+    At least once: a process that is killed between two steps may leave a task twice, and none is lost.
+
+    Args:
+        app: the app; tasks go to its broker.
+        backlog: its parked tasks.
+    """
+
+    def __init__(self, app: Celery, backlog: Backlog) -> None:
+        self._app, self._backlog, self._stack = app, backlog, ExitStack()
+
+    def __enter__(self) -> QueueReturner:
+        self._read = self._stack.enter_context(self._app.connection_for_read())
+        write = self._stack.enter_context(self._app.connection_for_write())
+        self._channel: Any = self._stack.enter_context(write.channel())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> Returned:
+        """Return the tasks that are parked for a limit now. See :meth:`BacklogQueries.hand_back`."""
+        returned, until = Returned(), 0
+        for keys in self._backlog.contents.keys(name, aside=bool(queues)):
+            for key in keys:
+                stuck: set[str] = set()  # tasks that could not be published: they leave again, behind the others
+                while True:
+                    now, page = self._backlog.contents.hand_back((name, key), queues, until, overdue=overdue)
+                    until = until or now
+                    if all(each.id in stuck for each in page):
+                        break
+                    returned += self._publish_parked((name, key), page, stuck)
+        return returned
+
+    def return_queue(self, name: str, queue: str) -> Returned:
+        """Return to ``queue`` the messages in its return queue ``name``."""
+        returned = Returned()
+        with fetch_messages(self._read, name, message_count(self._read, name)) as messages:
+            while page := list(itertools.islice(messages, PAGE)):
+                ours = [message for message in page if marker_in(message) and not self._drop_duplicate(message)]
+                some = self._publish([as_sent(parcel_in(message), marker_in(message)) for message in ours])
+                for message in ours:
+                    if marker_in(message)["queue"] not in some.missing:
+                        message.ack()
+                returned += some
+        return returned
+
+    def _publish_parked(self, bucket: Bucket, page: Sequence[Parked], stuck: set[str]) -> Returned:
+        """Publish tasks that have left the backlog; adds the ids of the others to ``stuck``."""
+        parcels = {each.id: as_sent(parcel, marker_of(bucket, each)) for each in page if (parcel := read_parcel(each))}
+        returned = self._publish([*parcels.values()])
+        sent = [each for each in page if each.id in parcels and parcels[each.id]["to"] not in returned.missing]
+        if sent:
+            self._backlog.published({bucket: sent})
+        for each in page:
+            if each.id not in parcels and each.id not in stuck:
+                logger.warning("What is parked as %s cannot be read: it stays", each.id)
+        stuck.update({each.id for each in page}.difference([each.id for each in sent]))
+        return returned
+
+    def _publish(self, parcels: Sequence[Parcel]) -> Returned:
+        if not parcels:
+            return Returned()
+        missing = publish_on(self._channel, [(parcel, 0.0, {}) for parcel in parcels])
+        sent = [parcel["to"] for parcel in parcels if parcel["to"] not in missing]
+        return Returned(len(sent), frozenset(sent), frozenset(missing))
+
+    def _drop_duplicate(self, message: Any) -> bool:
+        """Acknowledge a returned message if another copy of it may run, or is parked."""
+        marker = marker_in(message)
+        if "lot" in marker:
+            name, key = marker["lot"]
+            copy = {str(marker["id"]): int(marker["copy"])}
+            is_duplicate = bool(self._backlog.copies.arrive((name, key), copy, unconfirmed_parks_in(message)))
+        elif unconfirmed_parks_in(message):
+            names = list(self._backlog.register.seen((), ()).limits)
+            places = self._backlog.contents.find(names, [str(message.headers.get("id"))])
+            is_duplicate = any(marker.get("id") in ids for found in places for ids in found.values())
+        else:
+            return False
+        if is_duplicate:
+            message.ack()
+        return is_duplicate
+
+
+class Review:
+    """Looks for tasks of limits and queues without a worker, in a thread of its own.
+
+    Args:
+        app: its broker is where tasks go.
+        backlog: the parked tasks, for this thread alone.
+        grace: seconds without a worker after which tasks are returned.
+
+    Attributes:
+        empty: limits, and return queues with their queues, without tasks for a long time: they may be forgotten.
+    """
+
+    def __init__(self, app: Celery, backlog: Backlog, grace: float) -> None:
+        self._app, self._backlog, self._grace = app, backlog, grace
+        self.empty: set[str] = set()
+        self._warned: dict[str, float] = {}
+
+    def run(self, unseen: Unseen, names: Sequence[str]) -> None:
+        """``unseen``: without a worker; ``names``: limits of this worker. Raises what broker and store raise."""
+        occupied = set(self._backlog.contents.occupied([*unseen.limits, *names]))
+        for name, ago in unseen.limits.items():
+            if name in occupied:
+                self._review_limit(name, ago)
+            elif ago >= self._grace + KEPT:
+                self.empty.add(name)
+        absent = [queue for queue, ago in unseen.queues.items() if ago >= self._grace]
+        for name in occupied.intersection(names) if absent else ():
+            if any(self._backlog.contents.keys(name, aside=True)):
+                self._return_limit(f"of the limit {name!r} whose queue no worker consumes", name, absent)
+        if unseen.returns:
+            self._review_return_queues(unseen.returns)
+
+    def _review_limit(self, name: str, ago: float) -> None:
+        if self._may_warn(f"limit {name}"):
+            lots = itertools.islice(self._backlog.contents.lots([name]), COUNTED)
+            logger.warning(
+                "%d tasks are parked for the limit %r, which no worker has had for %.0f s: was it renamed or removed? "
+                "%g s after the last one (ratelimit_orphans_after) they go back to their queues, as they were sent",
+                *(sum(lot.parked for lot in lots), name, ago, self._grace),
+            )
+        if ago >= self._grace:
+            self._return_limit(f"of the limit {name!r}, which no worker has", name, [])
+
+    def _review_return_queues(self, returns: Mapping[tuple[str, str], float]) -> None:
+        with self._app.connection_for_read() as connection:
+            counts = {pair: message_count(connection, pair[0]) for pair in returns}
+        for (to, queue), ago in returns.items():
+            if not counts[to, queue]:
+                if ago >= self._grace + KEPT:
+                    self.empty.add(f"{to}\0{queue}")
+                continue
+            if self._may_warn(f"queue {to}"):
+                logger.warning(
+                    "%d messages are in the return queue %r, which no worker has consumed for %.0f s: was the queue %r "
+                    "renamed? %g s after the last one (ratelimit_orphans_after) they go back to it, as they were sent",
+                    *(counts[to, queue], to, ago, queue, self._grace),
+                )
+            if ago >= self._grace:
+                with QueueReturner(self._app, self._backlog) as returner:
+                    what = f"of the return queue {to!r}, which no worker consumes"
+                    self._log(what, *returner.return_queue(to, queue))
+
+    def _return_limit(self, what: str, name: str, queues: Sequence[str]) -> None:
+        with QueueReturner(self._app, self._backlog) as returner:
+            self._log(what, *returner.limit(name, queues))
+
+    def _log(self, what: str, tasks: int, queues: frozenset[str], missing: frozenset[str]) -> None:
+        if tasks:
+            logger.warning("%d tasks %s, are in their queues again: %s", tasks, what, ", ".join(sorted(queues)))
+        if missing and self._may_warn(f"missing {sorted(missing)}"):
+            logger.warning("Tasks %s, stay: the broker has no queue %s", what, ", ".join(sorted(missing)))
+
+    def _may_warn(self, what: str) -> bool:
+        may = time.monotonic() >= self._warned.get(what, float("-inf")) + REMINDER
+        if may:
+            self._warned[what] = time.monotonic()
+        return may
+
+
+class Reaper:
+    """Reports the limits and return queues that one worker has, and starts reviews of what no worker has.
+
+    Args:
+        worker: the worker.
+        backlog: the parked tasks.
+        limits: of the worker, by name; there may be more of them later.
+        grace: seconds without a worker after which tasks are returned: a rolling deploy has workers of both kinds.
+        outage: while it lasts, the store is not asked.
+    """
+
+    def __init__(
+        self, worker: Worker, backlog: Backlog, limits: Mapping[str, AnyLimit], grace: float, outage: Outage
+    ) -> None:
+        self._worker, self._limits, self._outage = worker, limits, outage
+        self._backlog, self._grace = backlog, grace
+        self._review = Review(worker.app, backlog.another(), grace)
+        self._pause = max(1.0, min(REPORT, grace / 3))
+        self._reported: set[str] = set()
+        self._return_queues: set[tuple[str, str]] = set()
+        self._new_return_queues: set[tuple[str, str]] = set()
+        self._cancel: Callable[[], None] | None = None
+        self._reviewed_at = float("-inf")
+        self._thread: threading.Thread | None = None
+
+    def report_now(self) -> None:
+        """Report now, and again after a pause. Called before the worker parks a task, and when its queues change."""
+        self.close()
+        self._cancel = self._worker.timers.call_after(self._pause, self.report_now)
+        names = self._outage.ask(self._report, None) if self._backlog.can_park else None
+        if names is not None:
+            self._reported = set(names)
+
+    def close(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def ensure_reported(self, name: str) -> None:
+        """Report the limits unless this one was reported. Raises what the store raises."""
+        if name not in self._reported:
+            self._reported.update(self._report())
+
+    def note_return_queue(self, return_queue: str, queue: str) -> None:
+        """A task is published to a return queue, which another worker may consume, or none."""
+        if (return_queue, queue) not in self._return_queues and return_queue != queue:
+            self._return_queues.add((return_queue, queue))
+            self._new_return_queues.add((return_queue, queue))
+
+    def _report(self) -> list[str]:
+        names = list(self._limits)
+        forget, self._review.empty = self._review.empty, set()
+        consumption = self._worker.consumption
+        pairs = {(consumption.return_queue_for(queue), queue) for queue in consumption.queues}
+        returns = {pair for pair in pairs if pair[0] != pair[1]} | self._new_return_queues
+        after = max(3.0, min(self._grace, 3 * self._pause))
+        unseen = self._backlog.register.seen(names, sorted(returns), sorted(forget), after=after, most=MAX_REVIEWED)
+        self._new_return_queues -= returns
+        is_due = time.monotonic() >= self._reviewed_at + min(REVIEW, self._grace)
+        if any(unseen) and is_due and not (self._thread is not None and self._thread.is_alive()):
+            self._reviewed_at = time.monotonic()
+            self._thread = threading.Thread(
+                target=self._run_review, args=(unseen, names), name="celery_ratelimit-reaper", daemon=True
+            )
+            self._thread.start()
+        return names
+
+    def _run_review(self, unseen: Unseen, names: Sequence[str]) -> None:
+        try:
+            self._outage.ask(lambda: self._review.run(unseen, names), None, quietly=True)
+        except Exception as error:  # of the broker
+            logger.warning("Tasks without a worker could not be returned (%r); next try in %g s", error, REVIEW)

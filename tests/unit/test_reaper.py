@@ -1,0 +1,103 @@
+"""What goes back to its queue, where the broker does not have some of the queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kombu.utils.json import dumps
+
+from celery_ratelimit.backlog import reaper
+from celery_ratelimit.backlog.backlog_queries import PAGE
+from celery_ratelimit.backlog.messages import Parked
+from celery_ratelimit.backlog.reaper import QueueReturner
+
+
+def parcel(id: str, queue: str) -> dict[str, Any]:
+    headers = {
+        "id": id,
+        "celery-ratelimit-return": {"queue": queue, **dict.fromkeys(("eta", "exchange", "routing_key"))},
+    }
+    return {"to": f"{queue}.throttled", "headers": headers, "body": "", "properties": {}}
+
+
+class Store:
+    """Tasks that are parked: a page of them leaves, and what was not published leaves again behind the others."""
+
+    can_park = True
+
+    def __init__(self, *parked: Parked) -> None:
+        self.contents = self
+        self.waiting = list(parked)
+
+    def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
+        yield [""]
+
+    def hand_back(self, bucket: Any, queues: Any, until: int, *, overdue: float) -> tuple[int, list[Parked]]:
+        page = self.waiting[:PAGE]
+        self.waiting = self.waiting[PAGE:] + page
+        return 1, page
+
+    def published(self, leaving: Any) -> None:
+        sent = {each.id for several in leaving.values() for each in several}
+        self.waiting = [each for each in self.waiting if each.id not in sent]
+
+
+class World:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: Counter[str] = Counter()
+        self.queue: list[Any] = []
+        monkeypatch.setattr(reaper, "publish_on", self.publish_on)
+        monkeypatch.setattr(reaper, "fetch_messages", self.fetch_messages)
+        monkeypatch.setattr(reaper, "message_count", lambda connection, queue: len(self.queue))
+
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        yield self
+
+    connection_for_read = connection_for_write = channel = connection
+
+    def publish_on(self, channel: Any, parcels: Any) -> set[str]:
+        there = [each for each, _, _ in parcels if each["to"] != "missing"]
+        self.sent.update(each["headers"]["id"] for each in there)
+        return {each["to"] for each, _, _ in parcels if each["to"] == "missing"}
+
+    @contextmanager
+    def fetch_messages(self, connection: Any, queue: str, most: int) -> Iterator[Iterator[Any]]:
+        taken, self.queue = self.queue[:most], self.queue[most:]
+        yield iter(taken)
+        self.queue = [each for each in taken if not each.acknowledged] + self.queue
+
+
+def message(id: str, queue: str) -> Any:
+    told = SimpleNamespace(**parcel(id, queue), acknowledged=False, delivery_info={"routing_key": ""}, payload="")
+    told.content_type, told.content_encoding = "application/json", "utf-8"
+    told.ack = lambda: setattr(told, "acknowledged", True)
+    return told
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_a_page_for_a_queue_that_is_not_there_does_not_keep_the_pages_behind_it(world: World) -> None:
+    tasks = [(f"{i}", "missing" if i < 2 * PAGE else "orders") for i in range(3 * PAGE)]
+    store: Any = Store(*[Parked(id, 1, 0, 0.0, dumps(parcel(id, queue))) for id, queue in tasks])
+    app: Any = world
+    with QueueReturner(app, store) as returner:
+        returned = returner.limit("api", overdue=20.0)
+    assert (returned.tasks, returned.queues, returned.missing) == (PAGE, {"orders"}, {"missing"})
+    assert world.sent == {f"{i}": 1 for i in range(2 * PAGE, 3 * PAGE)}
+
+
+def test_nor_does_it_in_a_return_queue(world: World) -> None:
+    world.queue = [message(f"{i}", "missing" if i < 2 * PAGE else "orders") for i in range(3 * PAGE)]
+    app: Any = world
+    with QueueReturner(app, Store()) as returner:  # type: ignore[arg-type]
+        returned = returner.return_queue("orders.throttled", "orders")
+    assert (returned.tasks, returned.missing, len(world.queue)) == (PAGE, {"missing"}, 2 * PAGE)
