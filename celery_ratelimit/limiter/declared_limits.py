@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..limits.any_limit import AnyLimit
 from ..store.keys import declared_key, escape
+from ..store.resp import text
 from .asker import Asker
 
 __all__ = ["declare", "without_names"]
@@ -26,7 +27,9 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
     if not limits or asker.pretended_wait is not None:
         return []
     key, client = declared_key(asker.prefix), asker.client
-    before = {_text(field): _text(limit) for field, limit in asker.store(client.hgetall, key).items()}
+    before = {
+        text(field, "replace"): text(limit, "replace") for field, limit in asker.store(client.hgetall, key).items()
+    }
     now = without_names(limits)
     # A name is escaped: it may be no UTF-8, and another app's client may use another encoding.
     asker.store(lambda: client.hset(key, mapping={escape(name): limit for name, limit in now.items()}))
@@ -43,7 +46,3 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
 def without_names(limits: Mapping[str, AnyLimit]) -> dict[str, str]:
     """Each limit as it is shown, without its name: ``{"api": "100/s"}``."""
     return {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits.items())}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

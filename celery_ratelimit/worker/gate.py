@@ -103,7 +103,7 @@ class Gate:
         )
         self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
         # What becomes of them.
-        deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage, attendant.may_park)
+        deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage)
         self._batch = batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch, capacity.turns)
         actions = Actions(worker, clock, outage, prefetch, resources, reporter, batch, deduplication)
         self._fallback = FallbackLimiter(settings.on_store_error, worker.live_workers, leases, outage, capacity)
@@ -158,7 +158,7 @@ class Gate:
         pending = PendingRequest(
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
         )
-        pending.coalesce_key, pending.shadow = alone, shadow
+        pending.parks, pending.coalesce_key, pending.shadow = self._attendant.may_park(plan), alone, shadow
         if returned and self._deduplication.ends_coalesced(pending):
             return
         if not demands:
