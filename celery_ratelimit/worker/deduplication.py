@@ -29,8 +29,6 @@ class Deduplication:
     """Asks the store once about each request that has come back, or that may have been parked.
 
     Args:
-        worker: the worker.
-        arrivals: messages that have come back.
         outage: while it lasts the store is not asked.
     """
 
@@ -77,7 +75,6 @@ class Deduplication:
         """Ask for permits, and tell in the same script which copies have come.
 
         Args:
-            asking: requests, in their order.
             acquire: asks for permits alone.
             acquire_along: asks for permits, and which of these copies may run.
 

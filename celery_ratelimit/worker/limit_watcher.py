@@ -26,11 +26,8 @@ class LimitWatcher:
     """Calls ``on_change`` with the names of the limits that were changed, in the worker's event loop.
 
     Args:
-        worker: whose timer it is.
-        asker: the way to the store.
         limits: by name; there may be more of them later.
         outage: of the store; nothing is asked while it lasts.
-        store_calls: asks.
         is_idle: whether no request waits that a change could concern: then nothing is asked.
         on_change: called with the names.
         workers: how many there are.

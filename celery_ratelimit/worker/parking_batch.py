@@ -63,10 +63,7 @@ class ParkingBatch:
     """The requests that one worker is about to park.
 
     Args:
-        worker: the worker.
-        attendant: parks.
         outage: while it lasts nothing is parked.
-        store_calls: makes the calls.
         prefetch: lets the worker receive another message in the place of one that waits here.
         turns: expects a parked task back.
     """
