@@ -171,7 +171,6 @@ class Bench:
             app=None,
             pool=self,
             broker=SimpleNamespace(
-                visibility_timeout=3600.0,
                 max_hold=1440.0,
                 poll_delay=0.0,
                 connection_errors=(Lost,),
