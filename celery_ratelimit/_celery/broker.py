@@ -55,15 +55,10 @@ class Broker:
         """
         return tuple(self._consumer.connection_errors) if self.on_amqp and not self.no_event_loop else ()
 
-    @property
+    @functools.cached_property
     def max_hold(self) -> float:
         """Seconds that a message may be on a countdown, and may be held after it, within one delivery."""
-        return self.visibility_timeout * HOLD_SHARE
-
-    @functools.cached_property
-    def visibility_timeout(self) -> float:
-        """Seconds after which the broker delivers an unacknowledged message again."""
-        return visibility_timeout_of(self._consumer.app)
+        return visibility_timeout_of(self._consumer.app) * HOLD_SHARE
 
     @property
     def limits_eta_tasks(self) -> bool:

@@ -31,25 +31,25 @@ from .publisher import Publisher
 from .return_queues import ReturnConsumer, ReturnNames
 from .saved_message import marker_in
 
-__all__ = ["Consumption", "QueuePauser", "consumer_classes"]
+__all__ = ["Consumption", "consumer_classes"]
 
 logger = logging.getLogger("celery_ratelimit")
 
 
 class Consumption:
-    """The queues of one worker, and its prefetch."""
+    """The queues of one worker, and its ``prefetch``."""
 
     def __init__(
         self, consumer: Any, broker: Broker, names: ReturnNames, publisher: Publisher, bulk_receive: BulkReceive
     ) -> None:
         self._consumer, self._broker, self._names = consumer, broker, names
-        self._prefetch = Prefetch(consumer)
-        self._return_consumer = ReturnConsumer(consumer, names, self._prefetch, publisher, bulk_receive)
+        self.prefetch = Prefetch(consumer)
+        self._return_consumer = ReturnConsumer(consumer, names, self.prefetch, publisher, bulk_receive)
         self._consumer_class: type | None = None
 
     def watch(self, on_message: Callable[[Any], None]) -> None:
         """Call ``on_message`` with each message that is delivered, before its countdown."""
-        self._prefetch.exempt_returned()
+        self.prefetch.exempt_returned()
         amqp = self._consumer.app.amqp
         self._consumer_class, amqp.Consumer = consumer_classes(amqp.Consumer, on_message, self._return_consumer)
 
@@ -107,33 +107,6 @@ class Consumption:
         else:
             self._return_consumer.apply_pause(then)
 
-    # -- How many messages -----------------------------------------------------------------------------------------
-
-    def pause_while(self, is_late: Callable[[], bool]) -> None:
-        """Receive no new message while the worker ``is_late``; see :func:`.channels.pause_while`."""
-        self._return_consumer.is_late = is_late
-
-    def widen_prefetch(self) -> None:
-        """Let one more message in, as Celery does for each task that waits for its ETA."""
-        self._prefetch.widen(1)
-
-    def narrow_prefetch(self) -> None:
-        """Undo :meth:`widen_prefetch`."""
-        self._prefetch.widen(-1)
-
-    @property
-    def prefetch_is_full(self) -> bool:
-        """Whether the worker asks for no message, as its prefetch is full. On AMQP, which sends unasked: always."""
-        qos = getattr(self._consumer.task_consumer.channel, "qos", None)
-        return not isinstance(qos, virtual.QoS) or not qos.can_consume()
-
-
-class QueuePauser:
-    """Pauses single queues: their messages stay in the broker."""
-
-    def __init__(self, consumer: Any, broker: Broker, names: ReturnNames) -> None:
-        self._consumer, self._broker, self._names = consumer, broker, names
-
     def may_pause_queue(self, queue: str) -> bool:
         """False for a queue that the broker would then delete, with its messages."""
         declared = self._names.queues.get(queue)
@@ -163,6 +136,18 @@ class QueuePauser:
         if queue in queues.consume_from and not consumer.consuming_from(queue):
             consumer.add_queue(queues[queue])
             consumer.consume()
+
+    # -- How many messages -----------------------------------------------------------------------------------------
+
+    def pause_while(self, is_late: Callable[[], bool]) -> None:
+        """Receive no new message while the worker ``is_late``; see :func:`.channels.pause_while`."""
+        self._return_consumer.is_late = is_late
+
+    @property
+    def prefetch_is_full(self) -> bool:
+        """Whether the worker asks for no message, as its prefetch is full. On AMQP, which sends unasked: always."""
+        qos = getattr(self._consumer.task_consumer.channel, "qos", None)
+        return not isinstance(qos, virtual.QoS) or not qos.can_consume()
 
 
 def consumer_classes(

@@ -86,7 +86,6 @@ def broker_order(message: Any, queue: Any) -> int:
     """How many steps the broker puts a message behind messages without a priority; below zero: before them.
 
     Args:
-        message: as it was received.
         queue: the declared queue to which it was sent; ``None``: not known.
     """
     channel = message.channel

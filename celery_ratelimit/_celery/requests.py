@@ -30,7 +30,6 @@ from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
 
-from . import message_fields
 from .message_fields import stamp_of
 from .saved_message import marker_in, without_marker
 
@@ -40,9 +39,7 @@ __all__ = [
     "fail",
     "has_arrived",
     "is_of_canvas",
-    "is_returned",
     "note_arrived",
-    "priority_of",
     "queue_of",
     "remove_marker",
     "revoke",
@@ -85,19 +82,9 @@ def queue_of(request: Any) -> str:
     return stamp_of(message, "ratelimit_queue") or request.delivery_info.get("routing_key") or ""
 
 
-def priority_of(request: Any) -> int:
-    """The priority with which the task was sent."""
-    return message_fields.priority_of(request.message.properties.get("priority"))
-
-
 def was_throttled(request: Any) -> bool:
     """Whether its message was sent back or parked before."""
     return bool(marker_in(request.message))
-
-
-def is_returned(message: Any) -> bool:
-    """Whether a message was sent back or parked before."""
-    return bool(marker_in(message))
 
 
 def via_return_queue(request: Any) -> bool:

@@ -28,7 +28,7 @@ from celery.worker import state
 from .acknowledgements import Acknowledgements
 from .broker import Broker
 from .bulk_receive import BulkReceive
-from .consumption import Consumption, QueuePauser
+from .consumption import Consumption
 from .pool import Pool
 from .publisher import Publisher, Republisher
 from .requests import PERMIT, note_arrived
@@ -58,7 +58,6 @@ class Worker:
         self.acknowledgements = Acknowledgements(self.timers)
         self.bulk_receive = BulkReceive(broker)
         self.consumption = Consumption(consumer, broker, names, publisher, self.bulk_receive)
-        self.queue_pauser = QueuePauser(consumer, broker, names)
         self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, names.declaration)
 
     def intercept(

@@ -23,12 +23,12 @@ from ..limiter.limiter import Limiter
 from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
-from ..store.resp import bulk
+from ..store.resp import bulk, text
 from ..store.script import FAIR, Script
 from .backlog_queries import AGAIN, BYTES, LOTS, BacklogQueries
 from .copies import Copies
 from .fleet_registry import WOKEN, Attendance, FleetRegistry
-from .messages import Bucket, Looked, Parked, ToPark, several, text
+from .messages import Bucket, Looked, Parked, ToPark, several
 from .parks import arguments_of
 from .pending_reports import PendingReports
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts

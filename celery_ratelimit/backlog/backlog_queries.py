@@ -8,8 +8,8 @@ from typing import Any
 
 from ..limiter.durations import microseconds
 from ..store.keys import lots_key
-from ..store.resp import bulk
-from .messages import Bucket, Lot, Parked, Turn, several, text
+from ..store.resp import bulk, text
+from .messages import Bucket, Lot, Parked, Turn, several
 from .scripts import Scripts
 
 __all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogQueries"]

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ..limiter.durations import microseconds
 from ..store.keys import attendance_keys, seen_keys
-from ..store.resp import bulk
-from .messages import text
+from ..store.resp import bulk, text
 from .scripts import Scripts
 
 __all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "Unseen"]

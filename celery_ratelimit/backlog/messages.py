@@ -9,6 +9,7 @@ from kombu.utils.json import dumps, loads
 
 from .._celery.saved_message import Parcel, with_survivor
 from ..limits.weights import USUAL
+from ..store.resp import text
 
 __all__ = [
     "Bucket",
@@ -20,7 +21,6 @@ __all__ = [
     "marker_of",
     "read_parcel",
     "several",
-    "text",
     "written",
 ]
 
@@ -167,8 +167,3 @@ def several(reply: Sequence[Any]) -> list[Parked]:
 def _read(id: Any, wait: Any, stored: Any) -> Parked:
     _, copy, since, message = text(stored).split(" ", 3)
     return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message)
-
-
-def text(value: bytes | str) -> str:
-    """A reply's, whatever the client was told to decode."""
-    return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value

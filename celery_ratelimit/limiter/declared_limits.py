@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.keys import declared_key, escape
+from ..store.resp import text
 from .asker import Asker
 
 __all__ = ["declare", "without_names"]
@@ -27,7 +28,7 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
     if not limits or asker.pretended_wait is not None:
         return []
     key, client = declared_key(asker.prefix), asker.client
-    now = {name: _told_apart(limits[name], text) for name, text in without_names(limits).items()}
+    now = {name: _told_apart(limits[name], shown) for name, shown in without_names(limits).items()}
 
     def exchange() -> Mapping[bytes | str, bytes | str]:
         with client.pipeline(transaction=False) as pipeline:
@@ -38,7 +39,7 @@ def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
             declared: Mapping[bytes | str, bytes | str] = pipeline.execute()[0]
             return declared
 
-    before = {_text(field): _text(limit) for field, limit in asker.store(exchange).items()}
+    before = {text(field, "replace"): text(limit, "replace") for field, limit in asker.store(exchange).items()}
     return [
         f"limit {name!r} is {limit} here and was {before[escape(name)]} when another worker started: apps with "
         f"ratelimit_prefix={asker.prefix!r} share its bucket. If this is another app, give the limit another name=, or "
@@ -53,12 +54,8 @@ def without_names(limits: Mapping[str, AnyLimit]) -> dict[str, str]:
     return {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits.items())}
 
 
-def _told_apart(limit: AnyLimit, text: str) -> str:
-    """``text`` with what else decides what the bucket means: ``"100/s, sliding_log"``, ``"3 at once, lease 60 s"``."""
+def _told_apart(limit: AnyLimit, shown: str) -> str:
+    """``shown`` with what else decides what the bucket means: ``"100/s, sliding_log"``, ``"3 at once, lease 60 s"``."""
     if isinstance(limit, Concurrency):
-        return f"{text}, lease {limit.lease:g} s"
-    return text if limit.algorithm == "token_bucket" else f"{text}, {limit.algorithm}"
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+        return f"{shown}, lease {limit.lease:g} s"
+    return shown if limit.algorithm == "token_bucket" else f"{shown}, {limit.algorithm}"

@@ -15,10 +15,11 @@ from .._celery import BrokerDidNotAnswer, query_workers
 from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app, plan_of
 from ..backlog.backlog import Backlog
-from ..backlog.messages import Bucket, text
+from ..backlog.messages import Bucket
 from ..backlog.weights import weights_text
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
+from ..store.resp import text
 from .limit_status import in_shadow, standings_of
 
 __all__ = ["Explanation", "explain"]

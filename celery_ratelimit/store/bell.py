@@ -17,6 +17,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from .keys import bell_channel
+from .resp import text
 
 __all__ = ["Bell"]
 
@@ -92,7 +93,7 @@ def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -
                 bell.rings += 1
                 bell.is_up = True
                 if bell.on_ring is not None:
-                    bell.on_ring(_text(said["data"]) if said["type"] == "message" else None)
+                    bell.on_ring(text(said["data"]) if said["type"] == "message" else None)
         except NoPermissionError as error:
             not_heard(error)
             return
@@ -101,10 +102,6 @@ def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -
             heard = bell = None
             time.sleep(LOOK)
     _end(heard)
-
-
-def _text(said: bytes | str) -> str:
-    return said.decode() if isinstance(said, bytes) else said
 
 
 def _end(heard: Any) -> None:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from .resp import text
+
 __all__ = ["AsyncMaster", "Master"]
 
 logger = logging.getLogger("celery_ratelimit")
@@ -151,7 +153,7 @@ def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: R
                 continue
             said = events.get_message(timeout=LOOK)
             if said and (master := master_of()) is not None:
-                master.hear(number, _text(said["channel"]), _text(said["data"]).split())
+                master.hear(number, text(said["channel"], "replace"), text(said["data"], "replace").split())
             continue
         except ResponseError:  # its user may not listen: then it is asked alone
             may_listen = False
@@ -166,10 +168,6 @@ def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: R
     if events is not None:
         with suppress(RedisError, OSError):
             events.close()
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 class AsyncMaster:

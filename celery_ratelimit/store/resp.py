@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["bulk"]
+__all__ = ["bulk", "text", "unbulk"]
+
+
+def text(value: bytes | str, errors: str = "surrogatepass") -> str:
+    """A reply's text, whatever the client was told to decode; ``errors`` as of ``bytes.decode``."""
+    return value.decode(errors=errors) if isinstance(value, bytes) else value
 
 
 def bulk(*values: str | int) -> bytes:

@@ -163,7 +163,7 @@ class Actions:
             self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait), now)
         else:
             why = outcome_of(queue, pending, demand, action.wait + ahead * interval, now, what="parked")
-            self._batch.expect(queue, pending, action, now)
+            self._batch.expect(pending, action, interval, now)
             self._resources.leave(queue, pending)
             self._reporter.announce(pending, why)
 

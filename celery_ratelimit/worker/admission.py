@@ -153,7 +153,7 @@ class PermitClient:
         seconds = (
             max_lookahead(first, self._pool_scheduler.ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY
         )
-        return {"horizon": seconds, "claim": claim(first, parks=self._deduplication.parks(first.plan))}
+        return {"horizon": seconds, "claim": claim(first, parks=first.parks)}
 
     def action(
         self,
@@ -184,7 +184,7 @@ class PermitClient:
             now,
             for_permit=for_permit,
             max_hold=self._max_hold,
-            parks=self._deduplication.parks(pending.plan),
+            parks=pending.parks,
             early=early,
             is_notified=is_notified,
         )

@@ -43,12 +43,7 @@ class ConcurrencyLeases:
     """Leases under :class:`~celery_ratelimit.Concurrency`, from the request that asks to the end of its task.
 
     Args:
-        worker: the worker.
-        asker: the way to the store.
         leases: renews what is held, and releases what could not be released here.
-        outage: of the store.
-        capacity: of the pool.
-        queues: the requests that wait.
         on_end: called with the request of a task whose end the pool has not told.
         on_free: called with queues for which a lease may be free.
     """
@@ -91,8 +86,6 @@ class ConcurrencyLeases:
         """Ask for leases, in one script with the release of leases whose tasks have ended.
 
         Args:
-            limit_queue: the queue of the requests.
-            asking: requests, in their order.
             for_permit: whether they may get their permits, or slots alone.
             horizon: seconds, see :meth:`Core.ask <celery_ratelimit.limiter.core.Core.ask>`.
             claim: seconds, see there.

@@ -29,26 +29,21 @@ class Deduplication:
     """Asks the store once about each request that has come back, or that may have been parked.
 
     Args:
-        worker: the worker.
-        arrivals: messages that have come back.
         outage: while it lasts the store is not asked.
-        parks: whether tasks of a plan may wait in the store: of others there are no copies.
-
-    Attributes:
-        parks: the same.
     """
 
-    def __init__(self, worker: Worker, arrivals: Deduplicator, outage: Outage, parks: Callable[[Plan], bool]) -> None:
-        self._worker, self._arrivals, self._outage, self.parks = worker, arrivals, outage, parks
+    def __init__(self, worker: Worker, arrivals: Deduplicator, outage: Outage) -> None:
+        self._worker, self._arrivals, self._outage = worker, arrivals, outage
 
     def is_checked_with_permit(self, pending: PendingRequest) -> bool:
         """Whether the script that asks for its permit says it, too. The one that asks for a lease does not."""
-        may_wait = not pending.duplicate_checked and not pending.plan.leased and self.parks(pending.plan)
+        may_wait = not pending.duplicate_checked and not pending.plan.leased and pending.parks
         return may_wait and self._arrivals.asks_along(pending)
 
     def may_run(self, pending: PendingRequest) -> bool:
         """Ask about a request. True also where the store does not answer; ``park_unconfirmed`` stays as it is then."""
-        may_run = not self.parks(pending.plan) or self._outage.ask(lambda: self._arrivals.may_run(pending), None)
+        # Of a task that is never parked there are no copies.
+        may_run = not pending.parks or self._outage.ask(lambda: self._arrivals.may_run(pending), None)
         pending.park_unconfirmed = pending.park_unconfirmed and may_run is None
         return may_run is not False
 
@@ -80,7 +75,6 @@ class Deduplication:
         """Ask for permits, and tell in the same script which copies have come.
 
         Args:
-            asking: requests, in their order.
             acquire: asks for permits alone.
             acquire_along: asks for permits, and which of these copies may run.
 

@@ -38,7 +38,6 @@ class SuspendedQueues:
     """The queues that a worker does not consume for now, and their requests that still wait in it.
 
     Args:
-        worker: the worker.
         widen: takes a request out of what counts against the worker's prefetch.
     """
 
@@ -65,9 +64,9 @@ class SuspendedQueues:
             return
         waiting = [other for other in among if other.queue == queue]
         wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
-        if wait < self._long or not self._worker.queue_pauser.may_pause_queue(queue):
+        if wait < self._long or not self._worker.consumption.may_pause_queue(queue):
             return
-        self._worker.queue_pauser.pause_queue(queue)
+        self._worker.consumption.pause_queue(queue)
         self._queues[queue] = (set(), each)
         for other in waiting:
             self._put_aside(other)
@@ -80,7 +79,7 @@ class SuspendedQueues:
         waiting.discard(pending)
         if not waiting or len(waiting) * each() <= self._long / 2:
             del self._queues[pending.queue]
-            self._worker.queue_pauser.resume_queue(pending.queue)
+            self._worker.consumption.resume_queue(pending.queue)
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: nothing is consumed."""
@@ -94,10 +93,6 @@ class SuspendedQueues:
 
 class PrefetchAccounting:
     """Counts the requests in the worker.
-
-    Args:
-        worker: the worker.
-        capacity: of its pool.
 
     Attributes:
         limited: requests with limits that are held.
@@ -118,7 +113,7 @@ class PrefetchAccounting:
         if self._outside < MAX_RETURNED and not waiting.outside_prefetch:
             self._outside += 1
             waiting.outside_prefetch = True
-            self._worker.consumption.widen_prefetch()
+            self._worker.consumption.prefetch.widen(1)
 
     def suspend(self, pending: PendingRequest, limit_queue: LimitQueue, now: float) -> None:
         """Stop consuming its queue for now, if the requests from it will be here for long."""
@@ -152,7 +147,7 @@ class PrefetchAccounting:
         self.limited -= isinstance(waiting, PendingRequest)
         if waiting.outside_prefetch:
             self._outside -= 1
-            self._worker.consumption.narrow_prefetch()
+            self._worker.consumption.prefetch.widen(-1)
         self._suspended.on_left(waiting)
 
     def clear(self) -> None:
@@ -166,8 +161,6 @@ class ReturnQueueConsumption:
     """Whether one worker consumes its return queues.
 
     Args:
-        worker: the worker.
-        capacity: of its pool.
         dispatch: called soon after the return queues are left, to send back what has returned, and when the worker has
             listened to them again for a moment.
 
@@ -205,10 +198,7 @@ class ArrivalBatch:
     """The requests that arrive with the message that is being delivered.
 
     Args:
-        worker: the worker.
         attendant: knows where tasks are parked.
-        capacity: of the pool.
-        prefetch: counts requests that stay.
         dispatch: called with the queues of the requests when all of them are here.
     """
 

@@ -14,7 +14,8 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker, requests
-from .._celery.saved_message import marker_in_headers, set_countdown
+from .._celery.message_fields import priority_of
+from .._celery.saved_message import marker_in, marker_in_headers, set_countdown
 from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
@@ -103,7 +104,7 @@ class Gate:
         )
         self._resources = resources = RequestResources(asker, outage, capacity, prefetch, concurrency)
         # What becomes of them.
-        deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage, attendant.may_park)
+        deduplication = self._deduplication = Deduplication(worker, attendant.arrivals, outage)
         self._batch = batch = ParkingBatch(worker, attendant, outage, store_calls, prefetch, capacity.turns)
         actions = Actions(worker, clock, outage, prefetch, resources, reporter, batch, deduplication)
         self._fallback = FallbackLimiter(settings.on_store_error, worker.live_workers, leases, outage, capacity)
@@ -132,7 +133,7 @@ class Gate:
         queue = requests.queue_of(request)
         try:
             plan = self._limits.plan_of(request.task, queue)
-            priority = requests.priority_of(request)
+            priority = priority_of(request.message.properties.get("priority"))
             every = plan.demands(request.args, request.kwargs, priority) if plan is not None else ()
             alone = coalesce_key(plan, request) if plan is not None else ""
         except Exception as error:
@@ -158,7 +159,7 @@ class Gate:
         pending = PendingRequest(
             request, queue, plan, demands, number, now, until, returned, returned, not_before, reserved_for
         )
-        pending.coalesce_key, pending.shadow = alone, shadow
+        pending.parks, pending.coalesce_key, pending.shadow = self._attendant.may_park(plan), alone, shadow
         if self._deduplication.ends_coalesced(pending):
             return
         if not demands:
@@ -195,7 +196,7 @@ class Gate:
             now = monotonic()
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + LEAD, now)
             self._attendant.occupied.note_coming(message, seconds + LEAD)
-        if requests.is_returned(message) and not self._return_queues.has_left:
+        if marker_in(message) and not self._return_queues.has_left:
             self._arrival_batch.request_as_many_as_run(message, str(message.headers.get("task")))
         self._attendant.arrivals.on_message(message)
 
@@ -216,12 +217,7 @@ class Gate:
     def on_error(self, request: Any, error: Exception) -> None:
         """An unforeseen error was raised at a message: its task fails with it, and the requests behind it go on."""
         logger.error("Task %s[%s] cannot go on: %r", request.name, request.id, error, exc_info=error)
-        found = [
-            (limit_queue, pending)
-            for limit_queue in self._queues
-            for pending in limit_queue
-            if pending.request is request
-        ]
+        found = [(queue, pending) for queue in self._queues for pending in queue if pending.request is request]
         attribution = self._errors.pair
         if not found and attribution is not None and attribution[1].request is request:
             found = [attribution]  # it was just leaving its line

@@ -11,6 +11,7 @@ from ..limiter.asker import Asker
 from ..limiter.outage import Outage
 from ..limiter.shadows import ask_would
 from ..limits.any_limit import AnyLimit
+from ..store.resp import text
 
 __all__ = ["LimitWatcher"]
 
@@ -25,11 +26,8 @@ class LimitWatcher:
     """Calls ``on_change`` with the names of the limits that were changed, in the worker's event loop.
 
     Args:
-        worker: whose timer it is.
-        asker: the way to the store.
         limits: by name; there may be more of them later.
         outage: of the store; nothing is asked while it lasts.
-        store_calls: asks.
         is_idle: whether no request waits that a change could concern: then nothing is asked.
         on_change: called with the names.
         workers: how many there are.
@@ -48,7 +46,6 @@ class LimitWatcher:
     ) -> None:
         self._worker, self._asker, self._outage, self._store_calls = worker, asker, outage, store_calls
         self._limits, self._is_idle, self._on_change, self._workers = limits, is_idle, on_change, workers
-        self._names: list[str] = []
         self._known: dict[str, str] = {}
         self._polled_at = time.time()
         self._cancel: Callable[[], None] | None = None
@@ -56,8 +53,8 @@ class LimitWatcher:
     def watch(self) -> None:
         """Look from now on."""
         if self._cancel is None:
-            self._known = self._read()
-            self._read_shadow(self._names)
+            self._known = self._outage.ask(self._query(), {}, quietly=True)
+            self._read_shadow(self._limits)
             self._cancel = self._worker.timers.call_after(POLL_INTERVAL, self._poll)
 
     def close(self) -> None:
@@ -65,15 +62,14 @@ class LimitWatcher:
             self._cancel()
             self._cancel = None
 
-    def _read(self) -> dict[str, str]:
-        """Read the changes of each limit; empty if the store does not answer."""
-        return self._outage.ask(self._query(), {}, quietly=True)
-
     def _query(self) -> Callable[[], dict[str, str]]:
-        if len(self._names) != len(self._limits):
-            self._names = sorted(self._limits)
-        names = list(self._names)
-        return lambda: dict(zip(names, map(_text, self._asker.changes(names)), strict=True)) if names else {}
+        """A call that reads the changes of each limit."""
+        names = sorted(self._limits)
+
+        def read() -> dict[str, str]:
+            return {name: text(told or "") for name, told in zip(names, self._asker.changes(names), strict=True)}
+
+        return read if names else dict
 
     def _poll(self) -> None:
         self._cancel = _nothing
@@ -83,7 +79,6 @@ class LimitWatcher:
             self._store_calls.submit(self._query(), self._on_reply)
 
     def _on_reply(self, reply: Reply[dict[str, str]]) -> None:
-        """With what is told, or nothing."""
         try:
             told = self._outage.hear(reply.get, {}, quietly=True)
         finally:
@@ -109,10 +104,6 @@ class LimitWatcher:
 
 def _nothing() -> None:
     """Cancels a look that is under way."""
-
-
-def _text(value: bytes | str | None) -> str:
-    return value.decode() if isinstance(value, bytes) else value or ""
 
 
 def _is_new(text: str, before: str, since: float, now: float) -> bool:

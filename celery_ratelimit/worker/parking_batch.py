@@ -13,7 +13,6 @@ from functools import partial
 from typing import NamedTuple
 
 from .._celery import Worker
-from ..app.plan import Plan
 from ..backlog.backlog import ToPark
 from ..backlog.messages import Bucket
 from ..backlog.return_scheduler import ReturnScheduler
@@ -64,10 +63,7 @@ class ParkingBatch:
     """The requests that one worker is about to park.
 
     Args:
-        worker: the worker.
-        attendant: parks.
         outage: while it lasts nothing is parked.
-        store_calls: makes the calls.
         prefetch: lets the worker receive another message in the place of one that waits here.
         turns: expects a parked task back.
     """
@@ -92,15 +88,10 @@ class ParkingBatch:
     def __iter__(self) -> Iterator[PendingPark]:
         return itertools.chain(self._waiting, self._in_flight)
 
-    def accepts(self, plan: Plan) -> bool:
-        """Whether tasks of a plan may wait in the store now."""
-        return self._attendant.may_park(plan)
-
     def lot_to_join(self, pending: PendingRequest) -> Demand | None:
         """The demand in whose backlog tasks are known to be parked, behind which a new request is parked, too."""
-        plan = pending.plan
-        may_join = self.accepts(plan) and plan.policy.max_wait is None
-        if pending.has_reservation or not may_join or self._outage:
+        may_join = pending.parks and not pending.has_reservation and pending.plan.policy.max_wait is None
+        if not may_join or self._outage:
             return None
         demands = [demand for demand in pending.demands if not demand.passes]
         return self._attendant.occupied.lot_of(demands) or self._refusing_demand(demands)
@@ -122,12 +113,11 @@ class ParkingBatch:
         size = sum(len(each.packed.message) for each in self._waiting)
         if self._in_flight and len(self._waiting) <= MOST_BEHIND and size < BYTES:
             self._prefetch.widen(pending)
-        self.expect(limit_queue, pending, action, now)
+        self.expect(pending, action, interval, now)
 
-    def expect(self, limit_queue: LimitQueue, pending: PendingRequest, action: Park, now: float) -> None:
+    def expect(self, pending: PendingRequest, action: Park, interval: float, now: float) -> None:
         """A process is kept free for the turn of a task that is parked, or about to be."""
-        request, interval = pending.request, permit_interval(limit_queue, action.demand)
-        self._turns.expect_parked(request.id, request.task.name, action, interval, now)
+        self._turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
 
     def survivor_of(self, pending: PendingRequest) -> str:
         """The id of the task that is parked in the place of one that is coalesced."""

@@ -27,10 +27,6 @@ class PoolScheduler:
     """Holds the unlimited requests, and decides between them and the limited ones.
 
     Args:
-        worker: the worker.
-        capacity: of its pool.
-        queues: the limited requests.
-        prefetch: counts the requests here.
         reporter: is told of unlimited requests that pass limits in shadow.
         dispatch: called when an unlimited request may start.
     """

@@ -137,8 +137,9 @@ class QueueProcessor:
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
             lot, leaves = self._batch.lot_to_join(pending), self._return_queues.must_republish(pending)
-            parks = self._batch.accepts(pending.plan)
-            action = before_acquire(pending, limit_queue, now, lot=lot, may_start=may_start, parks=parks, leaves=leaves)
+            action = before_acquire(
+                pending, limit_queue, now, lot=lot, may_start=may_start, parks=pending.parks, leaves=leaves
+            )
             if isinstance(action, Acquire):
                 goes_on = self._ask(limit_queue, pending, asking, for_permit=action.for_permit)
                 self._start_due(limit_queue)  # the answer may have taken long

@@ -234,7 +234,6 @@ class LimitQueue:
         """When a request that has to wait has its turn (0.0: none has), and when to look at the queue again.
 
         Args:
-            now: the time.
             max_hold: seconds after which to look in any case.
         """
         heads = [asking[0].release_deadline for asking in (self.reserved, self.new) if asking]

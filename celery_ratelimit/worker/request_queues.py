@@ -88,7 +88,6 @@ class QueueTimers:
     """The timers of one worker's request queues.
 
     Args:
-        worker: has the timers.
         turns: learns when the first request of a queue has its turn.
         lead_time: seconds before its turn that a queue asks.
         dispatch: called with the queue whose time has come.
@@ -140,7 +139,6 @@ class Expirations:
     """The requests of one worker that expire, wherever they are in their queues.
 
     Args:
-        worker: has the timers.
         dispatch: called with the queues whose first requests have expired.
     """
 

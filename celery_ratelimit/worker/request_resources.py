@@ -24,11 +24,7 @@ class RequestResources:
     """Moves requests between states, and gives back what a request no longer needs.
 
     Args:
-        asker: the way to the store.
         outage: while it lasts no reservation is given back: it lapses by itself.
-        capacity: reserves processes.
-        prefetch: counts the requests here.
-        concurrency: the leases of running tasks.
     """
 
     def __init__(

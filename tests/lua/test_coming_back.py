@@ -293,7 +293,7 @@ def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Deduplicator, p
     def acquire_along(asking: Any, along: Any) -> Any:
         raise AssertionError("no copy is told of")
 
-    copies = Deduplication(None, arrivals, None, lambda plan: True)  # type: ignore[arg-type]
+    copies = Deduplication(None, arrivals, None)  # type: ignore[arg-type]
     assert copies.acquire([first, third], acquire, acquire_along) == [None], "another copy is parked"
     copies.acquire([second, first], acquire, acquire_along)
     assert acquired == [[second]]

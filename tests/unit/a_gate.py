@@ -171,7 +171,6 @@ class Bench:
             app=None,
             pool=self,
             broker=SimpleNamespace(
-                visibility_timeout=3600.0,
                 max_hold=1440.0,
                 poll_delay=0.0,
                 connection_errors=(Lost,),
@@ -187,7 +186,6 @@ class Bench:
             ),
             consumption=self,
             bulk_receive=self,
-            queue_pauser=self,
             republisher=SimpleNamespace(
                 send_back=self._leaves("sent back"),
                 redirect=self._leaves("redirected"),
@@ -423,11 +421,12 @@ class Bench:
     def does_anybody_wait_to_return(self) -> bool:
         return self.waits_at_broker
 
-    def widen_prefetch(self) -> None:
-        self.widened += 1
+    @property
+    def prefetch(self) -> Any:
+        return self
 
-    def narrow_prefetch(self) -> None:
-        self.widened -= 1
+    def widen(self, number: int) -> None:
+        self.widened += number
 
     receiving = False
 
