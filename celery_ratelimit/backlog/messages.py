@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kombu.utils.json import dumps, loads
 
-from .._celery.saved_message import Parcel
+from .._celery.saved_message import Parcel, marker_in_headers
 from ..limits.weights import USUAL
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "written",
 ]
 
+#: Without these a message cannot be published.
+_FIELDS = {"to", "body", "headers", "priority", "expires", "properties"}
 #: A limit's name, and the key of one of its buckets.
 Bucket = tuple[str, str]
 
@@ -151,12 +154,13 @@ def written(parcel: Parcel) -> str:
 
 
 def read_parcel(parked: Parked) -> Parcel:
-    """What was parked; nothing if it cannot be read."""
+    """What was parked; empty if it cannot be read."""
     try:
         parcel = loads(parked.message)
     except ValueError:
         return {}
-    return parcel if isinstance(parcel, dict) and "headers" in parcel else {}
+    is_whole = isinstance(parcel, dict) and parcel.keys() >= _FIELDS and marker_in_headers(parcel["headers"])
+    return parcel if is_whole else {}
 
 
 def several(reply: Sequence[Any]) -> list[Parked]:
@@ -165,7 +169,8 @@ def several(reply: Sequence[Any]) -> list[Parked]:
 
 
 def _read(id: Any, wait: Any, stored: Any) -> Parked:
-    _, copy, since, message = text(stored).split(" ", 3)
+    found = re.fullmatch(r"\d+ (\d+) (\d+) (.*)", text(stored), re.DOTALL)
+    copy, since, message = found.groups() if found else ("0", "0", "")
     return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message)
 
 

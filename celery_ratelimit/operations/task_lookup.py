@@ -6,16 +6,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 from celery import Celery
-from kombu.utils.json import loads
 
 from .._celery import BrokerDidNotAnswer, query_workers
 from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app, plan_of
 from ..backlog.backlog import Backlog
-from ..backlog.messages import Bucket, text
+from ..backlog.messages import Bucket, read_parcel, several
 from ..backlog.weights import weights_text
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
@@ -182,8 +180,8 @@ def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str)
     now, where, place, number, cost, kept = parking.contents.place(bucket, stored)
     if not where or not kept:
         return None
-    _, _, since, message = text(kept).split(" ", 3)
-    parcel: dict[str, Any] = loads(message)
+    (parked,) = several([stored, 0, kept])
+    parcel = read_parcel(parked)
     if parcel.get("id") != id:
         return None
     headers = parcel["headers"]
@@ -208,7 +206,7 @@ def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str)
         key=bucket[1],
         place=max(0, place),
         parked=number,
-        since=int(since) / 1e6,
+        since=parked.since / 1e6,
         starts_at=starts_at,
         band=BAND * wait + LEAST_BAND if starts_at is not None else 0.0,
         config=standing.config,
