@@ -31,7 +31,7 @@ from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
 from celery_ratelimit.backlog.backlog_queries import PAGE
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.operations.parking_lots import ParkingLots
+from celery_ratelimit.lots import ParkingLots
 
 NAME = f"{TASK}.tenant"
 LIMIT = Limit("1/h", name=NAME, key="{tenant}")

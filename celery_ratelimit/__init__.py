@@ -21,7 +21,7 @@ from .limits.limit import Limit
 if TYPE_CHECKING:
     from .app.observers import observe
     from .limiter.async_limiter import AsyncLimiter
-    from .operations.parking_lots import ParkingLots
+    from .lots import ParkingLots
     from .task import RateLimitedMixin, RateLimitedTask
     from .worker.bootstep import install
 

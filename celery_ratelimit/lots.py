@@ -1,5 +1,6 @@
-"""The parking lots of an app, for people; see :class:`ParkingLots`."""
+"""The parking lots of an app; see :class:`ParkingLots`."""
 
-from .operations.parking_lots import ParkedTask, ParkingLot, ParkingLots
+from .operations.limit_status import ParkingLot
+from .operations.operator_actions import ParkedTask, ParkingLots
 
 __all__ = ["ParkedTask", "ParkingLot", "ParkingLots"]

@@ -20,7 +20,7 @@ from kombu import pools
 
 from benchmarks import processes, records
 from celery_ratelimit import Limiter, Throttled
-from celery_ratelimit.operations.parking_lots import ParkingLots
+from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 
 __all__ = ["AGAIN", "Fleet", "assert_never_over", "assert_over", "errors", "new_rates", "outcome", "pool_jobs", "until"]

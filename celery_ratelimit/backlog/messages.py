@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kombu.utils.json import dumps, loads
 
-from .._celery.saved_message import Parcel, with_survivor
+from .._celery.saved_message import Parcel, marker_in_headers, with_survivor
 from ..limits.weights import USUAL
 from ..store.resp import text
 
@@ -24,6 +25,8 @@ __all__ = [
     "written",
 ]
 
+#: Without these a message cannot be published.
+_FIELDS = {"to", "body", "headers", "priority", "expires", "properties"}
 #: A limit's name, and the key of one of its buckets.
 Bucket = tuple[str, str]
 
@@ -156,7 +159,8 @@ def read_parcel(parked: Parked) -> Parcel:
         parcel = loads(parked.message)
     except ValueError:
         return {}
-    return with_survivor(parcel) if isinstance(parcel, dict) and "headers" in parcel else {}
+    is_whole = isinstance(parcel, dict) and parcel.keys() >= _FIELDS and marker_in_headers(parcel["headers"])
+    return with_survivor(parcel) if is_whole else {}
 
 
 def several(reply: Sequence[Any]) -> list[Parked]:
@@ -165,5 +169,6 @@ def several(reply: Sequence[Any]) -> list[Parked]:
 
 
 def _read(id: Any, wait: Any, stored: Any) -> Parked:
-    _, copy, since, message = text(stored).split(" ", 3)
+    found = re.fullmatch(r"\d+ (\d+) (\d+) (.*)", text(stored), re.DOTALL)
+    copy, since, message = found.groups() if found else ("0", "0", "")
     return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message)

@@ -17,7 +17,7 @@ __all__ = ["change_commands"]
 def _change(change: Change, do: Callable[[Any], Any]) -> None:
     """Do it, and print what was there before and what is there now."""
     from ..app.state import limiter_of
-    from ..operations.tables import in_force_now
+    from ..operations.wording import in_force_now
 
     name, key = change.name, change.key
     limiter = limiter_of(app_of(change.ctx))
@@ -50,7 +50,7 @@ def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | Non
     """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once; or the whole
     limit into shadow, and in force again.
     """
-    from ..operations.operator_actions import limit_meant
+    from ..operations.wording import parse_limit
 
     name, key = change.name, change.key
     if rate is None and shadow is None:
@@ -60,7 +60,7 @@ def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | Non
 
     def do(limiter: Any) -> bool:
         done = rate is not None and limiter.set_rate(
-            name, limit_meant(limiter, name, rate, burst), key=key, for_=for_, **change.said
+            name, parse_limit(limiter, name, rate, burst), key=key, for_=for_, **change.said
         )
         return (shadow is not None and limiter.set_shadow(name, shadow, **change.said)) or bool(done)
 
@@ -127,15 +127,15 @@ def reset(change: Change) -> None:
 def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
     """Show who has changed a limit, when and why: the last hundred changes of it and its keys."""
     from ..app.state import limiter_of
-    from ..operations.tables import HISTORY_HEADS, history_rows
+    from ..operations.wording import HISTORY_HEADS, history_row
 
     found = limiter_of(app_of(ctx)).history(name, force=force)
     if as_json:
         show_json(found)
     elif not found:
-        click.echo("Nobody has changed it. (Versions before this one kept no history.)")
+        click.echo("The limit was never changed.")
     else:
-        tell(table_of(HISTORY_HEADS, history_rows(found)))
+        tell(table_of(HISTORY_HEADS, [history_row(each) for each in found]))
 
 
 change_commands = (set_, unset, pause, resume, reset, history)

@@ -55,7 +55,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
 
 def _of_fleet(app: Any) -> tuple[list[str], list[str]]:
     """What is wrong, and what is worth knowing."""
-    from ..operations.setup_checks import Note, of_settings, of_store, of_workers
+    from ..operations.setup_checks import Note, check_settings, check_store, check_workers
 
-    found = [*of_settings(app), *of_store(app), *of_workers(app)]
+    found = [*check_settings(app), *check_store(app), *check_workers(app)]
     return [each for each in found if not isinstance(each, Note)], [each for each in found if isinstance(each, Note)]

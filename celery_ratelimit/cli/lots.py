@@ -26,10 +26,9 @@ _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 def parked(ctx: click.Context, name: str, key: str | None, page: int, number: int, force: bool, as_json: bool) -> None:
     """Show the tasks that are parked for a limit, in the order of their turns, and when each is about to start."""
     from ..operations.operator_actions import parked_page
-    from ..operations.tables import PARKED_HEADS, parked_row
+    from ..operations.wording import PARKED_HEADS, parked_row
 
-    app = app_of(ctx)
-    total, rows = parked_page(app, _lots(app), name, key, (page - 1) * number, number, force=force)
+    total, rows = parked_page(app_of(ctx), name, key, (page - 1) * number, number, force=force)
     if as_json:
         show_json({"name": name, "parked": total, "page": page, "tasks": rows})
         return
@@ -90,7 +89,7 @@ def purge(
 def _take_out(
     ctx: click.Context, verb: str, name: str, ids: tuple[str, ...], key: str | None, force: bool, as_json: bool
 ) -> None:
-    from ..operations.operator_actions import taken_out
+    from ..operations.operator_actions import take_out
 
     app = app_of(ctx)
     lots = _lots(app)
@@ -98,7 +97,7 @@ def _take_out(
         found = lots.explain(name) if not force else None
         if found is not None and found.where in ("parked", "aside"):
             name, key, ids = found.limit, found.key, (name,)
-    taken = taken_out(app, verb, name, ids, key, force=force)
+    taken = take_out(app, verb, name, ids, key, force=force)
     if as_json:
         show_json({"name": name, "tasks": taken})
     else:

@@ -54,7 +54,7 @@ def top(ctx: click.Context, every: float) -> None:
     """The same as status, live, until Ctrl-C. Wants rich (pip install celery-ratelimit[cli])."""
     from ..errors import STORE_TROUBLES
     from ..operations.limit_status import overview
-    from ..operations.tables import busiest
+    from ..operations.wording import busiest
 
     try:
         from rich.console import Group
@@ -84,14 +84,14 @@ def top(ctx: click.Context, every: float) -> None:
 
 
 def _table(found: Sequence[LimitStatus]) -> Any:
-    from ..operations.tables import HEADS, row_of
+    from ..operations.wording import HEADS, row_of
 
     return table_of(HEADS, [row_of(each) for each in found], _GIVES_WAY)
 
 
 def _lines(each: LimitStatus) -> list[str]:
     """One limit, whole."""
-    from ..operations.tables import facts_of
+    from ..operations.wording import facts_of
 
     return [f"{plain(each.name)}: {each.state}", *[f"  {what:<15} {said}" for what, said in facts_of(each)]]
 

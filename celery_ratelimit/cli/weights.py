@@ -30,7 +30,7 @@ def weight(change: Change, share: str | None, weight: str | None) -> None:
     if change.as_json:
         show_json(found)
     elif not found:
-        click.echo("Everybody has 1.")
+        click.echo("Every share has the weight 1.")
     else:
         heads = ("SHARE", "WEIGHT", "CODE", "SINCE", "BY")
         tell(table_of(heads, [_row(each, config) for each, config in found.items()]))

@@ -1,9 +1,10 @@
-"""Whether there is enough of it: processes for the rates that limits allow, connections to the store."""
+"""Whether the fleet has enough processes for its rates, and the store enough connections for the fleet."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,45 +15,43 @@ from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..counts.figures import Stats
 from ..limits.concurrency import Concurrency
-from .limit_status import LimitStatus, overview
+from .limit_status import overview
 
-__all__ = ["Note", "of_connections", "of_processes"]
+__all__ = ["Note", "check_connections", "check_processes"]
 
-#: What `celery inspect ratelimits` says, by worker; of an older version without the pool.
-Said = Mapping[str, Mapping[str, Any]]
+#: Replies to `celery inspect ratelimits`, by worker.
+Replies = Mapping[str, Mapping[str, Any]]
 
-#: The store's connections of a worker beside one for each process: its gate, its leases, its ear, and four that ask a
-#: store that is some way off; and what Celery has of its own there, if that is the broker, too. Counted on Celery 5.7.
+#: The store's connections of a worker beside one for each process: its gate, its leases, its notifications, and four
+#: threads for a distant store; and Celery's own, where the store is the broker, too. Counted on Celery 5.7.
 _OF_GATE, _OF_BROKER = 7, 10
 #: The share of the store's connections that may be in use.
-_ENOUGH = 0.9
+_MAX_SHARE = 0.9
 
 
 class Note(str):
-    """What is worth knowing, and nothing wrong."""
+    """Worth knowing, and nothing wrong."""
 
 
-def of_processes(app: Celery, said: Said) -> Iterator[str]:
-    """Little's law: tasks that take long want as many processes as start while one of them runs.
+def check_processes(app: Celery, replies: Replies) -> Iterator[str]:
+    """Little's law: a rate needs as many processes as tasks start while one of them runs.
 
-    A warning where tasks wait for them, and a note else.
+    A warning where tasks wait, else a note.
     """
-    pools = {worker: told for worker, told in said.items() if "takes" in told}
-    if not pools:
-        return
-    owned = {name: each for name, each in owners_of(app).items() if _is_one(each)}
-    if not owned:
+    pools = {worker: reply for worker, reply in replies.items() if "takes" in reply}
+    owned = {name: each for name, each in owners_of(app).items() if _has_one_bucket(each)}
+    if not pools or not owned:
         return
     stats = {each.name: each for each in limiter_of(app).stats_of(owned)}
     for status in overview(app, *owned):
         takes = _takes(owned[status.name], pools, stats[status.name])
         if takes is None or not status.standing.interval:
             continue
-        there = sum(told["processes"] for told in pools.values() if not set(told["queues"]).isdisjoint(status.queues))
+        there = sum(pool["processes"] for pool in pools.values() if not set(pool["queues"]).isdisjoint(status.queues))
         starts = 1 / (status.standing.interval * _cost(owned[status.name], stats[status.name]))
         wanted = math.ceil(starts * takes - 1e-9)
         if there and wanted > there:
-            kind = str if _waits(status) else Note
+            kind = str if status.parked or status.queued or status.standing.waiting else Note
             yield kind(
                 f"limit {status.name!r}: {starts:.3g}/s of tasks that take {_seconds(takes)} want {wanted} processes, "
                 f"and the workers that answered have {there} for their queues ({', '.join(status.queues)}): no more "
@@ -60,61 +59,57 @@ def of_processes(app: Celery, said: Said) -> Iterator[str]:
             )
 
 
-def of_connections(app: Celery, said: Said) -> Iterator[str]:
-    """Whether the store takes as many clients as the workers may be."""
+def check_connections(app: Celery, replies: Replies) -> Iterator[str]:
+    """Whether the store accepts as many connections as the workers may open."""
     limiter = limiter_of(app)
-    pools = [told for told in said.values() if "processes" in told]
+    pools = [reply for reply in replies.values() if "processes" in reply]
     if limiter.asker.is_cluster or not pools:
         return
     try:
         clients = limiter.client.info("clients")
         most = int(clients.get("maxclients") or limiter.client.config_get("maxclients")["maxclients"])
         there = int(clients["connected_clients"])
-    except Exception:  # its user may not ask
+    except Exception:  # a right that the store's user lacks
         return
-    processes, here = sum(told["processes"] for told in pools), _server_of(settings_of(app).url)
+    processes, here = sum(pool["processes"] for pool in pools), _server_of(settings_of(app).url)
     wanted = processes + _OF_GATE * len(pools)
     if _server_of(app.conf.broker_url) == here:
         wanted += _OF_BROKER * len(pools)
     if _server_of(app.conf.result_backend) == here:
         wanted += processes
-    if max(there, wanted) > _ENOUGH * most:
+    if max(there, wanted) > _MAX_SHARE * most:
         yield (
             f"the store takes {most} clients (maxclients) and has {there}; {len(pools)} worker(s) with {processes} "
-            f"processes may come to {wanted}. Who comes last is refused, and that looks like a store that is lost: "
+            f"processes may come to {wanted}. Further connections are refused, as if the store were lost: "
             "raise maxclients there, and the limit of open files with it"
         )
 
 
-def _is_one(owned: Owned) -> bool:
+def _has_one_bucket(owned: Owned) -> bool:
     limit = owned.limit
     return bool(owned.tasks) and limit.key is None and not limit.per_worker and not isinstance(limit, Concurrency)
 
 
-def _takes(owned: Owned, pools: Said, stats: Stats) -> float | None:
-    """Seconds that a task takes on average, each kind by how often it uses the limit; ``None``: nobody knows."""
+def _takes(owned: Owned, pools: Replies, stats: Stats) -> float | None:
+    """Mean seconds of a task, weighted by the permits of each kind of task; ``None``: not known."""
     uses = {user.name: user.permits for user in stats.users if user.kind == "task"}
-    of_kinds: list[tuple[float, float]] = []
+    means: dict[str, float] = {}
     for task in owned.tasks:
-        known = [told["takes"][task] for told in pools.values() if task in told["takes"]]
+        known = [pool["takes"][task] for pool in pools.values() if task in pool["takes"]]
         if known:
-            of_kinds.append((sum(known) / len(known), uses.get(task, 0.0)))
-    weight = sum(permits for _, permits in of_kinds)
-    if not of_kinds:
+            means[task] = fmean(known)
+    if not means:
         return None
-    if not weight:
-        return sum(seconds for seconds, _ in of_kinds) / len(of_kinds)
-    return sum(seconds * permits for seconds, permits in of_kinds) / weight
+    weights = {task: uses.get(task, 0.0) for task in means}
+    if not any(weights.values()):
+        return fmean(means.values())
+    return sum(means[task] * weights[task] for task in means) / sum(weights.values())
 
 
 def _cost(owned: Owned, stats: Stats) -> float:
-    """What a call takes: as in the code, or what it has taken on average."""
+    """Permits of a call: as in the code, or on average."""
     cost = owned.limit.cost
     return cost if isinstance(cost, int) else stats.permits / stats.started if stats.started else 1
-
-
-def _waits(status: LimitStatus) -> bool:
-    return bool(status.parked or status.queued or status.standing.waiting)
 
 
 def _seconds(seconds: float) -> str:
@@ -122,7 +117,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _server_of(url: Any) -> tuple[str | None, int | None, str] | None:
-    """Which server a URL means, as far as that is to be told; ``None``: it is not."""
+    """The server that a URL means; ``None``: not known."""
     try:
         parts = urlsplit(str(url))
         if parts.scheme in ("redis", "rediss", "valkey", "valkeys"):

@@ -1,8 +1,8 @@
-"""All limits of an app at a glance: what holds, and who says so; what is left, what waits, and when that is through."""
+"""The status of limits and of their parking lots: what is in force, used and left, what waits and for how long."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -17,45 +17,48 @@ from ..backlog.backlog import Backlog, backlog_of
 from ..backlog.fleet_registry import UNATTENDED
 from ..backlog.messages import Bucket, Lot
 from ..counts.would import Would
+from ..limiter.counted import ask_used
 from ..limiter.demand import Demand, own_key
 from ..limiter.shadows import ask_shadows
 from ..limiter.standing import Standing, read_standing
 from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
-from .limit_usage import usages_of
+from ..limits.rate import period_of
 
-__all__ = ["LimitStatus", "in_shadow", "overview", "standings_of"]
+__all__ = ["LimitStatus", "ParkingLot", "in_shadow", "lots_of", "overview", "standings_of"]
 
 #: Lots that are read, of all limits together: about 0.2 s of the store's time. Beyond that tasks are counted, and the
 #: oldest is not known.
 MAX_LOTS = 20_000
+#: Seconds over which use is averaged, at least and at most: use is kept for a day.
+MIN_WINDOW, MAX_WINDOW = 60.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """How one limit stands.
+    """The status of one limit.
 
     Attributes:
         name: of the limit.
-        standing: what is in force, what is left of it, and how many have a slot; of a limit that is kept by key without
-            what is left.
-        by_key: whether it is kept by key.
-        parked: tasks in its parking lots.
-        lots: how many lots; one for each key in which tasks are parked.
-        oldest: when the first parked task was throttled, in seconds since 1970; ``None``: nobody is parked, or there
-            are too many lots to look into.
-        used: permits that are taken of it in each period of the rate in force (a second, of ``"100/s"``): on average
-            within the last minute, or the last period if that is longer, up to a day; of places, those that are held.
-            ``None``: it is not known, or nothing is counted (``ratelimit_counts``).
-        share: that, of what the rate in force allows: 1.0 is all of it, and a burst may be more. ``None``: it is not
-            known, or the limit has a bucket for each key or worker.
-        queues: those that its tasks are sent to.
-        queued: messages in these and in their return queues that no worker has; ``None``: the broker does not say.
-        drains_in: seconds until all of these have had their turn, at the rate that is in force, if no more come;
-            ``None``: that is not known.
-        attended: whether some worker has this limit, or nobody is parked.
-        tasks: that it is for.
-        would: what it would have done, while it is in shadow; ``None``: it is not.
+        standing: what is in force, what is left, and how many requests have a slot. Of a limit with keys what is left
+            has no meaning.
+        by_key: whether the limit has keys.
+        parked: parked tasks.
+        lots: parking lots in which they are, one for each key.
+        oldest: when the first parked task was throttled, in seconds since 1970; ``None``: no task is parked, or there
+            are too many lots to read.
+        used: permits taken in each period of the rate in force (a second, of ``"100/s"``), on average over the last
+            minute, or the last period if that is longer, up to a day. Of a concurrency limit: held permits. ``None``:
+            not known, or not counted (``ratelimit_counts``).
+        share: ``used`` as a share of the rate in force; a burst may exceed 1.0. ``None``: not known, or the limit has a
+            bucket for each key or worker.
+        queues: queues to which its tasks are sent.
+        queued: messages that wait in these queues and their return queues; ``None``: the broker does not say.
+        drains_in: seconds until all of these have had their turn, if no more come; ``None``: not known.
+        attended: whether a worker has this limit, or no task is parked.
+        tasks: names of its tasks.
+        would: what the limit would have done, while it is in shadow.
     """
 
     name: str
@@ -71,20 +74,18 @@ class LimitStatus:
     drains_in: float | None
     attended: bool
     tasks: tuple[str, ...]
-
     would: Would | None = None
 
     @property
     def paused_until(self) -> float | None:
-        """Until when it is paused, in seconds since 1970; ``None``: it is not."""
+        """The end of its pause, in seconds since 1970; ``None``: it is not paused."""
         paused = self.standing.config.paused
         return self.standing.now + paused if paused else None
 
     @property
     def remaining(self) -> int | None:
-        """Permits that are left; ``None`` for a limit that is kept by key, or that is not known here."""
-        known = self.standing.config.in_force is not None and not self.by_key
-        return self.standing.remaining if known else None
+        """Permits that are left; ``None`` for a limit with keys, or one that this code does not have."""
+        return None if self.by_key or self.standing.config.in_force is None else self.standing.remaining
 
     @property
     def state(self) -> str:
@@ -104,73 +105,114 @@ class LimitStatus:
         return "active" if in_use else "idle"
 
 
-class _InLots(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ParkingLot:
+    """What is parked for one bucket.
+
+    Attributes:
+        name: of the limit.
+        key: of the bucket; ``""``: the limit has only one.
+        parked: tasks.
+        oldest: when the first of them was throttled, in seconds since 1970.
+        drains_in: seconds until all have had their turn, at the rate in force; ``None``: not known, as under
+            :class:`~celery_ratelimit.Concurrency`.
+        attended: whether a worker has this limit. Else its tasks return to the queues that they were sent to,
+            ``ratelimit_orphans_after`` seconds after the last worker had it.
+        cost: permits that the tasks cost.
+    """
+
+    name: str
+    key: str
     parked: int
-    lots: int
-    oldest: float | None
-    cost: int  # of all
-    dearest: int | None  # of the lot that takes longest
+    oldest: float
+    drains_in: float | None
+    attended: bool = True
+    cost: int = 0
 
 
-_NOBODY = _InLots(0, 0, None, 0, 0)
+class _Parked(NamedTuple):
+    """What is parked for one limit: tasks, lots, the oldest task, permits that all cost, and the dearest lot."""
+
+    tasks: int = 0
+    lots: int = 0
+    oldest: float | None = None
+    cost: int = 0
+    dearest: int | None = 0
 
 
 def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = True) -> list[LimitStatus]:
-    """How limits stand, by their names.
+    """The status of limits, by their names.
 
-    Asks the store in steps that each keep it for a few milliseconds at most, and the broker once for each queue: all
-    limits cost a few scripts, and a hundred lots cost one more.
+    All limits cost a few scripts of a few milliseconds, and a hundred lots one more; each queue costs a question to the
+    broker.
 
     Args:
         app: the app; its tasks have to be imported.
-        names: of limits; default: all of its tasks, queues and quotas, and those that workers have or have had.
+        names: of limits; default: all of its tasks, queues and quotas, and all that workers have or have had.
         force: unknown names, too.
         ask_broker: else ``queued`` is not known.
 
     Raises:
-        ConfigurationError: a limit of that name is not known.
+        ConfigurationError: a name is not known.
     """
-    owned, limiter, parking = owners_of(app), limiter_of(app), backlog_of(app)
-    seen = parking.register.seen((), ()).limits if parking.can_park else {}
-    known: dict[str, AnyLimit | None] = dict.fromkeys(seen)
-    known.update(settings_of(app).quotas)
+    owned, backlog, settings = owners_of(app), backlog_of(app), settings_of(app)
+    last_seen = backlog.register.seen((), ()).limits if backlog.can_park else {}
+    known: dict[str, AnyLimit | None] = {**dict.fromkeys(last_seen), **settings.quotas}
     known.update({name: each.limit for name, each in owned.items()})
     for name in names:
         if name not in known:
-            limiter.config(name, force=force)  # raises if nobody knows it
+            limiter_of(app).config(name, force=force)  # raises if the name is unknown
             known[name] = None
-    chosen = {name: known[name] for name in names or sorted(known)}
-    of_lots = _lots_of(parking, list(chosen)) if parking.can_park else {}
-    queues = {name: _queues_of(app, owned[name]) if name in owned else () for name in chosen}
-    return_queue_for = settings_of(app).return_queue_for
-    wanted = [each for some in queues.values() for queue in some for each in (queue, return_queue_for(queue))]
-    messages = message_counts(app, wanted) if ask_broker else {}
+    limits = {name: known[name] for name in names or sorted(known)}
+    parked_of = _parked_of(backlog, list(limits)) if backlog.can_park else {}
+    queues = {name: _queues_of(app, owned[name]) if name in owned else () for name in limits}
+    with_returns = {name: {*some, *map(settings.return_queue_for, some)} for name, some in queues.items()}
+    messages = message_counts(app, set().union(*with_returns.values())) if ask_broker else {}
+    standings, would = in_shadow(app, standings_of(app, limits))
     found = []
-    standings, would = in_shadow(app, standings_of(app, chosen))
-    usages = usages_of(app, standings)
-    for (name, code), standing, usage in zip(chosen.items(), standings, usages, strict=True):
-        asked = {each for queue in queues[name] for each in (queue, return_queue_for(queue))}
-        queued = sum(messages[each] for each in asked) if asked <= messages.keys() else None
-        lots = of_lots.get(name, _NOBODY)
-        by_key = code is not None and code.key is not None
+    for (name, code), standing, (used, share) in zip(limits.items(), standings, _usage(app, standings), strict=True):
+        parked, by_key = parked_of.get(name, _Parked()), code is not None and code.key is not None
+        is_counted = with_returns[name] <= messages.keys()
+        queued = sum(messages[queue] for queue in with_returns[name]) if is_counted else None
         found.append(
             LimitStatus(
-                name,
-                standing,
-                by_key,
-                lots.parked,
-                lots.lots,
-                lots.oldest,
-                *usage,
-                queues[name],
-                queued,
-                _drains_in(standing, code, lots, queued or 0, by_key=by_key),
-                not lots.parked or seen.get(name, inf) < UNATTENDED,
-                tuple(owned[name].tasks) if name in owned else (),
-                would.get(name),
+                name=name,
+                standing=standing,
+                by_key=by_key,
+                parked=parked.tasks,
+                lots=parked.lots,
+                oldest=parked.oldest,
+                used=used,
+                share=share,
+                queues=queues[name],
+                queued=queued,
+                drains_in=_drains_in(standing, code, parked, queued or 0, by_key=by_key),
+                attended=not parked.tasks or last_seen.get(name, inf) < UNATTENDED,
+                tasks=tuple(owned[name].tasks) if name in owned else (),
+                would=would.get(name),
             )
         )
     return found
+
+
+def lots_of(app: Celery, limits: Mapping[str, AnyLimit], names: Sequence[str] = ()) -> list[ParkingLot]:
+    """The lots in which tasks are parked; default: of ``limits``, and of all that workers have or have had."""
+    backlog = backlog_of(app)
+    last_seen = backlog.register.seen((), ()).limits
+    lots = [lot for lot in backlog.contents.lots(names or sorted({*limits, *last_seen})) if lot.parked]
+    standings = standings_of(app, limits, [(lot.name, lot.key) for lot in lots])
+    return [
+        ParkingLot(
+            name=lot.name,
+            key=lot.key,
+            parked=lot.parked,
+            oldest=lot.oldest,
+            drains_in=standing.config.paused + lot.cost * standing.interval if standing.interval else None,
+            attended=last_seen.get(lot.name, inf) < UNATTENDED,
+            cost=lot.cost,
+        )
+        for lot, standing in zip(lots, standings, strict=True)
+    ]
 
 
 def standings_of(
@@ -188,15 +230,15 @@ def standings_of(
 
 
 def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing], dict[str, Would]]:
-    """The same with what is stored about their shadows; and what those that are in shadow would have done."""
+    """The same with what is stored about their shadows; and what limits in shadow would have done, by name."""
     limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
     asker = limiter_of(app).asker
     found = asker.drive(ask_shadows(asker.core, limits))
-    told = []
-    for each in standings:
-        stored, _ = found.get(each.config.name, (None, None))
-        told.append(replace(each, config=replace(each.config, stored_shadow=stored)))
-    return told, {each.config.name: found[each.config.name][1] for each in told if each.config.shadow}
+    stored = {name: each for name, (each, _) in found.items()}
+    told = [
+        replace(each, config=replace(each.config, stored_shadow=stored.get(each.config.name))) for each in standings
+    ]
+    return told, {name: would for name, (_, would) in found.items()}
 
 
 def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
@@ -204,30 +246,53 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
     return tuple(sorted({*sent_to, *owned.queues}))
 
 
-def _lots_of(parking: Backlog, names: Sequence[str]) -> dict[str, _InLots]:
-    counts, left = parking.contents.counts(names), MAX_LOTS
+def _parked_of(backlog: Backlog, names: Sequence[str]) -> dict[str, _Parked]:
+    counts, left = backlog.contents.counts(names), MAX_LOTS
     lots_of: dict[str, list[Lot]] = {}
     for name, (number, _) in sorted(counts.items(), key=lambda each: each[1]):
         left -= number
         if left >= 0:
             lots_of[name] = []
-    for lot in parking.contents.lots(list(lots_of)):
+    for lot in backlog.contents.lots(list(lots_of)):
         if lot.parked:
             lots_of[lot.name].append(lot)
-    found = {name: _InLots(parked, number, None, parked, None) for name, (number, parked) in counts.items()}
+    found = {name: _Parked(tasks, number, None, tasks, None) for name, (number, tasks) in counts.items()}
     for name, lots in lots_of.items():
         costs = [lot.cost for lot in lots]
         oldest = min([lot.oldest for lot in lots], default=None)
-        found[name] = _InLots(sum(lot.parked for lot in lots), len(lots), oldest, sum(costs), max(costs, default=0))
+        found[name] = _Parked(sum(lot.parked for lot in lots), len(lots), oldest, sum(costs), max(costs, default=0))
     return found
 
 
-def _drains_in(standing: Standing, code: AnyLimit | None, lots: _InLots, queued: int, *, by_key: bool) -> float | None:
-    """Each key's lot drains for itself; what the broker holds of a limit by key is nobody's yet."""
+def _drains_in(
+    standing: Standing, code: AnyLimit | None, parked: _Parked, queued: int, *, by_key: bool
+) -> float | None:
+    """Lots of keys drain side by side; to which key a message in a queue belongs is not known."""
     cost = code.cost if code is not None and isinstance(code.cost, int) else 1
-    ahead = lots.dearest if by_key else lots.cost + cost * queued
+    ahead = parked.dearest if by_key else parked.cost + cost * queued
     if ahead == 0 and not standing.waiting:
         return 0.0
     if ahead is None or not standing.interval:
         return None
     return max(standing.retry_after, standing.config.paused) + ahead * standing.interval
+
+
+def _usage(app: Celery, standings: Sequence[Standing]) -> Iterator[tuple[float | None, float | None]]:
+    """``used`` and ``share`` of each limit: one script for dozens of them."""
+    limits = [standing.config.in_force for standing in standings]
+    periods = [period_of(limit.rate) if isinstance(limit, Limit) else 1.0 for limit in limits]
+    windows = [min(MAX_WINDOW, max(MIN_WINDOW, period)) for period in periods]
+    taken: Sequence[int | None] = [None] * len(standings)
+    if settings_of(app).counts and not settings_of(app).in_memory:
+        asker, names = limiter_of(app).asker, [standing.config.name for standing in standings]
+        taken = asker.drive(ask_used(asker.core, list(zip(names, windows, strict=True))))
+    for standing, limit, period, window, permits in zip(standings, limits, periods, windows, taken, strict=True):
+        has_one_bucket = limit is not None and limit.key is None and not limit.per_worker
+        if isinstance(limit, Concurrency):
+            held = max(0, standing.size - standing.remaining)
+            yield (float(held), held / standing.size) if has_one_bucket else (None, None)
+        elif permits is None:
+            yield None, None
+        else:
+            share = permits * standing.interval / window if has_one_bucket and standing.interval else None
+            yield permits * period / window, share

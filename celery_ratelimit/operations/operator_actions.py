@@ -1,47 +1,250 @@
-"""What people do by hand, on the command line and on the page: a limit out of what they wrote, parked tasks."""
+"""What operators do: list, release, purge and drain parked tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
 
+from .._celery import BrokerDidNotAnswer, publish_on, query_workers
 from .._celery.broker import broker_problem
+from .._celery.saved_message import marker_in_headers
+from ..app.plan import limits_of_app
+from ..app.settings import settings_of
+from ..backlog.backlog import backlog_of
+from ..backlog.backlog_queries import AGAIN, PAGE
+from ..backlog.messages import Parked, marker_of, read_parcel
+from ..backlog.reaper import QueueReturner
 from ..errors import ConfigurationError, RateLimitError
-from ..limiter.limiter import Limiter
-from ..limits.any_limit import AnyLimit
-from ..limits.concurrency import Concurrency
-from ..limits.limit import Limit
-from ..words import unnamed
-from .limit_status import standings_of
-from .parking_lots import ParkingLots
+from ..names import listed, near
+from .limit_status import ParkingLot, lots_of, standings_of
+from .task_lookup import PATIENCE, Explanation, explain
 
-__all__ = ["limit_meant", "parked_page", "taken_out"]
+__all__ = ["ParkedTask", "ParkingLot", "ParkingLots", "parked_page", "take_out"]
 
+logger = logging.getLogger("celery_ratelimit")
 
-def limit_meant(limiter: Limiter, name: str, rate: str, burst: int | None) -> str | AnyLimit:
-    """What is meant: places for a number, a rate with the options of the code's limit else."""
-    code, is_number = limiter.config(name, force=True).code, rate.isascii() and rate.isdigit()
-    if isinstance(code, Concurrency) and not (is_number and int(rate)):
-        raise ConfigurationError(
-            f"{name} is {unnamed(code)} in the code: write how many places, a whole number of at least 1"
-        )
-    if isinstance(code, Limit) and is_number:
-        raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
-    if is_number:
-        return Concurrency(int(rate))
-    if burst is None:
-        return rate
-    return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
+#: Workers that an error names.
+_NAMED = 5
 
 
-def taken_out(
+@dataclass(frozen=True, slots=True)
+class ParkedTask:
+    """A task in a parking lot.
+
+    Attributes:
+        id: the task's id.
+        task: its name; ``""``: the stored message cannot be read.
+        args, kwargs: as logs show them.
+        queue: to which it was sent.
+        since: when it was throttled first, in seconds since 1970.
+    """
+
+    id: str
+    task: str
+    args: str
+    kwargs: str
+    queue: str
+    since: float
+
+
+class ParkingLots:
+    """The parking lots of an app's limits.
+
+    >>> lots = ParkingLots(app)
+    >>> for lot in lots.lots():
+    ...     print(lot.name, lot.key, lot.parked, lot.drains_in)
+
+    Args:
+        app: the app; released tasks are published to its broker.
+
+    Attributes:
+        limits: of the app's tasks and queues, by name.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app, self._backlog = app, backlog_of(app)
+        self.limits = limits_of_app(app)
+
+    def lots(self, *names: str, force: bool = False) -> list[ParkingLot]:
+        """The lots in which tasks are parked. A hundred lots cost two or three scripts.
+
+        Args:
+            names: of limits; default: all limits of the app's tasks and queues, and all that workers had.
+            force: accept unknown names.
+
+        Raises:
+            ConfigurationError: a name is not known; says which names there are.
+        """
+        self._check(names, force)
+        return lots_of(self._app, self.limits, names)
+
+    def tasks(
+        self, name: str, key: str = "", *, first: int = 0, number: int = 100, force: bool = False
+    ) -> list[ParkedTask]:
+        """Tasks that are parked for one bucket, in the order of their turns; where the limit is fair, in the order in
+        which they came (:meth:`explain` forecasts the turn of one).
+
+        Args:
+            name: of the limit.
+            key: of the bucket.
+            first: how many to leave out.
+            number: how many at most.
+            force: see :meth:`lots`.
+        """
+        self._check((name,), force)
+        found: list[ParkedTask] = []
+        while len(found) < number:
+            start, most = first + len(found), min(PAGE, number - len(found))
+            page = self._backlog.contents.lot((name, key), start, start + most - 1).tasks
+            if not page:
+                break
+            found += map(_task, page)
+        return found
+
+    def release(self, name: str, key: str = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
+        """Publish parked tasks to the broker now. They still need permits, behind the tasks that wait for these.
+
+        Args:
+            name: of the limit.
+            key: of the bucket.
+            ids: of the tasks; default: all that are parked now.
+            force: see :meth:`lots`.
+
+        Returns:
+            How many were published. A task stays parked if the broker does not have its queue (RabbitMQ), or if the
+            stored message cannot be read.
+        """
+        self._check((name,), force)
+        released = 0
+        with self._app.connection_for_write() as connection, connection.channel() as channel:
+            for _, leaving in self._take_out(name, key, ids, purge=False):
+                readable = [(each, parcel) for each in leaving if (parcel := read_parcel(each))]
+                messages = [(parcel, 0.0, marker_of((name, key), each)) for each, parcel in readable]
+                missing = publish_on(channel, messages) if messages else set()
+                sent = [each for each, parcel in readable if parcel["to"] not in missing]
+                if sent:
+                    self._backlog.published({(name, key): sent})
+                released += len(sent)
+        return released
+
+    def purge(self, name: str, key: str = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
+        """Delete parked tasks, as ``celery purge`` deletes messages in a queue: their senders are not told.
+
+        Args:
+            name: of the limit.
+            key: of the bucket.
+            ids: of the tasks; default: all that are parked now.
+            force: see :meth:`lots`.
+
+        Returns:
+            How many were deleted.
+        """
+        self._check((name,), force)
+        return sum(taken for taken, _ in self._take_out(name, key, ids, purge=True))
+
+    def explain(self, id: str) -> Explanation:
+        """Where a task is, which limit it waits for, and when it will start: a value, and a text (``str``).
+
+        The lots are searched first. Then the workers have a second to answer, and then the result backend is asked.
+
+        *Warning*: a message in a queue of the broker cannot be found, nor can one in a worker that does not answer. The
+        forecast is for one limit at a rate that does not change, and workers that keep up.
+        """
+        return explain(self._app, self._backlog, id)
+
+    def drain(self, *, force: bool = False) -> int:
+        """Return all tasks that are parked, or in a return queue, to the queues that they were sent to.
+
+        The messages are as they were sent: a worker without this package runs them. Stop the workers that have this
+        package first, with SIGTERM: they would park the tasks again, and a task on its way through a worker could run
+        twice. What a killed worker held comes back when the broker redelivers it: call ``drain`` once more then.
+
+        Args:
+            force: although workers with this package answer: for a fleet of which a part is stopped.
+
+        Returns:
+            How many tasks were returned. Tasks for a queue that the broker does not have (RabbitMQ) stay parked, and a
+            warning names the queue.
+
+        Raises:
+            RateLimitError: workers answer, or could not be asked; nothing was returned.
+        """
+        seen, return_queue_for = self._backlog.register.seen((), ()), settings_of(self._app).return_queue_for
+        if not force:
+            self._refuse_while_workers_run()
+        queues = {*self._app.amqp.queues, *seen.queues}
+        returns = {*seen.returns, *[(to, queue) for queue in queues if (to := return_queue_for(queue)) != queue]}
+        with QueueReturner(self._app, self._backlog) as returner:
+            of_queues = [returner.return_queue(*pair) for pair in sorted(returns)]
+            names = sorted({*self.limits, *seen.limits})
+            returned = of_queues + [returner.limit(name, overdue=2 * AGAIN) for name in names]
+        missing = frozenset().union(*[each.missing for each in returned])
+        if missing:
+            logger.warning("The broker has no queue %s: the tasks for it stay parked", ", ".join(sorted(missing)))
+        return sum(each.tasks for each in returned)
+
+    def _refuse_while_workers_run(self) -> None:
+        try:
+            replies = query_workers(self._app, "ratelimits", PATIENCE)
+        except BrokerDidNotAnswer as error:
+            problem = broker_problem(self._app, error) or f"workers cannot be asked whether they run: {error}"
+            raise RateLimitError(f"{problem} (force=True does not ask)") from error
+        running = sorted(worker for worker, reply in replies.items() if isinstance(reply, dict) and "version" in reply)
+        if running:
+            more = f" and {len(running) - _NAMED} more" if len(running) > _NAMED else ""
+            raise RateLimitError(
+                f"workers run: {', '.join(running[:_NAMED])}{more} would park the tasks again, and some tasks could "
+                "run twice. Stop the workers first (SIGTERM); force=True is for a fleet of which a part is stopped"
+            )
+
+    def _check(self, names: Sequence[str], force: bool) -> None:
+        unknown = [name for name in names if name not in self.limits]
+        if force or not unknown:
+            return
+        known = {*self.limits, *self._backlog.register.seen((), ()).limits, *self._backlog.contents.occupied(unknown)}
+        for name in unknown:
+            if name not in known:
+                hint = near(name, known) or f"{listed(known)}."
+                raise ConfigurationError(
+                    f"no task, queue or worker has a limit {name!r}, and no task is parked for one: {hint} "
+                    "(force=True asks the store all the same)"
+                )
+
+    def _take_out(
+        self, name: str, key: str, ids: Sequence[str] | None, *, purge: bool
+    ) -> Iterator[tuple[int, Sequence[Parked]]]:
+        """In steps of one script. A retried task has a stored id for each attempt."""
+        bucket, contents = (name, key), self._backlog.contents
+        if ids is None:
+            yield from contents.pick_all(bucket, purge=purge)
+            return
+        for found in contents.find([name], list(dict.fromkeys(ids))):
+            stored: Sequence[str] = list(found.get(bucket, {}))
+            while stored:
+                taken, leaving, stored = contents.pick(bucket, stored, purge=purge)
+                yield taken, leaving
+
+
+def _task(parked: Parked) -> ParkedTask:
+    headers: dict[str, Any] = read_parcel(parked).get("headers", {})
+    return ParkedTask(
+        str(headers.get("id", parked.id)),
+        str(headers.get("task", "")),
+        str(headers.get("argsrepr", "")),
+        str(headers.get("kwargsrepr", "")),
+        str(marker_in_headers(headers).get("queue", "")),
+        parked.since / 1e6,
+    )
+
+
+def take_out(
     app: Celery, verb: str, name: str, ids: Sequence[str], key: str | None = None, *, force: bool = False
 ) -> int:
-    """How many parked tasks were released or purged (``verb``): those of these ids, all without one; of all keys
-    without one.
+    """Release or purge (``verb``) the parked tasks with these ids, or all; of one key, or of all. Returns how many.
 
     Raises:
         RateLimitError: the broker does not answer.
@@ -54,42 +257,34 @@ def taken_out(
     except RateLimitError:
         raise
     except Exception as error:
-        trouble = broker_problem(app, error)
-        if not trouble:
-            raise
-        raise RateLimitError(trouble) from error
+        if problem := broker_problem(app, error):
+            raise RateLimitError(problem) from error
+        raise
 
 
 def parked_page(
-    app: Celery, lots: ParkingLots, name: str, key: str | None, first: int, number: int, *, force: bool = False
+    app: Celery, name: str, key: str | None, first: int, number: int, *, force: bool = False
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many tasks are parked for a limit, or for one of its keys; and some, with when each is about to start.
+    """How many tasks are parked for a limit, and some of them, with the time at which each is about to start.
 
     Args:
         app: the app.
-        lots: its lots.
         name: of the limit.
-        key: of the bucket; ``None``: of all.
+        key: of the bucket; ``None``: all buckets.
         first: how many to leave out.
         number: how many at most.
-        force: for a name that nobody knows, too.
+        force: accept an unknown name.
     """
-    rows: list[dict[str, Any]] = []
-    skip, total = first, 0
-    for lot in lots.lots(name, force=force):
-        if key is not None and lot.key != key:
-            continue
-        total += lot.parked
-        if skip >= lot.parked or len(rows) == number:
-            skip = max(0, skip - lot.parked)
-            continue
-        (standing,) = standings_of(app, lots.limits, [(name, lot.key)])
-        each = lot.cost / lot.parked * standing.interval if standing.interval else None
-        soonest = standing.now + max(standing.retry_after, standing.config.paused)
-        for place, task in enumerate(
-            lots.tasks(name, lot.key, first=skip, number=number - len(rows), force=True), skip
-        ):
-            turn = soonest + place * each if each is not None else None
-            rows.append({"place": place + 1, "key": lot.key, "turn": turn, "task": task, "now": standing.now})
-        skip = 0
-    return total, rows
+    lots, rows, skip = ParkingLots(app), list[dict[str, Any]](), first
+    found = [lot for lot in lots.lots(name, force=force) if key in (None, lot.key)]
+    for lot in found:
+        if skip < lot.parked and len(rows) < number:
+            (standing,) = standings_of(app, lots.limits, [(name, lot.key)])
+            each = lot.cost / lot.parked * standing.interval if standing.interval else None
+            soonest = standing.now + max(standing.retry_after, standing.config.paused)
+            tasks = lots.tasks(name, lot.key, first=skip, number=number - len(rows), force=True)
+            for place, task in enumerate(tasks, skip):
+                turn = soonest + place * each if each is not None else None
+                rows.append({"place": place + 1, "key": lot.key, "turn": turn, "task": task, "now": standing.now})
+        skip = max(0, skip - lot.parked)
+    return sum(lot.parked for lot in found), rows

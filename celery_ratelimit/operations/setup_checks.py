@@ -1,9 +1,10 @@
-"""What is wrong with a set-up, and what to do about it: asked of the settings, the store, and the workers."""
+"""Checks of a set-up: each yields what is wrong, in a sentence that says what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import version
+from math import inf
 
 from celery import Celery
 
@@ -16,19 +17,19 @@ from ..backlog.fleet_registry import UNATTENDED
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.limit import Limit
 from ..store.url_text import without_password
-from .capacity_checks import Note, of_connections, of_processes
+from .capacity_checks import Note, check_connections, check_processes
 from .limit_status import standings_of
+from .task_lookup import PATIENCE
 
-__all__ = ["Note", "of_settings", "of_store", "of_workers"]
+__all__ = ["Note", "check_settings", "check_store", "check_workers"]
 
-#: Seconds that workers have to answer; seconds by which a clock may be off, beside those.
-PATIENCE, OFF = 1.0, 2.0
+#: Seconds by which a worker's clock may differ from the store's, beside the time of the question.
+CLOCK_SKEW = 2.0
 
 
-def of_settings(app: Celery) -> Iterator[str]:
-    """What the settings say, without asking anybody."""
-    redelivery = visibility_timeout_of(app)
-    used = owners_of(app)
+def check_settings(app: Celery) -> Iterator[str]:
+    """What is wrong with the settings; asks neither store nor broker."""
+    redelivery, used = visibility_timeout_of(app), owners_of(app)
     for name in settings_of(app).quotas:
         if name not in used:
             yield (
@@ -46,10 +47,21 @@ def of_settings(app: Celery) -> Iterator[str]:
             )
 
 
-def of_store(app: Celery) -> Iterator[str]:
-    """What the store says of itself, and of what is stored there; or that it does not answer."""
+def check_store(app: Celery) -> Iterator[str]:
+    """What is wrong with the store and with the rates stored there; or that the store does not answer."""
+    limiter, used = limiter_of(app), owners_of(app)
     try:
-        yield from _of_store(app)
+        yield from limiter.check_store()
+        if any(isinstance(each.limit, Limit) for each in used.values()) and backlog_of(app).can_park:
+            yield from _check_persistence(app)
+        for standing in standings_of(app, {name: each.limit for name, each in used.items()}):
+            config = standing.config
+            cost = used[config.name].limit.cost
+            if config.stored is not None and isinstance(cost, int) and cost > config.stored.most:
+                yield (
+                    f"limit {config.name!r} is stored as {config.stored} by {config.by}, and each of its calls costs "
+                    f"{cost}: none can ever be granted. Store a burst of at least {cost}, or unset it"
+                )
     except StoreUnavailable as error:
         where = without_password(settings_of(app).url)
         yield f"the store at {where} does not answer: {error.__cause__ or error}"
@@ -57,31 +69,14 @@ def of_store(app: Celery) -> Iterator[str]:
         yield str(error)
 
 
-def _of_store(app: Celery) -> Iterator[str]:
+def _check_persistence(app: Celery) -> Iterator[str]:
     limiter = limiter_of(app)
-    yield from limiter.check_store()
-    yield from _of_persistence(app)
-    used = owners_of(app)
-    for owned, standing in zip(
-        used.values(), standings_of(app, {name: each.limit for name, each in used.items()}), strict=True
-    ):
-        config, cost = standing.config, owned.limit.cost
-        if config.stored is not None and isinstance(cost, int) and cost > config.stored.most:
-            yield (
-                f"limit {config.name!r} is stored as {config.stored} by {config.by}, and each of its calls costs "
-                f"{cost}: none can ever be granted. Store a burst of at least {cost}, or unset it"
-            )
-
-
-def _of_persistence(app: Celery) -> Iterator[str]:
-    limiter = limiter_of(app)
-    parks = any(isinstance(each.limit, Limit) for each in owners_of(app).values()) and backlog_of(app).can_park
-    if not parks or limiter.asker.is_cluster:
+    if limiter.asker.is_cluster:
         return
     try:
         aof = limiter.client.info("persistence").get("aof_enabled")
         save = limiter.client.config_get("save").get("save", "")
-    except Exception:  # its user may not ask
+    except Exception:  # a right that the store's user lacks
         return
     if not aof and not save:
         yield (
@@ -90,50 +85,50 @@ def _of_persistence(app: Celery) -> Iterator[str]:
         )
 
 
-def of_workers(app: Celery) -> Iterator[str]:
-    """What the workers say that answer within a second, and what none has said; a :class:`Note` is no warning."""
-    ours, parking = version("celery-ratelimit"), backlog_of(app)
-    used = owners_of(app)
+def check_workers(app: Celery) -> Iterator[str]:
+    """What is wrong with the workers that answer within a second, and limits without a worker; also a :class:`Note`."""
+    ours, backlog, used = version("celery-ratelimit"), backlog_of(app), owners_of(app)
     first = {name: each.limit for name, each in [*used.items()][:1]}
     try:
-        now = standings_of(app, first)
-        is_lost = False
-    except STORE_TROUBLES:  # which is said already
-        now, is_lost = [], True
+        before, is_lost = standings_of(app, first), False
+    except STORE_TROUBLES:  # as check_store says
+        before, is_lost = [], True
     try:
-        alive, said = query_workers(app, "ping", PATIENCE), query_workers(app, "ratelimits", PATIENCE)
-        clock = standings_of(app, first) if now else []
+        alive, replies = query_workers(app, "ping", PATIENCE), query_workers(app, "ratelimits", PATIENCE)
+        after = standings_of(app, first) if before else []
     except BrokerDidNotAnswer as error:
         yield f"the broker does not answer, so no worker was asked: {error}"
         return
     if not alive:
         yield f"no worker has answered within {PATIENCE:g} s: start one, or see that remote control is not switched off"
         return
+    with_package = {
+        worker: reply for worker, reply in replies.items() if isinstance(reply, dict) and "version" in reply
+    }
     for worker in sorted(alive):
-        told = said.get(worker)
-        if not isinstance(told, dict) or "version" not in told:
+        reply = with_package.get(worker)
+        if reply is None:
             yield (
                 f"worker {worker} does not know of `ratelimits`: it has an older version of this package, or none. "
                 "Restart it with this one"
             )
             continue
-        if told["version"] != ours:
-            yield f"worker {worker} has version {told['version']} of this package, and this process {ours}"
-        if clock and not now[0].now - OFF <= told["now"] <= clock[0].now + OFF:
+        if reply["version"] != ours:
+            yield f"worker {worker} has version {reply['version']} of this package, and this process {ours}"
+        if after and not before[0].now - CLOCK_SKEW <= reply["now"] <= after[0].now + CLOCK_SKEW:
             yield (
-                f"the clock of worker {worker} is off by about {told['now'] - clock[0].now:.0f} s from the store's: "
+                f"the clock of worker {worker} is off by about {reply['now'] - after[0].now:.0f} s from the store's: "
                 "limits do not mind, but countdowns and expires do. Let NTP set it"
             )
     if is_lost:
         return
-    seen = parking.register.seen((), ()).limits if parking.can_park else {}
+    last_seen = backlog.register.seen((), ()).limits if backlog.can_park else {}
     for name, owned in used.items():
-        if seen and seen.get(name, float("inf")) >= UNATTENDED:
+        if last_seen and last_seen.get(name, inf) >= UNATTENDED:
             what = ", ".join([*owned.tasks, *owned.queues][:3])
             yield (
                 f"no live worker has the limit {name!r} (of {what}): what is parked for it goes back to its queue. "
                 "Start workers of this version of the code"
             )
-    of_ours = {worker: told for worker, told in said.items() if isinstance(told, dict) and "version" in told}
-    yield from of_processes(app, of_ours)
-    yield from of_connections(app, of_ours)
+    yield from check_processes(app, with_package)
+    yield from check_connections(app, with_package)

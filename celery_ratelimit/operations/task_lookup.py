@@ -1,4 +1,4 @@
-"""Where one task is, what it waits for, and when it will start: for whoever was asked why nothing happens."""
+"""Where one task is, what it waits for, and when it will start."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 from celery import Celery
-from kombu.utils.json import loads
 
 from .._celery import BrokerDidNotAnswer, query_workers
 from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app, plan_of
 from ..backlog.backlog import Backlog
-from ..backlog.messages import Bucket
+from ..backlog.messages import Bucket, read_parcel, several
 from ..backlog.weights import weights_text
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
-from ..store.resp import text
 from .limit_status import in_shadow, standings_of
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["PATIENCE", "Explanation", "explain"]
 
 #: Seconds that workers have to answer.
 PATIENCE = 1.0
-#: What a forecast may be off by: a share of the wait, and seconds.
-BAND, LEAST_BAND = 0.1, 1.0
+#: The error of a forecast: a share of the wait, and at least so many seconds.
+BAND, MIN_BAND = 0.1, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +34,26 @@ class Explanation:
     Attributes:
         id: the task's id.
         where: ``"parked"``, ``"aside"`` (parked, and no worker consumes its queue), ``"leaving"`` (on its way back to
-            its queue), ``"scheduled"`` (in a worker, until its countdown ends), ``"held"`` (in a worker, and it has
-            not started), ``"running"``, ``"ended"`` or ``"unknown"``.
+            its queue), ``"scheduled"`` (in a worker, until its countdown ends), ``"held"`` (in a worker, not started),
+            ``"running"``, ``"ended"`` or ``"unknown"``.
         now: when this was so, in seconds since 1970.
-        task: its name; ``""``: that is not known here.
-        queue: where it was sent to; the same.
+        task: its name; ``""``: not known.
+        queue: to which it was sent; ``""``: not known.
         worker: that has it.
-        limit: the limit in whose lot it is; ``""``: none.
+        limit: in whose lot it is; ``""``: none.
         key: of the limit's bucket.
-        place: how many tasks are parked before it; where the limit is fair, how many have their turns before it, if no
-            more come.
-        parked: how many are parked in that lot.
-        since: when it was throttled first, in seconds since 1970; ``None``: it was not, as far as is known.
-        starts_at: when it will start, about; ``None``: that is not known.
-        band: seconds that it may be off by.
-        config: of that limit: who set it, and until when.
-        ended: what the result backend says of it, a state of Celery's.
+        place: how many tasks are parked before it; under a fair limit, how many have their turns before it, if no more
+            come.
+        parked: tasks in that lot.
+        since: when it was throttled first, in seconds since 1970; ``None``: never, as far as is known.
+        starts_at: when it will start, about; ``None``: not known.
+        band: seconds that ``starts_at`` may be off by.
+        config: of that limit: its rate, who set it, and until when.
+        ended: its state in the result backend.
         unasked: why workers were not asked; ``""``: they were, or need not be.
-        share: whose it is, of those who share the limit, as the store has it; ``None``: nobody shares it.
-        weight: of that share; 0: it is held back, and has no turn.
-        would: what limits of the task would have done that are in shadow, by their names.
+        share: its share of a fair limit; ``None``: the limit is not fair.
+        weight: of that share; 0: its tasks are held back.
+        would: what limits of the task that are in shadow would have done, by name.
     """
 
     id: str
@@ -81,14 +78,14 @@ class Explanation:
 
     @property
     def found(self) -> bool:
-        """Whether anybody knows of the task."""
+        """Whether the task was found."""
         return self.where != "unknown"
 
     def __str__(self) -> str:
         name = f"{self.task}[{self.id}]" if self.task else f"Task {self.id}"
-        return "\n".join([f"{name} {self._place_in_words()}.", *self._lines()])
+        return "\n".join([f"{name} {self._location()}.", *self._details()])
 
-    def _place_in_words(self) -> str:
+    def _location(self) -> str:
         of = f"limit {self.limit!r}" + (f", key {self.key!r}" if self.key else "")
         match self.where:
             case "parked":
@@ -111,7 +108,7 @@ class Explanation:
             "the id right? It may also wait in a queue of the broker, or have ended without a result"
         )
 
-    def _lines(self) -> list[str]:
+    def _details(self) -> list[str]:
         lines = []
         if self.since is not None:
             lines.append(f"It was sent to the queue {self.queue!r}, and was throttled first {self._ago(self.since)}.")
@@ -128,17 +125,15 @@ class Explanation:
         if self.starts_at is not None:
             wait = max(0.0, self.starts_at - self.now)
             lines.append(f"It will start in {wait:.1f} s, give or take {self.band:.1f} s, if the rate is not changed.")
-        lines += [f"The limit {name!r} is in shadow: {would}." for name, would in self.would.items()]
-        return lines
+        return [*lines, *[f"The limit {name!r} is in shadow: {would}." for name, would in self.would.items()]]
 
     def _ago(self, at: float) -> str:
         return f"{max(0.0, self.now - at):.1f} s ago"
 
 
-def explain(app: Celery, parking: Backlog, id: str) -> Explanation:
+def explain(app: Celery, backlog: Backlog, id: str) -> Explanation:
     """See :meth:`ParkingLots.explain`."""
-    unasked = ""
-    found = _in_lots(app, parking, id)
+    found, unasked = _in_lots(app, backlog, id), ""
     if found is None:
         try:
             found = _in_workers(app, id)
@@ -148,70 +143,61 @@ def explain(app: Celery, parking: Backlog, id: str) -> Explanation:
         found = _in_backend(app, id)
     if found is None:
         return Explanation(id, "unknown", time.time(), unasked=unasked)
-    return replace(found, would=_would(app, found))
-
-
-def _would(app: Celery, found: Explanation) -> dict[str, Would]:
-    """Of the limits of its task."""
     task = app.tasks.get(found.task)
     plan = plan_of(task, found.queue) if task is not None else None
     limits = {str(limit.name): limit for limit in plan.limits} if plan is not None else {}
-    if found.limit and found.limit not in limits and found.config is not None and found.config.in_force is not None:
-        limits[found.limit] = found.config.in_force
-    return in_shadow(app, standings_of(app, limits))[1] if limits else {}
+    if found.config is not None and found.config.in_force is not None:
+        limits.setdefault(found.limit, found.config.in_force)
+    return replace(found, would=in_shadow(app, standings_of(app, limits))[1] if limits else {})
 
 
-def _in_lots(app: Celery, parking: Backlog, id: str) -> Explanation | None:
-    if not parking.can_park or not id or "\0" in id:
+def _in_lots(app: Celery, backlog: Backlog, id: str) -> Explanation | None:
+    if not backlog.can_park or not id or "\0" in id:
         return None
-    known = limits_of_app(app)
-    names = sorted({*known, *parking.register.seen((), ()).limits})
+    names = sorted({*limits_of_app(app), *backlog.register.seen((), ()).limits})
     indexed = (
-        (bucket, stored)
-        for places in parking.contents.find(names, [id])
+        (bucket, stored_id)
+        for places in backlog.contents.find(names, [id])
         for bucket, ids in places.items()
-        for stored in ids
+        for stored_id in ids
     )
-    for bucket, stored in chain(indexed, parking.contents.find_leaving(names, id)):
-        found = _in_lot(app, parking, id, bucket, stored)
+    for bucket, stored_id in chain(indexed, backlog.contents.find_leaving(names, id)):
+        found = _in_lot(app, backlog, id, bucket, stored_id)
         if found is not None:
             return found
     return None
 
 
-def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str) -> Explanation | None:
-    now, where, place, number, cost, kept = parking.contents.place(bucket, stored)
-    if not where or not kept:
+def _in_lot(app: Celery, backlog: Backlog, id: str, bucket: Bucket, stored_id: str) -> Explanation | None:
+    us, where, place, number, cost, stored = backlog.contents.place(bucket, stored_id)
+    (parked,) = several([stored_id, 0, stored])
+    parcel = read_parcel(parked)
+    if not where or parcel.get("id") != id:
         return None
-    _, _, since, message = text(kept).split(" ", 3)
-    parcel: dict[str, Any] = loads(message)
-    if parcel.get("id") != id:
-        return None
-    headers = parcel["headers"]
-    (standing,) = standings_of(app, limits_of_app(app), [bucket])
-    limit, share, turn = limits_of_app(app).get(bucket[0]), None, None
+    now, headers, limits = us / 1e6, parcel["headers"], limits_of_app(app)
+    (standing,) = standings_of(app, limits, [bucket])
+    limit, share, turn = limits.get(bucket[0]), None, None
+    ahead: float | None = None if where == "aside" else place * cost / number if where == "parked" and number else 0.0
     if where == "parked" and limit is not None and limit.fair is not None and "share" in parcel:
-        share, turn = parcel["share"], parking.contents.turn(bucket, stored, weights_text(limit))
-    ahead: float | None = place * cost / number if where == "parked" and number else 0.0
-    if turn is not None:
-        place, ahead = turn.tasks, turn.permits
-    starts_at = None
-    if standing.interval and where != "aside" and ahead is not None:
-        starts_at = now / 1e6 + max(standing.retry_after, standing.config.paused) + ahead * standing.interval
-    wait = max(0.0, (starts_at or 0.0) - now / 1e6)
+        share, turn = parcel["share"], backlog.contents.turn(bucket, stored_id, weights_text(limit))
+        if turn is not None:
+            place, ahead = turn.tasks, turn.permits
+    wait = None
+    if standing.interval and ahead is not None:
+        wait = max(standing.retry_after, standing.config.paused) + ahead * standing.interval
     return Explanation(
         id,
         where,
-        now / 1e6,
+        now,
         task=str(headers.get("task", "")),
         queue=str(marker_in_headers(headers)["queue"]),
         limit=bucket[0],
         key=bucket[1],
         place=max(0, place),
         parked=number,
-        since=int(since) / 1e6,
-        starts_at=starts_at,
-        band=BAND * wait + LEAST_BAND if starts_at is not None else 0.0,
+        since=parked.since / 1e6,
+        starts_at=now + wait if wait is not None else None,
+        band=BAND * wait + MIN_BAND if wait is not None else 0.0,
         config=standing.config,
         share=share,
         weight=turn.weight if turn is not None else None,
@@ -219,16 +205,15 @@ def _in_lot(app: Celery, parking: Backlog, id: str, bucket: Bucket, stored: str)
 
 
 def _in_workers(app: Celery, id: str) -> Explanation | None:
-    # Of workers of a version before this one nothing is said: they answer with an error.
-    for worker, told in query_workers(app, "ratelimit_task", PATIENCE, id=id).items():
-        if isinstance(told, dict) and "where" in told:
-            return Explanation(id, told["where"], time.time(), task=told["task"], queue=told["queue"], worker=worker)
+    for worker, reply in query_workers(app, "ratelimit_task", PATIENCE, id=id).items():
+        if isinstance(reply, dict) and "where" in reply:  # a worker without this package replies with an error
+            return Explanation(id, reply["where"], time.time(), reply["task"], reply["queue"], worker)
     return None
 
 
 def _in_backend(app: Celery, id: str) -> Explanation | None:
     try:
         state = str(app.AsyncResult(id).state)
-    except Exception:  # of a backend that is not there, or that somebody has written
+    except Exception:  # of a backend that does not answer, or of a user's own
         return None
     return None if state == "PENDING" else Explanation(id, "ended", time.time(), ended=state)

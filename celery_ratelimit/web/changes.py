@@ -9,8 +9,8 @@ from celery import Celery
 
 from ..app.state import limiter_of
 from ..errors import ConfigurationError, shown
-from ..operations.operator_actions import limit_meant, taken_out
-from ..operations.tables import in_force_now
+from ..operations.operator_actions import take_out
+from ..operations.wording import in_force_now, parse_limit
 from ..words import number_of, plain, seconds_of
 
 __all__ = ["VERBS", "change"]
@@ -57,7 +57,7 @@ def _set(limiter: Any, name: str, fields: Mapping[str, str], who: dict[str, Any]
     rate, burst = fields.get("rate", "").strip(), fields.get("burst", "").strip()
     if burst and not (burst.isascii() and burst.isdecimal() and int(burst[:10]) >= 1):
         raise ConfigurationError(f"burst {shown(burst)} must be a whole number of at least 1")
-    meant = limit_meant(limiter, name, rate, int(burst[:10]) if burst else None)
+    meant = parse_limit(limiter, name, rate, int(burst[:10]) if burst else None)
     return limiter.set_rate(name, meant, for_=_for(fields), **who)
 
 
@@ -91,7 +91,7 @@ def _weight(app: Celery, name: str, fields: Mapping[str, str], who: dict[str, An
 
 def _release(app: Celery, name: str, fields: Mapping[str, str], _: dict[str, Any]) -> str:
     ids = fields.get("ids", "").split()
-    taken = taken_out(app, "release", name, ids, fields.get("key", "").strip() or None)
+    taken = take_out(app, "release", name, ids, fields.get("key", "").strip() or None)
     missing = f"; {len(ids) - taken} of {len(ids)} are not parked there" if taken < len(ids) else ""
     return f"{number_of(taken)} sent to the broker{missing}"
 

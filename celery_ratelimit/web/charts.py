@@ -9,7 +9,7 @@ from ..counts.figures import Moment, Stats
 from ..limiter.history import Change
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from ..operations.tables import history_rows
+from ..operations.wording import history_row
 from ..words import clock
 
 __all__ = ["RANGES", "charts", "limit_at"]
@@ -45,8 +45,8 @@ def _chart(
             values[bar] += moment.permits * unit / seconds
     limits = [limit(first + seconds * (bar + 0.5)) for bar in range(bars)]
     marks = [
-        [round((change.at - first) / seconds, 1), _said(row)]
-        for change, row in zip(changes, map(_row, changes), strict=True)
+        [round((change.at - first) / seconds, 1), _said(history_row(change))]
+        for change in changes
         if change.at >= first
     ]
     return {
@@ -82,10 +82,6 @@ def limit_at(code: AnyLimit | None, changes: Sequence[Change]) -> Callable[[floa
 
 def _rate(limit: AnyLimit | None) -> float | None:
     return None if limit is None or isinstance(limit, Concurrency) else 1 / limit.interval
-
-
-def _row(change: Change) -> tuple[str, ...]:
-    return history_rows([change])[-1]
 
 
 def _said(row: tuple[str, ...]) -> str:

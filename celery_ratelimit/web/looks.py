@@ -11,7 +11,7 @@ from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..errors import ConfigurationError, StoreUnavailable
-from ..operations.parking_lots import ParkingLots
+from ..operations.operator_actions import ParkingLots
 from ..words import plain
 from .changes import change
 from .one import limit, parked

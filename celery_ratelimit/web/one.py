@@ -12,8 +12,7 @@ from ..app.state import limiter_of
 from ..counts.figures import Stats
 from ..operations.limit_status import overview
 from ..operations.operator_actions import parked_page
-from ..operations.parking_lots import ParkingLots
-from ..operations.tables import HISTORY_HEADS, PARKED_HEADS, facts_of, history_rows, parked_row
+from ..operations.wording import HISTORY_HEADS, PARKED_HEADS, facts_of, history_row, parked_row
 from ..words import clock, length, plain
 from .charts import charts
 from .names import quoted
@@ -43,7 +42,7 @@ def limit(app: Celery, name: str) -> Mapping[str, Any]:
         "results": [[outcome.replace("_", " "), f"{number:,}"] for outcome, number in stats.results.items() if number],
         "users": _users(stats),
         "history heads": list(HISTORY_HEADS),
-        "history": [list(row) for row in reversed(history_rows(changes))],
+        "history": [list(history_row(each)) for each in reversed(changes)],
         "parked": each.parked,
         **{f"chart {range}": chart for range, chart in drawn.items()},
     }
@@ -57,7 +56,7 @@ def limit(app: Celery, name: str) -> Mapping[str, Any]:
 
 def parked(app: Celery, name: str, key: str | None, page: int) -> dict[str, Any]:
     """A page of the tasks that are parked for a limit, in the order of their turns."""
-    total, rows = parked_page(app, ParkingLots(app), name, key, (page - 1) * PAGE, PAGE, force=True)
+    total, rows = parked_page(app, name, key, (page - 1) * PAGE, PAGE, force=True)
     return {
         "heads": list(PARKED_HEADS),
         "rows": [[*parked_row(row), _call(row["task"])] for row in rows],

@@ -11,7 +11,7 @@ from celery import Celery
 from ..app.state import limiter_of
 from ..counts.figures import Moment, Stats
 from ..operations.limit_status import LimitStatus, overview
-from ..operations.tables import HEADS, busiest, rate_set_by, row_of
+from ..operations.wording import HEADS, busiest, rate_set_by, row_of
 from ..words import number_of, unnamed
 from .names import address_of
 

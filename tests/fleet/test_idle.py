@@ -40,7 +40,7 @@ def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis,
         for index in range(40):
             fleet.send("retry", index)
         fleet.wait_for(40, 20)
-        parking = fleet.parking_lots()._parking
+        parking = fleet.parking_lots()._backlog
         until(lambda: parking.due([NAME]) is None, 20, "nobody being parked")
         time.sleep(4)  # a few looks more
         store.config_resetstat()

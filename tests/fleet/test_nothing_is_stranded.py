@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError, Limiter, RateLimitError
-from celery_ratelimit.operations.parking_lots import ParkingLots
+from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 from tests.rabbitmq import Broker

@@ -301,7 +301,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
     limit = Limit("1/h", name=name, key="tenant:{tenant}")
     limiter = Limiter.from_url(server.url)
     with Fleet(server, tmp_path, rate="1/h") as fleet:
-        parking = fleet.parking_lots()._parking
+        parking = fleet.parking_lots()._backlog
         for index in range(number):
             asked = Demand(limit, name, f"tenant:{index}")
             assert limiter.asker.ask((asked,)).allowed

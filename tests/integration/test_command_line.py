@@ -263,20 +263,6 @@ def test_a_history_that_is_shown_breaks_no_line(run: Run, app: Celery) -> None:
     assert "\\x1b[31mred" in lines[1]
 
 
-def test_what_an_older_version_has_changed_is_said(run: Run, app: Celery, store: redis.Redis) -> None:
-    limiter = limiter_of(app)
-    limiter.set_rate("stripe", "20/s", for_=600)
-    limiter.pause("stripe", 60)
-    limiter.reset("stripe")
-    assert "older version" not in run("history", "stripe").output
-    limiter.set_rate("stripe", "30/s")
-    store.lpop("ratelimit:v1:{stripe}::history")
-    limiter.set_rate("stripe", "40/s")
-    *_, unnoted, last = run("history", "stripe").output.splitlines()
-    assert " ".join(unnoted.split()) == "? ? ? - 20/s, burst 5 30/s, burst 5 an older version made this change"
-    assert "40/s" in last
-
-
 def test_an_unknown_name_is_changed_by_force(run: Run, app: Celery) -> None:
     assert run("set", "other", "5/s", "--force").exit_code == 0
     assert "5/s" in run("status", "other").output
@@ -401,6 +387,39 @@ def test_explain_a_task_that_leaves_its_lot(run: Run, app: Celery) -> None:
         assert said["starts_at"] is not None
     assert "is on its way back to the queue 'celery'" in run("explain", "a@b").output
     assert json.loads(run("explain", "a", "--json").output)["where"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        "",
+        "x",
+        "1 1 x {}",
+        "1 1 1 no JSON",
+        "1 1 1 []",
+        "1 1 1 {}",
+        '1 1 1 {"headers": null}',
+        '1 1 1 {"headers": {}}',
+    ],
+)
+def test_a_message_that_cannot_be_read_hides_no_other(
+    run: Run, app: Celery, store: redis.Redis, stored: str | None
+) -> None:
+    park(app, "stripe", 3)
+    (messages,) = store.keys("*{stripe}*messages*")
+    if stored is None:
+        store.hdel(messages, "stripe--1~0@celery")
+    else:
+        store.hset(messages, "stripe--1~0@celery", stored)
+    tasks = {task.id: task.task for task in ParkingLots(app).tasks("stripe")}
+    assert tasks == {"stripe--0": "shop.charge", "stripe--1~0@celery": "", "stripe--2": "shop.charge"}
+    assert "3 parked" in run("parked", "stripe").output
+    assert json.loads(run("explain", "stripe--1", "--json").output)["where"] == "unknown"
+    assert run("release", "stripe", "stripe--0", "stripe--2").output == "2 tasks sent to the broker\n"
+    if stored and stored.startswith("1 1 1"):
+        assert run("release", "stripe").output == "0 tasks sent to the broker\n"
+        assert run("purge", "stripe", "--yes").exit_code == 0
 
 
 @pytest.mark.parametrize("id", ["", "\0", "a\nb", "x" * 5000, "stripe--1\0", "~", "%s"])

@@ -21,11 +21,11 @@ from kombu import pools
 from benchmarks.servers import Cluster
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
-from celery_ratelimit.backlog.backlog import ToPark, backlog_of
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.fleet_of import Fleet, until
+from tests.shop import park
 
 TRIED = Limit("1/h", name="tried", shadow=True)
 QUOTAS: dict[str, Any] = {
@@ -387,12 +387,11 @@ def test_threads_at_once_and_a_switch_among_them(server: EmbeddedServer, store: 
 
 
 def test_explain_says_it_of_the_limits_of_a_task(app: Celery) -> None:
-    limiter, parking = limiter_of(app), backlog_of(app)
+    limiter = limiter_of(app)
     for _ in range(3):
         assert limiter.acquire(["stripe", "tried"], max_wait=1).allowed
     reckoned(limiter, "tried", 3)
-    parcel = {"id": "one", "headers": {"id": "one", "task": "shop.charge"}, "body": "", "properties": {}}
-    parking.park({("stripe", ""): [ToPark("one~0@celery", 1, json.dumps(parcel), 1)]})
+    park(app, "stripe", 1, ids=["one"])
     said = run(app, "explain", "one")
     assert "is parked at place 1 of 1 of limit 'stripe'" in said
     assert "The limit 'tried' is in shadow: would have delayed 2 of 3 tasks, by" in said

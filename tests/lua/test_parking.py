@@ -459,19 +459,6 @@ def test_look_ups_are_bounded(frozen: Limiter, parking: Backlog) -> None:
     assert [len(each[BUCKET]) for each in found] == [100] * 7
 
 
-def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: Backlog, store: redis.Redis) -> None:
-    park(parking, *[f"new{number}@q" for number in range(500)])
-    for number in range(500):
-        park(parking, f"old{number}@q")
-        written = json.dumps({"to": "q.throttled", "headers": {"id": f"old{number}"}})
-        store.hset("ratelimit:v1:{api}::messages@fleet", f"old{number}@q", f"1 1 {START + 500 + number} {written}")
-        store.zrem("ratelimit:v1:{api}::where@fleet", f"old{number}\0old{number}@q\0")
-    assert list(parking.contents.find(["api"], ["old499"])) == [{}]
-    pages = list(parking.contents.scan(BUCKET, ['"old499"', '"new4"', '"old3"']))
-    assert [each.id for page in pages for each in page] == ["old3@q", "old499@q"]
-    assert len(pages) >= 7
-
-
 @pytest.mark.parametrize("purge", [False, True], ids=["released", "thrown away"])
 def test_all_are_taken_out_in_steps_and_each_once(
     frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis, purge: bool

@@ -1,13 +1,18 @@
-"""How limits stand and what was changed of them, in words: the same on the command line and on the page."""
+"""The words that the command line and the page share: limits, changes and parked tasks as rows of text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..errors import ConfigurationError
 from ..limiter.history import Change, Stored
+from ..limiter.limiter import Limiter
 from ..limiter.stored import LimitConfig
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
+from ..limits.limit import Limit
 from ..words import clock, end_of, length, plain, unnamed
 from .limit_status import LimitStatus
 
@@ -17,9 +22,10 @@ __all__ = [
     "PARKED_HEADS",
     "busiest",
     "facts_of",
-    "history_rows",
+    "history_row",
     "in_force_now",
     "parked_row",
+    "parse_limit",
     "rate_set_by",
     "row_of",
     "shadow_set_by",
@@ -81,7 +87,7 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
         _used(each),
         left,
         "-" if each.by_key else str(standing.waiting),
-        str(each.parked) + ("" if each.attended else " (nobody attends)"),
+        str(each.parked) + ("" if each.attended else " (no worker)"),
         length(standing.now - each.oldest) if each.oldest is not None else "?" if each.parked else "-",
         "?" if each.queued is None else str(each.queued),
         length(each.drains_in) if each.drains_in != 0 else "-",
@@ -134,22 +140,8 @@ def _share(each: LimitStatus) -> str:
     return f": {each.share:.0%}" + (" lately" if hasattr(each.standing.config.in_force, "rate") else "")
 
 
-def history_rows(found: Sequence[Change]) -> list[tuple[str, ...]]:
-    """A row a change; and one for what was changed between two of them by a version that notes nothing."""
-    rows, last = [], dict[str, Any]()
-    for each in found:
-        if each.verb not in ("reset", "shadow"):
-            before = last.get(each.key)
-            has_ended = before is not None and before.until is not None and before.until <= each.at
-            if before is not None and not has_ended and before.shown != each.before.shown:
-                shown = ("?", "?", "?", each.key, before.shown or "code", each.before.shown or "code")
-                rows.append((*[plain(part) or "-" for part in shown], "an older version made this change"))
-            last[each.key] = each.after
-        rows.append(_changed(each))
-    return rows
-
-
-def _changed(each: Change) -> tuple[str, ...]:
+def history_row(each: Change) -> tuple[str, ...]:
+    """A change, as :data:`HISTORY_HEADS` says."""
     before = after = ""
     if each.verb != "reset":
         before, after = _in_store(each.before, each.at), _in_store(each.after, each.at)
@@ -177,3 +169,19 @@ def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
         clock(task.since),
         wait,
     )
+
+
+def parse_limit(limiter: Limiter, name: str, rate: str, burst: int | None) -> str | AnyLimit:
+    """A new limit for ``name``: a concurrency limit for a number; else a rate, with the other options of the code."""
+    code, is_number = limiter.config(name, force=True).code, rate.isascii() and rate.isdigit()
+    if isinstance(code, Concurrency) and not (is_number and int(rate)):
+        raise ConfigurationError(
+            f"{name} is {unnamed(code)} in the code: write how many places, a whole number of at least 1"
+        )
+    if isinstance(code, Limit) and is_number:
+        raise ConfigurationError(f"{name} is a rate in the code ({unnamed(code)}): write {rate}/s, or {rate}/m")
+    if is_number:
+        return Concurrency(int(rate))
+    if burst is None:
+        return rate
+    return replace(code, rate=rate, burst=burst) if isinstance(code, Limit) else Limit(rate, burst=burst)
