@@ -146,7 +146,7 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
         local order, since, expires, id, cost, copy, doubts, alone, sent = unpack(ARGV, i, i + FIELDS - 1)
         said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), alone, sent)
     end
-    if is_due or is_new then
+    if is_due or is_new or not call('ZSCORE', LOTS, bucket) then -- or its place in the index is lost
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does
         call('ZADD', LOTS, 'LT', int(is_due and now or now + later), bucket)
         if is_first then ring(LOTS) end

@@ -96,9 +96,8 @@ class Orphans:
         returns = self._returns() | self._new
         unseen = self._parking.register.seen(names, sorted(returns), sorted(forget), after=max(after, 3.0), most=MOST)
         self._new -= returns
-        wanted = unseen.limits or unseen.returns or unseen.queues
         busy = self._looking is not None and self._looking.is_alive()
-        if wanted and not busy and time.monotonic() >= self._looked_at + min(LOOK, self._grace):
+        if not busy and time.monotonic() >= self._looked_at + min(LOOK, self._grace):
             self._looked_at = time.monotonic()
             self._looking = threading.Thread(
                 target=self._rescue.see_to, args=(unseen, names), name="celery_ratelimit-orphans", daemon=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 import time
 
 from celery import Celery
@@ -24,6 +25,8 @@ REMINDER = 300.0
 KEPT = 3600.0
 #: Lots in which tasks are counted.
 COUNTED = 1000
+#: Limits whose keys are compared in one look.
+RECONCILED = 10
 
 
 class Rescue:
@@ -45,10 +48,23 @@ class Rescue:
         self._warned: dict[str, float] = {}
 
     def see_to(self, unseen: Unseen, names: list[str]) -> None:
+        self._outage.ask(lambda: self._reconcile(names), None, quietly=True)
+        if not (unseen.limits or unseen.returns or unseen.queues):
+            return
         try:
             self._outage.ask(lambda: self._see_to_all(unseen, names), None, quietly=True)
         except Exception as error:  # of the broker: tried again
             logger.warning("What nobody attends to could not be handed back (%r): tried again", error)
+
+    def _reconcile(self, names: list[str]) -> None:
+        for name in random.sample(names, min(RECONCILED, len(names))):
+            again, removed = self._parking.reconciliation.step(name)
+            if again or removed:
+                logger.error(
+                    "The store has lost keys of the limit %r: %d tasks are parked again, %d parked tasks are lost. "
+                    "Does it evict keys (maxmemory-policy), or was it restored in part?",
+                    *(name, again, removed),
+                )
 
     def _see_to_all(self, unseen: Unseen, names: list[str]) -> None:
         occupied = set(self._parking.contents.occupied([*unseen.limits, *names]))
