@@ -69,7 +69,7 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
         end
         since = max(now, equal - before + 1)
     end
-    -- The task that waits and is the same, and what is kept of it. (A version before may have parked it anew: it does not say so then.)
+    -- The task that waits and is the same, and what is kept of it. One that does not say so in its message could not end: it waits on.
     local other = alone ~= '' and call('HGET', ALONE, string.sub(alone, 2))
     local its = other and other ~= id and is_parked(other) and call('HGET', MESSAGES, other)
     if not its or not match(its, ', "alone": "[^"]*"[^{}]*}$') then other = false end

@@ -48,10 +48,7 @@ class BacklogQueries:
         return found
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Of each limit that has lots how many there are, and how many tasks are parked in them.
-
-        Those that a version before this one has parked are not counted.
-        """
+        """Of each limit that has lots how many there are, and how many tasks are parked in them."""
         found: dict[str, tuple[int, int]] = {}
         for part in [
             some[first : first + COUNTED]
@@ -66,10 +63,7 @@ class BacklogQueries:
         return found
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
-        """Where tasks are parked: of each that is, what the store knows it by, and its own id. One script a step.
-
-        Those that a version before this one has parked are not found.
-        """
+        """Where tasks are parked: of each that is, what the store knows it by, and its own id. One script a step."""
         together = self._scripts.that_go_together(names)
         for part in [those[i : i + FOUND] for those in together for i in range(0, len(those), FOUND)]:
             keys = [self._scripts.shared_keys(name)[2] for name in part]
@@ -83,17 +77,6 @@ class BacklogQueries:
                         task, id, key = text(place).split("\0", 2)
                         found.setdefault((name, key), {})[id] = task
                 yield found
-
-    def scan(self, bucket: Bucket, tasks: Sequence[str]) -> Iterator[list[Parked]]:
-        """Those that a version before this one has parked, and that may be one of these tasks. One script a step."""
-        first = 0
-        while True:
-            last = first + max(1, 2 * PAGE // max(1, len(tasks))) - 1
-            looked, *found = self._scripts.run("scan", bucket, first, last, BYTES, *tasks)
-            if not int(looked):
-                return
-            yield several(found)
-            first += int(looked)
 
     def place(self, bucket: Bucket, id: str) -> tuple[int, str, int, int, int, bytes | str]:
         """Where in a lot a task is, by what the store knows it by: what ``lua/place.lua`` says."""

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import loads
 
 from .._celery import publish_on
 from .._celery.saved_message import marker_in_headers
@@ -31,9 +31,6 @@ __all__ = ["ParkedTask", "ParkingLot", "ParkingLots"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Tasks that are looked for at once in a lot that is read from end to end.
-_AT_ONCE = 50
-
 
 @dataclass(frozen=True, slots=True)
 class ParkingLot:
@@ -45,8 +42,7 @@ class ParkingLot:
         parked: how many tasks wait here.
         oldest: when the first of them was throttled, in seconds since 1970.
         drains_in: seconds until all have had their turn, at the rate that is in force; ``None``: that is not known, as
-            under :class:`~celery_ratelimit.Concurrency`. The dearer tasks are, the longer it takes. What
-            older versions have parked counts as one permit each.
+            under :class:`~celery_ratelimit.Concurrency`. The dearer tasks are, the longer it takes.
         cost: permits that they cost.
         attended: whether some worker has this limit. Else its tasks go back to the queues that they were sent to, as
             they were, ``ratelimit_orphans_after`` seconds after the last one had it.
@@ -241,18 +237,8 @@ class ParkingLots:
         if ids is None:
             yield from self._parking.contents.pick_all(bucket, purge=purge)
             return
-        missing = dict.fromkeys(ids)
-        for found in self._parking.contents.find([bucket[0]], list(missing)):
-            here = found.get(bucket, {})
-            yield from self._pick(bucket, list(here), purge)
-            for task in here.values():
-                missing.pop(task, None)
-        # A version before this one may have parked them: it told nobody where.
-        asked = list(missing)
-        for first in range(0, len(asked), _AT_ONCE):
-            written = [dumps(id)[1:-1] for id in asked[first : first + _AT_ONCE]]
-            scanned = [each for page in self._parking.contents.scan(bucket, written) for each in page]
-            yield from self._pick(bucket, [each.id for each in scanned if _task(each).id in missing], purge)
+        for found in self._parking.contents.find([bucket[0]], list(dict.fromkeys(ids))):
+            yield from self._pick(bucket, list(found.get(bucket, {})), purge)
 
     def _pick(self, bucket: Bucket, stored: Sequence[str], purge: bool) -> Iterator[tuple[int, Sequence[Parked]]]:
         while stored:

@@ -459,19 +459,6 @@ def test_look_ups_are_bounded(frozen: Limiter, parking: Backlog) -> None:
     assert [len(each[BUCKET]) for each in found] == [100] * 7
 
 
-def test_what_an_older_version_has_parked_is_found_by_reading_the_lot(parking: Backlog, store: redis.Redis) -> None:
-    park(parking, *[f"new{number}@q" for number in range(500)])
-    for number in range(500):
-        park(parking, f"old{number}@q")
-        written = json.dumps({"to": "q.throttled", "headers": {"id": f"old{number}"}})
-        store.hset("ratelimit:v1:{api}::messages@fleet", f"old{number}@q", f"1 1 {START + 500 + number} {written}")
-        store.zrem("ratelimit:v1:{api}::where@fleet", f"old{number}\0old{number}@q\0")
-    assert list(parking.contents.find(["api"], ["old499"])) == [{}]
-    pages = list(parking.contents.scan(BUCKET, ['"old499"', '"new4"', '"old3"']))
-    assert [each.id for page in pages for each in page] == ["old3@q", "old499@q"]
-    assert len(pages) >= 7
-
-
 @pytest.mark.parametrize("purge", [False, True], ids=["released", "thrown away"])
 def test_all_are_taken_out_in_steps_and_each_once(
     frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis, purge: bool
@@ -509,16 +496,6 @@ def test_lots_are_listed_in_pages(frozen: Limiter, parking: Backlog, store: redi
     store.config_resetstat()
     assert len(list(parking.contents.lots(["api"]))) == 450
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5
-
-
-def test_what_an_older_version_has_let_out_is_forgotten_when_the_last_lot_ends(
-    parking: Backlog, store: redis.Redis
-) -> None:
-    park(parking, "a@q")
-    store.zadd("ratelimit:v1:{api}::where@fleet", {"old\0old@q\0": 0})
-    let_out(parking)
-    publish(parking, ("a@q", 1))
-    assert not store.exists("ratelimit:v1:{api}::where@fleet")
 
 
 # -- When somebody looks -------------------------------------------------------------------------------------------

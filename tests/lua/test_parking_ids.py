@@ -25,13 +25,3 @@ def test_an_id_that_json_escapes_is_in_the_index(parking: Backlog, store: redis.
     assert [each.id for each in let_out(parking)] == [f"{task}@q", f"{task}2@q"]
     assert list(parking.contents.find(["api"], [task])) == [{}]
     assert not store.exists("ratelimit:v1:{api}::where@fleet")
-
-
-def test_what_was_parked_before_there_was_such_an_entry_is_found_by_reading_the_lot(
-    parking: Backlog, store: redis.Redis
-) -> None:
-    message = json.dumps({"id": "zähler", "headers": {"id": "zähler"}})
-    park_one(parking, API, "zähler@q", message)
-    store.delete("ratelimit:v1:{api}::where@fleet")
-    found = [each.id for page in parking.contents.scan(BUCKET, [json.dumps("zähler")[1:-1]]) for each in page]
-    assert found == ["zähler@q"]
