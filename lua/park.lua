@@ -69,7 +69,7 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
         end
         since = max(now, equal - before + 1)
     end
-    -- The task that waits and is the same, and what is kept of it. (A version before may have parked it anew: it does not say so then.)
+    -- The task that waits and is the same, and what is kept of it. One that does not say so in its message could not end: it waits on.
     local other = alone ~= '' and call('HGET', ALONE, string.sub(alone, 2))
     local its = other and other ~= id and is_parked(other) and call('HGET', MESSAGES, other)
     if not its or not match(its, ', "alone": "[^"]*"[^{}]*}$') then other = false end
@@ -146,7 +146,7 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
         local order, since, expires, id, cost, copy, doubts, alone, sent = unpack(ARGV, i, i + FIELDS - 1)
         said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), alone, sent)
     end
-    if is_due or is_new then
+    if is_due or is_new or not call('ZSCORE', LOTS, bucket) then -- or its place in the index is lost
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does
         call('ZADD', LOTS, 'LT', int(is_due and now or now + later), bucket)
         if is_first then ring(LOTS) end

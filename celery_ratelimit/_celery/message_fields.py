@@ -58,8 +58,6 @@ def stored_id(request: Any, queue: str) -> str:
         return str(known)
     retries = request.request_dict.get("retries")
     attempt = f"{request.id}.{retries}" if retries else str(request.id)
-    if marker:  # the version before has sent it back
-        return f"{attempt}@{queue}"
     return f"{attempt}~{_message_hash(request)}@{queue}"
 
 

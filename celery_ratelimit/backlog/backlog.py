@@ -31,6 +31,7 @@ from .fleet_registry import WOKEN, Attendance, FleetRegistry
 from .messages import Bucket, Looked, Parked, ToPark, several
 from .parks import arguments_of
 from .pending_reports import PendingReports
+from .reconciliation import Reconciliation
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
 from .store_calls import Asks, asked
 from .weights import weights_text
@@ -67,6 +68,7 @@ class Backlog:
         register: who attends to what.
         contents: which tasks are where.
         copies: which copies of messages may run.
+        reconciliation: makes keys agree after some were lost.
         untold: what the store has yet to be told. Most of those that have left are back before: whoever has them tells.
         survivors: of the messages that were to be parked last, those in whose place another one waits: by id the task's
             id of that.
@@ -81,6 +83,7 @@ class Backlog:
         self.register = FleetRegistry(scripts)
         self.contents = BacklogQueries(scripts, self._memory)
         self.copies = Copies(limiter.asker, scripts, self._memory)
+        self.reconciliation = Reconciliation(scripts, self._memory)
 
     def another(self) -> Backlog:
         """The same lots for another thread."""

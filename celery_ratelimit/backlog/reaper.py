@@ -165,6 +165,9 @@ class Review:
 
     def run(self, unseen: Unseen, names: Sequence[str]) -> None:
         """``unseen``: without a worker; ``names``: limits of this worker. Raises what broker and store raise."""
+        self._backlog.reconciliation.review(names)
+        if not any(unseen):
+            return
         occupied = set(self._backlog.contents.occupied([*unseen.limits, *names]))
         for name, ago in unseen.limits.items():
             if name in occupied:
@@ -284,7 +287,7 @@ class Reaper:
         unseen = self._backlog.register.seen(names, sorted(returns), sorted(forget), after=after, most=MAX_REVIEWED)
         self._new_return_queues -= returns
         is_due = time.monotonic() >= self._reviewed_at + min(REVIEW, self._grace)
-        if any(unseen) and is_due and not (self._thread is not None and self._thread.is_alive()):
+        if is_due and not (self._thread is not None and self._thread.is_alive()):
             self._reviewed_at = time.monotonic()
             self._thread = threading.Thread(
                 target=self._run_review, args=(unseen, names), name="celery_ratelimit-reaper", daemon=True

@@ -18,11 +18,11 @@ __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts"]
 LOT_KEYS = 13
 #: The same for scripts that have to do with those who share a limit: where it is fair, and some in any case.
 FAIR_KEYS = 16
-_FAIR_IN_ANY_CASE = ("published", "pick", "hand_back", "turn")
+_FAIR_IN_ANY_CASE = ("published", "pick", "hand_back", "turn", "reconcile")
 
 _NAMES = (
     *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),
-    *("parked", "find", "pick", "hand_back", "place", "turn"),
+    *("parked", "find", "pick", "hand_back", "place", "turn", "reconcile"),
 )
 
 

@@ -1,33 +1,16 @@
 -- Tasks are let out of a lot: the caller of the script publishes their messages. A task counts as published only when the caller
 -- says so (published.lua), or when the message arrives; until then it is `leaving`.
 --
--- Uses AGAIN_US, after which a task is let out once more; MEMORY_US, for which it is remembered that there may be two messages of
--- it; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, WHERE, ALONE, SHARES, copies, note_copies,
--- no_more_aside, count_cost, place_of, shares; place_in of order.lua.
+-- Uses AGAIN_US, after which a task is let out once more; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING,
+-- WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; place_in of order.lua; note_for_a_while of
+-- renew_copy.lua.
 -- Gives let_out(id, wait, known, message), `wait` us until its turn, `known`: it is taken out of `shares` elsewhere, unless false is
 -- returned: then it is not parked, and was not let out; `message`: what is
 -- kept in `messages`, if it was read; out, of each task that was let out its id, us until its turn, its message;
--- bytes, of all these messages; renew_copy(id, is_chosen), for a task that was let out and is not known to be published: it gets the
--- number of another copy. Of the copies that of now may run, if `is_chosen`, else the one that arrives first. Returns what is kept in
--- `messages` from now on.
+-- bytes, of all these messages.
+--!include renew_copy.lua
 local out, bytes = {}, 0
 local has_alone = {} -- by key: whether of some tasks of the lot one is to wait
-
-local function note_for_a_while(id, chosen, newest, several)
-    note_copies(id, chosen, newest, several)
-    call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
-end
-
-local function renew_copy(id, is_chosen)
-    local cost, copy, rest = match(call('HGET', MESSAGES, id) or '', '^(%d+) (%d+) (.*)$')
-    if not cost then return nil end
-    local _, newest = copies(id)
-    newest = max(copy, newest or 0) + 1
-    local message = format('%s %d ', cost, newest) .. rest
-    call('HSET', MESSAGES, id, message)
-    note_for_a_while(id, is_chosen and int(newest) or '-', newest, '1')
-    return message
-end
 
 local function let_out(id, wait, known, message)
     message = message or call('HGET', MESSAGES, id)

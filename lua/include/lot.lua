@@ -28,7 +28,7 @@
 --   15 turns      sorted set, share -> its tag in virtual time: see shares.lua. These two are an index of `parked`
 --   16 weights    hash, share -> "<weight> <us since> <note>": what people have stored; see shares.lua; one for each limit of a
 --                 store, whatever the fleet
--- A message begins with {"id": "<task's id>", unless an older version has parked it: that one is not in `where`.
+-- A message begins with {"id": "<task's id>".
 -- Copies of a message are numbered: 0 is the user's own, each that is let out has one more than the one before.
 --
 -- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS,
@@ -99,16 +99,13 @@ local function unescaped(message)
     end
 end
 
--- The entry of `where` for a task, by what is kept in `messages`; nothing for one that is not there. And whether its id is escaped in
--- the message: then a version before this one has put it into no index.
+-- The entry of `where` for a task, by what is kept in `messages`; nothing if its id cannot be read.
 local function place_of(id, message)
-    local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"')
-    local escaped = not task
-    if escaped then task = unescaped(message) end
-    return task and task .. '\0' .. id .. '\0' .. bucket, escaped -- Lua's format ends a text at its first NUL
+    local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"') or unescaped(message)
+    return task and task .. '\0' .. id .. '\0' .. bucket -- Lua's format ends a text at its first NUL
 end
 
--- No task is in this lot any more. (A task that an older version has let out is in `where` still.)
+-- No task is in this lot any more. Entries of `where` whose messages were lost end with the last lot.
 local function end_lot()
     call('ZREM', LOTS, bucket)
     call('ZREM', ASIDES, bucket)
@@ -148,8 +145,7 @@ local function no_more_aside(id, place)
     return was > 0
 end
 
--- A task of that cost is parked (1), or is parked no longer (-1). Older versions do not count: a task that they park is taken for
--- one permit, and what they let out stays counted until the lot is empty.
+-- A task of that cost is parked (1), or is parked no longer (-1).
 local function count_cost(cost, sign)
     if cost == '1' then return end
     local all = (tonumber(call('HGET', COSTS, bucket)) or 0) + sign * (tonumber(cost) - 1)

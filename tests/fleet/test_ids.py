@@ -13,7 +13,7 @@ from kombu import Connection, Exchange, Queue
 from kombu import Consumer as KombuConsumer
 
 from celery_ratelimit._celery import stored_id
-from celery_ratelimit._celery.saved_message import RETURN_HEADER
+from celery_ratelimit._celery.saved_message import COPY_HEADER, RETURN_HEADER
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 
@@ -101,21 +101,17 @@ def test_a_message_that_is_delivered_once_more_is_known(broker_url: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "marker", "expected"),
+    "headers",
     [
-        ({}, {"queue": "jobs", "id": "as@it.said"}, "as@it.said"),
-        # As the version before has sent it back, and knows its slot by.
-        ({}, {"queue": "jobs"}, "this@jobs"),
-        ({"retries": 2}, {"queue": "jobs", "again": True}, "this.2@jobs"),
+        {RETURN_HEADER: {"eta": None, "exchange": "", "routing_key": "jobs", "queue": "jobs", "id": "as@it.said"}},
+        {COPY_HEADER: {"lot": ["api", ""], "id": "as@it.said", "copy": 3}},
     ],
+    ids=["returned", "handed back"],
 )
-def test_what_has_come_back_keeps_what_it_was_known_by(
-    fields: dict[str, Any], marker: dict[str, Any], expected: str
-) -> None:
-    marker = {"eta": None, "exchange": "", "routing_key": "jobs", **marker}
-    message = SimpleNamespace(headers={RETURN_HEADER: marker}, body=b"", properties={}, channel=None)
-    request = SimpleNamespace(id="this", message=message, request_dict=fields)
-    assert stored_id(request, "jobs") == expected
+def test_what_has_come_back_keeps_what_it_was_known_by(headers: dict[str, Any]) -> None:
+    message = SimpleNamespace(headers=headers, body=b"", properties={}, channel=None)
+    request = SimpleNamespace(id="this", message=message, request_dict={})
+    assert stored_id(request, "jobs") == "as@it.said"
 
 
 def test_ids_differ_by_attempt_nesting_body_and_queue() -> None:

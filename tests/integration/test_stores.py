@@ -751,6 +751,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     for demand in demands:
         parking.wake(demand, 0)
         parking.register.recall(demand.name, None, 0)
+        assert parking.reconciliation.step(demand.name) == (0, 0)
         assert sum(taken for taken, _ in parking.contents.pick_all((demand.name, demand.key), purge=True)) == 4
         on_cluster.reset(demand.limit, key=demand.key)
     on_cluster.reset(limits, key="k")

@@ -187,8 +187,7 @@ def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
     assert waiting(parking) == ["b@celery"]
 
 
-def test_what_a_version_before_has_parked_and_let_out(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
-    """It notes nobody, and takes nobody out of the index."""
+def test_an_index_that_names_another_task_ends_no_task(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("old", ""))
     park(parking, to_park("a", "n1"))

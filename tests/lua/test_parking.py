@@ -498,16 +498,6 @@ def test_lots_are_listed_in_pages(frozen: Limiter, parking: Backlog, store: redi
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5
 
 
-def test_what_an_older_version_has_let_out_is_forgotten_when_the_last_lot_ends(
-    parking: Backlog, store: redis.Redis
-) -> None:
-    park(parking, "a@q")
-    store.zadd("ratelimit:v1:{api}::where@fleet", {"old\0old@q\0": 0})
-    let_out(parking)
-    publish(parking, ("a@q", 1))
-    assert not store.exists("ratelimit:v1:{api}::where@fleet")
-
-
 # -- When somebody looks -------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from celery_ratelimit.backlog.backlog_queries import AGAIN
 from celery_ratelimit.backlog.fleet_registry import Attendance
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
-from tests.conftest import Clock
 from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
@@ -38,18 +37,6 @@ def test_each_is_told_what_those_ahead_cost(parking: Backlog, store: redis.Redis
     assert costs(parking) == {"": 9501, "other": 7}
     assert park(parking, "late@a", 1, most=9501) == FULL - 9501
     assert park(parking, "late@a", 1, most=9502) == 9501
-
-
-def test_what_older_versions_park_costs_a_permit_each(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
-    assert [park(parking, f"{number}@a", 500) for number in range(2)] == [0, 500]
-    store.delete("ratelimit:v1:{api}::costs@fleet")
-    assert costs(parking) == {"": 2}
-    assert [park(parking, "new@a", 500), park(parking, "newer@a", 1)] == [2, 502]
-    clock.advance(1)
-    assert sum(taken for taken, _ in parking.contents.pick_all(("api", ""), purge=True)) == 4
-    store.hset("ratelimit:v1:{api}::costs@fleet", "", 499)  # an older one has let the last one out
-    assert park(parking, "1@a", 1) == 0
-    assert park(parking, "2@a", 1) == 1
 
 
 STEP = st.one_of(

@@ -22,7 +22,14 @@ def parcel(id: str, queue: str) -> dict[str, Any]:
         "id": id,
         "celery-ratelimit-return": {"queue": queue, **dict.fromkeys(("eta", "exchange", "routing_key"))},
     }
-    return {"to": f"{queue}.throttled", "headers": headers, "body": "", "properties": {}, "priority": 0, "expires": None}
+    return {
+        "to": f"{queue}.throttled",
+        "headers": headers,
+        "body": "",
+        "properties": {},
+        "priority": 0,
+        "expires": None,
+    }
 
 
 class Store:
