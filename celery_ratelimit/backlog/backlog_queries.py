@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..limiter.durations import microseconds
@@ -194,6 +194,11 @@ class BacklogQueries:
         numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
         now, *leaving = self._scripts.run("hand_back", bucket, *numbers, *queues)
         return int(now), several(leaving)
+
+    def postpone(self, bucket: Bucket, pauses: Mapping[str, float]) -> None:
+        """Tasks that have left could not be published: they leave once more after so many seconds, by id."""
+        arguments = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
+        self._scripts.run("postpone", bucket, bucket[1], *arguments)
 
     def _pick(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
         numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..limiter.durations import microseconds
-from ..store.keys import attendance_keys, seen_keys
+from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import bulk
 from .messages import text
 from .scripts import Scripts
 
-__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "Unseen"]
+__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "PublishFailure", "Unseen"]
 
 #: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
 KNOWN = 30 * 86_400.0
@@ -21,6 +22,8 @@ UNATTENDED = 60.0
 REMEMBERED = 365 * 86_400.0
 #: Workers from which on each tells less often what it has counted, and seconds from one time to the next at the most.
 MANY, COUNTS_APART = 100, 2.0
+#: Seconds for which a failure to publish is kept that no worker reports again; failures that are kept.
+FAILURE_KEPT, MAX_FAILURES = 600.0, 1000
 #: Lots that are told in one step that they may be due sooner.
 WOKEN = 500
 
@@ -44,6 +47,27 @@ class Unseen(NamedTuple):
     limits: dict[str, float]
     returns: dict[tuple[str, str], float]
     queues: dict[str, float]
+
+
+class PublishFailure(NamedTuple):
+    """Tasks that have left the backlog and could not be published.
+
+    Attributes:
+        queue: the queue that they were published to.
+        task: the id of the one task; empty: all tasks for that queue.
+        since: seconds since 1970: when it was noticed first.
+        error: the broker's error.
+    """
+
+    queue: str
+    task: str
+    since: float
+    error: str
+
+    def __str__(self) -> str:
+        what = f"task {self.task}" if self.task else "tasks"
+        to = f" to queue {self.queue!r}" if self.queue else ""
+        return f"{what} cannot be published{to}: {self.error}"
 
 
 class FleetRegistry:
@@ -109,6 +133,29 @@ class FleetRegistry:
         ]
         pairs = {tuple(name.split("\0", 1)): ago for name, ago in of_returns.items()}
         return Unseen(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
+
+    def publish_failures(
+        self,
+        failed: Mapping[tuple[str, str, str], str] = MappingProxyType({}),
+        published: Sequence[tuple[str, ...]] = (),
+    ) -> dict[str, list[PublishFailure]]:
+        """Report failures of this worker; returns those of all workers, by limit.
+
+        Args:
+            failed: the errors by limit, queue and the task's id; no id: all tasks for that queue.
+            published: the same without an error: they were published again.
+        """
+        key = failures_key(self._scripts.prefix, self._scripts.fleet)
+        arguments: list[str | int] = [microseconds(FAILURE_KEPT), MAX_FAILURES, len(published)]
+        arguments += ["\0".join(each) for each in published]
+        arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
+        reply = self._scripts.call("publish_failures", (), 1, 1 + len(arguments), [bulk(key, *arguments)])
+        found: dict[str, list[PublishFailure]] = {}
+        for field, value in sorted(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True)):
+            name, queue, task = field.split("\0", 2)
+            since, _, error = value.split(" ", 2)
+            found.setdefault(name, []).append(PublishFailure(queue, task, int(since) / 1e6, error))
+        return found
 
     def consumed(self) -> set[str]:
         """The queues that some worker consumes, or has consumed in the last 30 days."""

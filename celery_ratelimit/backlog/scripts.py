@@ -22,7 +22,7 @@ _FAIR_IN_ANY_CASE = ("published", "pick", "hand_back", "turn")
 
 _NAMES = (
     *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),
-    *("parked", "find", "scan", "pick", "hand_back", "place", "turn"),
+    *("parked", "find", "scan", "pick", "hand_back", "place", "turn", "publish_failures", "postpone"),
 )
 
 

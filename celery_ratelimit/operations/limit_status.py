@@ -14,7 +14,7 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
-from ..backlog.fleet_registry import UNATTENDED
+from ..backlog.fleet_registry import UNATTENDED, PublishFailure
 from ..counts.would import Would
 from ..limiter.demand import Demand, own_key
 from ..limiter.shadows import ask_shadows
@@ -54,6 +54,7 @@ class LimitStatus:
             ``None``: that is not known.
         attended: whether some worker has this limit, or nobody is parked.
         tasks: that it is for.
+        failures: its tasks that have left the store and cannot be published, with the broker's errors.
         would: what it would have done, while it is in shadow; ``None``: it is not.
     """
 
@@ -70,6 +71,7 @@ class LimitStatus:
     drains_in: float | None
     attended: bool
     tasks: tuple[str, ...]
+    failures: tuple[PublishFailure, ...]
 
     would: Would | None = None
 
@@ -129,6 +131,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
     """
     owned, limiter, parking = owners_of(app), limiter_of(app), backlog_of(app)
     seen = parking.register.seen((), ()).limits if parking.can_park else {}
+    failures = parking.register.publish_failures() if parking.can_park else {}
     known: dict[str, AnyLimit | None] = dict.fromkeys(seen)
     known.update(settings_of(app).quotas)
     known.update({name: each.limit for name, each in owned.items()})
@@ -164,6 +167,7 @@ def overview(app: Celery, *names: str, force: bool = False) -> list[LimitStatus]
                 _drains_in(standing, code, lots, queued or 0, by_key=by_key),
                 not lots.parked or seen.get(name, inf) < UNATTENDED,
                 tuple(owned[name].tasks) if name in owned else (),
+                tuple(failures.get(name, ())),
                 would.get(name),
             )
         )

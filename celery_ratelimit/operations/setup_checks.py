@@ -61,6 +61,7 @@ def _of_store(app: Celery) -> Iterator[str]:
     limiter = limiter_of(app)
     yield from limiter.check_store()
     yield from _of_persistence(app)
+    yield from _of_failures(app)
     used = owners_of(app)
     for owned, standing in zip(
         used.values(), standings_of(app, {name: each.limit for name, each in used.items()}), strict=True
@@ -70,6 +71,15 @@ def _of_store(app: Celery) -> Iterator[str]:
             yield (
                 f"limit {config.name!r} is stored as {config.stored} by {config.by}, and each of its calls costs "
                 f"{cost}: none can ever be granted. Store a burst of at least {cost}, or unset it"
+            )
+
+
+def _of_failures(app: Celery) -> Iterator[str]:
+    for name, failures in backlog_of(app).register.publish_failures().items() if backlog_of(app).can_park else ():
+        for failure in failures:
+            yield (
+                f"limit {name!r}: {failure}. Such tasks stay in the store and are tried again within five minutes: "
+                "declare the queue, or mend what the broker says"
             )
 
 
