@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from .._celery.saved_message import marker_in
@@ -20,8 +20,6 @@ __all__ = ["BacklogCache"]
 SOON = 0.05
 #: Seconds that the way back takes, and the share of what is left before the first turn after which there is a look.
 BACK, LOOK_SHARE = 0.15, 0.75
-#: Seconds until the turn of the last that was let out from which on some worker is at it: tasks leave a second before.
-SEEN_TO = 0.6
 #: Seconds until the turn of the last that was let out from which on whoever comes is parked, and does not ask.
 CLOSED = 0.1
 #: Buckets that are known to have parked tasks: of more than that, requests ask their limits first.
@@ -39,7 +37,6 @@ class BacklogCache:
         self._limits = limits
         self._occupied: OrderedDict[Bucket, None] = OrderedDict()
         self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last that was let out
-        self._last: dict[str, float] = {}  # by limit
 
     def note(self, bucket: Bucket) -> None:
         """Tasks are parked there."""
@@ -54,7 +51,6 @@ class BacklogCache:
         if limit is None or isinstance(limit, Concurrency):
             return
         self._turns[bucket] = max(at, self._turns.get(bucket, 0.0))
-        self._last[bucket[0]] = max(at, self._last.get(bucket[0], 0.0))
         self._turns.move_to_end(bucket)
         if len(self._turns) > MOST_KNOWN:
             self._turns.popitem(last=False)
@@ -70,17 +66,10 @@ class BacklogCache:
         """Whether nobody who comes now has a turn soon: those who were parked have theirs before, if nobody is now."""
         return self._turns.get(bucket, 0.0) - time.monotonic() > CLOSED
 
-    def are_seen_to(self, names: Iterable[str]) -> bool:
-        """Whether some worker has just let tasks of each of these limits out: it looks for all of their lots."""
-        by = time.monotonic() + SEEN_TO
-        return all(self._last.get(name, 0.0) > by for name in names)
-
     def forget_turns(self, names: Container[str]) -> None:
         """These limits are others now: what was said of turns is void."""
         for bucket in [bucket for bucket in self._turns if bucket[0] in names]:
             del self._turns[bucket]
-        for name in [name for name in self._last if name in names]:
-            del self._last[name]
 
     def forget(self, bucket: Bucket) -> None:
         self._occupied.pop(bucket, None)

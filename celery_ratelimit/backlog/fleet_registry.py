@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
+from .._celery import Worker
 from ..limiter.durations import microseconds
 from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import bulk
 from .messages import text
 from .scripts import Scripts
+from .store_steps import Asks
 
-__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "PublishFailure", "Unseen"]
+__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unseen"]
 
 #: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
 KNOWN = 30 * 86_400.0
@@ -26,6 +30,12 @@ MANY, COUNTS_APART = 100, 2.0
 FAILURE_KEPT, MAX_FAILURES = 600.0, 1000
 #: Lots that are told in one step that they may be due sooner.
 WOKEN = 500
+
+
+#: Seconds after which a worker says again which queues it consumes, and after which it is taken for dead.
+ATTEND, ATTENDED = 2.0, 6.0
+#: The same where nobody is parked: no slot is given to anybody.
+ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
 
 
 class Attendance(NamedTuple):
@@ -177,3 +187,67 @@ class FleetRegistry:
         first = "-" if after is None else f"({after}"
         reply = self._scripts.call("recall", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
         return (text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
+
+
+class QueueHeartbeat:
+    """Reports the queues that one worker consumes, and knows which queues any worker consumes.
+
+    Args:
+        worker: the worker.
+        registry: of the fleet.
+        on_new_queues: called when this worker consumes queues that it did not.
+        recall: called when tasks may be aside for a queue that is consumed again.
+
+    Attributes:
+        heard: the last reply.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        registry: FleetRegistry,
+        on_new_queues: Callable[[], None],
+        recall: Callable[[], None],
+    ) -> None:
+        self._worker, self._registry = worker, registry
+        self._on_new_queues, self._recall = on_new_queues, recall
+        self.heard: Attendance | None = None
+        self._queues: frozenset[str] = frozenset()
+        self._reported_at = self._recall_until = 0.0
+
+    def _consumed_queues(self) -> frozenset[str]:
+        """The queues whose tasks come here when they leave the backlog, by their return queues."""
+        consumption = self._worker.consumption
+        before, behind = consumption.return_queue_for("\0").split("\0")
+        return frozenset(
+            [
+                queue[len(before) : len(queue) - len(behind)]
+                if queue.startswith(before) and queue.endswith(behind) and len(queue) > len(before) + len(behind)
+                else queue
+                for queue in consumption.queues
+            ]
+        )
+
+    def report(self, *, is_idle: bool) -> Asks[None]:
+        """Report the queues if it is time to. Tasks whose queue no worker consumes get no slot."""
+        queues = self._consumed_queues()
+        pause, lasts = (ATTEND_IDLE, ATTENDED_IDLE) if is_idle else (ATTEND, ATTENDED)
+        if queues == self._queues and time.monotonic() < self._reported_at + pause:
+            return
+        absent = self.heard.absent if self.heard is not None else None
+        given_up = sorted(self._queues - queues)
+        attend = self._registry.attend
+        heard: Attendance = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
+        self.heard = heard
+        has_new = queues - self._queues
+        self._queues, self._reported_at = queues, time.monotonic()
+        if has_new:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
+            self._recall_until = self._reported_at + ATTENDED
+            self._on_new_queues()
+        if absent is None or absent - heard.absent or self._reported_at < self._recall_until:
+            self._recall()
+
+    def end(self) -> Callable[[], object]:
+        """This worker ends, or connects anew. Returns the call that reports it."""
+        given_up, self._queues, self.heard = sorted(self._queues), frozenset(), None
+        return partial(self._registry.attend, self._worker.hostname, (), given_up, 0.0)

@@ -21,17 +21,14 @@ from ..limits.weights import USUAL
 from ..store.keys import escape
 from .backlog import NOBODY, Backlog, Looked, ToPark
 from .backlog_cache import SOON, BacklogCache
-from .backlog_queries import AGAIN
+from .backlog_queries import AGAIN, FOUND
 from .deduplicator import Deduplicator
-from .due import LOOK, DueLots
-from .looks import RARELY, Looks
+from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
+from .poll_timer import MIN_PAUSE, RARELY, DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
-from .queue_heartbeat import QueueHeartbeat
 from .reaper import Reaper
-from .revoked import Revoked
 from .store_steps import Asks, Calls
-from .waking import Waking
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 
@@ -39,6 +36,8 @@ __all__ = ["ReturnScheduler", "ToBeParked"]
 QUIET = 2.0
 #: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
 OTHERS_TELL = 1.5
+#: Revoked tasks that leave in one step.
+REVOKED_AT_ONCE = 25
 
 
 class TurnedAway(Protocol):
@@ -79,7 +78,7 @@ class ReturnScheduler:
         clock: of the store.
         arrivals: what comes back.
         occupied: lots in which tasks are known to be parked.
-        waking: for lots that are due sooner than was foreseen.
+        rescheduler: makes buckets due earlier after a change.
     """
 
     def __init__(
@@ -96,15 +95,16 @@ class ReturnScheduler:
         self._return_queue_for = worker.consumption.return_queue_for
         self._reaper = Reaper(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
-        self.waking = Waking(worker, parking, limits, outage)
+        self.rescheduler = Rescheduler(worker, parking, limits, outage)
         self._publisher = Publisher(worker, parking, self._reaper, clock)
-        self._revoked = Revoked(worker, parking, limits, self._publisher)
-        self._attending = QueueHeartbeat(worker, parking, self._return_queue_for, outage, self._reaper, self.waking)
+        self._revoked: list[str] = []  # tasks
+        self._revoked_in: list[tuple[Bucket, list[str]]] = []  # what the store knows them by
+        self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)
         self.occupied = BacklogCache(limits)
-        self._due = DueLots(parking, limits)
+        self._due = DueBuckets(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
-        self._looks = Looks(worker, outage, calls, self._see_to_lots, self._pause, self._may_look)
+        self._polls = PollTimer(worker, outage, calls, self._see_to_lots, self._pause, self._may_look)
         self._looked_at, self._looks_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last
 
@@ -115,7 +115,7 @@ class ReturnScheduler:
     @property
     def is_idle(self) -> bool:
         """Nobody is parked, as far as it is known."""
-        return self._is_quiet and not self._due.are_there_any
+        return self._is_quiet and not self._due.any_parked
 
     @property
     def _is_quiet(self) -> bool:
@@ -175,8 +175,8 @@ class ReturnScheduler:
 
     def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
         self.occupied.note(bucket)
-        if (ahead == 0 or self._is_quiet) and self._looks.soon(self.occupied.looks_in(bucket)):
-            self._due.are_new()  # the first task in a lot may have its turn before the next look
+        if ahead == 0 or self._is_quiet:  # the first task of a bucket may have its turn before the next poll
+            self._polls.soon(self.occupied.looks_in(bucket))
         self._busy_at = time.monotonic()
         self._worker.republisher.acknowledge(held.request)
         self._not_acknowledged.append((bucket, held.id, held.request.message))
@@ -191,12 +191,12 @@ class ReturnScheduler:
 
     def watch(self) -> None:
         """Look after the lots from now on."""
-        if not self._looks.are_done:
-            self._looks.begin(LOOK)
+        if not self._polls.is_running:
+            self._polls.begin(MIN_PAUSE)
             if self.parking.can_park:
                 self._bell.listen()
             self._reaper.report_now()
-            self.waking.begin()
+            self.rescheduler.begin()
 
     def store_is_back(self) -> None:
         """It hears at once what has come meanwhile: a worker that looks at the lots might send that once more."""
@@ -206,14 +206,15 @@ class ReturnScheduler:
         self.arrivals.tell_soon()
 
     def close(self) -> None:
-        self._looks.end()
+        self._polls.end()
+        end = self._heartbeat.end()
         if self.parking.can_park:
             self._outage.ask(lambda: self.parking.flush(at_once=True), None, quietly=True)
-        self._attending.end()
+            self._outage.ask(end, None, quietly=True)
         self._bell.close()
         self._reaper.close()
         self.arrivals.close()
-        self.waking.close()
+        self.rescheduler.close()
         self._due.clear()
         self._not_acknowledged.clear()
 
@@ -227,33 +228,53 @@ class ReturnScheduler:
     def _see_to_lots(self, until: float) -> Asks[bool]:
         """False: there is more to do, and time is up."""
         self._looked_at = time.monotonic()
-        yield from self._attending.says(is_idle=self.is_idle)
+        yield from self._heartbeat.report(is_idle=self.is_idle)
         if time.monotonic() >= until:  # the store is far away
             return False
-        self.waking.begin()  # tasks may have been registered
+        self.rescheduler.begin()  # tasks may have been registered
         self._note_acknowledged()  # to be told with what is let out
-        done = self._revoked.let_out(until) and (yield from self._let_out(until))
+        done = self._release_revoked(until) and (yield from self._let_out(until))
         yield from self.parking.tells(at_once=False)
         return done
+
+    def _release_revoked(self, until: float) -> bool:
+        """Publish revoked tasks now: the worker that a task comes to says that it is revoked. False: time is up."""
+        names = self._limits.names
+        self._revoked += self._worker.newly_revoked() if names else ()
+        while self._revoked or self._revoked_in:
+            if self._revoked_in:
+                bucket, ids = self._revoked_in[-1]
+                _, leaving, remaining = self.parking.contents.pick(bucket, ids[:REVOKED_AT_ONCE], purge=False)
+                self._revoked_in.pop()
+                if remaining := [*remaining, *ids[REVOKED_AT_ONCE:]]:
+                    self._revoked_in.append((bucket, remaining))
+                self._publisher.publish({bucket: leaving} if leaving else {})
+            else:
+                asked = self._revoked[: max(1, FOUND // len(names))]
+                found = [each for step in self.parking.contents.find(names, asked) for each in step.items()]
+                self._revoked_in = [(bucket, list(ids)) for bucket, ids in found]
+                del self._revoked[: len(asked)]
+            if time.monotonic() >= until:
+                return False
+        return True
 
     def _let_out(self, until: float) -> Asks[bool]:
         """Publish tasks whose turn is near, of all lots that are due. False: there are more, and time is up."""
         due = self._due
         if not due:
-            if self.is_idle and not self._bell.has_rung() and not due.are_asked_for:
+            if self.is_idle and not self._bell.has_rung() and not due.must_ask:
                 return True
-            if not (yield from due.looks(are_seen_to=self.occupied.are_seen_to(self._limits.names))):
-                return True
+            yield from due.find()
             if due:
                 self._busy_at = time.monotonic()
                 if self._busy_at >= until:  # the store is far away: others have a turn in between
                     return False
-                yield from self._attending.says(is_idle=False)  # who was idle has heard long ago who consumes what
+                yield from self._heartbeat.report(is_idle=False)  # who was idle has heard long ago who consumes what
             elif self._is_quiet:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
             demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
-            unpark = partial(self.parking.unpark, demands, due=True, attendance=self._attending.heard)
+            unpark = partial(self.parking.unpark, demands, due=True, attendance=self._heartbeat.heard)
             looked: Sequence[Looked] = yield unpark
             due.note(looked)
             for each in looked:
@@ -262,9 +283,9 @@ class ReturnScheduler:
                 if each.leaving:
                     self.occupied.note_turn(each.bucket, time.monotonic() + max(one.wait for one in each.leaving))
                 if each.another:
-                    self.waking.has_another_code(each.bucket[0])
+                    self.rescheduler.has_another_code(each.bucket[0])
             self._publisher.publish({each.bucket: each.leaving for each in looked if each.leaving})
             if time.monotonic() >= until:
                 return not due
-            yield from due.looks_for_more()
+            yield from due.find_more()
         return True

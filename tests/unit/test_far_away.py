@@ -220,7 +220,7 @@ class Limits(dict[str, Any]):
 
 @pytest.fixture
 def attendant(monkeypatch: pytest.MonkeyPatch) -> ReturnScheduler:
-    for part in ("Reaper", "Deduplicator", "Waking", "Publisher", "Revoked", "QueueHeartbeat"):
+    for part in ("Reaper", "Deduplicator", "Rescheduler", "Publisher", "QueueHeartbeat"):
         monkeypatch.setattr(f"celery_ratelimit.backlog.return_scheduler.{part}", MagicMock())
     lots: Any = Lots()
     lots.bell = MagicMock()
@@ -262,7 +262,7 @@ def test_a_look_tells_what_was_noted_a_while_ago(attendant: ReturnScheduler) -> 
         yield lambda: told.append(at_once)
 
     lots.tells, lots.due = tells, lambda _: None
-    attendant._attending.says = lambda *, is_idle: iter(())  # type: ignore[method-assign, assignment]
-    attendant._revoked.let_out.return_value = True  # type: ignore[attr-defined]
+    attendant._heartbeat.report = lambda *, is_idle: iter(())  # type: ignore[method-assign, assignment]
+    attendant._worker.newly_revoked = list  # type: ignore[method-assign, assignment]
     assert asked(attendant._see_to_lots(float("inf")))
     assert told == [False], "what has waited for a while"
