@@ -1,4 +1,4 @@
-"""Who attends to what: workers say which queues they consume and which limits they have, for a time."""
+"""Which queues and limits the workers of a fleet have. A worker reports its own, which hold for a time."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from .store_steps import Asks
 
 __all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unseen"]
 
-#: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
+#: Seconds for which a queue is known that no worker consumes. A queue that was never consumed is not known.
 KNOWN = 30 * 86_400.0
-#: Seconds after which nobody attends to a limit or a return queue, at the soonest: workers say so every twenty.
+#: Seconds without a report after which a limit or a return queue has no worker: reports come every twenty.
 UNATTENDED = 60.0
-#: Seconds for which a limit or a return queue is known that nobody attends to: what waits there is not to be forgotten.
+#: Seconds for which a limit or a return queue without a worker is known: its tasks must not be forgotten.
 REMEMBERED = 365 * 86_400.0
-#: Workers from which on each tells less often what it has counted, and seconds from one time to the next at the most.
+#: Workers from which on each reports its counts less often, and the seconds between two of these reports at most.
 MANY, COUNTS_APART = 100, 2.0
 #: Seconds for which a failure to publish is kept that no worker reports again; failures that are kept.
 FAILURE_KEPT, MAX_FAILURES = 600.0, 1000
-#: Lots that are told in one step that they may be due sooner.
+#: Buckets that one step makes due earlier.
 WOKEN = 500
 
 
-#: Seconds after which a worker says again which queues it consumes, and after which it is taken for dead.
+#: Seconds between two reports of a worker's queues, and seconds without one after which it is taken for dead.
 ATTEND, ATTENDED = 2.0, 6.0
-#: The same where nobody is parked: no slot is given to anybody.
+#: The same where no task is parked: no slot is given.
 ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
 
 
 class Attendance(NamedTuple):
-    """Queues that somebody in the fleet consumes, and those that nobody does any more."""
+    """Queues that a worker of the fleet consumes, and queues that none consumes any more."""
 
     attended: frozenset[str]
     absent: frozenset[str]
 
 
 class Unseen(NamedTuple):
-    """What no worker has said for some time that it attends to; each with the seconds since somebody did.
+    """What no worker has reported for some time; each with the seconds since the last report.
 
     Attributes:
         limits: by name.
         returns: return queues, each with the queue whose tasks come back by it.
-        queues: that nobody consumes.
+        queues: that no worker consumes.
     """
 
     limits: dict[str, float]
@@ -81,13 +81,13 @@ class PublishFailure(NamedTuple):
 
 
 class FleetRegistry:
-    """What the workers of one fleet have said.
+    """What the workers of one fleet have reported.
 
     Args:
-        scripts: of its lots.
+        scripts: of its backlog.
 
     Attributes:
-        workers: how many there are, at the least; 1 as long as nobody has said.
+        workers: how many there are; 1 until the first reply.
     """
 
     def __init__(self, scripts: Scripts) -> None:
@@ -96,16 +96,16 @@ class FleetRegistry:
 
     @property
     def counts_apart(self) -> float:
-        """Seconds after which one of so many workers tells what it has counted: what is told each second is even."""
+        """Seconds between two reports of a worker's counts: longer where workers are many."""
         return min(COUNTS_APART, max(1.0, self.workers / MANY))
 
     def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> Attendance:
-        """Which queues somebody consumes, and which nobody does.
+        """Report a worker's queues; returns which queues a worker consumes, and which none does.
 
         Args:
-            worker: who asks.
-            queues: which it consumes.
-            given_up: which it does not consume any more.
+            worker: its name.
+            queues: that it consumes.
+            given_up: that it does not consume any more.
             lasts: seconds for which it may be taken for alive; 0.0: the worker ends.
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
@@ -125,12 +125,12 @@ class FleetRegistry:
         after: float = 0.0,
         most: int = -1,
     ) -> Unseen:
-        """A worker attends to these limits and return queues. Which were not seen to for ``after`` seconds?
+        """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds.
 
         Args:
             limits: by name.
             returns: return queues, each with the queue whose tasks come back by it.
-            forget: limits, and return queues with their queues, in which nothing waits.
+            forget: limits, and return queues with their queues, without tasks.
             after: seconds.
             most: how many of each kind; -1: all.
         """
@@ -149,7 +149,7 @@ class FleetRegistry:
         failed: Mapping[tuple[str, str, str], str] = MappingProxyType({}),
         published: Sequence[tuple[str, ...]] = (),
     ) -> dict[str, list[PublishFailure]]:
-        """Report failures of this worker; returns those of all workers, by limit.
+        """Report failures of this worker; returns the failures of all workers, by limit.
 
         Args:
             failed: the errors by limit, queue and the task's id; no id: all tasks for that queue.
@@ -173,12 +173,12 @@ class FleetRegistry:
         return {text(queue) for queue in self._scripts.command("zrange", queues, 0, -1)}
 
     def recall(self, name: str, after: str | None, offset: int) -> tuple[str | None, int]:
-        """A queue is consumed again: lots of a limit in which tasks are aside are due. In steps.
+        """A queue is consumed again: buckets of a limit in which tasks are aside are due. In steps.
 
         Args:
             name: of the limit.
-            after: up to which bucket's key the step before has come; ``None``: the first step.
-            offset: how many lots there were before.
+            after: the bucket's key that the last step has reached; ``None``: the first step.
+            offset: how many buckets there were before.
 
         Returns:
             The same for the next step; ``None``: there is none.

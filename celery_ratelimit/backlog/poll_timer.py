@@ -278,7 +278,7 @@ class Rescheduler:
                 self._to_recall.setdefault(name, (after_this, offset_then))
 
     def _find_names(self) -> None:
-        """The limits to recall, and to wake if some are new: those for which tasks are parked."""
+        """The limits to recall, and to wake if some are new: limits with parked tasks."""
         is_new, self._is_recalled, self._is_new = self._is_new, False, False
         try:
             names = self._parking.contents.occupied(self._limits.names) if self._parking.can_park else ()
