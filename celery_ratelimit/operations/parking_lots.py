@@ -20,7 +20,7 @@ from ..backlog.backlog import backlog_of
 from ..backlog.backlog_queries import AGAIN, PAGE
 from ..backlog.fleet_registry import UNATTENDED
 from ..backlog.messages import Bucket, Lot, Parked, marker_of
-from ..backlog.reaper import QueueReturner
+from ..backlog.queue_returner import QueueReturner
 from ..errors import ConfigurationError
 from ..names import listed, near
 
