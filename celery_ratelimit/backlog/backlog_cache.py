@@ -1,10 +1,10 @@
-"""Which lots a worker knows to be occupied: what comes now stands behind others there."""
+"""What one worker knows of the backlog: a new request of a bucket with parked tasks stands behind these."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from .._celery.saved_message import marker_in
@@ -16,30 +16,27 @@ from .messages import Bucket
 
 __all__ = ["BacklogCache"]
 
-#: Seconds after which a lot is looked at that was empty, at the soonest: tasks that are parked together leave together.
+#: Seconds until an empty bucket is polled after a park, at least: tasks that are parked together leave together.
 SOON = 0.05
-#: Seconds that the way back takes, and the share of what is left before the first turn after which there is a look.
+#: Seconds that a return takes, and the share of the rest of the time before the first turn after which to poll.
 BACK, LOOK_SHARE = 0.15, 0.75
-#: Seconds until the turn of the last that was let out from which on some worker is at it: tasks leave a second before.
-SEEN_TO = 0.6
-#: Seconds until the turn of the last that was let out from which on whoever comes is parked, and does not ask.
+#: Seconds until the last turn that was given out, above which a new request is parked without asking.
 CLOSED = 0.1
-#: Buckets that are known to have parked tasks: of more than that, requests ask their limits first.
+#: Buckets that are remembered. Requests of others ask their limits first.
 MOST_KNOWN = 10_000
 
 
 class BacklogCache:
-    """The lots in which tasks are parked, as far as one worker knows.
+    """The buckets in which tasks are parked, as far as one worker knows.
 
     Args:
-        limits: by name. Places may be free sooner than was foreseen: nothing is known of their turns.
+        limits: by name. A lease may be free sooner than was foreseen: the turns of a concurrency limit are not known.
     """
 
     def __init__(self, limits: Mapping[str, AnyLimit]) -> None:
         self._limits = limits
         self._occupied: OrderedDict[Bucket, None] = OrderedDict()
-        self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last that was let out
-        self._last: dict[str, float] = {}  # by limit
+        self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last task that left
 
     def note(self, bucket: Bucket) -> None:
         """Tasks are parked there."""
@@ -49,38 +46,30 @@ class BacklogCache:
             self._occupied.popitem(last=False)
 
     def note_turn(self, bucket: Bucket, at: float) -> None:
-        """One that was let out of it has its turn at that time: who is parked from now on has a later one."""
+        """A task that has left has its turn at that time: a task that is parked from now on has a later one."""
         limit = self._limits.get(bucket[0])
         if limit is None or isinstance(limit, Concurrency):
             return
         self._turns[bucket] = max(at, self._turns.get(bucket, 0.0))
-        self._last[bucket[0]] = max(at, self._last.get(bucket[0], 0.0))
         self._turns.move_to_end(bucket)
         if len(self._turns) > MOST_KNOWN:
             self._turns.popitem(last=False)
 
     def note_coming(self, message: Any, seconds: float) -> None:
-        """A message comes back, to have its turn in so many seconds: some worker has just let it out."""
+        """A message comes back, to have its turn in so many seconds: it has just left the backlog."""
         marker = marker_in(message)
         if "lot" in marker and not marker.get("again"):  # else it was sent back for another reason
             name, key = marker["lot"]
             self.note_turn((name, key), time.monotonic() + min(seconds, HORIZON))
 
     def is_closed(self, bucket: Bucket) -> bool:
-        """Whether nobody who comes now has a turn soon: those who were parked have theirs before, if nobody is now."""
+        """Whether a new request has no turn soon: tasks that have left have theirs before, even if none is parked."""
         return self._turns.get(bucket, 0.0) - time.monotonic() > CLOSED
 
-    def are_seen_to(self, names: Iterable[str]) -> bool:
-        """Whether some worker has just let tasks of each of these limits out: it looks for all of their lots."""
-        by = time.monotonic() + SEEN_TO
-        return all(self._last.get(name, 0.0) > by for name in names)
-
     def forget_turns(self, names: Container[str]) -> None:
-        """These limits are others now: what was said of turns is void."""
+        """These limits have changed: the turns are void."""
         for bucket in [bucket for bucket in self._turns if bucket[0] in names]:
             del self._turns[bucket]
-        for name in [name for name in self._last if name in names]:
-            del self._last[name]
 
     def forget(self, bucket: Bucket) -> None:
         self._occupied.pop(bucket, None)
@@ -89,7 +78,7 @@ class BacklogCache:
         self._occupied.clear()
 
     def lot_of(self, demands: Sequence[Demand]) -> Demand | None:
-        """The demand in whose lot tasks are known to be parked: a request that comes now stands behind them."""
+        """The demand whose bucket has parked tasks: a new request stands behind them."""
         for demand in demands if self._occupied or self._turns else ():
             bucket = demand.name, demand.key
             if bucket in self._occupied or self.is_closed(bucket):
@@ -97,6 +86,6 @@ class BacklogCache:
         return None
 
     def looks_in(self, bucket: Bucket) -> float:
-        """Seconds after which the lot has to be looked at if nobody was parked in it."""
+        """Seconds until a poll after a task is parked in an empty bucket."""
         turn = self._turns.get(bucket, 0.0) - time.monotonic()
         return min(LOOK_APART, max(SOON, LOOK_SHARE * (turn - BACK)))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..limiter.asker import Asker
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
+from ..limiter.durations import microseconds
 from .messages import Bucket
 from .scripts import LOT_KEYS, Scripts
 
@@ -55,3 +56,8 @@ class Copies:
         """Whether one script sees the limits of a request and the lot that it comes from."""
         buckets = [(demand.name, demand.key) for demand in demands]
         return bucket in buckets and self._asker.takes_one_script(demands)
+
+    def postpone(self, bucket: Bucket, pauses: Mapping[str, float]) -> None:
+        """Tasks that have left could not be published: they leave once more after so many seconds, by id."""
+        arguments = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
+        self._scripts.run("postpone", bucket, bucket[1], *arguments)

@@ -1,43 +1,56 @@
-"""Who attends to what: workers say which queues they consume and which limits they have, for a time."""
+"""Which queues and limits the workers of a fleet have. A worker reports its own, which hold for a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
+from .._celery import Worker
 from ..limiter.durations import microseconds
-from ..store.keys import attendance_keys, seen_keys
+from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import bulk, text
 from .scripts import Scripts
+from .store_calls import Asks
 
-__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "Unseen"]
+__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unseen"]
 
-#: Seconds for which a queue is known that nobody consumes. Where no worker has ever said so, it is not known.
+#: Seconds for which a queue is known that no worker consumes. A queue that was never consumed is not known.
 KNOWN = 30 * 86_400.0
-#: Seconds after which nobody attends to a limit or a return queue, at the soonest: workers say so every twenty.
+#: Seconds without a report after which a limit or a return queue has no worker: reports come every twenty.
 UNATTENDED = 60.0
-#: Seconds for which a limit or a return queue is known that nobody attends to: what waits there is not to be forgotten.
+#: Seconds for which a limit or a return queue without a worker is known: its tasks must not be forgotten.
 REMEMBERED = 365 * 86_400.0
-#: Workers from which on each tells less often what it has counted, and seconds from one time to the next at the most.
+#: Workers from which on each reports its counts less often, and the seconds between two of these reports at most.
 MANY, COUNTS_APART = 100, 2.0
-#: Lots that are told in one step that they may be due sooner.
+#: Seconds for which a failure to publish is kept that no worker reports again; failures that are kept.
+FAILURE_KEPT, MAX_FAILURES = 600.0, 1000
+#: Buckets that one step makes due earlier.
 WOKEN = 500
 
 
+#: Seconds between two reports of a worker's queues, and seconds without one after which it is taken for dead.
+ATTEND, ATTENDED = 2.0, 6.0
+#: The same where no task is parked: no slot is given.
+ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
+
+
 class Attendance(NamedTuple):
-    """Queues that somebody in the fleet consumes, and those that nobody does any more."""
+    """Queues that a worker of the fleet consumes, and queues that none consumes any more."""
 
     attended: frozenset[str]
     absent: frozenset[str]
 
 
 class Unseen(NamedTuple):
-    """What no worker has said for some time that it attends to; each with the seconds since somebody did.
+    """What no worker has reported for some time; each with the seconds since the last report.
 
     Attributes:
         limits: by name.
         returns: return queues, each with the queue whose tasks come back by it.
-        queues: that nobody consumes.
+        queues: that no worker consumes.
     """
 
     limits: dict[str, float]
@@ -45,14 +58,35 @@ class Unseen(NamedTuple):
     queues: dict[str, float]
 
 
-class FleetRegistry:
-    """What the workers of one fleet have said.
-
-    Args:
-        scripts: of its lots.
+class PublishFailure(NamedTuple):
+    """Tasks that have left the backlog and could not be published.
 
     Attributes:
-        workers: how many there are, at the least; 1 as long as nobody has said.
+        queue: the queue that they were published to.
+        task: the id of the one task; empty: all tasks for that queue.
+        since: seconds since 1970: when it was noticed first.
+        error: the broker's error.
+    """
+
+    queue: str
+    task: str
+    since: float
+    error: str
+
+    def __str__(self) -> str:
+        what = f"task {self.task}" if self.task else "tasks"
+        to = f" to queue {self.queue!r}" if self.queue else ""
+        return f"{what} cannot be published{to}: {self.error}"
+
+
+class FleetRegistry:
+    """What the workers of one fleet have reported.
+
+    Args:
+        scripts: of its backlog.
+
+    Attributes:
+        workers: how many there are; 1 until the first reply.
     """
 
     def __init__(self, scripts: Scripts) -> None:
@@ -61,16 +95,16 @@ class FleetRegistry:
 
     @property
     def counts_apart(self) -> float:
-        """Seconds after which one of so many workers tells what it has counted: what is told each second is even."""
+        """Seconds between two reports of a worker's counts: longer where workers are many."""
         return min(COUNTS_APART, max(1.0, self.workers / MANY))
 
     def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> Attendance:
-        """Which queues somebody consumes, and which nobody does.
+        """Report a worker's queues; returns which queues a worker consumes, and which none does.
 
         Args:
-            worker: who asks.
-            queues: which it consumes.
-            given_up: which it does not consume any more.
+            worker: its name.
+            queues: that it consumes.
+            given_up: that it does not consume any more.
             lasts: seconds for which it may be taken for alive; 0.0: the worker ends.
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
@@ -90,12 +124,12 @@ class FleetRegistry:
         after: float = 0.0,
         most: int = -1,
     ) -> Unseen:
-        """A worker attends to these limits and return queues. Which were not seen to for ``after`` seconds?
+        """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds.
 
         Args:
             limits: by name.
             returns: return queues, each with the queue whose tasks come back by it.
-            forget: limits, and return queues with their queues, in which nothing waits.
+            forget: limits, and return queues with their queues, without tasks.
             after: seconds.
             most: how many of each kind; -1: all.
         """
@@ -109,18 +143,41 @@ class FleetRegistry:
         pairs = {tuple(name.split("\0", 1)): ago for name, ago in of_returns.items()}
         return Unseen(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
 
+    def publish_failures(
+        self,
+        failed: Mapping[tuple[str, str, str], str] = MappingProxyType({}),
+        published: Sequence[tuple[str, ...]] = (),
+    ) -> dict[str, list[PublishFailure]]:
+        """Report failures of this worker; returns the failures of all workers, by limit.
+
+        Args:
+            failed: the errors by limit, queue and the task's id; no id: all tasks for that queue.
+            published: the same without an error: they were published again.
+        """
+        key = failures_key(self._scripts.prefix, self._scripts.fleet)
+        arguments: list[str | int] = [microseconds(FAILURE_KEPT), MAX_FAILURES, len(published)]
+        arguments += ["\0".join(each) for each in published]
+        arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
+        reply = self._scripts.call("publish_failures", (), 1, 1 + len(arguments), [bulk(key, *arguments)])
+        found: dict[str, list[PublishFailure]] = {}
+        for field, value in sorted(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True)):
+            name, queue, task = field.split("\0", 2)
+            since, _, error = value.split(" ", 2)
+            found.setdefault(name, []).append(PublishFailure(queue, task, int(since) / 1e6, error))
+        return found
+
     def consumed(self) -> set[str]:
         """The queues that some worker consumes, or has consumed in the last 30 days."""
         *_, queues = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         return {text(queue) for queue in self._scripts.command("zrange", queues, 0, -1)}
 
     def recall(self, name: str, after: str | None, offset: int) -> tuple[str | None, int]:
-        """A queue is consumed again: lots of a limit in which tasks are aside are due. In steps.
+        """A queue is consumed again: buckets of a limit in which tasks are aside are due. In steps.
 
         Args:
             name: of the limit.
-            after: up to which bucket's key the step before has come; ``None``: the first step.
-            offset: how many lots there were before.
+            after: the bucket's key that the last step has reached; ``None``: the first step.
+            offset: how many buckets there were before.
 
         Returns:
             The same for the next step; ``None``: there is none.
@@ -129,3 +186,67 @@ class FleetRegistry:
         first = "-" if after is None else f"({after}"
         reply = self._scripts.call("recall", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
         return (text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
+
+
+class QueueHeartbeat:
+    """Reports the queues that one worker consumes, and knows which queues any worker consumes.
+
+    Args:
+        worker: the worker.
+        registry: of the fleet.
+        on_new_queues: called when this worker consumes queues that it did not.
+        recall: called when tasks may be aside for a queue that is consumed again.
+
+    Attributes:
+        heard: the last reply.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        registry: FleetRegistry,
+        on_new_queues: Callable[[], None],
+        recall: Callable[[], None],
+    ) -> None:
+        self._worker, self._registry = worker, registry
+        self._on_new_queues, self._recall = on_new_queues, recall
+        self.heard: Attendance | None = None
+        self._queues: frozenset[str] = frozenset()
+        self._reported_at = self._recall_until = 0.0
+
+    def _consumed_queues(self) -> frozenset[str]:
+        """The queues whose tasks come here when they leave the backlog, by their return queues."""
+        consumption = self._worker.consumption
+        before, behind = consumption.return_queue_for("\0").split("\0")
+        return frozenset(
+            [
+                queue[len(before) : len(queue) - len(behind)]
+                if queue.startswith(before) and queue.endswith(behind) and len(queue) > len(before) + len(behind)
+                else queue
+                for queue in consumption.queues
+            ]
+        )
+
+    def report(self, *, is_idle: bool) -> Asks[None]:
+        """Report the queues if it is time to. Tasks whose queue no worker consumes get no slot."""
+        queues = self._consumed_queues()
+        pause, lasts = (ATTEND_IDLE, ATTENDED_IDLE) if is_idle else (ATTEND, ATTENDED)
+        if queues == self._queues and time.monotonic() < self._reported_at + pause:
+            return
+        absent = self.heard.absent if self.heard is not None else None
+        given_up = sorted(self._queues - queues)
+        attend = self._registry.attend
+        heard: Attendance = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
+        self.heard = heard
+        has_new = queues - self._queues
+        self._queues, self._reported_at = queues, time.monotonic()
+        if has_new:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
+            self._recall_until = self._reported_at + ATTENDED
+            self._on_new_queues()
+        if absent is None or absent - heard.absent or self._reported_at < self._recall_until:
+            self._recall()
+
+    def end(self) -> Callable[[], object]:
+        """This worker ends, or connects anew. Returns the call that reports it."""
+        given_up, self._queues, self.heard = sorted(self._queues), frozenset(), None
+        return partial(self._registry.attend, self._worker.hostname, (), given_up, 0.0)

@@ -1,4 +1,4 @@
-"""What one worker has yet to tell the store of its lots: it goes with what is sent next, or after a while by itself."""
+"""What one worker has yet to report to the store: with its next call, or after a while by itself."""
 
 from __future__ import annotations
 
@@ -37,17 +37,15 @@ class PendingReports:
         self._noted_at.setdefault(bucket, time.monotonic())
 
     def note_published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
-        for bucket, those in leaving.items():
-            self.published.setdefault(bucket, []).extend(those)
+        for bucket, tasks in leaving.items():
+            self.published.setdefault(bucket, []).extend(tasks)
             self._noted_at.setdefault(bucket, time.monotonic())
 
     @contextmanager
     def telling(
         self, buckets: Iterable[Bucket], *, published: bool = False
     ) -> Iterator[tuple[Mapping[Bucket, Sequence[str]], Mapping[Bucket, Sequence[Parked]]]]:
-        """Messages that were acknowledged are told within, and those that were ``published``; nobody else tells of them
-        meanwhile. If it fails, later.
-        """
+        """Take out the acknowledged ids, and with ``published`` the published tasks. An error keeps them."""
         told, left = {}, {}
         for bucket in buckets:
             told[bucket] = self.acknowledged.pop(bucket, [])
@@ -60,5 +58,5 @@ class PendingReports:
             for bucket, ids in told.items():
                 for id in ids:
                     self.note_acknowledged(bucket, id)
-            self.note_published({bucket: those for bucket, those in left.items() if those})
+            self.note_published({bucket: tasks for bucket, tasks in left.items() if tasks})
             raise

@@ -1,6 +1,6 @@
-"""A worker's part in the parking lots: parks what its gate turns away, and publishes what any worker has parked.
+"""Parks the requests that the worker's gate turns away, and publishes parked tasks of any worker whose turn is near.
 
-No worker leads. The store says which lots are due; the worker that asks first lets tasks out whose turn is near.
+No worker leads. The store says which buckets are due; the worker that asks first gets the tasks.
 """
 
 from __future__ import annotations
@@ -21,30 +21,36 @@ from ..limits.weights import USUAL
 from ..store.keys import escape
 from .backlog import NOBODY, Backlog, Looked, ToPark
 from .backlog_cache import SOON, BacklogCache
-from .backlog_queries import AGAIN
+from .backlog_queries import AGAIN, FOUND
 from .deduplicator import Deduplicator
-from .due import LOOK, DueLots
-from .looks import RARELY, Looks
+from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
+from .poll_timer import MIN_PAUSE, RARELY, DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
-from .queue_heartbeat import QueueHeartbeat
 from .reaper import Reaper
-from .revoked import Revoked
 from .store_calls import Asks, StoreCalls
-from .waking import Waking
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 
-#: Seconds after which a worker that has found and parked nothing looks seldom.
+#: Seconds after which a worker that has found and parked nothing polls seldom.
 QUIET = 2.0
-#: Seconds after a long outage in which workers say what has come meanwhile, before lots are looked at again.
+#: Seconds after a long outage in which workers report what has arrived, before a worker polls again.
 OTHERS_TELL = 1.5
+#: Revoked tasks that leave in one step.
+REVOKED_AT_ONCE = 25
 
 
 class TurnedAway(Protocol):
-    """A request that the gate turns away: the queue that it came from, what the store knows it by, what it asks, how
-    often it was sent anew since it was not known whether it was parked, and what it has in common with tasks of which
-    one is to wait. ``gone``: the broker has it again, and hands it out anew.
+    """A request that the gate turns away.
+
+    Attributes:
+        request: Celery's.
+        queue: that it came from.
+        id: by which the store knows it.
+        demands: its limits.
+        unconfirmed_parks: how often it was sent again because the store did not confirm its park.
+        coalesce_key: the same for tasks of which one is to wait.
+        gone: the broker has its message again, and delivers it anew.
     """
 
     request: Any
@@ -58,28 +64,28 @@ class TurnedAway(Protocol):
     def gone(self) -> bool: ...
 
 
-#: Requests, each with its message as it is parked, by lot.
+#: Requests, each with its message as it is parked, by bucket.
 ToBeParked = Mapping[Bucket, Sequence[tuple[TurnedAway, ToPark]]]
 
 
 class ReturnScheduler:
-    """Looks after the parking lots of one worker's limits.
+    """Parks and returns the tasks of one worker's limits.
 
     Args:
         worker: the worker.
-        parking: the lots.
+        parking: the parked tasks.
         limits: by name; there may be more of them later.
-        outage: while it lasts nobody asks the store.
-        calls: makes those of looks at the lots.
+        outage: while it lasts, the store is not asked.
+        calls: makes the calls of polls.
         orphans_after: see :class:`~celery_ratelimit.backlog.reaper.Reaper`.
         clock: of the store.
 
     Attributes:
-        parking: the lots.
+        parking: the parked tasks.
         clock: of the store.
-        arrivals: what comes back.
-        occupied: lots in which tasks are known to be parked.
-        waking: for lots that are due sooner than was foreseen.
+        arrivals: messages that come back.
+        occupied: buckets in which tasks are known to be parked.
+        rescheduler: makes buckets due earlier after a change.
     """
 
     def __init__(
@@ -96,16 +102,17 @@ class ReturnScheduler:
         self._return_queue_for = worker.consumption.return_queue_for
         self._reaper = Reaper(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
-        self.waking = Waking(worker, parking, limits, outage)
+        self.rescheduler = Rescheduler(worker, parking, limits, outage)
         self._publisher = Publisher(worker, parking, self._reaper, clock)
-        self._revoked = Revoked(worker, parking, limits, self._publisher)
-        self._attending = QueueHeartbeat(worker, parking, self._return_queue_for, outage, self._reaper, self.waking)
+        self._revoked: list[str] = []  # tasks
+        self._revoked_in: list[tuple[Bucket, list[str]]] = []  # what the store knows them by
+        self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)
         self.occupied = BacklogCache(limits)
-        self._due = DueLots(parking, limits)
+        self._due = DueBuckets(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
         self._bell = parking.bell()
-        self._looks = Looks(worker, outage, calls, self._see_to_lots, self._pause, self._may_look)
-        self._looked_at, self._looks_from = time.monotonic(), 0.0
+        self._polls = PollTimer(worker, outage, calls, self._poll, self._pause, self._may_poll)
+        self._polled_at, self._polls_from = time.monotonic(), 0.0
         self._busy_at = float("-inf")  # when something was found or parked last
 
     def may_park(self, plan: Plan) -> bool:
@@ -114,8 +121,8 @@ class ReturnScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody is parked, as far as it is known."""
-        return self._is_quiet and not self._due.are_there_any
+        """No task is parked, as far as it is known."""
+        return self._is_quiet and not self._due.any_parked
 
     @property
     def _is_quiet(self) -> bool:
@@ -153,8 +160,8 @@ class ReturnScheduler:
     def parks(
         self, requests_of: ToBeParked, *, only_behind: bool, most: int | None = None
     ) -> Asks[dict[Bucket, list[int]]]:
-        """Park the messages of requests, in their order, and let go of them. See :meth:`Backlog.park`: of lots that go
-        together.
+        """Park the messages of requests, in their order, and acknowledge them. See :meth:`Backlog.park`: of buckets
+        that one script may see.
 
         Raises what the store raises; nothing has changed then.
         """
@@ -168,21 +175,21 @@ class ReturnScheduler:
         for bucket, said in said_of.items():
             for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
                 if ahead >= 0 and not held.gone:
-                    self._let_go(held, bucket, ahead)
+                    self._acknowledge(held, bucket, ahead)
                 elif ahead == NOBODY:
                     self.occupied.forget(bucket)
         return said_of
 
-    def _let_go(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
+    def _acknowledge(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
         self.occupied.note(bucket)
-        if (ahead == 0 or self._is_quiet) and self._looks.soon(self.occupied.looks_in(bucket)):
-            self._due.are_new()  # the first task in a lot may have its turn before the next look
+        if ahead == 0 or self._is_quiet:  # the first task of a bucket may have its turn before the next poll
+            self._polls.soon(self.occupied.looks_in(bucket))
         self._busy_at = time.monotonic()
         self._worker.republisher.acknowledge(held.request)
         self._not_acknowledged.append((bucket, held.id, held.request.message))
 
     def _note_acknowledged(self) -> None:
-        """The worker acknowledges in its next turn: the store hears of it with what is sent next."""
+        """The worker acknowledges in its next turn: the store hears of it with the next call."""
         while self._not_acknowledged and self._not_acknowledged[0][2].acknowledged:
             bucket, id, _ = self._not_acknowledged.popleft()
             self.parking.acknowledged(bucket, id)
@@ -190,81 +197,102 @@ class ReturnScheduler:
     # -- Out -------------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look after the lots from now on."""
-        if not self._looks.are_done:
-            self._looks.begin(LOOK)
+        """Poll from now on."""
+        if not self._polls.is_running:
+            self._polls.begin(MIN_PAUSE)
             if self.parking.can_park:
                 self._bell.listen()
             self._reaper.report_now()
-            self.waking.begin()
+            self.rescheduler.begin()
 
     def store_is_back(self) -> None:
-        """It hears at once what has come meanwhile: a worker that looks at the lots might send that once more."""
+        """Report at once what has arrived: a worker that polls might publish these tasks once more."""
         now = time.monotonic()
-        if now - self._looked_at > AGAIN / 2:
-            self._looks_from = now + OTHERS_TELL
+        if now - self._polled_at > AGAIN / 2:
+            self._polls_from = now + OTHERS_TELL
         self.arrivals.tell_soon()
 
     def close(self) -> None:
-        self._looks.end()
+        self._polls.end()
+        end = self._heartbeat.end()
         if self.parking.can_park:
             self._outage.ask(lambda: self.parking.flush(at_once=True), None, quietly=True)
-        self._attending.end()
+            self._outage.ask(end, None, quietly=True)
         self._bell.close()
         self._reaper.close()
         self.arrivals.close()
-        self.waking.close()
+        self.rescheduler.close()
         self._due.clear()
         self._not_acknowledged.clear()
 
-    def _may_look(self, now: float) -> bool:
-        return self.parking.can_park and now >= self._looks_from
+    def _may_poll(self, now: float) -> bool:
+        return self.parking.can_park and now >= self._polls_from
 
     def _pause(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next poll."""
         return max(RARELY if self._is_quiet else 0.0, self._due.pause())
 
-    def _see_to_lots(self, until: float) -> Asks[bool]:
-        """False: there is more to do, and time is up."""
-        self._looked_at = time.monotonic()
-        yield from self._attending.says(is_idle=self.is_idle)
+    def _poll(self, until: float) -> Asks[bool]:
+        """One poll. False: there is more to do, and time is up."""
+        self._polled_at = time.monotonic()
+        yield from self._heartbeat.report(is_idle=self.is_idle)
         if time.monotonic() >= until:  # the store is far away
             return False
-        self.waking.begin()  # tasks may have been registered
+        self.rescheduler.begin()  # tasks may have been registered
         self._note_acknowledged()  # to be told with what is let out
-        done = self._revoked.let_out(until) and (yield from self._let_out(until))
+        done = self._release_revoked(until) and (yield from self._return_due(until))
         yield from self.parking.tells(at_once=False)
         return done
 
-    def _let_out(self, until: float) -> Asks[bool]:
-        """Publish tasks whose turn is near, of all lots that are due. False: there are more, and time is up."""
+    def _release_revoked(self, until: float) -> bool:
+        """Publish revoked tasks now: the worker that a task comes to says that it is revoked. False: time is up."""
+        names = self._limits.names
+        self._revoked += self._worker.newly_revoked() if names else ()
+        while self._revoked or self._revoked_in:
+            if self._revoked_in:
+                bucket, ids = self._revoked_in[-1]
+                _, leaving, remaining = self.parking.contents.pick(bucket, ids[:REVOKED_AT_ONCE], purge=False)
+                self._revoked_in.pop()
+                if remaining := [*remaining, *ids[REVOKED_AT_ONCE:]]:
+                    self._revoked_in.append((bucket, remaining))
+                self._publisher.publish({bucket: leaving} if leaving else {})
+            else:
+                asked = self._revoked[: max(1, FOUND // len(names))]
+                found = [each for step in self.parking.contents.find(names, asked) for each in step.items()]
+                self._revoked_in = [(bucket, list(ids)) for bucket, ids in found]
+                del self._revoked[: len(asked)]
+            if time.monotonic() >= until:
+                return False
+        return True
+
+    def _return_due(self, until: float) -> Asks[bool]:
+        """Publish tasks whose turn is near, of all buckets that are due. False: there are more, and time is up."""
         due = self._due
         if not due:
-            if self.is_idle and not self._bell.has_rung() and not due.are_asked_for:
+            if self.is_idle and not self._bell.has_rung() and not due.must_ask:
                 return True
-            if not (yield from due.looks(are_seen_to=self.occupied.are_seen_to(self._limits.names))):
-                return True
+            yield from due.find()
             if due:
                 self._busy_at = time.monotonic()
-                if self._busy_at >= until:  # the store is far away: others have a turn in between
+                if self._busy_at >= until:  # the store is far away: other calls come in between
                     return False
-                yield from self._attending.says(is_idle=False)  # who was idle has heard long ago who consumes what
+                yield from self._heartbeat.report(is_idle=False)  # an idle worker has asked long ago
             elif self._is_quiet:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
             demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
-            unpark = partial(self.parking.unpark, demands, due=True, attendance=self._attending.heard)
+            unpark = partial(self.parking.unpark, demands, due=True, attendance=self._heartbeat.heard)
             looked: Sequence[Looked] = yield unpark
             due.note(looked)
             for each in looked:
-                if each.again is None or each.again >= AGAIN:  # nobody is left in it, or for long: who comes asks first
+                if each.again is None or each.again >= AGAIN:  # empty, or closed for long: a new request asks first
                     self.occupied.forget(each.bucket)
                 if each.leaving:
                     self.occupied.note_turn(each.bucket, time.monotonic() + max(one.wait for one in each.leaving))
                 if each.another:
-                    self.waking.has_another_code(each.bucket[0])
+                    self.rescheduler.has_another_code(each.bucket[0])
             self._publisher.publish({each.bucket: each.leaving for each in looked if each.leaving})
             if time.monotonic() >= until:
                 return not due
-            yield from due.looks_for_more()
+            yield from due.find_more()
         return True

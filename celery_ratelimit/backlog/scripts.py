@@ -22,7 +22,7 @@ _FAIR_IN_ANY_CASE = ("published", "pick", "hand_back", "turn", "reconcile")
 
 _NAMES = (
     *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),
-    *("parked", "find", "pick", "hand_back", "place", "turn", "reconcile"),
+    *("parked", "find", "pick", "hand_back", "place", "turn", "reconcile", "publish_failures", "postpone"),
 )
 
 

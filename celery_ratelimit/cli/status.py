@@ -43,6 +43,8 @@ def status(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: boo
         for each in found:
             if each.would is not None:
                 click.echo(f"{plain(each.name)} is in shadow: {each.would}")
+            for failure in each.failures:
+                click.echo(f"{plain(each.name)}: {plain(str(failure))}")
 
 
 @click.command()
@@ -124,6 +126,7 @@ def _data(each: LimitStatus) -> dict[str, Any]:
         "paused_until": each.paused_until,
         "attended": each.attended,
         "tasks": each.tasks,
+        "failures": each.failures,
         "shadow": config.shadow,
         "stored_shadow": config.stored_shadow,
         "would": None if each.would is None else {**asdict(each.would), "said": str(each.would)},

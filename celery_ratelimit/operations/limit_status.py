@@ -14,7 +14,7 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
-from ..backlog.fleet_registry import UNATTENDED
+from ..backlog.fleet_registry import UNATTENDED, PublishFailure
 from ..backlog.messages import Bucket, Lot
 from ..counts.would import Would
 from ..limiter.counted import ask_used
@@ -58,6 +58,7 @@ class LimitStatus:
         drains_in: seconds until all of these have had their turn, if no more come; ``None``: not known.
         attended: whether a worker has this limit, or no task is parked.
         tasks: names of its tasks.
+        failures: its tasks that have left the store and cannot be published, with the broker's errors.
         would: what the limit would have done, while it is in shadow.
     """
 
@@ -74,6 +75,7 @@ class LimitStatus:
     drains_in: float | None
     attended: bool
     tasks: tuple[str, ...]
+    failures: tuple[PublishFailure, ...] = ()
     would: Would | None = None
 
     @property
@@ -157,6 +159,7 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
     """
     owned, backlog, settings = owners_of(app), backlog_of(app), settings_of(app)
     last_seen = backlog.register.seen((), ()).limits if backlog.can_park else {}
+    failures = backlog.register.publish_failures() if backlog.can_park else {}
     known: dict[str, AnyLimit | None] = {**dict.fromkeys(last_seen), **settings.quotas}
     known.update({name: each.limit for name, each in owned.items()})
     for name in names:
@@ -189,6 +192,7 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
                 drains_in=_drains_in(standing, code, parked, queued or 0, by_key=by_key),
                 attended=not parked.tasks or last_seen.get(name, inf) < UNATTENDED,
                 tasks=tuple(owned[name].tasks) if name in owned else (),
+                failures=tuple(failures.get(name, ())),
                 would=would.get(name),
             )
         )
@@ -247,8 +251,7 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
 
 
 def _parked_of(backlog: Backlog, names: Sequence[str]) -> dict[str, _Parked]:
-    counts, left = backlog.contents.counts(names), MAX_LOTS
-    lots_of: dict[str, list[Lot]] = {}
+    counts, left, lots_of = backlog.contents.counts(names), MAX_LOTS, dict[str, list[Lot]]()
     for name, (number, _) in sorted(counts.items(), key=lambda each: each[1]):
         left -= number
         if left >= 0:
@@ -258,8 +261,7 @@ def _parked_of(backlog: Backlog, names: Sequence[str]) -> dict[str, _Parked]:
             lots_of[lot.name].append(lot)
     found = {name: _Parked(tasks, number, None, tasks, None) for name, (number, tasks) in counts.items()}
     for name, lots in lots_of.items():
-        costs = [lot.cost for lot in lots]
-        oldest = min([lot.oldest for lot in lots], default=None)
+        costs, oldest = [lot.cost for lot in lots], min([lot.oldest for lot in lots], default=None)
         found[name] = _Parked(sum(lot.parked for lot in lots), len(lots), oldest, sum(costs), max(costs, default=0))
     return found
 

@@ -17,7 +17,7 @@ from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
 from ..backlog.backlog_queries import AGAIN, PAGE
 from ..backlog.messages import Parked, marker_of, read_parcel
-from ..backlog.reaper import QueueReturner
+from ..backlog.queue_returner import QueueReturner
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
 from .limit_status import ParkingLot, lots_of, standings_of

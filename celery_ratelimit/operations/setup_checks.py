@@ -54,6 +54,7 @@ def check_store(app: Celery) -> Iterator[str]:
         yield from limiter.check_store()
         if any(isinstance(each.limit, Limit) for each in used.values()) and backlog_of(app).can_park:
             yield from _check_persistence(app)
+        yield from _check_publish_failures(app)
         for standing in standings_of(app, {name: each.limit for name, each in used.items()}):
             config = standing.config
             cost = used[config.name].limit.cost
@@ -67,6 +68,16 @@ def check_store(app: Celery) -> Iterator[str]:
         yield f"the store at {where} does not answer: {error.__cause__ or error}"
     except ConfigurationError as error:  # a worker would not start either
         yield str(error)
+
+
+def _check_publish_failures(app: Celery) -> Iterator[str]:
+    backlog = backlog_of(app)
+    for name, failures in backlog.register.publish_failures().items() if backlog.can_park else ():
+        for failure in failures:
+            yield (
+                f"limit {name!r}: {failure}. Such tasks stay in the store and are tried again within five minutes: "
+                "declare the queue, or mend what the broker says"
+            )
 
 
 def _check_persistence(app: Celery) -> Iterator[str]:

@@ -129,6 +129,7 @@ def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
         facts.append(("in shadow", f"{shadow_set_by(config)}: {each.would}"))
     if each.paused_until is not None:
         facts.append(("paused", end_of("resumed", each.paused_until)))
+    facts += [("not published", plain(str(failure))) for failure in each.failures]
     if each.tasks:
         facts.append(("for the tasks", plain(", ".join(each.tasks))))
     return facts

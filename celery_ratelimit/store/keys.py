@@ -24,6 +24,7 @@ __all__ = [
     "count_keys",
     "declared_key",
     "escape",
+    "failures_key",
     "hash_tag",
     "history_key",
     "lot_keys",
@@ -141,6 +142,11 @@ def weights_key(prefix: str, name: str) -> str:
 def attendance_keys(prefix: str, fleet: str) -> tuple[str, ...]:
     """The workers of a fleet, which queues each of them consumes, and the queues: see ``lua/attend.lua``."""
     return tuple([bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("alive", "workers", "queues")])
+
+
+def failures_key(prefix: str, fleet: str) -> str:
+    """Which tasks of a fleet could not be published: see ``lua/publish_failures.lua``."""
+    return bucket_key(prefix, "fleet", "", f"failures@{fleet}")
 
 
 def seen_keys(prefix: str, fleet: str) -> tuple[str, ...]:

@@ -288,7 +288,7 @@ class Gate:
         self._stored.forget(names)
         self._attendant.occupied.forget_turns(names)
         self._scheduler.note_changed(names)
-        self._attendant.waking.wake(names)
+        self._attendant.rescheduler.wake(names)
         self.worker.timers.fire_early(lambda request: self._is_limited_by(request, names))
 
     def _is_limited_by(self, request: Any, names: set[str]) -> bool:

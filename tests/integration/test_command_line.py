@@ -514,6 +514,16 @@ def test_a_user_with_the_least_rights_is_enough(server: EmbeddedServer, store: r
         store.execute_command("ACL", "DELUSER", "operator")
 
 
+def test_tasks_that_the_broker_does_not_take_are_named_with_its_error(run: Run, app: Celery) -> None:
+    backlog_of(app).register.publish_failures({("stripe", "orders.throttled", ""): "the broker has no such queue"})
+    error = "tasks cannot be published to queue 'orders.throttled': the broker has no such queue"
+    assert f"stripe: {error}" in run("status").output
+    assert error in run("status", "stripe").output
+    assert error in run("check", "--fleet").output
+    (told,) = json.loads(run("status", "stripe", "--json").output)
+    assert told["failures"][0]["error"] == "the broker has no such queue"
+
+
 def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redis.Redis, run: Run) -> None:
     app = make_app(server.url)
     app.conf.ratelimit_queues = {f"q{n}": Limit("1/h", name=f"limit{n}") for n in range(100)}
@@ -522,8 +532,8 @@ def test_a_hundred_limits_are_asked_in_steps(server: EmbeddedServer, store: redi
     store.config_resetstat()
     each = {one["name"]: one for one in json.loads(run("status", "--json", of=app).output)}
     assert (each["limit70"]["remaining"], each["limit71"]["remaining"]) == (0, 1)
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + 3 + 5, (
-        "who was seen, who is parked, forty limits in a step, and what is used of twenty-five"
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 3 + 3 + 5, (
+        "who was seen, what cannot be published, who is parked, forty limits in a step, and what is used of twenty-five"
     )
 
 

@@ -581,7 +581,7 @@ class Bench:
         )
 
     @property
-    def waking(self) -> Any:
+    def rescheduler(self) -> Any:
         return SimpleNamespace(wake=lambda names: None)
 
     def _may_run(self, pending: Any) -> bool:

@@ -219,7 +219,7 @@ class Limits(dict[str, Any]):
 
 @pytest.fixture
 def attendant(monkeypatch: pytest.MonkeyPatch) -> ReturnScheduler:
-    for part in ("Reaper", "Deduplicator", "Waking", "Publisher", "Revoked", "QueueHeartbeat"):
+    for part in ("Reaper", "Deduplicator", "Rescheduler", "Publisher", "QueueHeartbeat"):
         monkeypatch.setattr(f"celery_ratelimit.backlog.return_scheduler.{part}", MagicMock())
     lots: Any = Lots()
     lots.bell = MagicMock()
@@ -233,7 +233,7 @@ def let_out(attendant: ReturnScheduler, *names: str) -> None:
     lots.due = lambda _: [(name, "") for name in names]
     leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
     lots.unpark = lambda demands, **_: [Looked((each.name, ""), 1.0, False, leaving) for each in demands]
-    assert asked(attendant._let_out(float("inf")))
+    assert asked(attendant._return_due(float("inf")))
 
 
 def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(
@@ -261,7 +261,7 @@ def test_a_look_tells_what_was_noted_a_while_ago(attendant: ReturnScheduler) -> 
         yield lambda: told.append(at_once)
 
     lots.tells, lots.due = tells, lambda _: None
-    attendant._attending.says = lambda *, is_idle: iter(())  # type: ignore[method-assign, assignment]
-    attendant._revoked.let_out.return_value = True  # type: ignore[attr-defined]
-    assert asked(attendant._see_to_lots(float("inf")))
+    attendant._heartbeat.report = lambda *, is_idle: iter(())  # type: ignore[method-assign, assignment]
+    attendant._worker.newly_revoked = list  # type: ignore[method-assign, assignment]
+    assert asked(attendant._poll(float("inf")))
     assert told == [False], "what has waited for a while"

@@ -13,14 +13,10 @@ from celery_ratelimit.backlog.backlog import HORIZON, LOOK_APART
 from celery_ratelimit.backlog.backlog_cache import (
     BACK,
     CLOSED,
-    SEEN_TO,
     SOON,
     BacklogCache,
 )
-from celery_ratelimit.backlog.due import DueLots
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
-from celery_ratelimit.backlog.messages import Looked, Parked
-from celery_ratelimit.backlog.store_calls import asked
 from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limits.concurrency import Concurrency
@@ -98,43 +94,6 @@ def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: BacklogCache, turn:
         occupied.note_coming(message(), turn)
     assert occupied.looks_in(API) == pytest.approx(seconds)
     assert turn == 0.0 or seconds == SOON or seconds + BACK <= turn
-
-
-# -- Who need not look -------------------------------------------------------------------------------------------------
-
-
-def test_lots_are_seen_to_as_long_as_what_comes_back_has_just_left(occupied: BacklogCache, now: list[float]) -> None:
-    assert not occupied.are_seen_to(["api"])
-    occupied.note_coming(message(), 0.9)
-    assert occupied.are_seen_to(["api"])
-    assert not occupied.are_seen_to(["api", "other"]), "that of another limit may be due"
-    now[0] += 0.91 - SEEN_TO
-    assert not occupied.are_seen_to(["api"])
-    occupied.note_coming(message(), 0.9)
-    occupied.forget_turns({"api"})
-    assert not occupied.are_seen_to(["api"])
-
-
-def test_whoever_lets_tasks_out_looks_and_others_do_not(now: list[float]) -> None:
-    times: list[float] = []
-
-    def due(names: Any) -> list[Any]:
-        times.append(now[0])
-        return []
-
-    parking: Any = SimpleNamespace(due=due, register=SimpleNamespace(workers=10))
-    lots = DueLots(parking, SimpleNamespace(names=["api"]))  # type: ignore[arg-type]
-    assert asked(lots.looks(are_seen_to=True)), "as long as nobody has looked it may be wrong"
-    now[0] += 10.0
-    assert not asked(lots.looks(are_seen_to=True))
-    assert asked(lots.looks(are_seen_to=False))
-    now[0] += 10.0
-    lots.are_new()
-    assert asked(lots.looks(are_seen_to=True)), "somebody was parked here"
-    now[0] += 10.0
-    lots.note([Looked(API, 1.0, False, (Parked("a", 1, 0, 0.9, "{}"),))])
-    assert asked(lots.looks(are_seen_to=True)), "it is this worker that lets tasks out"
-    assert len(times) == 4
 
 
 # -- What is counted ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Limit, StoreUnavailable
-from celery_ratelimit.backlog.waking import Waking
+from celery_ratelimit.backlog.poll_timer import Rescheduler
 
 
 class World:
@@ -24,7 +24,7 @@ class World:
         parking: Any = SimpleNamespace(can_park=True, contents=self, register=self, wake=self.wake)
         limits: Any = self
         outage: Any = self
-        self.waking = Waking(worker, parking, limits, outage)
+        self.rescheduler = Rescheduler(worker, parking, limits, outage)
 
     def call_after(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         self.timers.append(call)
@@ -87,43 +87,43 @@ def lost() -> None:
 
 def test_a_recall_without_an_answer_is_repeated(world: World) -> None:
     world.meanwhile = [lost, lambda: None, lost]
-    world.waking.recall()
+    world.rescheduler.recall()
     world.run()
     assert world.said == ["occupied", "occupied", ("recall", "api", None), ("recall", "api", None)]
 
 
 def test_a_recall_that_comes_while_the_store_is_asked_is_made_after_that(world: World) -> None:
-    world.meanwhile = [lambda: None, world.waking.recall]
-    world.waking.recall()
+    world.meanwhile = [lambda: None, world.rescheduler.recall]
+    world.rescheduler.recall()
     world.run()
     assert world.said == ["occupied", ("recall", "api", None)] * 2
 
 
 def test_a_change_that_comes_while_the_store_is_asked_is_told_after_that(world: World) -> None:
-    world.meanwhile = [lambda: world.waking.has_another_code("api")]
-    world.waking.wake(["api"])
+    world.meanwhile = [lambda: world.rescheduler.has_another_code("api")]
+    world.rescheduler.wake(["api"])
     world.run()
     assert world.said == [("wake", "api", 0), ("wake", "api", -1)]
 
 
 def test_a_change_without_an_answer_is_told_again(world: World) -> None:
     world.meanwhile = [lost]
-    world.waking.has_another_code("api")
+    world.rescheduler.has_another_code("api")
     world.run()
     assert world.said == [("wake", "api", -1)] * 2
 
 
 def test_limits_that_a_worker_registers_later_are_recalled_too(world: World) -> None:
-    world.waking.begin()
+    world.rescheduler.begin()
     world.run()
     assert world.said == ["occupied", ("wake", "api", 0), ("recall", "api", None)]
     world.said.clear()
     world.limits["later"] = Limit("1/s", name="later")
-    world.waking.begin()
+    world.rescheduler.begin()
     world.run()
     assert ("recall", "later", None) in world.said
     assert ("wake", "later", 0) in world.said
     world.said.clear()
-    world.waking.begin()
+    world.rescheduler.begin()
     world.run()
     assert world.said == []

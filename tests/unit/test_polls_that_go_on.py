@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.backlog.looks import RARELY, Looks
+from celery_ratelimit.backlog.poll_timer import NEXT, RARELY, TURN, PollTimer
 from celery_ratelimit.backlog.store_calls import Asks, Reply, StoreCalls, advance, asked
-from celery_ratelimit.backlog.waking import NEXT, TURN
 from celery_ratelimit.limiter.outage import NotAsked
 
 PAUSE = 0.2
@@ -53,7 +52,7 @@ class World:
         self.calls.latency = latency
         self.calls._threads = self  # type: ignore[assignment]
         self.raised: list[Exception] = []
-        self.looks = Looks(worker, outage, self.calls, self.look, lambda: PAUSE, lambda now: self.may)
+        self.looks = PollTimer(worker, outage, self.calls, self.look, lambda: PAUSE, lambda now: self.may)
 
     # -- The worker's timers ---------------------------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ def test_when_it_ends_what_has_left_its_lot_is_published_and_nobody_asks_on(worl
     world.wait(PAUSE)
     world.end()
     assert (world.heard, world.closed, world.on_its_way) == (["left"], 1, [])
-    assert not world.looks.are_done
+    assert not world.looks.is_running
     assert not world.looks.soon(0.0)
     world.wait(5 * RARELY)
     assert len(world.begun) == 1

@@ -1,0 +1,298 @@
+"""When one worker asks the store for tasks that are due, and how it makes buckets due earlier after a change.
+
+A poll follows a poll after a pause: the worker that finds tasks polls again soon, the others ever more seldom, so that
+a fleet of any size asks about as often as one worker (:class:`DueBuckets`). A bell ends the pause (:class:`PollTimer`).
+A changed limit, and a queue that is consumed again, make buckets due earlier (:class:`Rescheduler`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from .._celery import Worker
+from ..app.plan import AppLimits
+from ..limiter.demand import Demand
+from ..limiter.outage import Outage
+from .backlog import Backlog
+from .backlog_queries import LOTS
+from .messages import Bucket, Looked
+from .store_calls import Asks, Reply, Run, StoreCalls
+
+__all__ = ["MAX_PAUSE", "MIN_PAUSE", "NEXT", "RARELY", "TURN", "DueBuckets", "PollTimer", "Rescheduler"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+#: Seconds after which the rest of a poll waits for the next turn of the worker's loop: the last step may take thirty
+#: milliseconds more, as it publishes fifty tasks.
+TURN = 0.01
+#: Seconds until that next turn: a timer without any delay goes off in the same one.
+NEXT = 0.001
+#: The same in an outage.
+IN_AN_OUTAGE = 0.2
+#: Seconds between two polls of a worker that has found and parked nothing for a while.
+RARELY = 1.0
+#: Seconds between two polls: of a worker that finds tasks, and of one of very many that finds none.
+MIN_PAUSE, MAX_PAUSE = 0.2, 2.0
+#: Seconds between two polls, on average, while nothing is parked: then the bell is rung for the first task.
+IDLE = 20.0
+
+
+class DueBuckets:
+    """The buckets of one worker's limits that are due, as far as the worker has heard.
+
+    Args:
+        backlog: the parked tasks.
+        limits: by name.
+
+    Attributes:
+        any_parked: tasks are parked, as far as it is known.
+    """
+
+    def __init__(self, backlog: Backlog, limits: AppLimits) -> None:
+        self._backlog, self._limits = backlog, limits
+        self._due: dict[Bucket, None] = {}
+        self._asks_again = 0.0
+        self._are_more = False
+        self._pause = MIN_PAUSE
+        self.any_parked = True  # until the first poll
+
+    def __bool__(self) -> bool:
+        return bool(self._due)
+
+    def pause(self) -> float:
+        """Seconds until the next poll: for a worker that finds nothing, so many that the fleet asks often enough."""
+        pause = min(self._pause, MIN_PAUSE * self._backlog.register.workers)
+        return max(MIN_PAUSE, pause * random.uniform(0.75, 1.25))
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether it is time to ask though nothing is parked."""
+        return time.monotonic() >= self._asks_again
+
+    def find(self) -> Asks[None]:
+        """Ask the store which buckets are due."""
+        self._asks_again = 0.0  # until there is an answer
+        due = yield partial(self._backlog.due, list(self._limits.names))
+        self._asks_again = time.monotonic() + random.uniform(0.75, 1.25) * IDLE
+        self.any_parked = due is not None
+        self._due.update(dict.fromkeys(due or ()))
+        self._are_more = len(self._due) >= LOTS
+        if not self._due:
+            self._back_off(found=False)
+
+    def find_more(self) -> Asks[None]:
+        """Ask again if the last reply was full."""
+        if not self._due and self._are_more:
+            yield from self.find()
+
+    def first(self) -> Sequence[Bucket]:
+        return list(itertools.islice(self._due, LOTS))
+
+    def note(self, looked: Sequence[Looked]) -> None:
+        """Note what left some of these buckets, and which of them are due again at once."""
+        self._back_off(found=any(each.leaving or each.again == 0 for each in looked))
+        for each in looked:
+            self._due.pop(each.bucket, None)
+            if each.again is not None and each.again <= 0:
+                self._due[each.bucket] = None  # behind the others
+
+    def clear(self) -> None:
+        self._due.clear()
+
+    def _back_off(self, *, found: bool) -> None:
+        self._pause = MIN_PAUSE if found else min(2 * self._pause, MAX_PAUSE)
+
+
+class PollTimer:
+    """Runs the polls of one worker, one after the other.
+
+    Args:
+        worker: the worker.
+        outage: while it lasts, there are no polls.
+        calls: makes the calls of a poll.
+        poll: gets a time to end at; its result is False if there is more to do after that.
+        pause: seconds until the next poll, if there is not.
+        may_poll: whether a poll may begin now.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        outage: Outage,
+        calls: StoreCalls,
+        poll: Callable[[float], Asks[bool]],
+        pause: Callable[[], float],
+        may_poll: Callable[[float], bool],
+    ) -> None:
+        self._worker, self._outage, self._calls = worker, outage, calls
+        self._poll, self._pause, self._may_poll = poll, pause, may_poll
+        self._cancel: Callable[[], None] | None = None
+        self._soon = self._again = self._is_polling = False
+        self._run: Run[bool] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there are polls, now and then."""
+        return self._cancel is not None
+
+    def begin(self, seconds: float) -> None:
+        """The first poll begins in so many seconds."""
+        self._cancel = self._worker.timers.call_after(seconds, self._now)
+
+    def soon(self, seconds: float) -> bool:
+        """The next poll begins in so many seconds. Returns whether it would have begun later."""
+        if self._cancel is None or self._soon:
+            return False
+        self._soon = True
+        self._next(seconds)
+        return True
+
+    def end(self) -> None:
+        """No poll begins any more. A reply that is on its way is heard: tasks may have left the backlog."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+        run, self._run, self._is_polling = self._run, None, False
+        if run is not None:
+            run.end()
+
+    def _next(self, seconds: float) -> None:
+        if self._cancel is not None:
+            self._cancel()
+        self._cancel = self._worker.timers.call_after(seconds, self._now)
+
+    def _now(self) -> None:
+        self._cancel, self._soon = self._worker.timers.call_after(RARELY, self._now), False
+        if self._is_polling:  # the last one waits for a reply
+            self._again = True
+            return
+        now = time.monotonic()
+        if self._outage or not self._may_poll(now):
+            self._go_on(done=True)
+            return
+        self._is_polling = True
+        run = self._calls.run(self._poll(now + TURN), self._on_end)
+        self._run = run if self._is_polling else None
+
+    def _on_end(self, reply: Reply[bool]) -> None:
+        self._run, self._is_polling = None, False
+        self._go_on(done=self._outage.hear(reply.get, True))
+
+    def _go_on(self, *, done: bool) -> None:
+        """If there is more to do, the rest of the worker has a turn, and then this goes on."""
+        again, self._again = self._again or not done, False
+        if self._cancel is not None and not self._soon:  # else it was ended, or a task was parked meanwhile
+            self._next(NEXT if again else self._pause())
+
+
+class Rescheduler:
+    """Makes the buckets of limits due earlier, in steps: one for one limit after the other, turn by turn.
+
+    Args:
+        worker: the worker.
+        parking: the parked tasks.
+        limits: whose buckets.
+        outage: while it lasts, the store is not asked.
+    """
+
+    def __init__(self, worker: Worker, parking: Backlog, limits: AppLimits, outage: Outage) -> None:
+        self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
+        self._to_wake: dict[str, int] = {}
+        self._woken_at: dict[str, int] = {}
+        self._to_recall: dict[str, tuple[str | None, int]] = {}
+        self._is_recalled = self._is_new = False
+        self._known = 0  # limits that were woken and recalled when this worker came to have them
+        self._cancel: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """Wake and recall limits that this worker has come to have: other workers' code may have other limits."""
+        if len(self._limits) > self._known:
+            self._known = len(self._limits)
+            self._is_new = True
+            self.recall()
+
+    def wake(self, names: Iterable[str]) -> None:
+        """What is stored for these limits has changed: their buckets may be due earlier than was foreseen."""
+        for name in names:
+            if name in self._limits:
+                self._wake(name, self._woken_at.get(name, 0))
+
+    def has_another_code(self, name: str) -> None:
+        """The worker that polled buckets of this limit last had another limit in its code."""
+        self._wake(name, -1)
+
+    def recall(self) -> None:
+        """Queues are consumed again: tasks that are aside for them are due."""
+        self._is_recalled = True
+        self._go_on()
+
+    def _wake(self, name: str, since: int) -> None:
+        if self._parking.can_park:
+            self._to_wake[name] = min(since, self._to_wake.get(name, since))
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._cancel is None:
+            self._cancel = self._worker.timers.call_after(NEXT, self._in_steps)
+
+    def _in_steps(self) -> None:
+        """One step for one limit after the other, until the turn is over."""
+        self._cancel = None
+        self._outage.ask(lambda: self._some_steps(time.monotonic() + TURN), None)
+        if (self._to_wake or self._to_recall or self._is_recalled) and self._cancel is None:
+            self._cancel = self._worker.timers.call_after(IN_AN_OUTAGE if self._outage else NEXT, self._in_steps)
+
+    def _some_steps(self, until: float) -> None:
+        """What is to be done is taken out before the store is asked, and put back if there is no answer.
+
+        So a change or a recall that comes meanwhile is kept: greenlets switch, and Celery's loop may be nested.
+        """
+        if self._is_recalled:
+            self._find_names()
+        while self._to_wake and not self._outage and time.monotonic() < until:
+            name, since = next(iter(self._to_wake.items()))
+            del self._to_wake[name]
+            try:
+                now, more = self._parking.wake(Demand(self._limits[name], name), since)
+            except BaseException:
+                self._wake(name, since)
+                raise
+            if more:
+                self._to_wake[name] = -1  # it has changed, and not all lots have been told
+            else:
+                self._woken_at[name] = now
+        while self._to_recall and not self._outage and time.monotonic() < until:
+            name, (after, offset) = next(iter(self._to_recall.items()))
+            del self._to_recall[name]
+            try:
+                after_this, offset_then = self._parking.register.recall(name, after, offset)
+            except BaseException:
+                self._to_recall.setdefault(name, (after, offset))
+                raise
+            if after_this is not None:
+                self._to_recall.setdefault(name, (after_this, offset_then))
+
+    def _find_names(self) -> None:
+        """The limits to recall, and to wake if some are new: limits with parked tasks."""
+        is_new, self._is_recalled, self._is_new = self._is_new, False, False
+        try:
+            names = self._parking.contents.occupied(self._limits.names) if self._parking.can_park else ()
+        except BaseException:
+            self._is_recalled, self._is_new = True, self._is_new or is_new
+            raise
+        self._to_recall = dict.fromkeys(names, (None, 0))
+        for name in names if is_new else ():
+            self._wake(name, 0)
+
+    def close(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+        self._to_wake.clear()
+        self._to_recall.clear()
+        self._is_recalled, self._known = False, 0

@@ -1,0 +1,23 @@
+-- postpone: tasks that were let out could not be published: they are found by their ids again, and let out once more later.
+--
+-- KEYS   see include/lot.lua
+-- ARGV   1  key       text: of the bucket
+--        2+           pairs of an id and us, > 0: after which the task is let out once more
+-- Reply  1
+-- Writes the lot
+local key, FIRST_PAIR = ARGV[1], 2
+--!include prelude.lua
+--!include now.lua
+--!include lot.lua
+
+use_lot(0, key)
+for i = FIRST_PAIR, #ARGV, 2 do
+    local id = ARGV[i]
+    local message = call('ZSCORE', LEAVING, id) and call('HGET', MESSAGES, id)
+    if message then
+        call('ZADD', LEAVING, int(now + ARGV[i + 1]), id)
+        local place = place_of(id, message)
+        if place then call('ZADD', WHERE, 0, place) end
+    end
+end
+return 1

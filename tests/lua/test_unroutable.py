@@ -1,0 +1,104 @@
+"""Tasks that have left the backlog and cannot be published: seen, named with the error, tried ever more seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from kombu.utils.json import dumps
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.backlog.backlog import AGAIN, Backlog, ToPark
+from celery_ratelimit.backlog.publisher import MAX_RETRY, Publisher
+from tests.conftest import START, Clock
+
+from .test_parking import BUCKET, let_out
+
+MARKER = {"queue": "orders", "eta": None, "exchange": "", "routing_key": "orders"}
+PARCEL = {"id": "task", "to": "orders.throttled", "headers": {"id": "task", "celery-ratelimit-return": MARKER}}
+
+
+class World:
+    """One parked task, and a broker that takes it or not."""
+
+    def __init__(self, parking: Backlog, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.parking, self.clock = parking, clock
+        self.answer: Callable[[], set[str]] = lambda: {"orders.throttled"}
+        self.tries: list[float] = []
+        worker: Any = SimpleNamespace(republisher=self, broker=SimpleNamespace(connection_errors=(OSError,)))
+        store_clock: Any = SimpleNamespace(now_us=lambda: START + round(self.seconds * 1e6))
+        self.seconds = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: 1000.0 + self.seconds)
+        self.publisher = Publisher(worker, parking, MagicMock(), store_clock)
+        parking.park({BUCKET: [ToPark("task@orders", 1, dumps(PARCEL), copy=1)]})
+
+    def publish(self, parcels: Any) -> set[str]:
+        self.tries.append(self.seconds)
+        return self.answer()
+
+    def wait(self, seconds: float) -> None:
+        """Publish what leaves the backlog, second by second."""
+        for _ in range(round(seconds)):
+            self.publisher.publish({BUCKET: let_out(self.parking)})
+            self.seconds += 1
+            self.clock.set(START + round(self.seconds * 1e6))
+
+    @property
+    def found(self) -> bool:
+        return [*self.parking.contents.find(["api"], ["task"])] == [{BUCKET: {"task@orders": "task"}}]
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        return [(each.queue, each.error) for each in self.parking.register.publish_failures().get("api", ())]
+
+
+@pytest.fixture
+def world(parking: Backlog, clock: Clock, frozen: Limiter, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(parking, clock, monkeypatch)
+
+
+def rejected() -> set[str]:
+    raise ValueError("frame too large")
+
+
+def test_it_is_found_as_long_as_it_is_not_at_the_broker(world: World) -> None:
+    world.wait(2 * AGAIN)
+    assert len(world.tries) > 1
+    assert world.found
+    assert world.parking.contents.place(BUCKET, "task@orders")[1] == "leaving"
+    world.answer = set
+    world.wait(2 * AGAIN)
+    assert not world.found
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(lambda: {"orders.throttled"}, "the broker has no such queue"), (rejected, "ValueError('frame too large')")],
+)
+def test_it_is_named_with_the_brokers_error_until_it_is_published(
+    world: World, answer: Callable[[], set[str]], error: str
+) -> None:
+    world.answer = answer
+    world.wait(2)
+    assert world.failures == [("orders.throttled", error)]
+    world.answer = set
+    world.wait(2 * AGAIN)
+    assert world.failures == []
+
+
+def test_it_is_tried_ever_more_seldom(world: World) -> None:
+    world.wait(3 * MAX_RETRY)
+    pauses = [later - earlier for earlier, later in zip(world.tries, world.tries[1:], strict=False)]
+    assert pauses == sorted(pauses)
+    assert AGAIN <= pauses[0] <= AGAIN + 2
+    assert MAX_RETRY <= pauses[-1] <= MAX_RETRY + 2
+    assert world.failures
+
+
+def test_a_failure_of_which_no_worker_has_heard_again_is_forgotten(world: World) -> None:
+    world.wait(2)
+    world.clock.advance(3 * MAX_RETRY)
+    assert world.failures == []

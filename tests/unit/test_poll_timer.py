@@ -1,0 +1,115 @@
+"""How often one worker of many polls the store for tasks that are due, and what it tells the store later."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.backlog.messages import Looked, Parked
+from celery_ratelimit.backlog.pending_reports import PendingReports
+from celery_ratelimit.backlog.poll_timer import MAX_PAUSE, MIN_PAUSE, DueBuckets
+from celery_ratelimit.backlog.store_calls import advance, asked
+
+LOT, OTHER = ("api", ""), ("api", "other")
+ONE = Parked("a", 1, 0, 0.5, "{}")
+
+
+class Lots:
+    """A store that says which lots are due."""
+
+    def __init__(self) -> None:
+        self.register = SimpleNamespace(workers=1000)
+        self.answers: list[Any] = []
+        self.asked = 0
+
+    def due(self, names: Any) -> Any:
+        self.asked += 1
+        return self.answers.pop(0) if self.answers else []
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def lots() -> Lots:
+    return Lots()
+
+
+@pytest.fixture
+def due(lots: Lots, now: list[float]) -> DueBuckets:
+    parking: Any = lots
+    limits: Any = SimpleNamespace(names=["api"])
+    return DueBuckets(parking, limits)
+
+
+def test_polls_that_find_nothing_become_seldom_where_there_are_many_workers(due: DueBuckets, lots: Lots) -> None:
+    for _ in range(10):
+        asked(due.find())
+    assert all(1.5 <= due.pause() <= 2.5 for _ in range(100))
+    lots.register.workers = 2
+    assert all(0.2 <= due.pause() <= 0.5 for _ in range(100)), "two workers"
+    lots.register.workers = 1
+    assert due.pause() <= 0.25, "one alone polls as often as ever"
+    lots.register.workers = 1000
+    due.note([Looked(LOT, MIN_PAUSE, False, (ONE,))])
+    assert due.pause() <= 0.25, "the worker that finds tasks goes on with it"
+
+
+def test_a_bucket_that_another_worker_has_served_is_left_to_that(due: DueBuckets, lots: Lots) -> None:
+    lots.answers = [[LOT]]
+    asked(due.find())
+    due.note([Looked(LOT, 0.1, False, ())])
+    for _ in range(10):
+        asked(due.find())
+    assert due.pause() >= 0.75 * MAX_PAUSE
+
+
+def test_a_question_without_an_answer_is_asked_again(due: DueBuckets, now: list[float]) -> None:
+    asked(due.find())
+    assert not due.must_ask
+    now[0] += 0.1
+    poll = due.find()
+    advance(poll)
+    with pytest.raises(StoreUnavailable):
+        poll.throw(StoreUnavailable("no answer"))
+    assert due.must_ask, "though nothing is parked, as far as it is known"
+
+
+def test_a_bucket_with_more_tasks_is_due_at_once_behind_the_others(due: DueBuckets, lots: Lots) -> None:
+    lots.answers = [[LOT, OTHER]]
+    asked(due.find())
+    due.note([Looked(LOT, 0.0, False, (ONE,))])
+    assert due.first() == [OTHER, LOT]
+    due.note([Looked(OTHER, 1.0, False, ()), Looked(LOT, None, False, (ONE,))])
+    assert not due
+
+
+def test_what_is_told_is_told_once_and_what_comes_meanwhile_later(now: list[float]) -> None:
+    untold = PendingReports()
+    untold.note_acknowledged(LOT, "a")
+    untold.note_published({LOT: [ONE], OTHER: [ONE]})
+    now[0] += 2.0
+    assert untold.waits(2.0)
+    untold.note_acknowledged(LOT, "b")
+    with untold.telling([LOT], published=True) as told:
+        untold.note_acknowledged(LOT, "c")
+    assert told == ({LOT: ["a", "b"]}, {LOT: [ONE]})
+    assert (untold.acknowledged, untold.published) == ({LOT: ["c"]}, {OTHER: [ONE]})
+    with untold.telling([LOT, OTHER]) as told:
+        pass
+    assert told == ({LOT: ["c"], OTHER: []}, {LOT: [], OTHER: []})
+    assert untold.lots == [OTHER]
+    with pytest.raises(StoreUnavailable), untold.telling([OTHER], published=True):
+        raise StoreUnavailable("no answer")
+    assert untold.published == {OTHER: [ONE]}
+    with untold.telling([OTHER], published=True):
+        pass
+    assert not untold.lots
+    assert not untold.waits(0.0)
