@@ -33,6 +33,8 @@ LEAST_SHARE, UNKNOWN_PAUSE, LEAST_PAUSE = 0.05, 1.0, 0.1
 #: Seconds for which a worker whose processes were all busy for long keeps the first that is free, to receive what waits
 #: in the return queues: a task that takes long could have it otherwise, before the worker hears of briefer ones.
 LISTEN = 0.02
+#: Seconds, at the least, from one task to the next that a worker which keeps its only process returns to the broker.
+LEAST_GIVE_BACK = 0.2
 
 
 class PoolCapacity:
@@ -47,11 +49,12 @@ class PoolCapacity:
     def __init__(
         self, pool: Pool, workers: Callable[[], int] = lambda: 1, keeps_only_process: Callable[[], bool] = lambda: False
     ) -> None:
-        self._pool, self._keeps_only_process = pool, keeps_only_process
+        self._pool, self._workers, self._keeps_only_process = pool, workers, keeps_only_process
         self.pending = 0
         self.turns = UpcomingTurns(pool.mean_runtime, workers)
         self.reservations = ProcessReservations(pool)
-        self._listens_until = 0.0
+        self._listens_until = self._next_give_back = 0.0
+        self._kept_at = self._kept_since = 0.0  # the only process was kept from a longer task: last, and all the time
 
     def note_saturated(self, now: float, *, saturated: bool) -> float:
         """All processes are busy for long, so that the worker hears of no task that comes back; or it does again.
@@ -84,11 +87,11 @@ class PoolCapacity:
     def _listens(self, now: float) -> bool:
         return now < self._listens_until
 
-    def kept_for_briefer(self, now: float, name: str, waited: float = 0.0) -> int:
+    def kept_for_briefer(self, now: float, name: str) -> int:
         """Processes that a task of this name leaves free, as a briefer limited task has its turn while it would run.
 
         A pool of several processes keeps one of them. Of workers with a single process the fleet chooses one that keeps
-        it; there a task that has waited for long goes first all the same.
+        it; there one longer task goes first all the same when the process was kept for long.
         """
         if not name or (takes := self._pool.mean_runtime(name)) <= LEAST_BACKLOG:
             return 0
@@ -97,16 +100,34 @@ class PoolCapacity:
             return 0
         if self._pool.processes > 1:
             return 1
-        return int(waited < self.pause_after(name) and self._keeps_only_process())
+        if not self._keeps_only_process():
+            return 0
+        if now - self._kept_at > KEEP:
+            self._kept_since = now
+        self._kept_at = now
+        if now - self._kept_since < self.pause_after(name):
+            return 1
+        self._kept_since = now
+        return 0
 
-    def has_for_permit(self, now: float, name: str = "", *, waited: float = 0.0, owed: bool = False) -> bool:
+    def gives_back(self, now: float, name: str) -> bool:
+        """Whether a task of this name returns to the broker now, as the only process is kept for briefer ones.
+
+        One at a time, twice as often as one of the other workers ends such a task: if none is free, it comes back here.
+        """
+        if self._pool.processes > 1 or now < self._next_give_back or not self.kept_for_briefer(now, name):
+            return False
+        self._next_give_back = now + max(LEAST_GIVE_BACK, self.turns.runtime(name) / (2 * self._workers()))
+        return True
+
+    def has_for_permit(self, now: float, name: str = "", *, owed: bool = False) -> bool:
         """Whether a permit may be taken for one more task (of this name): whether it can start at its time.
 
         Where all processes are busy, for one alone, if one with a short task can be expected to be free in a moment:
         if that proves wrong, one permit is not used. ``owed``: the next process is for an unlimited task.
         """
         idle = self.idle()
-        reserved = self.reservations.by(now + ACQUIRE_EARLY) + owed + self.kept_for_briefer(now, name, waited)
+        reserved = self.reservations.by(now + ACQUIRE_EARLY) + owed + self.kept_for_briefer(now, name)
         return idle > reserved or (idle == 0 and not reserved and self._pool.may_free(1, now, ACQUIRE_EARLY))
 
     def free(self, now: float, name: str) -> int:

@@ -182,9 +182,12 @@ class ReturnQueueConsumption:
         if listens := self._capacity.note_saturated(now, saturated=saturated):
             self._worker.timers.call_after(listens, self._dispatch)
 
-    def must_republish(self, pending: PendingRequest) -> bool:
+    def must_republish(self, pending: PendingRequest, now: float, *, may_start: bool) -> bool:
         """Whether a request goes back to the broker, for another worker."""
-        return self.has_left and pending.returned and requests.via_return_queue(pending.request)
+        if self.has_left:
+            return pending.returned and requests.via_return_queue(pending.request)
+        may_return = pending.plan.policy.throttle == "retry" and not may_start
+        return may_return and self._capacity.gives_back(now, pending.request.task.name)
 
     def _left(self) -> None:
         self.has_left = True

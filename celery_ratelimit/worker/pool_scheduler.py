@@ -17,7 +17,7 @@ from .capacity import AHEAD, PoolCapacity
 from .flow_control import PrefetchAccounting
 from .reporting import Reporter, permit_of
 from .request import UnlimitedRequest
-from .request_queue import ACQUIRE_EARLY, LimitQueue, first_request, task_name
+from .request_queue import ACQUIRE_EARLY, LimitQueue, task_name
 from .request_queues import RequestQueues
 
 __all__ = ["PoolScheduler"]
@@ -122,9 +122,7 @@ class PoolScheduler:
         """Whether a process is there for the first request of a queue, with or without a reservation."""
         if (limit_queue.reserved and not has_reservation) or self.unlimited_first(limit_queue):
             return False
-        first = first_request(limit_queue)
-        name, waited = (first.request.task.name, now - first.arrived_at) if first is not None else ("", 0.0)
-        return self._capacity.has_for_permit(now, name, waited=waited, owed=self.unlimited_starving(now))
+        return self._capacity.has_for_permit(now, task_name(limit_queue), owed=self.unlimited_starving(now))
 
     def max_permits(self, limit_queue: LimitQueue, name: str, now: float) -> int:
         """How many permits may be taken together for tasks of this name, each to start at its time."""

@@ -136,7 +136,8 @@ class QueueProcessor:
                 continue
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
-            lot, leaves = self._batch.lot_to_join(pending), self._return_queues.must_republish(pending)
+            lot = self._batch.lot_to_join(pending)
+            leaves = self._return_queues.must_republish(pending, now, may_start=may_start)
             action = before_acquire(
                 pending, limit_queue, now, lot=lot, may_start=may_start, parks=pending.parks, leaves=leaves
             )

@@ -110,9 +110,9 @@ class UpcomingTurns:
 
     def next_briefer(self, name: str, now: float) -> float:
         """The next turn of a task that is briefer than this one, parked ones included; infinity: none is known."""
-        runtime, turn = self._runtime(name), float("inf")
+        runtime, turn = self.runtime(name), float("inf")
         for other in list(dict.fromkeys(itertools.chain(self._ready_names, self._by_name, self._backlogs))):
-            if other != name and self._runtime(other) <= BRIEFER * runtime:
+            if other != name and self.runtime(other) <= BRIEFER * runtime:
                 if other in self._ready_names:
                     return now
                 turn = min(turn, self._next_of(other, now))
@@ -121,7 +121,7 @@ class UpcomingTurns:
                     turn = min(turn, self._next_parked(other, now))
         return turn
 
-    def _runtime(self, name: str) -> float:
+    def runtime(self, name: str) -> float:
         """Seconds that a task takes. Of two tasks at most one is briefer, so that they never wait for one another."""
         mean = self._mean_runtime(name)
         return mean if mean < float("inf") else UNKNOWN

@@ -113,7 +113,7 @@ class Bench:
         self.now, self.processes, self.workers = 1000.0, processes, 2
         self.paused = False  # its return queues
         self.answers_late = False  # the broker, who is told that it is
-        self.waits_at_broker = False
+        self.waits_at_broker = self.keeps_only_process = False
         self.on_timers: list[Request] = []  # for the end of their countdown
         self.at: dict[str, list[Any]] = {}
         self.timers: list[tuple[float, int, list[Any]]] = []
@@ -126,6 +126,7 @@ class Bench:
         self.concurrency_leases: dict[str, set[str]] = {}
         self.kept: set[str] = set()
         self.running: dict[Request, float] = {}
+        self.runtimes: dict[str, float] = {}  # seconds that tasks of a name take
         self.requests: list[Request] = []
         self.plans: dict[tuple[str, str], Any] = {}
         self.left: set[str] = set()
@@ -194,7 +195,7 @@ class Bench:
             acknowledgements=SimpleNamespace(close=lambda: None),
             start=self._start,
             live_workers=lambda: self.workers,
-            keeps_only_process=lambda: False,
+            keeps_only_process=lambda: self.keeps_only_process,
             is_stopping=False,
             can_gossip=True,
         )
@@ -386,7 +387,7 @@ class Bench:
         return self.processes - (len(self.running) + inside - pending)
 
     def mean_runtime(self, name: str) -> float:
-        return 0.05
+        return self.runtimes.get(name, 0.05)
 
     def may_free(self, number: int, now: float, seconds: float) -> bool:
         return sum(now - since < 0.05 for since in self.running.values()) >= number

@@ -110,3 +110,22 @@ def test_a_process_that_is_free_again_is_kept_for_a_moment_for_returning_tasks(b
         assert bench.come(bench.task("retry", "r1"), via_return_queue=True).ends == ["started"]
     bench.run(0.03)
     assert plain.ends == ([] if returns else ["started"])
+
+
+def test_a_worker_that_keeps_its_only_process_holds_no_long_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other workers have free processes, and would get them only after the brief ones."""
+    bench = Bench(monkeypatch, processes=1)
+    bench.keeps_only_process = True
+    brief, retry, wait = bench.task("retry", "r1"), bench.task("retry", "r2"), bench.task("wait", "r3")
+    bench.runtimes = {retry.name: 3.0, wait.name: 3.0}
+    bench.tats["r1"] = bench.now + 1.0
+    brief_one = bench.come(brief, via_return_queue=True)
+    returned, new, waits = bench.come(retry, via_return_queue=True), bench.come(retry), bench.come(wait)
+    assert [returned.ends, new.ends, waits.ends] == [["sent back"], [], []]
+    bench.run(0.6)
+    assert new.ends == [], "the two workers end two in three seconds; twice as often one is offered"
+    bench.run(0.3)
+    assert [new.ends, waits.ends] == [["sent back"], []]
+    bench.run(0.2)
+    assert brief_one.ends == ["started"]
+    bench.check()

@@ -195,12 +195,40 @@ def test_of_two_tasks_at_most_one_leaves_a_process_to_the_other() -> None:
         assert made.kept_for_briefer(NOW, one) + made.kept_for_briefer(NOW, other) <= 1
 
 
-def test_a_single_process_is_kept_by_one_worker_of_the_fleet_and_for_a_while() -> None:
-    for keeps in (False, True):
-        made = PoolCapacity(Pool(1, 1), keeps_only_process=lambda keeps=keeps: keeps)  # type: ignore[arg-type, misc]
-        made.turns.expect("a", "0.01", NOW + 0.1, NOW)
-        assert made.has_for_permit(NOW, "2", waited=1.0) is not keeps
-        assert made.has_for_permit(NOW, "2", waited=2 / LEAST_SHARE), "long tasks do not starve"
+def keeper(*, keeps: bool = True) -> PoolCapacity:
+    """A worker of six with one process, in which a brief task waits for it."""
+    made = PoolCapacity(Pool(1, 1), lambda: 6, lambda: keeps)  # type: ignore[arg-type]
+    made.turns.note_ready("queue 0", "0.01")
+    return made
+
+
+def test_a_single_process_is_kept_by_one_worker_of_the_fleet() -> None:
+    assert not keeper().has_for_permit(NOW, "2")
+    assert keeper(keeps=False).has_for_permit(NOW, "2")
+
+
+def test_one_long_task_at_a_time_has_the_process_that_was_kept_for_long() -> None:
+    """Not each that has waited for long: beside a long backlog of both, they would have it one after the other."""
+    made, pause = keeper(), round(2 / LEAST_SHARE)
+    went = [second for second in range(3 * pause) if made.has_for_permit(NOW + second, "2")]
+    assert went == [pause, 2 * pause], "long tasks do not starve, and starve no brief ones"
+
+
+def test_the_time_for_which_a_process_is_kept_begins_anew() -> None:
+    made, pause = keeper(), 2 / LEAST_SHARE
+    assert not made.has_for_permit(NOW, "2")
+    assert not made.has_for_permit(NOW + 2 * pause, "2"), "no brief task was known in between"
+
+
+def test_a_worker_that_keeps_its_only_process_returns_long_tasks_as_fast_as_the_others_can_start_them() -> None:
+    made = keeper()
+    returned = [tenth for tenth in range(100) if made.gives_back(NOW + tenth / 10, "12")]
+    assert returned == list(range(0, 100, 10)), "each of six takes one in 12 s, and twice as often one is offered"
+    assert not keeper().gives_back(NOW, "0.01"), "it is no longer than the one that waits"
+    assert not keeper(keeps=False).gives_back(NOW, "12")
+    several = capacity(2, 1)
+    several.turns.note_ready("queue 0", "0.01")
+    assert not several.gives_back(NOW, "12"), "its other processes run long tasks"
 
 
 def test_a_backlog_is_known_for_some_turns_of_each_worker() -> None:
