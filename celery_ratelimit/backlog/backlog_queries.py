@@ -20,8 +20,6 @@ BYTES = 512_000
 AGAIN = 10.0
 #: Lots that one script tells of.
 LOTS = 100
-#: Shares that one script looks at.
-SHARES = 50
 #: Tasks on their way out of a lot that one command looks through.
 LEAVING = 500
 #: Limits whose tasks are counted in one go.
@@ -100,24 +98,18 @@ class BacklogQueries:
         return int(now), text(where), int(before), int(number), int(cost), kept
 
     def turn(self, bucket: Bucket, id: str, weights: str) -> Turn | None:
-        """What comes before a task in a lot that is shared, as things are; ``None``: it is in no index.
-
-        Reads some shares in a script.
+        """About how much comes before a task in a lot that is shared; ``None``: it is in no index.
 
         Args:
             bucket: whose lot.
             id: what the store knows the task by.
             weights: those in the code, as :func:`~celery_ratelimit.backlog.weights.weights_text` has them.
         """
-        tasks, permits, start, first = 0, 0.0, "", 0
-        while True:
-            which = (id, bucket[1], weights, first, SHARES, start)
-            said, some, cost, first, weight = self._scripts.run("turn", bucket, *which)
-            start, tasks, permits = text(said), tasks + int(some), permits + float(cost)
-            if not start:
-                return Turn(0, None, 0.0) if float(weight) == 0 else None
-            if not int(first):
-                return Turn(tasks, permits, float(weight))
+        said, tasks, permits = self._scripts.run("turn", bucket, id, bucket[1], weights)
+        weight = float(said)
+        if weight < 0:
+            return None
+        return Turn(int(tasks), float(permits) if weight else None, weight)
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The lots of these limits that are not empty, without their tasks. One script for :data:`LOTS` of them."""

@@ -101,7 +101,7 @@ class ToPark(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What comes before a task whose limit is shared.
+    """About how much comes before a task whose limit is shared.
 
     Attributes:
         tasks: how many.

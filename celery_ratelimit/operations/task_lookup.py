@@ -42,8 +42,7 @@ class Explanation:
         worker: that has it.
         limit: in whose lot it is; ``""``: none.
         key: of the limit's bucket.
-        place: how many tasks are parked before it; under a fair limit, how many have their turns before it, if no more
-            come.
+        place: how many tasks are parked before it; under a fair limit, about how many have their turns before it.
         parked: tasks in that lot.
         since: when it was throttled first, in seconds since 1970; ``None``: never, as far as is known.
         starts_at: when it will start, about; ``None``: not known.
@@ -89,7 +88,8 @@ class Explanation:
         of = f"limit {self.limit!r}" + (f", key {self.key!r}" if self.key else "")
         match self.where:
             case "parked":
-                return f"is parked at place {self.place + 1} of {self.parked} of {of}"
+                about = "about " if self.share is not None else ""
+                return f"is parked at {about}place {self.place + 1} of {self.parked} of {of}"
             case "aside":
                 return f"is parked for {of}, and set aside: no worker consumes the queue {self.queue!r}"
             case "leaving":

@@ -91,8 +91,8 @@ class PoolCapacity:
         """Processes that a task of this name leaves free, as a briefer limited task has its turn while it would run.
 
         A pool of several processes keeps one of them. Of workers with a single process the fleet chooses one that keeps
-        it; there one longer task goes first all the same when the process was kept for long: the call that says so begins
-        the next wait.
+        it; there one longer task goes first all the same when the process was kept for long: the call that says so
+        begins the next wait.
         """
         if not name or (takes := self._pool.mean_runtime(name)) <= LEAST_BACKLOG:
             return 0
