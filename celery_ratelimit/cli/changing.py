@@ -1,4 +1,4 @@
-"""``set``, ``unset``, ``pause``, ``resume``, ``reset``: change a limit while the fleet runs; ``history``: all changes."""
+"""Change a limit while the fleet runs: ``set``, ``unset``, ``pause``, ``resume``, ``reset``; and its ``history``."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _of(change: Change) -> str:
 @click.option("--burst", type=click.IntRange(min=1), help="Default: what the code says.")
 @click.option("--for", "for_", type=Duration(), help="Then the code's rate holds again: 90, 10m, 1h30m.")
 def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | None, for_: float | None) -> None:
-    """Replace the rate of the code by RATE ("20/s"; a number of a concurrency limit) in the whole fleet, at once; or put
-    the whole limit into shadow, and in force again.
+    """Replace the rate of the code by RATE ("20/s"; a number for a concurrency limit) in the whole fleet, at once.
+    Or put the whole limit into shadow, and in force again.
     """
     from ..operations.wording import parse_limit
 
