@@ -561,6 +561,13 @@ def test_hundreds_of_lots_are_listed_in_pages(server: EmbeddedServer, store: red
     )
 
 
+def test_the_lot_of_a_quota_that_no_task_has(app: Celery) -> None:
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "alone": "1/h"}
+    park(app, "alone", 3)
+    (lot,) = ParkingLots(app).lots("alone")
+    assert lot.drains_in == pytest.approx(3 * 3600)
+
+
 def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(30):
         park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
