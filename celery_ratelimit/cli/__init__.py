@@ -1,4 +1,4 @@
-"""``celery -A proj ratelimit …``: for people at a terminal, and for scripts.
+"""``celery -A proj ratelimit …``: for operators at a terminal, and for scripts.
 
 A file for each group of commands. Nothing but click is imported before a command runs: whatever the ``celery`` command
 is, it loads this.

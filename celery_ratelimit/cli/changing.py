@@ -1,4 +1,4 @@
-"""``set``, ``unset``, ``pause``, ``resume``, ``reset``: change a limit while the fleet runs; ``history``: who has."""
+"""Change a limit while the fleet runs: ``set``, ``unset``, ``pause``, ``resume``, ``reset``; and its ``history``."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _of(change: Change) -> str:
 @changes()
 @click.argument("rate", required=False)
 @click.option(
-    "--shadow/--no-shadow", default=None, help="It throttles nobody, and tells what it would do; or in force."
+    "--shadow/--no-shadow", default=None, help="It throttles no task, and reports what it would do; or in force."
 )
 @click.option("--burst", type=click.IntRange(min=1), help="Default: what the code says.")
 @click.option("--for", "for_", type=Duration(), help="Then the code's rate holds again: 90, 10m, 1h30m.")
 def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | None, for_: float | None) -> None:
-    """Put RATE ("20/s"; a number for places) in the place of the code's, for the whole fleet and at once; or the whole
-    limit into shadow, and in force again.
+    """Replace the rate of the code by RATE ("20/s"; a number for a concurrency limit) in the whole fleet, at once.
+    Or put the whole limit into shadow, and in force again.
     """
     from ..operations.wording import parse_limit
 
@@ -69,9 +69,9 @@ def set_(change: Change, rate: str | None, shadow: bool | None, burst: int | Non
 
 @click.command()
 @changes()
-@click.option("--shadow", is_flag=True, help="Not the rate: whether it is in shadow is the code's word again.")
+@click.option("--shadow", is_flag=True, help="Remove the stored shadow, and not the rate.")
 def unset(change: Change, shadow: bool) -> None:
-    """Take the stored rate away: the code's holds again."""
+    """Remove the stored rate: the rate of the code holds again."""
     if shadow and change.key is not None:
         raise click.UsageError("--shadow is about the whole limit: leave --key out")
 
@@ -87,7 +87,7 @@ def unset(change: Change, shadow: bool) -> None:
 @changes()
 @click.option("--for", "for_", type=Duration(), help="90, 10m, 1h30m. Default: until it is resumed.")
 def pause(change: Change, for_: float | None) -> None:
-    """Let nothing through, in the whole fleet. A shorter pause never shortens one that is there."""
+    """Start no task of the limit in the whole fleet. A shorter pause does not shorten a longer one."""
     _change(change, lambda limiter: limiter.pause(change.name, for_ or 1e9, key=change.key, **change.said))
 
 
@@ -101,7 +101,7 @@ def resume(change: Change) -> None:
 @click.command()
 @changes()
 def reset(change: Change) -> None:
-    """Forget what was taken: the bucket is full again, and those who wait ask anew."""
+    """Fill the bucket again; waiting tasks acquire anew."""
     from ..app.plan import limits_of_app
     from ..app.state import limiter_of
     from ..operations.limit_status import standings_of
@@ -125,7 +125,7 @@ def reset(change: Change) -> None:
 @JSON
 @click.pass_context
 def history(ctx: click.Context, name: str, force: bool, as_json: bool) -> None:
-    """Show who has changed a limit, when and why: the last hundred changes of it and its keys."""
+    """Show the last hundred changes of a limit and its keys: author, time and reason."""
     from ..app.state import limiter_of
     from ..operations.wording import HISTORY_HEADS, history_row
 

@@ -54,7 +54,7 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
 
 
 def _of_fleet(app: Any) -> tuple[list[str], list[str]]:
-    """What is wrong, and what is worth knowing."""
+    """Warnings and notes."""
     from ..operations.setup_checks import Note, check_settings, check_store, check_workers
 
     found = [*check_settings(app), *check_store(app), *check_workers(app)]

@@ -1,6 +1,6 @@
-"""What all commands have in common: the app, and errors as one line and an exit code.
+"""Shared by all commands: the app, and errors as one line and an exit code.
 
-0: done; 1: it failed, or something is not well; 2: the command was wrong.
+0: done; 1: failed, or a check found something; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Commands", "app_of"]
 
 
 class Wrong(click.ClickException):
-    """The command names what cannot be."""
+    """Wrong usage of a command."""
 
     exit_code = 2
 

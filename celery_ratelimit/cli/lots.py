@@ -43,7 +43,7 @@ def parked(ctx: click.Context, name: str, key: str | None, page: int, number: in
 @JSON
 @click.pass_context
 def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
-    """Say where a task is, what it waits for, and when it will start. Ends with 1 if nobody knows of it."""
+    """Say where a task is, what it waits for, and when it will start. Ends with 1 if it is not found."""
     found = _lots(app_of(ctx)).explain(task_id)
     if as_json:
         show_json(found)
@@ -61,9 +61,9 @@ def explain(ctx: click.Context, task_id: str, as_json: bool) -> None:
 @JSON
 @click.pass_context
 def release(ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, force: bool, as_json: bool) -> None:
-    """Send parked tasks of a limit, or the task of an ID, back to the broker now. They still have to ask their limits.
+    """Publish parked tasks of a limit, or the task of an ID, to the broker now. They still need permits.
 
-    NAME may be the id of a task alone: it is looked for in all lots.
+    NAME may be the id of a task: all lots are searched for it.
     """
     _take_out(ctx, "release", name, ids, key, force, as_json)
 
@@ -79,7 +79,7 @@ def release(ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None
 def purge(
     ctx: click.Context, name: str, ids: tuple[str, ...], key: str | None, yes: bool, force: bool, as_json: bool
 ) -> None:
-    """Throw parked tasks away, as celery purge does with those in a queue. Asks first."""
+    """Delete parked tasks, as celery purge deletes messages in a queue. Asks first."""
     if not yes:
         what = number_of(len(ids)) if ids else f"all tasks that are parked for {plain(name)}"
         click.confirm(f"Throw away {what}?", abort=True, err=True)

@@ -41,20 +41,20 @@ def force_option(help: str) -> Callable[[Any], Any]:
 FORCE = force_option("Also for an unknown name.")
 KEY = click.option("--key", help="Only this bucket of a limit that is kept by key, as in tenant:7.")
 
-_REASON = click.option("--reason", default="", help="Why: stands in status and history.")
-_BY = click.option("--by", help="Who: default is user@host.")
+_REASON = click.option("--reason", default="", help="Why: shown in status and history.")
+_BY = click.option("--by", help="The author: default is user@host.")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of one limit that somebody has asked for.
+    """A change of one limit, as the options of a command say.
 
     Attributes:
         ctx: of the command.
         name: of the limit.
-        as_json: whether it is told as JSON.
+        as_json: whether the reply is JSON.
         key: of the bucket; ``None``: the whole limit.
-        said: who it is and why, and whether nobody need know the limit: as the limiter's verbs take it.
+        said: author, reason, and whether the limit may be unknown: arguments of the limiter's methods.
     """
 
     ctx: click.Context

@@ -76,7 +76,7 @@ def top(ctx: click.Context, every: float) -> None:
                 sleep(every)
                 try:
                     shown, seen = look(), time()
-                except STORE_TROUBLES:  # it may be back in a moment, and somebody waits for that
+                except STORE_TROUBLES:  # it may be back in a moment
                     lost = Text(f"The store does not answer; this was so at {clock(seen)}.", style="bold")
                     live.update(Group(shown, lost), refresh=True)
                 else:

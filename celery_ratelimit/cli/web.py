@@ -19,7 +19,7 @@ __all__ = ["web"]
     envvar="CELERY_RATELIMIT_WEB_TOKEN",
     show_envvar=True,
     default="",
-    help="What people have to say to see anything. (Others on this machine see what a command is given.)",
+    help="Required from every browser. (Other users of this machine see the arguments of a command.)",
 )
 @click.option("--allow-changes", is_flag=True, help="Limits can be changed on the page.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, help="A name under which it is reached, as by a proxy.")

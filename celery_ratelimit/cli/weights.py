@@ -1,4 +1,4 @@
-"""``weight``: who of those who share a limit has how much of it."""
+"""``weight``: the weights of the shares of a fair limit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["weight"]
 @click.argument("share", required=False)
 @click.argument("weight", required=False)
 def weight(change: Change, share: str | None, weight: str | None) -> None:
-    """Show the weights of those who share a limit; or give SHARE a WEIGHT: a number, 0 to hold it back, "code" for the
-    one in the code.
+    """Show the weights of the shares of a fair limit; or give SHARE a WEIGHT: a number, 0 to hold its tasks back, or
+    "code" for the weight of the code.
     """
     from ..app.state import limiter_of
 

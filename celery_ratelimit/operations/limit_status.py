@@ -223,14 +223,14 @@ def standings_of(
     app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
 ) -> list[Standing]:
     """How these limits stand, or some of their buckets. A limit that only the store knows is ``None``, or left out."""
-    asker, demands = limiter_of(app).asker, []
+    asker, quotas = limiter_of(app).asker, limiter_of(app).quotas
+    codes, demands = [], []
     for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
-        limit = limits.get(name) or Limit("1/s")
-        demands.append(Demand(limit, name, key or own_key(limit, "")))
+        code = limits.get(name) or quotas.get(name)
+        codes.append(code)
+        demands.append(Demand(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
     replies = asker.drive(asker.core.standings(demands))
-    return [
-        read_standing(demand, limits.get(demand.name), reply) for demand, reply in zip(demands, replies, strict=True)
-    ]
+    return [read_standing(*each) for each in zip(demands, codes, replies, strict=True)]
 
 
 def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing], dict[str, Would]]:

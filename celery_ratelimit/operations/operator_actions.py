@@ -16,7 +16,7 @@ from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
 from ..backlog.backlog_queries import AGAIN, PAGE
-from ..backlog.messages import Parked, marker_of, read_parcel
+from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
 from ..backlog.queue_returner import QueueReturner
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
@@ -118,18 +118,7 @@ class ParkingLots:
             How many were published. A task stays parked if the broker does not have its queue (RabbitMQ), or if the
             stored message cannot be read.
         """
-        self._check((name,), force)
-        released = 0
-        with self._app.connection_for_write() as connection, connection.channel() as channel:
-            for _, leaving in self._take_out(name, key, ids, purge=False):
-                readable = [(each, parcel) for each in leaving if (parcel := read_parcel(each))]
-                messages = [(parcel, 0.0, marker_of((name, key), each)) for each, parcel in readable]
-                missing = publish_on(channel, messages) if messages else set()
-                sent = [each for each, parcel in readable if parcel["to"] not in missing]
-                if sent:
-                    self._backlog.published({(name, key): sent})
-                released += len(sent)
-        return released
+        return self._take_out("release", name, key, ids, force=force)
 
     def purge(self, name: str, key: str = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
         """Delete parked tasks, as ``celery purge`` deletes messages in a queue: their senders are not told.
@@ -143,8 +132,26 @@ class ParkingLots:
         Returns:
             How many were deleted.
         """
+        return self._take_out("purge", name, key, ids, force=force)
+
+    def _take_out(
+        self, verb: str, name: str, key: str | None, ids: Sequence[str] | None, *, force: bool = False
+    ) -> int:
+        """:meth:`release` or :meth:`purge` (``verb``); of all keys where ``key`` is ``None``."""
         self._check((name,), force)
-        return sum(taken for taken, _ in self._take_out(name, key, ids, purge=True))
+        if verb == "purge":
+            return sum(taken for _, taken, _ in self._taken_out(name, key, ids, purge=True))
+        released = 0
+        with self._app.connection_for_write() as connection, connection.channel() as channel:
+            for bucket, _, leaving in self._taken_out(name, key, ids, purge=False):
+                readable = [(each, parcel) for each in leaving if (parcel := read_parcel(each))]
+                messages = [(parcel, 0.0, marker_of(bucket, each)) for each, parcel in readable]
+                missing = publish_on(channel, messages) if messages else set()
+                sent = [each for each, parcel in readable if parcel["to"] not in missing]
+                if sent:
+                    self._backlog.published({bucket: sent})
+                released += len(sent)
+        return released
 
     def explain(self, id: str) -> Explanation:
         """Where a task is, which limit it waits for, and when it will start: a value, and a text (``str``).
@@ -214,19 +221,23 @@ class ParkingLots:
                     "(force=True asks the store all the same)"
                 )
 
-    def _take_out(
-        self, name: str, key: str, ids: Sequence[str] | None, *, purge: bool
-    ) -> Iterator[tuple[int, Sequence[Parked]]]:
+    def _taken_out(
+        self, name: str, key: str | None, ids: Sequence[str] | None, *, purge: bool
+    ) -> Iterator[tuple[Bucket, int, Sequence[Parked]]]:
         """In steps of one script. A retried task has a stored id for each attempt."""
-        bucket, contents = (name, key), self._backlog.contents
+        contents = self._backlog.contents
         if ids is None:
-            yield from contents.pick_all(bucket, purge=purge)
+            keys = [key] if key is not None else [lot.key for lot in contents.lots([name])]
+            for bucket in [(name, each) for each in keys]:
+                for taken, leaving in contents.pick_all(bucket, purge=purge):
+                    yield bucket, taken, leaving
             return
         for found in contents.find([name], list(dict.fromkeys(ids))):
-            stored: Sequence[str] = list(found.get(bucket, {}))
-            while stored:
-                taken, leaving, stored = contents.pick(bucket, stored, purge=purge)
-                yield taken, leaving
+            for bucket, of_tasks in found.items():
+                stored: Sequence[str] = list(of_tasks) if key in (None, bucket[1]) else ()
+                while stored:
+                    taken, leaving, stored = contents.pick(bucket, stored, purge=purge)
+                    yield bucket, taken, leaving
 
 
 def _task(parked: Parked) -> ParkedTask:
@@ -249,11 +260,8 @@ def take_out(
     Raises:
         RateLimitError: the broker does not answer.
     """
-    lots = ParkingLots(app)
-    do = getattr(lots, verb)
-    keys = [key] if key is not None else [lot.key for lot in lots.lots(name, force=force)]
     try:
-        return sum(do(name, each, list(ids) or None, force=True) for each in keys)
+        return ParkingLots(app)._take_out(verb, name, key, list(ids) or None, force=force)
     except RateLimitError:
         raise
     except Exception as error:

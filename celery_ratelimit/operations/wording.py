@@ -43,12 +43,12 @@ _STATES = ("paused", "backlogged", "at its limit", "shadow", "active", "idle")
 
 
 def busiest(each: LimitStatus) -> tuple[int, int, str]:
-    """What to sort by, so that those come first that somebody should look at."""
+    """A sort key: limits that need attention come first."""
     return _STATES.index(each.state), -each.parked, each.name
 
 
 def rate_set_by(config: LimitConfig) -> str:
-    """The stored limit, and who set it, until when and why; ``""``: none is stored."""
+    """The stored limit, its author, its end and the reason; ``""``: none is stored."""
     if config.stored is None:
         return ""
     until = f", {end_of('unset', config.until)}" if config.until else ""
@@ -57,7 +57,7 @@ def rate_set_by(config: LimitConfig) -> str:
 
 
 def shadow_set_by(config: LimitConfig) -> str:
-    """Who has put a limit into shadow, since when and why; or that the code says so."""
+    """The author of a stored shadow, its time and the reason; or that the code has it."""
     stored = config.stored_shadow
     if stored is None:
         return "as in the code"
@@ -66,7 +66,7 @@ def shadow_set_by(config: LimitConfig) -> str:
 
 
 def in_force_now(config: LimitConfig) -> str:
-    """What is in force for a limit, and who has said so."""
+    """The rate in force of a limit and its author, its shadow and its pause."""
     rate = rate_set_by(config) or f"{unnamed(config.code)} (code)"
     if config.shadow:
         rate += f", in shadow {shadow_set_by(config)}"
@@ -76,7 +76,7 @@ def in_force_now(config: LimitConfig) -> str:
 
 
 def row_of(each: LimitStatus) -> tuple[str, ...]:
-    """As :data:`HEADS` says."""
+    """The status of a limit, as :data:`HEADS` says."""
     standing, config = each.standing, each.standing.config
     left = f"{each.remaining}/{standing.size}" if each.remaining is not None else "by key" if each.by_key else "?"
     state = f"paused {end_of('resumed', each.paused_until)}" if each.paused_until is not None else each.state
@@ -96,7 +96,7 @@ def row_of(each: LimitStatus) -> tuple[str, ...]:
 
 
 def _used(each: LimitStatus) -> str:
-    """As in ``93 of 100/s``; of a limit by key, how much of all its buckets together."""
+    """As in ``93 of 100/s``; of a limit with keys, the sum over its buckets."""
     if not each.used:
         return "?" if each.used is None else "-"
     number = f"{each.used:.2g}" if each.used < 9.95 else f"{each.used:.0f}"
@@ -110,7 +110,7 @@ def _used(each: LimitStatus) -> str:
 
 
 def facts_of(each: LimitStatus) -> list[tuple[str, str]]:
-    """One limit, whole: what, and what of it."""
+    """All facts of one limit: each with its title."""
     standing, config = each.standing, each.standing.config
     row = dict(zip(HEADS, row_of(each), strict=True))
     by_key = f", by {config.code.key!r}" if each.by_key and config.code is not None else ""
@@ -158,7 +158,7 @@ def _in_store(stored: Stored, now: float) -> str:
 
 
 def parked_row(row: dict[str, Any]) -> tuple[str, ...]:
-    """A parked task, as :func:`~celery_ratelimit.operations.operator_actions.parked_page` tells of it."""
+    """A parked task, as :func:`~celery_ratelimit.operations.operator_actions.parked_page` returns it."""
     task, turn = row["task"], row["turn"]
     wait = length(max(0.0, turn - row["now"])) if turn is not None else "?"
     return (

@@ -1,4 +1,4 @@
-"""The people's view: a page that shows how the limits stand, live, and lets those who may change them.
+"""A page that shows the status of the limits, live, and lets operators change them.
 
 ``celery -A proj ratelimit web``. Needs ``celery-ratelimit[web]``; nothing but the command imports it.
 """

@@ -15,7 +15,7 @@ from ..words import number_of, plain, seconds_of
 
 __all__ = ["VERBS", "change"]
 
-#: Characters of a name that somebody gives.
+#: Characters of an author's name.
 _LONGEST = 80
 
 
@@ -23,7 +23,7 @@ def change(app: Celery, name: str, fields: Mapping[str, str]) -> tuple[str, str]
     """Change a limit as a form says.
 
     Returns:
-        What was before and is now, for who has done it; and a line for the log.
+        What was before and is now, for the page; and a line for the log.
 
     Raises:
         ConfigurationError: the form says what cannot be, or no reason.
@@ -32,8 +32,8 @@ def change(app: Celery, name: str, fields: Mapping[str, str]) -> tuple[str, str]
     if verb not in VERBS:
         raise ConfigurationError(f"{shown(verb)} is nothing that can be done here: {', '.join(VERBS)}")
     if not reason:
-        raise ConfigurationError("say why: whoever looks at this limit next will want to know")
-    by = f"{fields.get('by', '').strip()[:_LONGEST] or 'somebody'}, on the page"
+        raise ConfigurationError("say why: the reason stands in the history of this limit")
+    by = f"{fields.get('by', '').strip()[:_LONGEST] or 'unnamed'}, on the page"
     said = VERBS[verb](app, name, fields, {"by": by, "reason": reason})
     return said, plain(f"{verb} {name} by {by} ({reason}): {said}".replace("\n", ", "))
 
@@ -41,10 +41,10 @@ def change(app: Celery, name: str, fields: Mapping[str, str]) -> tuple[str, str]
 def _by_verb(do: Callable[[Any, str, Mapping[str, str], dict[str, Any]], Any]) -> Callable[..., str]:
     """A change of what is in force, told as the command line tells it."""
 
-    def changed(app: Celery, name: str, fields: Mapping[str, str], who: dict[str, Any]) -> str:
+    def changed(app: Celery, name: str, fields: Mapping[str, str], author: dict[str, Any]) -> str:
         limiter, key = limiter_of(app), fields.get("key", "").strip() or None
         before = limiter.config(name, key=key)
-        done = do(limiter, name, fields, {**who, "key": key})
+        done = do(limiter, name, fields, {**author, "key": key})
         after = in_force_now(limiter.config(name, key=key, force=True))
         if done is False:
             return f"nothing to change: {after}"
@@ -53,36 +53,36 @@ def _by_verb(do: Callable[[Any, str, Mapping[str, str], dict[str, Any]], Any]) -
     return changed
 
 
-def _set(limiter: Any, name: str, fields: Mapping[str, str], who: dict[str, Any]) -> Any:
+def _set(limiter: Any, name: str, fields: Mapping[str, str], author: dict[str, Any]) -> Any:
     rate, burst = fields.get("rate", "").strip(), fields.get("burst", "").strip()
     if burst and not (burst.isascii() and burst.isdecimal() and int(burst[:10]) >= 1):
         raise ConfigurationError(f"burst {shown(burst)} must be a whole number of at least 1")
     meant = parse_limit(limiter, name, rate, int(burst[:10]) if burst else None)
-    return limiter.set_rate(name, meant, for_=_for(fields), **who)
+    return limiter.set_rate(name, meant, for_=_for(fields), **author)
 
 
-def _unset(limiter: Any, name: str, _: Mapping[str, str], who: dict[str, Any]) -> Any:
-    return limiter.delete(name, **who)
+def _unset(limiter: Any, name: str, _: Mapping[str, str], author: dict[str, Any]) -> Any:
+    return limiter.delete(name, **author)
 
 
-def _pause(limiter: Any, name: str, fields: Mapping[str, str], who: dict[str, Any]) -> Any:
-    return limiter.pause(name, _for(fields) or 1e9, **who)
+def _pause(limiter: Any, name: str, fields: Mapping[str, str], author: dict[str, Any]) -> Any:
+    return limiter.pause(name, _for(fields) or 1e9, **author)
 
 
-def _resume(limiter: Any, name: str, _: Mapping[str, str], who: dict[str, Any]) -> Any:
-    return limiter.resume(name, **who)
+def _resume(limiter: Any, name: str, _: Mapping[str, str], author: dict[str, Any]) -> Any:
+    return limiter.resume(name, **author)
 
 
-def _weight(app: Celery, name: str, fields: Mapping[str, str], who: dict[str, Any]) -> str:
+def _weight(app: Celery, name: str, fields: Mapping[str, str], author: dict[str, Any]) -> str:
     share, said = fields.get("share", ""), fields.get("weight", "").strip()
     if not share:
-        raise ConfigurationError("whose weight? One of those who share the limit")
+        raise ConfigurationError("the weight of which share?")
     try:
         weight = None if said == "code" else float(said)
     except ValueError:
         raise ConfigurationError(f'weight {shown(said)} is neither a number nor "code"') from None
     limiter = limiter_of(app)
-    done = limiter.set_weight(name, share, weight, **who)
+    done = limiter.set_weight(name, share, weight, **author)
     if not done:
         return "nothing to change: no weight was stored"
     found = limiter.weights(name, force=True).get(share)

@@ -61,7 +61,7 @@ def _chart(
 def limit_at(code: AnyLimit | None, changes: Sequence[Change]) -> Callable[[float], float | None]:
     """Permits a second that the whole limit had at a time, by what was changed: 0 while it was paused.
 
-    ``None``: it is one of places, each key has as many, or nobody here knows it.
+    ``None``: a concurrency limit, a limit with keys, or an unknown one.
     """
     of_all = [change for change in changes if not change.key and change.verb not in ("reset", "weight", "shadow")]
 
@@ -85,10 +85,10 @@ def _rate(limit: AnyLimit | None) -> float | None:
 
 
 def _said(row: tuple[str, ...]) -> str:
-    when, who, what, key, _, after, reason = row
+    when, author, what, key, _, after, reason = row
     of = f" of {key}" if key != "-" else ""
     to = f": {after.removeprefix('weight ')}" if after != "-" else ""
-    return f"{when} {who}, {what}{of}{to}" + (f" ({reason})" if reason != "-" else "")
+    return f"{when} {author}, {what}{of}{to}" + (f" ({reason})" if reason != "-" else "")
 
 
 def _short(value: float) -> float:

@@ -37,12 +37,12 @@ _ALWAYS: Mapping[str, str] = {
 
 
 class Guard:
-    """Lets through what comes by a name of this server, from a page of ours, in a small body, from who may look.
+    """Accepts requests that name this server, come from its own pages, have small bodies and are identified.
 
     Args:
-        app: the pages. They find in ``scope["who"]`` under what a request comes, see :meth:`Keys.who`.
+        app: the pages. They find the identity of a request in ``scope["identity"]``, see :meth:`Keys.identify`.
         options: how the page is served.
-        keys: tells who may look.
+        keys: identifies requests.
     """
 
     def __init__(self, app: ASGIApp, options: Options, keys: Keys) -> None:
@@ -75,17 +75,17 @@ class Guard:
             return _no(413, f"more than {MOST_BYTES} bytes, or none that say how many", {"connection": "close"})
         if not _is_from_here(scope["method"], headers, hosts[0]):
             return _no(403, "this was sent by a page of another site")
-        return self._who(scope, headers)
+        return self._refuse_unidentified(scope, headers)
 
-    def _who(self, scope: Scope, headers: Headers) -> Response | None:
+    def _refuse_unidentified(self, scope: Scope, headers: Headers) -> Response | None:
         path: str = scope["path"]
-        scope["who"] = self._keys.who(headers.get("authorization", ""), headers.get("cookie", ""))
-        if scope["who"] is not None or path == "/login" or path.startswith("/static/"):
+        scope["identity"] = self._keys.identify(headers.get("authorization", ""), headers.get("cookie", ""))
+        if scope["identity"] is not None or path == "/login" or path.startswith("/static/"):
             return None
         if scope["method"] != "POST" and path in ("/", "/limit", "/task"):
             query = scope["query_string"].decode("latin-1")
             return RedirectResponse(f"/login?next={quote(path + (f'?{query}' if query else ''), safe='')}", 303)
-        return _no(401, "say who you are: Authorization: Bearer <token>", {"www-authenticate": "Bearer"})
+        return _no(401, "identify yourself: Authorization: Bearer <token>", {"www-authenticate": "Bearer"})
 
 
 def _no(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -108,7 +108,7 @@ def _is_long(headers: Headers) -> bool:
 
 
 def _is_from_here(method: str, headers: Headers, host: str) -> bool:
-    """Whether a browser says that a page of this server asks; or somebody who is no browser, and only looks.
+    """Whether a browser says that a page of this server asks, or the request only reads and is no browser's.
 
     A link may lead here from anywhere; to change something, the request has to say where it comes from.
     """

@@ -1,4 +1,4 @@
-"""Who has shown the token: sessions, and the tokens of forms. Nothing is kept: each is signed by this process alone."""
+"""Sessions, and the tokens of forms. Nothing is kept: each is signed by this process alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COOKIE, LASTS = "celery_ratelimit_session", 12 * 3600
 
 
 class Keys:
-    """Tells who may look, and which forms are our own.
+    """Identifies requests, and forms of this server.
 
     A session is the time at which it ends, signed: the token itself is never in a cookie, which other servers of the
     same machine may see. When this process ends, so do all sessions.
@@ -35,14 +35,14 @@ class Keys:
         return bool(self._token) and hmac.compare_digest(said.encode(errors="replace"), self._token)
 
     def open_session(self) -> str:
-        """The value of a cookie for who has said the token."""
+        """The value of a session's cookie."""
         ends = str(int(time.time()) + LASTS)
         return f"{ends}.{self._sign('session', ends)}"
 
-    def who(self, authorization: str, cookie: str) -> str | None:
-        """Under what a request comes: a session, ``"bearer"``, ``"anybody"`` where there is no token; ``None``: no."""
+    def identify(self, authorization: str, cookie: str) -> str | None:
+        """The identity of a request: a session, ``"bearer"``, ``"anyone"`` where there is no token; ``None``: no."""
         if not self._token:
-            return "anybody"
+            return "anyone"
         scheme, _, said = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.is_token(said.strip()):
             return "bearer"
@@ -51,12 +51,12 @@ class Keys:
         is_ours = hmac.compare_digest(signature.encode(), self._sign("session", ends).encode())
         return session if is_ours and ends.isdecimal() and int(ends) > time.time() else None
 
-    def form_token(self, who: str) -> str:
-        """What a form of ours has in it, for who has been given the page."""
-        return self._sign("form", who)
+    def form_token(self, identity: str) -> str:
+        """The token of a form on a page of this identity."""
+        return self._sign("form", identity)
 
-    def is_form_token(self, said: str, who: str) -> bool:
-        return hmac.compare_digest(said.encode(errors="replace"), self.form_token(who).encode())
+    def is_form_token(self, said: str, identity: str) -> bool:
+        return hmac.compare_digest(said.encode(errors="replace"), self.form_token(identity).encode())
 
     def _session_in(self, cookie: str) -> str:
         try:

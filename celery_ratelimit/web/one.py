@@ -108,7 +108,7 @@ def _length(seconds: float) -> str:
 
 
 def _users(stats: Stats) -> dict[str, list[list[Any]]]:
-    """Who uses it most, by kind: names, permits, and the share of the first."""
+    """The users with the most permits, by kind: names, permits, and the share of the first."""
     found: dict[str, list[list[Any]]] = {}
     for kind in ("task", "key", "queue"):
         some = [user for user in stats.users if user.kind == kind][:MOST_USERS]

@@ -1,4 +1,4 @@
-"""What the page is started with; what would leave it open to everybody is an error."""
+"""What the page is started with; an open page without a token is an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Options:
         store: the store's address, as it is shown: without its password.
 
     Raises:
-        ConfigurationError: whoever reaches the address could look at everything, or the token can be guessed.
+        ConfigurationError: the address can be reached from elsewhere without a token, or the token can be guessed.
     """
 
     host: str = "127.0.0.1"
@@ -37,7 +37,7 @@ class Options:
     def __post_init__(self) -> None:
         if not self.token and not is_loopback(self.host):
             raise ConfigurationError(
-                f"whoever reaches {self.host or 'this machine'} could look at the limits: give a token "
+                f"every client that reaches {self.host or 'this machine'} could read the limits: give a token "
                 "(CELERY_RATELIMIT_WEB_TOKEN, or --token), or listen on 127.0.0.1"
             )
         if self.token and (len(self.token) < _SHORTEST_TOKEN or not self.token.isascii() or " " in self.token):
@@ -51,7 +51,7 @@ class Options:
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """The names that a request may give for this server; ``None``: any, for who has a token.
+        """The names that a request may give for this server; ``None``: any, with a token.
 
         On loopback there is a list in any case: a page from elsewhere whose name has come to lead here is turned away.
         """

@@ -1,4 +1,4 @@
-"""The pages, and what they ask for. Whoever comes here has passed the door."""
+"""The pages, and their data. The guard has accepted each request that comes here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pages:
         looks: what there is to be seen.
         poller: looks for all browsers.
         options: how it is served.
-        keys: tells who may look.
+        keys: identifies requests.
         tell: is given a line for each change.
     """
 
@@ -53,7 +53,7 @@ class Pages:
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("celery_ratelimit.web"), autoescape=True, undefined=jinja2.StrictUndefined
         )
-        # In memory: no path that anybody asks for ever becomes that of a file.
+        # In memory: no path of a request ever becomes that of a file.
         folder = resources.files("celery_ratelimit.web").joinpath("static")
         self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
 
@@ -112,7 +112,7 @@ class Pages:
         return self._page(request, "task.html", id=plain(id), said=said, limit=plain(name), address=address)
 
     async def login(self, request: Request) -> Response:
-        if request.scope["who"] is not None:
+        if request.scope["identity"] is not None:
             return RedirectResponse("/", 303)
         return self._page(request, "login.html", next=_own(_asked(request).get("next", "")))
 
@@ -182,10 +182,10 @@ class Pages:
 
     def _page(self, request: Request, template: str, **values: Any) -> Response:
         said = {
-            "form_token": self._keys.form_token(request.scope["who"] or ""),
+            "form_token": self._keys.form_token(request.scope["identity"] or ""),
             "allow_changes": self._options.allow_changes,
-            "has_session": bool(self._options.token) and request.scope["who"] not in (None, "bearer"),
-            "store": self._options.store if request.scope["who"] is not None else "",
+            "has_session": bool(self._options.token) and request.scope["identity"] not in (None, "bearer"),
+            "store": self._options.store if request.scope["identity"] is not None else "",
             **values,
         }
         return HTMLResponse(self._templates.get_template(template).render(said))
@@ -194,7 +194,7 @@ class Pages:
         """The limit that is asked for."""
         name = _asked(request).get(query, "")
         if not await run_in_threadpool(self._looks.knows, name):
-            raise HTTPException(404, "nobody knows a limit of that name")
+            raise HTTPException(404, "there is no limit of that name")
         return name
 
     async def _form(self, request: Request) -> dict[str, str]:
@@ -207,7 +207,7 @@ class Pages:
             if len(body) > MOST_BYTES:
                 raise HTTPException(413, f"more than {MOST_BYTES} bytes")
         said = _read(lambda: fields_of(body))
-        if not self._keys.is_form_token(said.pop("form_token", ""), request.scope["who"] or ""):
+        if not self._keys.is_form_token(said.pop("form_token", ""), request.scope["identity"] or ""):
             raise HTTPException(403, "the page is older than this server: load it again")
         return said
 
@@ -236,7 +236,7 @@ def _read(read: Callable[[], dict[str, str]]) -> dict[str, str]:
 
 
 def _own(path: str) -> str:
-    """A path of this server's, whatever somebody has put into a link."""
+    """A path of this server's, whatever a link says."""
     is_ours = path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable() and path.isascii()
     return path if is_ours else "/"
 

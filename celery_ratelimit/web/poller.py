@@ -1,4 +1,4 @@
-"""One look at the store for all browsers, and none while nobody looks."""
+"""One look at the store for all browsers, and none while no page is open."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ logger = logging.getLogger("celery_ratelimit")
 #: Seconds between two looks; and how many times as long as this process has worked for a look, if that is longer:
 #: no more than a twentieth of a core is used, however many limits there are. (A broker that lets it wait is no work.)
 PAUSE, BUSY = 2.5, 20.0
-#: Pages that may be open at once, and seconds after which each has to ask anew, and to say who it is.
+#: Pages that may be open at once, and seconds after which each has to ask anew, with its identity.
 MOST_VIEWERS, LASTS = 200, 3600.0
 #: Seconds after which something is said, so that it is noticed if a browser is gone.
 _SILENCE = 15.0
 #: Events that a browser may be behind, before it has to ask anew.
 _BEHIND = 8
 
-#: What is shown, in parts by name; those parts are sent that are not what they were.
+#: What is shown, in parts by name; only changed parts are sent.
 Parts = Mapping[str, Any]
 
 
 class _Subject:
-    """What some pages show: what it was, and who is told."""
+    """What some pages show: its last parts, and the open pages."""
 
     def __init__(self) -> None:
         self.parts: Parts | None = None
@@ -39,7 +39,7 @@ class _Subject:
 
 
 class Poller:
-    """Looks at subjects, as long as somebody shows them: ``""`` are all limits, else one by its name.
+    """Looks at subjects, as long as a page shows them: ``""`` are all limits, else one by its name.
 
     Args:
         look: at a subject, on a thread; raises what asking the store may raise.
@@ -86,7 +86,7 @@ class Poller:
                 del self._subjects[name]
 
     def close(self) -> None:
-        """Send everybody away: the server ends."""
+        """End all streams: the server ends."""
         for subject in self._subjects.values():
             for queue in subject.viewers:
                 _leave(queue)
@@ -104,7 +104,7 @@ class Poller:
                 if is_time:
                     again = began + max(PAUSE, BUSY * self._worked)
                     self._worked = 0.0
-                try:  # whoever is the first to show something need not wait for the next look
+                try:  # the first page of a subject need not wait for the next look
                     await asyncio.wait_for(self._is_new.wait(), max(0.0, again - time.monotonic()))
                 except asyncio.TimeoutError:
                     pass
@@ -136,7 +136,7 @@ class Poller:
             self._worked += time.thread_time() - began
 
     def _tell_of(self, trouble: str, name: str | None = None) -> None:
-        """Everybody whom it concerns; afterwards all is sent again."""
+        """Report trouble to the pages that it concerns; afterwards all parts are sent again."""
         if name is None:
             self._trouble = trouble
         for each, subject in self._subjects.items():

@@ -63,7 +63,7 @@ def serve(app: Celery, options: Options, at: socket.socket, tell: Callable[[str]
 
 
 class _Server(uvicorn.Server):
-    """Sends those away who listen for events when it ends: it would wait for them."""
+    """Ends all streams of events when it ends: it would wait for them."""
 
     def __init__(self, config: uvicorn.Config, poller: Poller) -> None:
         super().__init__(config)

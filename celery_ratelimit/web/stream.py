@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that goes on as long as somebody listens."""
+"""Server-sent events: an answer that goes on as long as a browser listens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stream:
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
     async def _send_all(self, send: Send) -> None:
-        async with contextlib.aclosing(self._events) as events:  # whatever ends it: nobody listens any more
+        async with contextlib.aclosing(self._events) as events:  # whatever ends it: no browser listens any more
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

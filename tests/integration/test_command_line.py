@@ -296,6 +296,22 @@ def test_a_task_is_released_by_its_id(run: Run, app: Celery, store: redis.Redis)
     assert run("release", "stripe").output == "2 tasks sent to the broker\n"
 
 
+def test_the_lots_of_a_limit_are_released_by_one_connection(
+    run: Run, app: Celery, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(20):
+        park(app, "tenant", 2, key=f"tenant:{n}", task="shop.sync")
+    connections, connect = [], app.connection_for_write
+    monkeypatch.setattr(
+        app, "connection_for_write", lambda *args, **how: connections.append(1) or connect(*args, **how)
+    )
+    store.config_resetstat()
+    assert run("release", "tenant", "tenant-tenant:3-0", "tenant-tenant:4-1").output == "2 tasks sent to the broker\n"
+    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 5, "one finds them, and each lot costs two"
+    assert run("release", "tenant").output == "38 tasks sent to the broker\n"
+    assert len(connections) < 10
+
+
 def test_purge_asks_first(run: Run, app: Celery) -> None:
     park(app, "stripe", 3)
     for answer in ("n\n", ""):  # an empty one is Ctrl-C's, or Ctrl-D's
@@ -555,6 +571,13 @@ def test_hundreds_of_lots_are_listed_in_pages(server: EmbeddedServer, store: red
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 + 3 + 7, (
         "who was seen, what is occupied, a hundred lots in a step, and forty buckets in a step"
     )
+
+
+def test_the_lot_of_a_quota_that_no_task_has(app: Celery) -> None:
+    app.conf.ratelimit_quotas = {**app.conf.ratelimit_quotas, "alone": "1/h"}
+    park(app, "alone", 3)
+    (lot,) = ParkingLots(app).lots("alone")
+    assert lot.drains_in == pytest.approx(3 * 3600)
 
 
 def test_of_very_many_lots_tasks_are_counted(run: Run, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,11 +107,11 @@ def test_a_link_to_the_form_leads_nowhere_else(with_token: Server, path: str) ->
 def test_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = Keys(TOKEN, 1)
     session = keys.open_session()
-    assert keys.who("", f"{COOKIE}_1={session}") == session
-    assert keys.who("", f"{COOKIE}_2={session}") is None
-    assert Keys(TOKEN, 1).who("", f"{COOKIE}_1={session}") is None, "another process has another secret"
+    assert keys.identify("", f"{COOKIE}_1={session}") == session
+    assert keys.identify("", f"{COOKIE}_2={session}") is None
+    assert Keys(TOKEN, 1).identify("", f"{COOKIE}_1={session}") is None, "another process has another secret"
     monkeypatch.setattr("celery_ratelimit.web.keys.time.time", lambda: int(session.partition(".")[0]))
-    assert keys.who("", f"{COOKIE}_1={session}") is None
+    assert keys.identify("", f"{COOKIE}_1={session}") is None
 
 
 def test_whoever_logs_out_is_out(with_token: Server) -> None:

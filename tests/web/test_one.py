@@ -182,7 +182,7 @@ WRONG = [
     ({"verb": "purge"}, "nothing that can be done here"),
     ({"verb": "__class__"}, "nothing that can be done here"),
     ({}, "nothing that can be done here"),
-    ({"verb": "weight", "share": "", "weight": "1"}, "whose weight"),
+    ({"verb": "weight", "share": "", "weight": "1"}, "weight of which share"),
     ({"verb": "weight", "share": "gold", "weight": "much"}, "'much'"),
 ]
 

@@ -1,4 +1,4 @@
-// A picture of what was used of a limit over time, what the limit was, and where somebody has changed it.
+// A picture of what was used of a limit over time, what the limit was, and when it was changed.
 import { make } from "./common.js";
 
 const WIDTH = 900;

@@ -12,7 +12,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Write a text, if it is another one: what somebody has selected stays selected. */
+/** Write a text, if it is another one: selected text stays selected. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -25,8 +25,8 @@ export function complain(text) {
 }
 
 /**
- * Listen for what is to be shown, as long as somebody sees it: a browser has few connections for all its tabs.
- * `show` gets all parts, and the names of those that have changed.
+ * Listen for what is to be shown, as long as the page is visible: a browser has few connections for all its tabs.
+ * `show` gets all parts, and the names of the changed ones.
  */
 export function listen(address, show) {
   let source = null;

@@ -77,7 +77,7 @@ for (const button of document.querySelectorAll("[data-range]")) {
   });
 }
 
-// Parked tasks: looked for when somebody asks, since each look may read many.
+// Parked tasks: read on request, since each look may read many.
 async function look(page) {
   parked = { page, pages: 1 };
   let said;

@@ -13,7 +13,7 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
-// Whoever has come by a link of another site has a session that the browser has not shown yet.
+// A visitor by a link of another site has a session that the browser has not shown yet.
 const next = form.elements.next.value;
 fetch("/", { method: "HEAD", redirect: "manual" }).then((answer) => {
   if (answer.ok) location.replace(next);
