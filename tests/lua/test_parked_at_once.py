@@ -32,6 +32,8 @@ messages = st.builds(
     doubts=st.integers(0, 2),
     order=st.sampled_from([0, 0, 3, -9]),
     alone=st.sampled_from(["", "", "nab", "oab", "ncd"]),
+    share=st.none(),  # of a limit that is fair every task has one
+    weight=st.just(1.0),
 )
 calls = st.lists(
     st.tuples(
