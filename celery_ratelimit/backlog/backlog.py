@@ -29,12 +29,10 @@ from .backlog_queries import AGAIN, BYTES, LOTS, BacklogQueries
 from .copies import Copies
 from .fleet_registry import WOKEN, Attendance, FleetRegistry
 from .messages import Bucket, Looked, Parked, ToPark, several
-from .parks import arguments_of
 from .pending_reports import PendingReports
 from .reconciliation import Reconciliation
-from .scripts import FAIR_KEYS, LOT_KEYS, Scripts
+from .scripts import FAIR_KEYS, LOT_KEYS, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
-from .weights import weights_text
 
 __all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "Looked", "ToPark"]
 

@@ -103,7 +103,7 @@ class BacklogQueries:
         Args:
             bucket: whose lot.
             id: what the store knows the task by.
-            weights: those in the code, as :func:`~celery_ratelimit.backlog.weights.weights_text` has them.
+            weights: those in the code, as :func:`~celery_ratelimit.backlog.scripts.weights_text` has them.
         """
         said, tasks, permits = self._scripts.run("turn", bucket, id, bucket[1], weights)
         weight = float(said)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from ..limiter.asker import Asker
-from ..store.keys import all_lots_keys, bucket_keys, config_keys, lot_keys
+from ..limiter.durations import microseconds
+from ..limits.any_limit import AnyLimit
+from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk
 from ..store.script import FAIR, Script
-from .messages import Bucket
+from .messages import Bucket, ToPark
 
-__all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts"]
+__all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
 
 #: How many keys a lot has.
 LOT_KEYS = 13
@@ -101,3 +104,36 @@ class Scripts:
     def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
         """Limits whose keys one script may have: all of them, but on a cluster."""
         return [names] if not self.asker.is_cluster else [[name] for name in names]
+
+
+def arguments_of(
+    messages_of: Mapping[Bucket, Sequence[ToPark]],
+    told: Mapping[Bucket, Sequence[str]],
+    later: Mapping[Bucket, float],
+    *,
+    only_behind: bool,
+    most: int | None,
+) -> list[str | int]:
+    """See :meth:`Backlog.park <celery_ratelimit.backlog.backlog.Backlog.park>`, and ``lua/park.lua``.
+
+    ``told``: ids of messages that were acknowledged.
+    """
+    arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
+    for bucket, messages in messages_of.items():
+        acknowledged = told.get(bucket, ())
+        arguments += [bucket[1], microseconds(later.get(bucket, 0.0)), len(messages), len(acknowledged)]
+        for each in messages:
+            order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
+            arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]
+            arguments += [each.copy, each.doubts, each.alone, each.message]
+        arguments += acknowledged
+    return arguments
+
+
+@lru_cache(maxsize=256)
+def weights_text(limit: AnyLimit) -> str:
+    """As ``lua/include/turns.lua`` reads them; empty if there are none."""
+    if not limit.weights:
+        return ""
+    said = "".join(f"\0{escape(short(key))} {weight!r}" for key, weight in limit.weights.items()) + "\0"
+    return f"{zlib.crc32(said.encode())}{said}"

@@ -14,7 +14,7 @@ from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app, plan_of
 from ..backlog.backlog import Backlog
 from ..backlog.messages import Bucket, read_parcel, several
-from ..backlog.weights import weights_text
+from ..backlog.scripts import weights_text
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
 from .limit_status import in_shadow, standings_of

@@ -10,7 +10,7 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.messages import Turn
-from celery_ratelimit.backlog.weights import weights_text
+from celery_ratelimit.backlog.scripts import weights_text
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import Clock
 
