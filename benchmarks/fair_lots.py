@@ -94,7 +94,7 @@ class Lot:
     def look(self, asked: Demand) -> None:
         """What has left is at the broker, and has started: its slot is free again."""
         self.client.delete(f"{KEYS}state", f"{KEYS}slots")
-        (looked,) = self.parking.unpark([asked])
+        (looked,) = self.parking.return_due([asked])
         self.parking.published({BUCKET: looked.leaving})
 
     def show(self, what: str, calls: int, call: Callable[[], None]) -> None:

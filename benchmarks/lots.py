@@ -109,7 +109,7 @@ def _million(tasks: int, lots: int) -> None:
         measure("let 1,000 revoked out", lambda: _let_out(parking, some))
         measure("wake all", lambda: _wake(parking))
         pages = 10_000 // PAGE
-        measure("purge 10,000", lambda: itertools.islice(parking.contents.pick_all((NAME, "t0"), purge=True), pages))
+        measure("purge 10,000", lambda: itertools.islice(parking.contents.remove_all((NAME, "t0"), purge=True), pages))
         _let_expire(client, parking, 20_000, lots)
         measure("expire 20,000", lambda: _expire(parking, 20_000))
 
@@ -147,7 +147,7 @@ class _Measure:
 
 def _look(parking: Backlog) -> Iterator[None]:
     while due := parking.due([NAME]):
-        parking.unpark([Demand(LIMIT, *bucket) for bucket in due], due=True)
+        parking.return_due([Demand(LIMIT, *bucket) for bucket in due], due=True)
         yield
 
 
@@ -160,7 +160,7 @@ def _let_out(parking: Backlog, tasks: Sequence[str]) -> Iterator[None]:
         for bucket, ids in found.items():
             left: Sequence[str] = list(ids)
             while left:
-                _, leaving, left = parking.contents.pick(bucket, left, purge=False)
+                _, leaving, left = parking.contents.remove(bucket, left, purge=False)
                 parking.published({bucket: leaving})
                 yield
 
@@ -188,7 +188,7 @@ def _let_expire(client: redis.Redis, parking: Backlog, number: int, lots: int) -
 
 def _expire(parking: Backlog, left: int) -> Iterator[None]:
     while left > 0 and (due := parking.due([NAME])):
-        looked = parking.unpark([Demand(LIMIT, *bucket) for bucket in due], due=True)
+        looked = parking.return_due([Demand(LIMIT, *bucket) for bucket in due], due=True)
         leaving = {each.bucket: each.leaving for each in looked if each.leaving}
         parking.published(leaving)
         left -= sum(map(len, leaving.values()))

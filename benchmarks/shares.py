@@ -90,7 +90,7 @@ def act(directory: Path, shares: int, tasks: int) -> None:
 
         def look(asked: Demand) -> Any:
             limiter.client.delete("ratelimit:v1:{bench}::state", "ratelimit:v1:{bench}::slots")
-            (looked,) = parking.unpark([asked])
+            (looked,) = parking.return_due([asked])
             return looked.leaving
 
         for _ in range(tasks // 100):

@@ -3,7 +3,7 @@
 -- A message without a place in the order is parked again, at its place: a copy of it may have left before, so it gets the number of a
 -- new one. A place without a message is removed. An index that misses a lot or a task is completed.
 -- KEYS   for each lot those of include/lot.lua, with those of who shares its limit
--- ARGV   1  memory    us, > 0: see unpark.lua
+-- ARGV   1  memory    us, > 0: see return_due.lua
 --        2  most      >= 1: about so many entries are compared in a step
 --        3+           for each lot: its key, text; the part with which to go on, 0: do its keys disagree at all?; the cursor there;
 --                     how many entries of `where` follow; these: those without a message are removed

@@ -195,10 +195,10 @@ class Backlog:
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
-        now, moved = self._scripts.call("wake", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
+        now, moved = self._scripts.call("reschedule", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
         return int(now), int(moved) == WOKEN
 
-    def unpark(
+    def return_due(
         self,
         demands: Sequence[Demand],
         *,
@@ -245,7 +245,7 @@ class Backlog:
             pieces.append(bulk(*last))
         number = (KEYS + lot_keys) * len(demands)
         reply = self._scripts.call(
-            "unpark",
+            "return_due",
             methods.pop() if len(methods) == 1 else frozenset(methods),
             number,
             number + len(first) + ARGUMENTS * len(demands) + len(last),

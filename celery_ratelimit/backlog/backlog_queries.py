@@ -44,7 +44,7 @@ class BacklogQueries:
         found: list[str] = []
         for part in self._scripts.that_go_together(names):
             keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
-            reply = self._scripts.call("occupied", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
+            reply = self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
             found += [name for name, some in zip(part, reply, strict=True) if int(some)]
         return found
 
@@ -57,7 +57,7 @@ class BacklogQueries:
             for first in range(0, len(some), COUNTED)
         ]:
             keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
-            replies = iter(self._scripts.call("occupied", (), len(keys), len(keys), [bulk(*keys)]))
+            replies = iter(self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]))
             for name, lots, parked in zip(part, replies, replies, strict=False):
                 if lots:
                     found[name] = int(lots), int(parked)
@@ -71,7 +71,7 @@ class BacklogQueries:
             size = max(1, FOUND // len(part))
             for first in range(0, len(tasks), size):
                 asked = tasks[first : first + size]
-                reply = self._scripts.call("find", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
+                reply = self._scripts.call("locate", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
                 found: dict[Bucket, dict[str, str]] = {}
                 for name, places in zip(part, reply, strict=True):
                     for place in places:
@@ -93,8 +93,8 @@ class BacklogQueries:
                 yield from [(bucket, text(id)) for id, _ in page]
 
     def place(self, bucket: Bucket, id: str) -> tuple[int, str, int, int, int, bytes | str]:
-        """Where in a lot a task is, by what the store knows it by: what ``lua/place.lua`` says."""
-        now, where, before, number, cost, kept = self._scripts.run("place", bucket, id, bucket[1])
+        """Where in a lot a task is, by what the store knows it by: what ``lua/position.lua`` says."""
+        now, where, before, number, cost, kept = self._scripts.run("position", bucket, id, bucket[1])
         return int(now), text(where), int(before), int(number), int(cost), kept
 
     def turn(self, bucket: Bucket, id: str, weights: str) -> Turn | None:
@@ -105,7 +105,7 @@ class BacklogQueries:
             id: what the store knows the task by.
             weights: those in the code, as :func:`~celery_ratelimit.backlog.scripts.weights_text` has them.
         """
-        said, tasks, permits = self._scripts.run("turn", bucket, id, bucket[1], weights)
+        said, tasks, permits = self._scripts.run("fair_position", bucket, id, bucket[1], weights)
         weight = float(said)
         if weight < 0:
             return None
@@ -161,7 +161,7 @@ class BacklogQueries:
             asked += [parked, leaving, messages, aside, costs]
         arguments = (*(which or ("", "")), BYTES, *[key for _, key in buckets])
         number = len(asked)
-        _, *found = self._scripts.call("parked", (), number, number + len(arguments), [bulk(*asked, *arguments)])
+        _, *found = self._scripts.call("list_lots", (), number, number + len(arguments), [bulk(*asked, *arguments)])
         return [
             Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
             for bucket, (parked, leaving, oldest, cost, *tasks) in zip(buckets, found, strict=True)
@@ -169,24 +169,24 @@ class BacklogQueries:
 
     # -- To take it out --------------------------------------------------------------------------------------------
 
-    def pick(self, bucket: Bucket, ids: Sequence[str], *, purge: bool) -> tuple[int, list[Parked], Sequence[str]]:
+    def remove(self, bucket: Bucket, ids: Sequence[str], *, purge: bool) -> tuple[int, list[Parked], Sequence[str]]:
         """Take tasks out before their turn: to be published by whoever calls, or (``purge``) never.
 
         Returns:
             How many were parked, their messages unless they are thrown away, and the ids to which it did not come.
         """
-        _, came, taken, _, _, *leaving = self._pick(bucket, purge, 0, "", 0, "", *ids[:PAGE])
+        _, came, taken, _, _, *leaving = self._remove(bucket, purge, 0, "", 0, "", *ids[:PAGE])
         return int(taken), several(leaving), ids[int(came) :]
 
-    def pick_all(self, bucket: Bucket, *, purge: bool) -> Iterator[tuple[int, list[Parked]]]:
+    def remove_all(self, bucket: Bucket, *, purge: bool) -> Iterator[tuple[int, list[Parked]]]:
         """The same with all that are parked now, in their order, one script a step."""
         until, since, last = 0, "0", ""
         while since:
-            now, _, taken, following, last_id, *leaving = self._pick(bucket, purge, PAGE, since, until, last)
+            now, _, taken, following, last_id, *leaving = self._remove(bucket, purge, PAGE, since, until, last)
             yield int(taken), several(leaving)
             until, since, last = until or int(now), text(following), text(last_id)
 
-    def hand_back(
+    def return_to_queue(
         self, bucket: Bucket, queues: Sequence[str] = (), until: int = 0, *, overdue: float = 0.0
     ) -> tuple[int, list[Parked]]:
         """Let some out to the queues that they were sent to. Whoever calls publishes them, as they were sent.
@@ -201,9 +201,9 @@ class BacklogQueries:
             The store's clock, and those who leave; none: there are no more.
         """
         numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
-        now, *leaving = self._scripts.run("hand_back", bucket, *numbers, *queues)
+        now, *leaving = self._scripts.run("return_to_queue", bucket, *numbers, *queues)
         return int(now), several(leaving)
 
-    def _pick(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
+    def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
         numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)
-        return self._scripts.run("pick", bucket, *numbers, *which)
+        return self._scripts.run("remove", bucket, *numbers, *which)

@@ -38,7 +38,7 @@ class Copies:
         arguments: list[str | int] = [self._memory]
         for copies in copies_of.values():
             arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]
-        reply = self._scripts.of_lots("arrive", list(copies_of), *arguments)
+        reply = self._scripts.of_lots("dedup", list(copies_of), *arguments)
         asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
         return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
 
@@ -55,7 +55,7 @@ class Copies:
     def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
         """Whether one script sees the limits of a request and the lot that it comes from."""
         buckets = [(demand.name, demand.key) for demand in demands]
-        return bucket in buckets and self._asker.takes_one_script(demands)
+        return bucket in buckets and self._asker.core.takes_one_script(demands)
 
     def postpone(self, bucket: Bucket, pauses: Mapping[str, float]) -> None:
         """Tasks that have left could not be published: they leave once more after so many seconds, by id."""

@@ -110,7 +110,9 @@ class FleetRegistry:
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
         arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
-        reply = self._scripts.call("attend", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+        reply = self._scripts.call(
+            "heartbeat_queues", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
+        )
         attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
         self.workers = max(1, int(reply[2]))
         return Attendance(attended | set(queues), absent - set(queues))
@@ -136,7 +138,9 @@ class FleetRegistry:
         keys = seen_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(REMEMBERED), microseconds(after), most, len(limits), len(returns))
         arguments: list[str | int] = [*numbers, *limits, *["\0".join(each) for each in returns], *forget]
-        reply = self._scripts.call("seen", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+        reply = self._scripts.call(
+            "heartbeat_limits", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
+        )
         of_limits, of_returns, of_queues = [
             {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
         ]
@@ -184,7 +188,7 @@ class FleetRegistry:
         """
         lots, _, _, asides, _ = self._scripts.shared_keys(name)
         first = "-" if after is None else f"({after}"
-        reply = self._scripts.call("recall", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
+        reply = self._scripts.call("wake_suspended", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
         return (text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
 
 

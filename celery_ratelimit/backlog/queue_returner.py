@@ -61,13 +61,13 @@ class QueueReturner:
         self._stack.close()
 
     def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> Returned:
-        """Return the tasks that are parked for a limit now. See :meth:`BacklogQueries.hand_back`."""
+        """Return the tasks that are parked for a limit now. See :meth:`BacklogQueries.return_to_queue`."""
         returned, until = Returned(), 0
         for keys in self._backlog.contents.keys(name, aside=bool(queues)):
             for key in keys:
                 stuck: set[str] = set()  # tasks that could not be published: they leave again, behind the others
                 while True:
-                    now, page = self._backlog.contents.hand_back((name, key), queues, until, overdue=overdue)
+                    now, page = self._backlog.contents.return_to_queue((name, key), queues, until, overdue=overdue)
                     until = until or now
                     if all(each.id in stuck for each in page):
                         break

@@ -251,7 +251,7 @@ class ReturnScheduler:
         while self._revoked or self._revoked_in:
             if self._revoked_in:
                 bucket, ids = self._revoked_in[-1]
-                _, leaving, remaining = self.parking.contents.pick(bucket, ids[:REVOKED_AT_ONCE], purge=False)
+                _, leaving, remaining = self.parking.contents.remove(bucket, ids[:REVOKED_AT_ONCE], purge=False)
                 self._revoked_in.pop()
                 if remaining := [*remaining, *ids[REVOKED_AT_ONCE:]]:
                     self._revoked_in.append((bucket, remaining))
@@ -281,8 +281,8 @@ class ReturnScheduler:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
             demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
-            unpark = partial(self.parking.unpark, demands, due=True, attendance=self._heartbeat.heard)
-            looked: Sequence[Looked] = yield unpark
+            return_due = partial(self.parking.return_due, demands, due=True, attendance=self._heartbeat.heard)
+            looked: Sequence[Looked] = yield return_due
             due.note(looked)
             for each in looked:
                 if each.again is None or each.again >= AGAIN:  # empty, or closed for long: a new request asks first

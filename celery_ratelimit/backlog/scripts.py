@@ -21,11 +21,13 @@ __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
 LOT_KEYS = 13
 #: The same for scripts that have to do with those who share a limit: where it is fair, and some in any case.
 FAIR_KEYS = 16
-_FAIR_IN_ANY_CASE = ("published", "pick", "hand_back", "turn", "reconcile")
+_FAIR_IN_ANY_CASE = ("confirm_published", "remove", "return_to_queue", "fair_position", "reconcile")
 
 _NAMES = (
-    *("park", "unpark", "published", "arrive", "due", "wake", "recall", "attend", "seen", "occupied"),
-    *("parked", "find", "pick", "hand_back", "place", "turn", "reconcile", "publish_failures", "postpone"),
+    *("park", "return_due", "confirm_published", "dedup", "due"),
+    *("reschedule", "wake_suspended", "heartbeat_queues", "heartbeat_limits", "count_lots"),
+    *("list_lots", "locate", "remove", "return_to_queue", "position"),
+    *("fair_position", "reconcile", "publish_failures", "postpone"),
 )
 
 
@@ -87,7 +89,7 @@ class Scripts:
 
     def tell(self, buckets: Sequence[Bucket], arguments: Sequence[str | int]) -> None:
         """Of these lots, messages that are at the broker, and such as are not any more."""
-        self.of_lots("published", buckets, *arguments)
+        self.of_lots("confirm_published", buckets, *arguments)
 
     def command(self, name: str, *arguments: Any) -> Any:
         """One command of the store's, where no script is needed."""

@@ -117,8 +117,9 @@ class Asker:
         Returns:
             What :meth:`ask_next` does, but ``None`` for each that may not run; and of each copy whether it may.
         """
-        script, calls = self.core.scripts.come_back, self.core.calls
-        call = calls.of_come_back(tuple(demands), ids, along, horizon=microseconds(horizon), claim=microseconds(claim))
+        script, calls = self.core.scripts.dedup_and_acquire, self.core.calls
+        until = {"horizon": microseconds(horizon), "claim": microseconds(claim)}
+        call = calls.of_dedup_and_acquire(tuple(demands), ids, along, **until)
         try:
             said, may = self.store(script, self._link, *call)
         except RateLimitError as error:
@@ -129,11 +130,7 @@ class Asker:
         ]
         return decisions, [int(each) == 1 for each in may]
 
-    def takes_one_script(self, demands: Sequence[Demand]) -> bool:
-        """See :meth:`Core.takes_one_script`."""
-        return self.core.takes_one_script(demands)
-
-    def hand_on(self, demands: Sequence[Demand], asking: Asking, ended: Sequence[Ended]) -> list[Decision]:
+    def release_and_acquire(self, demands: Sequence[Demand], asking: Asking, ended: Sequence[Ended]) -> list[Decision]:
         """The same for requests that ask for places; what has ended gives its places back before, in the same step.
 
         On a cluster, in several steps, if no script sees all of it: then only the first is asked for.
@@ -144,7 +141,8 @@ class Asker:
             how = {"horizon": asking.horizon / 1e6 if asking.most > 0 else -1.0, "claim": asking.claim / 1e6}
             return [self.ask(demands, id=ids[0], lease_id=(asking.lease_ids or ids)[0], **how)]
         try:
-            said = self.store(core.scripts.hand_on, self._link, *core.calls.of_hand_on(tuple(demands), asking, ended))
+            call = core.calls.of_release_and_acquire(tuple(demands), asking, ended)
+            said = self.store(core.scripts.release_and_acquire, self._link, *call)
         except RateLimitError as error:
             raise impossible(demands, error) from error.__cause__
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]

@@ -89,7 +89,7 @@ class Along(NamedTuple):
         keys: of their lots, as they go over the wire.
         number: of these keys.
         memory: microseconds for which a call about an older copy may come late.
-        copies: for each lot how many there are, and three values for each, see ``lua/arrive.lua``.
+        copies: for each lot how many there are, and three values for each, see ``lua/dedup.lua``.
         places: for each request that asks, the how-manieth of the copies it is; 0: it is none of them.
     """
 
@@ -112,10 +112,11 @@ class Scripts:
             return Script(name, replace_includes)
 
         self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
-        self.acquire_next, self.come_back = script("acquire_next"), script("come_back")
-        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("join")
+        self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
+        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
         self.settle, self.forget = script("settle"), script("forget")
-        self.release, self.renew, self.hand_on = script("release"), script("renew"), script("hand_on")
+        self.release, self.renew = script("release"), script("renew")
+        self.release_and_acquire = script("release_and_acquire")
         self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
         self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
         self.set_weight, self.weights = script("set_weight"), script("weights")
@@ -186,7 +187,7 @@ class Calls:
             pieces.append(bulk(*last))
         return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
-    def of_come_back(
+    def of_dedup_and_acquire(
         self, demands: tuple[Demand, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
     ) -> Call:
         number, methods, packed_keys, arguments = self.packed(demands)
@@ -231,8 +232,8 @@ class Calls:
             arguments += [ended.id, str(int(ended.granted_at)), demand.key]
         return keys, arguments
 
-    def of_hand_on(self, demands: tuple[Demand, ...], asking: Asking, ended: Sequence[Ended]) -> Call:
-        """For ``hand_on.lua``: ``demands`` of each who asks, and places of those that have ended."""
+    def of_release_and_acquire(self, demands: tuple[Demand, ...], asking: Asking, ended: Sequence[Ended]) -> Call:
+        """For ``release_and_acquire.lua``: ``demands`` of each who asks, and places of those that have ended."""
         number, methods, packed_keys, arguments = self.packed(demands)
         released, released_as = self._to_release([(demand, each) for each in ended for demand in each.places])
         first = number, asking.horizon, asking.claim, asking.ear, asking.most, int(asking.all), len(asking.ids)

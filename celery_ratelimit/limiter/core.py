@@ -82,7 +82,9 @@ class Core:
         if not (request.claim and id and leased(demands) and self.takes_one_script(demands)):
             return (yield from self.ask(demands, id=id, horizon=request.horizon, claim=request.claim))
         asking = Asking([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
-        (said,) = yield [Question(self.scripts.hand_on, self.calls.of_hand_on(tuple(demands), asking, ()))]
+        (said,) = yield [
+            Question(self.scripts.release_and_acquire, self.calls.of_release_and_acquire(tuple(demands), asking, ()))
+        ]
         if isinstance(said, RateLimitError):
             raise impossible(demands, said)
         return decision_of(demands, whole_numbers(said[0]), id)

@@ -84,7 +84,7 @@ class Demand:
 
     @cached_property
     def said_of_reserve(self) -> dict[str, int]:
-        """What a parked message says, so that ``lua/unpark.lua`` asks for its slot as it would: as in :attr:`wire`."""
+        """What a parked message says, so that ``lua/return_due.lua`` asks for its slot alike: see :attr:`wire`."""
         if self.leaves is None or self.limit.reserve is None:
             return {}
         return {"leaves": -int(self.limit.wire(self.cost, self.leaves)[5])}

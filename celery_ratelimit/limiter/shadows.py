@@ -75,7 +75,7 @@ class Shadows:
 
     def opened(self, demand: Demand) -> Demand:
         """The same for tasks that were parked before: of a limit in shadow all may leave (the cost says so, see
-        ``lua/unpark.lua``).
+        ``lua/return_due.lua``).
         """
         limit = demand.limit
         if not self.has(demand.name, limit):

@@ -229,14 +229,14 @@ class ParkingLots:
         if ids is None:
             keys = [key] if key is not None else [lot.key for lot in contents.lots([name])]
             for bucket in [(name, each) for each in keys]:
-                for taken, leaving in contents.pick_all(bucket, purge=purge):
+                for taken, leaving in contents.remove_all(bucket, purge=purge):
                     yield bucket, taken, leaving
             return
         for found in contents.find([name], list(dict.fromkeys(ids))):
             for bucket, of_tasks in found.items():
                 stored: Sequence[str] = list(of_tasks) if key in (None, bucket[1]) else ()
                 while stored:
-                    taken, leaving, stored = contents.pick(bucket, stored, purge=purge)
+                    taken, leaving, stored = contents.remove(bucket, stored, purge=purge)
                     yield bucket, taken, leaving
 
 

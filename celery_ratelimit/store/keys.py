@@ -140,7 +140,7 @@ def weights_key(prefix: str, name: str) -> str:
 
 
 def attendance_keys(prefix: str, fleet: str) -> tuple[str, ...]:
-    """The workers of a fleet, which queues each of them consumes, and the queues: see ``lua/attend.lua``."""
+    """The workers of a fleet, which queues each of them consumes, and the queues: see ``lua/heartbeat_queues.lua``."""
     return tuple([bucket_key(prefix, "fleet", "", f"{kind}@{fleet}") for kind in ("alive", "workers", "queues")])
 
 

@@ -98,7 +98,7 @@ class ConcurrencyLeases:
             limit_queue.channel = self._channel_of(limit_queue)
         for pending in asking:  # until the answer is known
             pending.lease_unconfirmed = True
-        decisions = self._asker.hand_on(
+        decisions = self._asker.release_and_acquire(
             first.demands,
             Asking(
                 [pending.id for pending in asking],

@@ -21,7 +21,7 @@ end
 
 function concurrency.earliest(limit, now, ahead, permits)
     if limit.mine then return now end
-    ahead = max(ahead, limit.kept or 0) -- for those that were rung for, see hand_on.lua: they stand in the line as well
+    ahead = max(ahead, limit.kept or 0) -- for those that were rung for, see release_and_acquire.lua: they stand in the line as well
     local over = limit.held + ahead + permits - limit.count
     if over <= 0 then return now end
     local mean = -(tonumber(call('ZSCORE', limit.state_key, '')) or -FIRST_GUESS_US)

@@ -1,5 +1,5 @@
 -- Tasks are let out of a lot: the caller of the script publishes their messages. A task counts as published only when the caller
--- says so (published.lua), or when the message arrives; until then it is `leaving`.
+-- says so (confirm_published.lua), or when the message arrives; until then it is `leaving`.
 --
 -- Uses AGAIN_US, after which a task is let out once more; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING,
 -- WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; place_in of order.lua; note_for_a_while of

@@ -13,7 +13,7 @@ __all__ = ["STEPS"]
 
 #: By the beginning of the id of the task that it happens to (of several that ask together, the first): what raises.
 STEPS: dict[str, list[tuple[Any, str]]] = {
-    "ask": [(asker.Asker, name) for name in ("ask", "ask_along", "hand_on")],
+    "ask": [(asker.Asker, name) for name in ("ask", "ask_along", "release_and_acquire")],
     "park": [(parking.Backlog, "parks")],
     "start": [(Worker, "start")],
     "leave": [(flow_control.SuspendedQueues, "on_left")],

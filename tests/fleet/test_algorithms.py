@@ -56,7 +56,7 @@ def test_no_more_than_so_many_at_once_and_every_place_is_used(
 #: Scripts that ask for places and give them back, and those that see to a lot.
 SCRIPTS = {
     hashlib.sha1(load_source(verb, ["concurrency"]).encode()).hexdigest(): verb
-    for verb in ("acquire", "acquire_next", "hand_on")
+    for verb in ("acquire", "acquire_next", "release_and_acquire")
 } | {hashlib.sha1(load_source("release", ()).encode()).hexdigest(): "release"}
 
 
@@ -75,7 +75,7 @@ def test_law_3_a_place_that_tasks_wait_for_costs_hardly_more_than_one_script_a_t
             if words[0].upper() == "EVALSHA":
                 verbs[SCRIPTS.get(words[1].lower(), "")] += 1
         assert most_at_once(fleet.starts()) == PLACES
-    assert verbs["hand_on"] > 20
+    assert verbs["release_and_acquire"] > 20
     assert sum(count for verb, count in verbs.items() if verb) <= 60 * 2.5, verbs
 
 

@@ -22,7 +22,7 @@ NAME = "tests.apps.fleet.retry"
 #: Scripts by what they are called by.
 VERBS = {
     hashlib.sha1(load_source(verb, methods).encode()).hexdigest(): verb
-    for verb, methods in (("attend", ()), ("unpark", ["token_bucket"]))
+    for verb, methods in (("heartbeat_queues", ()), ("return_due", ["token_bucket"]))
 }
 
 
@@ -53,10 +53,10 @@ def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis,
         said: list[str] = []
         with store.monitor() as monitor:
             park_one(parking, demand, "one@celery", json.dumps({"id": "one", "headers": {"id": "one"}}))
-            while "unpark" not in said:
+            while "return_due" not in said:
                 words = monitor.next_command()["command"].split()
                 said.append(VERBS.get(words[1].lower(), "") if words[0].lower() == "evalsha" else "")
-        assert "attend" in said, "which queues are consumed it has heard long ago"
+        assert "heartbeat_queues" in said, "which queues are consumed it has heard long ago"
         lots = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
         # Without the bell it would look every 15 to 25 seconds.
         until(lambda: store.zcount(lots, (time.time() + 600) * 1e6, "+inf") == 1, 3, "its being looked at")

@@ -43,7 +43,7 @@ def test_the_first_task_of_a_limit_rings(server: EmbeddedServer, store: redis.Re
     before = bell.rings
     for number in range(5):
         park_one(parking, api, f"{number}@q", f'{{"id": "{number}"}}')
-    parking.contents.pick(("api", ""), [f"{number}@q" for number in range(5)] + ["one@q"], purge=True)
+    parking.contents.remove(("api", ""), [f"{number}@q" for number in range(5)] + ["one@q"], purge=True)
     assert parking.due(["api"]) is None
     park_one(parking, api, "one@q", '{"id": "one"}')
     until(bell.has_rung, 10, "the ring")

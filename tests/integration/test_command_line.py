@@ -383,7 +383,7 @@ def look(app: Celery, *, absent: Sequence[str] = ()) -> list[Parked]:
     """A worker looks at the lot of ``stripe``, while no worker consumes some queues."""
     attendance = Attendance(frozenset(), frozenset(absent))
     demand = Demand(Limit("100/s"), "stripe", "")
-    return [task for lot in backlog_of(app).unpark([demand], attendance=attendance) for task in lot.leaving]
+    return [task for lot in backlog_of(app).return_due([demand], attendance=attendance) for task in lot.leaving]
 
 
 @pytest.mark.parametrize("queue", ["celery", "q@r", "@"])

@@ -263,7 +263,7 @@ def test_a_message_on_redis_that_comes_is_noted_through_the_clients_of_its_chann
 
 
 def test_messages_on_redis_are_taken_from_the_right_end_of_a_list_and_noted_with_where_they_came_from() -> None:
-    """``lua/broker/take.lua`` and ``BulkReceive`` do for several messages what these do for one."""
+    """``lua/broker/fetch_batch.lua`` and ``BulkReceive`` do for several messages what these do for one."""
     put = source(RedisChannel._put)
     assert "pri = self._get_message_priority(message, reverse=False)" in put
     assert "self._q_for_pri(queue, pri)" in put

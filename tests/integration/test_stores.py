@@ -740,7 +740,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     gone: Counter[str] = Counter()
     attendance = Attendance(frozenset("b"), frozenset("a"))
     while left:
-        looked = {each.bucket: each.leaving for each in parking.unpark(left, attendance=attendance)}
+        looked = {each.bucket: each.leaving for each in parking.return_due(left, attendance=attendance)}
         gone.update(each.id for leaving in looked.values() for each in leaving)
         parking.published(looked)
         left = [demand for demand in left if (demand.name, demand.key) not in looked]
@@ -752,7 +752,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
         parking.wake(demand, 0)
         parking.register.recall(demand.name, None, 0)
         assert parking.reconciliation.step(demand.name) == (0, 0)
-        assert sum(taken for taken, _ in parking.contents.pick_all((demand.name, demand.key), purge=True)) == 4
+        assert sum(taken for taken, _ in parking.contents.remove_all((demand.name, demand.key), purge=True)) == 4
         on_cluster.reset(demand.limit, key=demand.key)
     on_cluster.reset(limits, key="k")
     assert not list(parking.contents.lots(names))

@@ -50,7 +50,7 @@ def leave(parking: Backlog, attendance: Attendance | None = None) -> list[Parked
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.unpark([demand("1/d", name="api")], attendance=attendance)
+        (looked,) = parking.return_due([demand("1/d", name="api")], attendance=attendance)
         left, again = [*left, *looked.leaving], looked.again
     return left
 
@@ -106,7 +106,7 @@ def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, c
     close(parking)
     park(parking, to_park("a", f"{which}1"))
     clock.advance(1)
-    (again,) = parking.contents.pick(BUCKET, ["a"], purge=False)[1]
+    (again,) = parking.contents.remove(BUCKET, ["a"], purge=False)[1]
     parking.published({BUCKET: [again]})
     park(parking, to_park("b", f"{which}1"))
     clock.advance(1)
@@ -280,9 +280,9 @@ def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_w
     leave(parking, Attendance(frozenset({"celery"}), frozenset({"absent"})))
     park(parking, to_park("b@celery", "n1"))
     if how == "released":
-        (taken,) = parking.contents.pick(BUCKET, ["a@absent"], purge=False)[1]
+        (taken,) = parking.contents.remove(BUCKET, ["a@absent"], purge=False)[1]
     else:
-        (taken,) = parking.contents.hand_back(BUCKET, ["absent"])[1]
+        (taken,) = parking.contents.return_to_queue(BUCKET, ["absent"])[1]
     parcel = read_parcel(taken)
     assert parcel["headers"]["celery-ratelimit-survivor"] == "b"
     assert waiting(parking) == ["b@celery"]

@@ -70,7 +70,7 @@ def test_one_script_says_what_two_would(
             if parked:
                 each.park({bucket: parked})
             if lets_out:
-                each.unpark([API_OF])
+                each.return_due([API_OF])
         told = along.copies.along({bucket: come}, asking)
         ids = [id for id, _ in asking]
         decisions, may = limiter.asker.ask_along([API_OF], ids, told, horizon=horizon, claim=1.0)

@@ -125,7 +125,7 @@ class Lot:
         absent = frozenset({"away"}) if away else frozenset[str]()
         attendance = Attendance(attended=frozenset({"q", "away"}) - absent, absent=absent)
         for _ in range(50):
-            (looked,) = self.parking.unpark([self.asked], attendance=attendance, horizon=0.5)
+            (looked,) = self.parking.return_due([self.asked], attendance=attendance, horizon=0.5)
             self._left(looked.leaving)
             if looked.again != 0:
                 return
@@ -148,15 +148,15 @@ class Lot:
 
     def purge(self, which: int) -> None:
         ids = self._some(which)
-        assert self.parking.contents.pick(BUCKET, ids, purge=True)[0] == len(ids)
+        assert self.parking.contents.remove(BUCKET, ids, purge=True)[0] == len(ids)
         for id in ids:
             del self.waiting[id]
 
     def release(self, which: int) -> None:
-        self._left(self.parking.contents.pick(BUCKET, self._some(which), purge=False)[1])
+        self._left(self.parking.contents.remove(BUCKET, self._some(which), purge=False)[1])
 
     def release_all(self) -> None:
-        for _, leaving in self.parking.contents.pick_all(BUCKET, purge=False):
+        for _, leaving in self.parking.contents.remove_all(BUCKET, purge=False):
             self._left(leaving)
 
     def expire(self, which: int) -> None:
@@ -166,12 +166,12 @@ class Lot:
     def by_an_older_worker(self, which: int) -> None:
         """It lets out by a script that is called for a limit that is not fair."""
         asked = Demand(Limit("100/s", burst=20, name="api"), "api")
-        (looked,) = self.parking.unpark([asked], horizon=0.1)
+        (looked,) = self.parking.return_due([asked], horizon=0.1)
         self._left(looked.leaving)
 
-    def hand_back(self) -> None:
+    def return_to_queue(self) -> None:
         for _ in range(20):
-            _, leaving = self.parking.contents.hand_back(BUCKET)
+            _, leaving = self.parking.contents.return_to_queue(BUCKET)
             if not leaving:
                 return
             self._left(leaving)
@@ -199,7 +199,7 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
         parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         parks.wait()
         while len(left) < 1000:
-            (looked,) = parking.unpark([asked])
+            (looked,) = parking.return_due([asked])
             parking.published({BUCKET: looked.leaving})
             left.extend(each.id for each in looked.leaving)
 
@@ -208,7 +208,7 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
         for each in wait:
             each.result(60)
     assert sorted(left) == sorted(f"{number}.{each}@q" for number in range(20) for each in range(50))
-    Backlog(Limiter.from_url(server.url), "fleet", 3600).unpark([asked])
+    Backlog(Limiter.from_url(server.url), "fleet", 3600).return_due([asked])
     assert not store.exists(SHARES, TURNS)
 
 
@@ -220,12 +220,12 @@ def test_a_store_that_is_killed_finds_the_turns_again() -> None:
         parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         for share, number in (("big", 200), ("small", 10)):
             parking.park({BUCKET: [to_park(share, f"{share}{each}") for each in range(number)]})
-        (looked,) = parking.unpark([limit("1/s", burst=10)], horizon=0)
+        (looked,) = parking.return_due([limit("1/s", burst=10)], horizon=0)
         parking.published({BUCKET: looked.leaving})
         server.kill()
         server.start()
         parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
-        (looked,) = parking.unpark([limit("100000/s", burst=1000)])
+        (looked,) = parking.return_due([limit("100000/s", burst=1000)])
         assert [each.id for each in looked.leaving[:6]] == ["big5", "small5", "big6", "small6", "big7", "small7"]
     finally:
         server.close()

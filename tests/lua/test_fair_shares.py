@@ -59,7 +59,7 @@ def leave(
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.unpark([asked], attendance=attendance, horizon=horizon)
+        (looked,) = parking.return_due([asked], attendance=attendance, horizon=horizon)
         left, again = [*left, *looked.leaving], looked.again
     return left
 
@@ -118,7 +118,7 @@ def test_what_a_version_before_this_one_has_let_out_is_passed_over(parking: Back
 def test_what_an_older_worker_is_about_to_publish_does_not_leave_twice(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for number in range(3) for share in "ab"])
     older = Demand(Limit("100/s", burst=2, name="api"), "api")
-    (looked,) = parking.unpark([older], horizon=0)
+    (looked,) = parking.return_due([older], horizon=0)
     assert ids(looked.leaving) == ["a0", "b0"]
     assert ids(leave(parking, limit("100/s", burst=6), horizon=1)) == ["a1", "b1", "a2", "b2"]
     assert store.zcard(SHARES) == 0
@@ -160,8 +160,8 @@ def test_what_it_is_told_is_by_the_weights_that_hold(frozen: Limiter, parking: B
     frozen.set_weight(code.limit, "gold", None)
     leave(parking, code)
     assert park(parking, to_park("c", "c3")) == [33]
-    parking.contents.pick(BUCKET, [f"{share}{number}" for share in "ab" for number in range(20)], purge=True)
-    parking.unpark([limit(weights={"gold": 8})])
+    parking.contents.remove(BUCKET, [f"{share}{number}" for share in "ab" for number in range(20)], purge=True)
+    parking.return_due([limit(weights={"gold": 8})])
     assert park(parking, to_park("d", "d0"), to_park("d", "d1"))[1] <= 10
 
 
@@ -182,10 +182,10 @@ def test_a_task_that_is_parked_again_pays_once(parking: Backlog, store: redis.Re
 
 def test_those_that_are_taken_out_otherwise_are_taken_out_of_the_index(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[to_park("a", f"{number}@x", order=number % 3 - 1) for number in range(12)])
-    parking.contents.pick(BUCKET, ["0@x", "1@x"], purge=True)
-    parking.contents.pick(BUCKET, ["2@x"], purge=False)
+    parking.contents.remove(BUCKET, ["0@x", "1@x"], purge=True)
+    parking.contents.remove(BUCKET, ["2@x"], purge=False)
     assert store.zcard(SHARES) == 9
-    parking.contents.hand_back(BUCKET)
+    parking.contents.return_to_queue(BUCKET)
     assert store.zcard(SHARES) == 0
 
 
@@ -209,14 +209,14 @@ def test_what_an_older_worker_leaves_of_an_index_has_its_time(
     assert days() == {60}
     for _ in range(3):  # seldom
         clock.advance(29 * 86_400)
-        (looked,) = parking.unpark([limit("1/90d")])
+        (looked,) = parking.return_due([limit("1/90d")])
         assert looked.again is not None
         assert looked.again <= 30 * 86_400
         assert days() == {60}
     clock.advance(29 * 86_400)
     for _ in range(150):  # often
         clock.advance(5)
-        parking.unpark([limit("1/5s")])
+        parking.return_due([limit("1/5s")])
     assert days() == {60}
     assert store.exists(SHARES, TURNS) == 2
 
@@ -241,7 +241,7 @@ def test_a_share_may_be_any_text(parking: Backlog, store: redis.Redis, share: st
     park(parking, *[to_park("big", f"b{number}") for number in range(10)])
     park(parking, *[to_park(share, f"s{number}", order=-number) for number in range(3)])
     park(parking, to_park(share, "held"), to_park("big", "b10"))
-    assert parking.contents.pick(BUCKET, ["held"], purge=True)[0] == 1
+    assert parking.contents.remove(BUCKET, ["held"], purge=True)[0] == 1
     assert store.zcard(SHARES) == 14
     left = ids(leave(parking, limit(weights={share: 2})))
     assert {"b0", "s0", "s1", "s2"} < set(left[:5]), "at the same virtual time any of them may be first"
@@ -251,7 +251,7 @@ def test_a_share_of_weight_0_is_held_back_and_the_lot_is_due_when_others_come(pa
     held = limit(weights={"a": 0})
     park(parking, *[to_park("a", f"a{number}", weight=0.0) for number in range(5)])
     assert leave(parking, held) == []
-    (looked,) = parking.unpark([held])
+    (looked,) = parking.return_due([held])
     assert looked.again is not None
     assert looked.again > 1000
     assert parking.due(["api"]) == []
@@ -262,11 +262,11 @@ def test_a_share_of_weight_0_is_held_back_and_the_lot_is_due_when_others_come(pa
 
 def test_another_weight_in_the_code_is_told_as_another_limit(parking: Backlog) -> None:
     park(parking, to_park("a", "a0"))
-    (looked,) = parking.unpark([limit("1/s", weights={"a": 0})])
+    (looked,) = parking.return_due([limit("1/s", weights={"a": 0})])
     assert not looked.another
-    (looked,) = parking.unpark([limit("1/s", weights={"a": 0})])
+    (looked,) = parking.return_due([limit("1/s", weights={"a": 0})])
     assert not looked.another
-    (looked,) = parking.unpark([limit("1/s", weights={"a": 2})])
+    (looked,) = parking.return_due([limit("1/s", weights={"a": 2})])
     assert looked.another
 
 

@@ -24,8 +24,8 @@ def park(parking: Backlog, copy: int = 1, *, since: int = 0) -> None:
     assert parking.park({BUCKET: [ToPark(ID, 1, written, copy, since)]})[BUCKET] == [0]
 
 
-def hand_back(parking: Backlog, *, overdue: float = 0.0) -> list[Parked]:
-    _, leaving = parking.contents.hand_back(BUCKET, overdue=overdue)
+def return_to_queue(parking: Backlog, *, overdue: float = 0.0) -> list[Parked]:
+    _, leaving = parking.contents.return_to_queue(BUCKET, overdue=overdue)
     return leaving
 
 
@@ -42,7 +42,7 @@ def may_run(parking: Backlog, message: Any) -> bool:
 
 def test_a_copy_that_was_handed_back_says_which_it_is_and_nothing_else(parking: Backlog) -> None:
     park(parking)
-    (handed,) = hand_back(parking)
+    (handed,) = return_to_queue(parking)
     message = message_of(handed)
     assert not marker_in(message), "it did not return: it is as it was sent"
     assert {key: value for key, value in message.headers.items() if value is not None} == {
@@ -55,7 +55,7 @@ def test_a_copy_that_was_handed_back_says_which_it_is_and_nothing_else(parking: 
 def test_a_redelivery_of_a_copy_that_was_handed_back_runs(parking: Backlog, confirmed: bool) -> None:
     """The message that was parked was not acknowledged: the broker may deliver it again, and that one ends."""
     park(parking)
-    (handed,) = hand_back(parking)
+    (handed,) = return_to_queue(parking)
     message = message_of(handed)
     if confirmed:
         parking.published({BUCKET: [handed]})
@@ -80,7 +80,7 @@ def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlo
     park(parking)
     parking.acknowledged(BUCKET, ID)
     (on_its_way,) = let_out(parking)
-    (handed,) = hand_back(parking, overdue=20.0)
+    (handed,) = return_to_queue(parking, overdue=20.0)
     assert (on_its_way.copy, handed.copy) == (1, 2)
     parking.published({BUCKET: [handed]})
     assert parking.copies.arrive(BUCKET, {ID: 1}) == {ID}
@@ -90,23 +90,23 @@ def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlo
 
 def test_of_two_drains_one_copy_runs(parking: Backlog) -> None:
     park(parking)
-    (first,) = hand_back(parking)
-    (second,) = hand_back(parking, overdue=20.0)
+    (first,) = return_to_queue(parking)
+    (second,) = return_to_queue(parking, overdue=20.0)
     assert not may_run(parking, message_of(first))
     assert may_run(parking, message_of(second))
-    assert hand_back(parking, overdue=20.0) == [], "it has arrived"
+    assert return_to_queue(parking, overdue=20.0) == [], "it has arrived"
 
 
 def test_a_copy_that_arrived_before_is_not_handed_back(parking: Backlog) -> None:
     park(parking)
     let_out(parking)
     assert parking.copies.arrive(BUCKET, {ID: 1}) == set()
-    assert hand_back(parking, overdue=20.0) == []
+    assert return_to_queue(parking, overdue=20.0) == []
 
 
 def test_parked_again_before_it_is_confirmed_it_stays_parked(parking: Backlog) -> None:
     park(parking)
-    (handed,) = hand_back(parking)
+    (handed,) = return_to_queue(parking)
     assert may_run(parking, message_of(handed))
     park(parking, handed.copy + 1)
     parking.published({BUCKET: [handed]})
@@ -117,7 +117,7 @@ def test_parked_again_before_it_is_confirmed_it_stays_parked(parking: Backlog) -
 def test_a_drain_that_was_killed_loses_nothing(parking: Backlog, clock: Clock) -> None:
     """Whether it has published the message is not known: it is let out once more, and the first that comes runs."""
     park(parking)
-    (handed,) = hand_back(parking)
+    (handed,) = return_to_queue(parking)
     clock.set(START + 10_000_000)
     (again,) = let_out(parking)
     assert (again.id, again.copy) == (ID, 2)
@@ -127,7 +127,7 @@ def test_a_drain_that_was_killed_loses_nothing(parking: Backlog, clock: Clock) -
 
 def test_a_copy_that_is_released_runs(parking: Backlog) -> None:
     park(parking)
-    (released,) = parking.contents.pick(BUCKET, [ID], purge=False)[1]
+    (released,) = parking.contents.remove(BUCKET, [ID], purge=False)[1]
     parking.published({BUCKET: [released]})
     assert parking.copies.arrive(BUCKET, {ID: released.copy}) == set()
     assert parking.copies.arrive(BUCKET, {ID: 0}) == {ID}
@@ -136,7 +136,7 @@ def test_a_copy_that_is_released_runs(parking: Backlog) -> None:
 
 def test_a_copy_that_was_handed_back_and_sent_back_says_which_it_is(parking: Backlog) -> None:
     park(parking)
-    (handed,) = hand_back(parking)
+    (handed,) = return_to_queue(parking)
     message = message_of(handed)
     message.properties, message.body, message.content_type, message.content_encoding = {}, "", "json", "utf-8"
     request = SimpleNamespace(message=message, delivery_info={}, expires=None)

@@ -48,7 +48,7 @@ def say(
     claim: float,
 ) -> list[Decision]:
     asking = Asking(ids, 100_000, us(claim), ear, most, all)
-    return limiter.asker.hand_on(demands, asking, [Ended(id, (PLACE,), START) for id in ended])
+    return limiter.asker.release_and_acquire(demands, asking, [Ended(id, (PLACE,), START) for id in ended])
 
 
 class Ears:
@@ -341,7 +341,7 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
         asking = Asking(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
         gone = [Ended(id, (place,), clock.us - 100_000) for id in ended]
         if asking.ids and free > 0:
-            said = frozen.asker.hand_on((place,), asking, gone)
+            said = frozen.asker.release_and_acquire((place,), asking, gone)
             allowed = [decision.id for decision in said if decision.allowed]
             running[worker] += allowed
             waiting[worker] = [id for id in waiting[worker] if id not in allowed]

@@ -49,7 +49,7 @@ def leave(parking: Backlog, attendance: Attendance | None = None) -> list[str]:
     ids: list[str] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.unpark([API], attendance=attendance)
+        (looked,) = parking.return_due([API], attendance=attendance)
         ids, again = [*ids, *[each.id for each in looked.leaving]], looked.again
     return ids
 
@@ -137,7 +137,7 @@ def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
     everybody = [to_park(f"{number}", ORDERS[number % len(ORDERS)]) for number in range(300)]
     park(parking, *everybody)
     clock.advance(1)
-    steps = parking.contents.pick_all(BUCKET, purge=purge)
+    steps = parking.contents.remove_all(BUCKET, purge=purge)
     taken, picked = next(steps)
     clock.advance(1)
     park(parking, *[to_park(f"late {order}", order) for order in ORDERS if order >= 0])
@@ -157,7 +157,7 @@ def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: 
     handed: list[str] = []
     until, leaving = 0, True
     while leaving:
-        until, some = parking.contents.hand_back(BUCKET, (), until)
+        until, some = parking.contents.return_to_queue(BUCKET, (), until)
         parking.published({BUCKET: some})
         handed += [each.id for each in some]
         leaving = bool(some)
@@ -199,7 +199,7 @@ def test_random_ones_leave_as_by_a_model(
             in_order = sorted(inside, key=lambda id: (*inside[id][:2], id))
             assert [each.id for each in parking.contents.lot(BUCKET, 0, -1).tasks] == in_order
             taken = in_order[:which]
-            _, picked, _ = parking.contents.pick(BUCKET, taken, purge=False)
+            _, picked, _ = parking.contents.remove(BUCKET, taken, purge=False)
             assert [(each.id, each.since) for each in picked] == [(id, inside[id][1]) for id in taken]
             parking.published({BUCKET: picked})
             outside += [(id, *inside.pop(id)) for id in taken]

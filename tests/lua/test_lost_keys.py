@@ -34,7 +34,7 @@ def run_all(parking: Backlog, clock: Clock, asked: Demand, attendance: Attendanc
     left: list[str] = []
     for _ in range(2 * seconds):
         for name, key in parking.due([asked.name]) or ():
-            (looked,) = parking.unpark([Demand(asked.limit, name, key)], due=True, attendance=attendance)
+            (looked,) = parking.return_due([Demand(asked.limit, name, key)], due=True, attendance=attendance)
             left += [each.id for each in looked.leaving]
             parking.published({looked.bucket: looked.leaving})
         clock.advance(0.5)
@@ -75,7 +75,7 @@ def test_what_has_its_message_runs(
     bucket: Bucket = ("api", asked.key)
     names = [f"{share}{number}@{queue}" for number in range(6) for share in "xy" for queue in ("here", "absent")]
     parking.park({bucket: list(map(to_park, names))})
-    (looked,) = parking.unpark([asked], attendance=HERE, horizon=0.8)
+    (looked,) = parking.return_due([asked], attendance=HERE, horizon=0.8)
     left = [each.id for each in looked.leaving]
     assert left
     assert store.zcard(f"ratelimit:v1:{{api}}:{asked.key}:aside@fleet"), "some are leaving, some are set aside"
@@ -130,7 +130,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
     bucket = ("api", asked.key)
     parking.park({bucket: [to_park("x@here")]})
     parking.acknowledged(bucket, "x@here")
-    (looked,) = parking.unpark([asked])
+    (looked,) = parking.return_due([asked])
     assert [each.copy for each in looked.leaving] == [1]
     lose("leaving")
     assert reconcile(parking) == (1, 0)
@@ -143,7 +143,7 @@ def test_a_whole_backlog_costs_no_writes(frozen: Limiter, parking: Backlog, stor
     parking.park(
         {("api", asked.key): [to_park(f"x{number}@{'absent' if number % 2 else 'here'}") for number in range(40)]}
     )
-    parking.unpark([asked], attendance=HERE)
+    parking.return_due([asked], attendance=HERE)
     before = {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")}
     assert reconcile(parking) == (0, 0)
     assert {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")} == before

@@ -20,7 +20,7 @@ def park(parking: Backlog, number: int) -> None:
 
 
 def let_out(parking: Backlog, limit: Limit) -> int:
-    return sum(len(each.leaving) for each in parking.unpark([Demand(limit, "api")]))
+    return sum(len(each.leaving) for each in parking.return_due([Demand(limit, "api")]))
 
 
 @pytest.mark.parametrize(

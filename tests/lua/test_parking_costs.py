@@ -42,7 +42,7 @@ def test_each_is_told_what_those_ahead_cost(parking: Backlog, store: redis.Redis
 STEP = st.one_of(
     st.tuples(st.just("park"), st.integers(0, 30), st.sampled_from([1, 1, 3, 500])),
     st.tuples(st.just("expiring"), st.integers(0, 30), st.sampled_from([1, 40])),
-    st.tuples(st.just("unpark"), st.sampled_from([0, 1]), st.just(0)),
+    st.tuples(st.just("return_due"), st.sampled_from([0, 1]), st.just(0)),
     st.tuples(st.just("pick"), st.integers(0, 30), st.sampled_from([0, 1])),
     st.tuples(st.just("all"), st.just(0), st.sampled_from([0, 1])),
     st.tuples(st.just("publish"), st.just(0), st.just(0)),
@@ -69,13 +69,15 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
             park(parking, f"{one}@{'ab'[one % 2]}", two)
         elif what == "expiring":
             park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
-        elif what == "unpark":
-            (looked,) = parking.unpark([Demand(LIMIT, "api", "", 1)], attendance=NOBODY_AT_A if one else None)
+        elif what == "return_due":
+            (looked,) = parking.return_due([Demand(LIMIT, "api", "", 1)], attendance=NOBODY_AT_A if one else None)
             left += looked.leaving
         elif what == "pick":
-            left += parking.contents.pick(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
+            left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
         elif what == "all":
-            left += [each for _, leaving in parking.contents.pick_all(("api", ""), purge=bool(two)) for each in leaving]
+            left += [
+                each for _, leaving in parking.contents.remove_all(("api", ""), purge=bool(two)) for each in leaving
+            ]
         elif what == "publish":
             parking.published({("api", ""): [Parked(each.id, each.copy, 0, 0.0, "") for each in left]})
             left = []

@@ -33,7 +33,7 @@ def with_a_slot(limiter: Limiter, demands: Sequence[Demand], id: str, lease_id: 
 
 def by_hand_on(limiter: Limiter, demands: Sequence[Demand], id: str, lease_id: str) -> bool:
     asking = Asking([id], 0, us(60.0), "", 1, False, [lease_id])
-    (decision,) = limiter.asker.hand_on(demands, asking, ())
+    (decision,) = limiter.asker.release_and_acquire(demands, asking, ())
     return decision.allowed
 
 
@@ -75,7 +75,7 @@ def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
     """A copy asks together with the end of the first run, and is in no way the same to the script."""
     assert by_hand_on(frozen, [ONE], "task", "task#1")
     asking = Asking(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
-    said = frozen.asker.hand_on([ONE], asking, [Ended("task#1", (ONE,), START)])
+    said = frozen.asker.release_and_acquire([ONE], asking, [Ended("task#1", (ONE,), START)])
     assert [decision.allowed for decision in said] == [True, False]
     assert release(frozen, "task#1", [ONE]) == 0
     assert release(frozen, "task#2", [ONE]) == 1

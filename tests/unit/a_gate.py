@@ -495,7 +495,7 @@ class Bench:
     def begin(self, error: Any = None, on_end: Any = None) -> None:
         self.lost = self.lost or error is not None
 
-    def come_back(self) -> None:
+    def dedup_and_acquire(self) -> None:
         if self.lost:
             self.lost = False
             self.contained(self.gate._store_is_back)
@@ -518,7 +518,7 @@ class Bench:
     def bell(self, *_: Any) -> Any:
         return SimpleNamespace(is_up=False, listen=lambda: None, close=lambda: None)
 
-    def hand_on(self, demands: Any, asking: Any, ended: Any) -> list[Decision]:
+    def release_and_acquire(self, demands: Any, asking: Any, ended: Any) -> list[Decision]:
         assert not ended
         assert not asking.ear
         decisions: list[Decision] = []

@@ -14,7 +14,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch, processes=8)
 
 
-def come_back(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> list[Any]:
+def dedup_and_acquire(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> list[Any]:
     """As many, each for a turn a hundredth of a second after the one before."""
     requests = []
     for index in range(number):
@@ -25,7 +25,7 @@ def come_back(bench: Bench, task: Any, number: int, *, ahead: float = 0.05) -> l
 
 def test_who_comes_back_waits_for_those_behind_it_and_asks_with_them(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 5.0
-    requests = come_back(bench, bench.task("retry", "r1"), 4)
+    requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 4)
     assert bench.asked == []
     bench.run(0.031)  # twenty milliseconds before the first one's turn
     assert bench.asked[0] == 4
@@ -34,18 +34,18 @@ def test_who_comes_back_waits_for_those_behind_it_and_asks_with_them(bench: Benc
 
 
 def test_who_is_late_asks_at_once(bench: Bench) -> None:
-    come_back(bench, bench.task("retry", "r1"), 1, ahead=-0.05)
+    dedup_and_acquire(bench, bench.task("retry", "r1"), 1, ahead=-0.05)
     assert bench.asked == [1]
 
 
 def test_who_was_called_long_before_its_turn_asks_at_once(bench: Bench) -> None:
-    come_back(bench, bench.task("retry", "r1"), 1, ahead=600.0)
+    dedup_and_acquire(bench, bench.task("retry", "r1"), 1, ahead=600.0)
     assert bench.asked == [1]
 
 
 def test_the_first_that_is_refused_is_the_last_that_is_asked(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 0.1  # two permits, and then none for a tenth of a second
-    requests = come_back(bench, bench.task("retry", "r1"), 4)
+    requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 4)
     bench.run(0.031)
     assert bench.asked[0] == 4
     assert [request.ends for request in requests].count(["started"]) == 1
@@ -83,7 +83,7 @@ def test_a_store_that_is_very_far_is_asked_no_sooner_than_it_grants(bench: Bench
 
 
 def test_a_place_is_taken_when_it_is_used(bench: Bench) -> None:
-    come_back(bench, bench.task("retry", "p1"), 3)
+    dedup_and_acquire(bench, bench.task("retry", "p1"), 3)
     bench.run(0.1)
     assert set(bench.asked) == {1}
     bench.finish()
@@ -91,7 +91,7 @@ def test_a_place_is_taken_when_it_is_used(bench: Bench) -> None:
 
 def test_who_has_ended_meanwhile_does_not_ask(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 5.0
-    requests = come_back(bench, bench.task("retry", "r1"), 3)
+    requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 3)
     requests[1].is_revoked = True
     bench.run(0.031)
     assert (bench.asked, requests[1].ends) == ([2], ["revoked"])
@@ -99,7 +99,7 @@ def test_who_has_ended_meanwhile_does_not_ask(bench: Bench) -> None:
 
 def test_what_is_raised_at_one_of_them_ends_it_alone(bench: Bench) -> None:
     bench.tats["r1"] = bench.now - 5.0
-    requests = come_back(bench, bench.task("retry", "r1"), 3)
+    requests = dedup_and_acquire(bench, bench.task("retry", "r1"), 3)
     bench.at["start"] = [lambda: None, ZeroDivisionError("unforeseen")]
     bench.run(2.0)
     assert sorted(request.ends[-1] for request in requests) == ["failed", "started", "started"]

@@ -232,7 +232,7 @@ def let_out(attendant: ReturnScheduler, *names: str) -> None:
     lots: Any = attendant.parking
     lots.due = lambda _: [(name, "") for name in names]
     leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
-    lots.unpark = lambda demands, **_: [Looked((each.name, ""), 1.0, False, leaving) for each in demands]
+    lots.return_due = lambda demands, **_: [Looked((each.name, ""), 1.0, False, leaving) for each in demands]
     assert asked(attendant._return_due(float("inf")))
 
 

@@ -207,7 +207,7 @@ def test_no_answer_is_an_outage(monkeypatch: pytest.MonkeyPatch, choice: str, en
     bench.run(0.3)  # its share of the limit may be there a little later
     assert ends(requests) == [end]
     bench.finish()
-    bench.come_back()
+    bench.dedup_and_acquire()
     bench.check_empty()
 
 

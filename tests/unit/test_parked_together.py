@@ -87,7 +87,7 @@ def test_in_an_outage_nobody_is_parked(bench: Bench) -> None:
     requests = bench.together([first, second, second])
     assert (requests[0].ends, bench.together_parked) == (["sent back"], [])
     bench.check()
-    bench.come_back()
+    bench.dedup_and_acquire()
     bench.run(2.0)
     assert all(request.ends for request in requests)
     assert bench.come(task).ends == ["parked"]

@@ -44,7 +44,7 @@ class Store:
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         yield [""]
 
-    def hand_back(self, bucket: Any, queues: Any, until: int, *, overdue: float) -> tuple[int, list[Parked]]:
+    def return_to_queue(self, bucket: Any, queues: Any, until: int, *, overdue: float) -> tuple[int, list[Parked]]:
         page = self.waiting[:PAGE]
         self.waiting = self.waiting[PAGE:] + page
         return 1, page

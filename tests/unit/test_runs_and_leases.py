@@ -23,14 +23,14 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def reply_is_lost(bench: Bench) -> Callable[[], None]:
     """From now on the store decides, and its answer does not arrive; until the result is called."""
-    decide = bench.hand_on
+    decide = bench.release_and_acquire
 
     def lose(*args: Any) -> Any:
         decide(*args)
         raise StoreUnavailable("no answer")
 
-    bench.hand_on = lose  # type: ignore[method-assign]
-    return lambda: setattr(bench, "hand_on", decide)
+    bench.release_and_acquire = lose  # type: ignore[method-assign]
+    return lambda: setattr(bench, "release_and_acquire", decide)
 
 
 def test_a_copy_that_is_delivered_while_the_first_run_goes_on_has_a_lease_of_its_own(bench: Bench) -> None:
@@ -56,7 +56,7 @@ def test_a_request_whose_reply_was_lost_finds_its_lease_when_it_asks_again(bench
     request = bench.come(bench.task("wait", "p1"))
     assert len(bench.concurrency_leases["p1"]) == 1
     arrives()
-    bench.come_back()
+    bench.dedup_and_acquire()
     bench.run(1.0)
     assert request.ends == ["started"]
     assert len(bench.concurrency_leases["p1"]) == 1
@@ -159,12 +159,12 @@ def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases
 def test_a_call_for_leases_asks_for_as_many_as_processes_are_free(bench: Bench) -> None:
     """The call itself reserves none of them: two leases that are free together are taken by one script."""
     asked_for: list[int] = []
-    decide = bench.hand_on
+    decide = bench.release_and_acquire
 
     def note(demands: Any, asking: Any, ended: Any) -> Any:
         asked_for.append(asking.most)
         return decide(demands, asking, ended)
 
-    bench.hand_on = note  # type: ignore[method-assign]
+    bench.release_and_acquire = note  # type: ignore[method-assign]
     bench.come(bench.task("wait", "p1"))
     assert asked_for == [8]

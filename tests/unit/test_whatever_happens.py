@@ -107,7 +107,7 @@ def do(bench: Bench, what: str, *how: Any) -> None:
     elif what == "store lost":
         bench.begin(StoreUnavailable("no answer"))
     elif what == "store back":
-        bench.come_back()
+        bench.dedup_and_acquire()
     elif what == "again":  # the same id, twice at once
         waiting = [each for each in bench.requests if not each.ends]
         if waiting:
@@ -128,7 +128,7 @@ def test_at_random(choice: str, processes: int, away: float, operations: list[An
             do(bench, *operation)
             bench.check()
         bench.at.clear()
-        bench.come_back()
+        bench.dedup_and_acquire()
         for _ in range(200):
             bench.finish()
             bench.run(0.3)

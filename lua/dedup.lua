@@ -1,4 +1,4 @@
--- arrive: copies of tasks have come from the broker; may they run?
+-- dedup: copies of tasks have come from the broker; may they run?
 --
 -- KEYS   for each lot those of include/lot.lua
 -- ARGV   1  memory    us, > 0: for how long a call about an older copy may come late

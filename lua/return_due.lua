@@ -1,4 +1,4 @@
--- unpark: give parked tasks their slots, in order, and let each out shortly before its slot: the caller publishes them.
+-- return_due: give parked tasks their slots, in order, and let each out shortly before its slot: the caller publishes them.
 --
 -- Of several lots, as far as one script may go: a lot that is not finished is due at once.
 -- KEYS   four for each lot's limit, see include/read_limits.lua; then for each lot those of include/lot.lua; where
@@ -265,7 +265,7 @@ local function look_after(limit)
     end
     local leaving = first_of(LEAVING)
     if look == math.huge and (call('EXISTS', ASIDE) == 1 or is_shared and call('EXISTS', PARKED) == 1) then
-        look = now + MONTH_US -- until a queue is consumed again (recall.lua), or another weight holds
+        look = now + MONTH_US -- until a queue is consumed again (wake_suspended.lua), or another weight holds
     end
     if #back > 0 and call('EXISTS', ASIDE) == 0 then call('ZREM', ASIDES, bucket) end
     if look == math.huge and not leaving then

@@ -1,4 +1,4 @@
--- wake: a limit has changed: its lots have to be looked after before the time that was foreseen.
+-- reschedule: a limit has changed: its lots have to be looked after before the time that was foreseen.
 --
 -- A few lots are due at once. Many are due one after the other, so that lots with tasks to let out need not wait for all of them. The
 -- caller repeats it until fewer than `most` lots were moved; if several workers call it, it comes to the same.

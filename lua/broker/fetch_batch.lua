@@ -1,4 +1,4 @@
--- take: messages of one of the broker's queues that come in together. It is run by the broker, on kombu's keys.
+-- fetch_batch: messages of one of the broker's queues that come in together. It is run by the broker, on kombu's keys.
 --
 -- Each is noted as unacknowledged in the step in which it leaves its queue.
 -- KEYS   1  queue     list; its right end is taken first

@@ -1,4 +1,4 @@
--- attend: a worker says which queues it consumes, and hears which no worker consumes.
+-- heartbeat_queues: a worker says which queues it consumes, and hears which no worker consumes.
 --
 -- KEYS   1  alive     sorted set, worker -> us until which it is on time: it says so again before that, or is late
 --        2  workers   sorted set, "<worker> NUL <queue>" -> us until which it may be taken for alive

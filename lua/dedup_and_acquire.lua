@@ -1,4 +1,4 @@
--- come_back: copies of tasks have come from the broker, and some of them ask for their permits: arrive and acquire_next in one step.
+-- dedup_and_acquire: copies of tasks have come from the broker, and some of them ask for their permits: arrive and acquire_next in one step.
 --
 -- It is decided first which copies may run: no permit is taken for one that may not.
 -- KEYS   as acquire; then for each lot those of include/lot.lua

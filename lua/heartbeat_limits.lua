@@ -1,8 +1,8 @@
--- seen: a worker that is alive attends to these limits and return queues; to which has none attended for some time?
+-- heartbeat_limits: a worker that is alive attends to these limits and return queues; to which has none attended for some time?
 --
 -- KEYS   1  limits    sorted set, name of a limit -> us at which a worker that has it in its code has said so last
 --        2  returns   sorted set, "<return queue> NUL <queue>" -> us at which a worker that consumes it has said so last
---        3  queues    see attend.lua
+--        3  queues    see heartbeat_queues.lua
 -- ARGV   1  kept      us: for how long both are known
 --        2  after     us, >= 0: what was not seen for that long
 --        3  most      of each; -1: all

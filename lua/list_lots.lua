@@ -1,4 +1,4 @@
--- parked: what is in these parking lots?
+-- list_lots: what is in these parking lots?
 --
 -- KEYS   of each lot: parked, leaving, messages, aside, costs; see include/lot.lua
 -- ARGV   1  from, 2 to: which of the tasks are listed, counted from 0 in their order; an empty text: none

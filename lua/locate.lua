@@ -1,4 +1,4 @@
--- find: in which lots of some limits are these tasks parked?
+-- locate: in which lots of some limits are these tasks parked?
 --
 -- KEYS   of each limit: where, see include/lot.lua
 -- ARGV   ids of tasks

@@ -1,4 +1,4 @@
--- place: where in a lot is this task? Writes nothing.
+-- position: where in a lot is this task? Writes nothing.
 --
 -- KEYS   see include/lot.lua
 -- ARGV   1  id        what the store knows the task by

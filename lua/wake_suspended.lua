@@ -1,4 +1,4 @@
--- recall: a worker consumes a queue that no worker has consumed: the lots in which tasks are aside have to be looked after. In steps.
+-- wake_suspended: a worker consumes a queue that no worker has consumed: the lots in which tasks are aside have to be looked after. In steps.
 --
 -- KEYS   1  lots, 2  asides, see include/lot.lua
 -- ARGV   1  from      '-', or '(' and the key of the bucket to which the step before has come

@@ -1,4 +1,4 @@
--- published: these tasks were let out of their lots, and their messages are at the broker again.
+-- confirm_published: these tasks were let out of their lots, and their messages are at the broker again.
 --
 -- KEYS   for each lot those of include/lot.lua, with those of who shares its limit
 -- ARGV   for each lot: its key, text; how many pairs follow; how many ids after them;

@@ -1,9 +1,9 @@
--- pick: take tasks out of the lot before their turn, to be published at once or never. As far as one script may go: the
+-- remove: take tasks out of the lot before their turn, to be published at once or never. As far as one script may go: the
 -- reply says from where to go on.
 --
 -- KEYS   see include/lot.lua, with those of who shares the limit
 -- ARGV   1  purge     1: they are thrown away; 0: the caller publishes them
---        2  again, 3 memory: us, see unpark.lua
+--        2  again, 3 memory: us, see return_due.lua
 --        4  key       text: of the bucket
 --        5  bytes     >= 1: no more are taken out when their messages are that long
 --        6  most      0: the tasks with the ids that follow; else so many of all parked tasks, in their order

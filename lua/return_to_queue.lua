@@ -1,9 +1,9 @@
--- hand_back: let tasks out to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
+-- return_to_queue: let tasks out to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
 --
 -- A task that was let out before, and is not known to be published, gets the number of a new copy, and that alone may run: the one
 -- before may be on its way. So a message that is handed back has to say which copy it is.
 -- KEYS   see include/lot.lua, with those of who shares the limit
--- ARGV   1  again, 2 memory: us, see unpark.lua
+-- ARGV   1  again, 2 memory: us, see return_due.lua
 --        3  key       text: of the bucket
 --        4  bytes     >= 1: no more are let out when their messages are that long
 --        5  most      >= 1: tasks

@@ -1,4 +1,4 @@
--- turn: about how much comes before a task of a lot that is shared. Writes nothing.
+-- fair_position: about how much comes before a task of a lot that is shared. Writes nothing.
 --
 -- An estimate, as a task is told when it is parked (include/join_share.lua): the tasks of its share that are before it, times what all
 -- shares weigh by what its own weighs; no more than all tasks.

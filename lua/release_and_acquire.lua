@@ -1,4 +1,4 @@
--- hand_on: places that tasks have held are given back, and requests of the same worker that wait for places ask: in one step, so that
+-- release_and_acquire: places that tasks have held are given back, and requests of the same worker that wait for places ask: in one step, so that
 -- a place is not empty between two tasks.
 --
 -- Each request is decided as by acquire, one after the other. A place that is free is first for lines of other workers whose turn is
