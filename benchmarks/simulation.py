@@ -14,12 +14,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -600,9 +601,15 @@ def simulated(takes: Takes | None = None, **fleet: Any) -> Iterator[Fleet]:
         def set_countdown(message: Any, *_: Any) -> float | None:
             return message.eta - world.now if message.eta else None
 
-        with (
-            mock.patch.object(time, "time", clock),
-            mock.patch.object(time, "monotonic", clock),
-            mock.patch.object(gate, "set_countdown", set_countdown),
-        ):
+        with ExitStack() as stack:
+            for module in (time, *_with_monotonic()):
+                stack.enter_context(mock.patch.object(module, "monotonic", clock))
+            stack.enter_context(mock.patch.object(time, "time", clock))
+            stack.enter_context(mock.patch.object(gate, "set_countdown", set_countdown))
             yield Fleet(world, server.url, takes=takes or Takes(), **fleet)
+
+
+def _with_monotonic() -> list[ModuleType]:
+    """The modules of the package that have imported ``monotonic`` by its name."""
+    own = [module for name, module in sys.modules.items() if name.startswith("celery_ratelimit.")]
+    return [module for module in own if getattr(module, "monotonic", None) is time.monotonic]

@@ -56,9 +56,18 @@ class Review:
         self.empty: set[str] = set()
         self._warned: dict[str, float] = {}
 
-    def run(self, unseen: Unseen, names: Sequence[str]) -> None:
-        """``unseen``: without a worker; ``names``: limits of this worker. Raises what broker and store raise."""
-        self._backlog.reconciliation.review(names)
+    def run(self, unseen: Unseen, names: Sequence[str], *, reconciles: bool) -> None:
+        """Return what has no worker, and compare the keys of some limits (``reconciles``).
+
+        Raises what broker and store raise.
+
+        Args:
+            unseen: limits, return queues and queues without a worker.
+            names: limits of this worker.
+            reconciles: whether it is this worker's turn to compare: one of the fleet does every ten seconds.
+        """
+        if reconciles:
+            self._backlog.reconciliation.review(names)
         if not any(unseen):
             return
         occupied = set(self._backlog.contents.occupied([*unseen.limits, *names]))
@@ -143,7 +152,7 @@ class Reaper:
         self._return_queues: set[tuple[str, str]] = set()
         self._new_return_queues: set[tuple[str, str]] = set()
         self._cancel: Callable[[], None] | None = None
-        self._reviewed_at = float("-inf")
+        self._reviewed_at, self._reconciled_at = float("-inf"), time.monotonic()
         self._thread: threading.Thread | None = None
 
     def report_now(self) -> None:
@@ -179,17 +188,21 @@ class Reaper:
         after = max(3.0, min(self._grace, 3 * self._pause))
         unseen = self._backlog.register.seen(names, sorted(returns), sorted(forget), after=after, most=MAX_REVIEWED)
         self._new_return_queues -= returns
-        is_due = time.monotonic() >= self._reviewed_at + min(REVIEW, self._grace)
+        now, pause = time.monotonic(), min(REVIEW, self._grace)
+        reconciles = now >= self._reconciled_at + pause * self._backlog.register.workers
+        is_due = reconciles or (any(unseen) and now >= self._reviewed_at + pause)
         if is_due and not (self._thread is not None and self._thread.is_alive()):
-            self._reviewed_at = time.monotonic()
+            self._reviewed_at = now
+            if reconciles:
+                self._reconciled_at = now
             self._thread = threading.Thread(
-                target=self._run_review, args=(unseen, names), name="celery_ratelimit-reaper", daemon=True
+                target=self._run_review, args=(unseen, names, reconciles), name="celery_ratelimit-reaper", daemon=True
             )
             self._thread.start()
         return names
 
-    def _run_review(self, unseen: Unseen, names: Sequence[str]) -> None:
+    def _run_review(self, unseen: Unseen, names: Sequence[str], reconciles: bool) -> None:
         try:
-            self._outage.ask(lambda: self._review.run(unseen, names), None, quietly=True)
+            self._outage.ask(lambda: self._review.run(unseen, names, reconciles=reconciles), None, quietly=True)
         except Exception as error:  # of the broker
             logger.warning("Tasks without a worker could not be returned (%r); next try in %g s", error, REVIEW)

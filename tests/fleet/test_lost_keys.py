@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import redis
-from celery_ratelimit.operations.parking_lots import ParkingLots
 
 from celery_ratelimit import Limiter
+from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
