@@ -24,7 +24,7 @@ from .limiter.leases import run_id
 from .limiter.stored_limit_labels import stored_in_place_of
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of
-from .worker.rules import GiveUp, refused
+from .worker.rules import Reject, refused
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 
@@ -199,7 +199,7 @@ def _refuse(task: Any, demand: Demand, wait: float, action: Any, plan: Plan) -> 
         config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
         stored = stored_in_place_of(demand.limit, config)
     report = ThrottleReport("returned", wait, demand, stored=stored)
-    if isinstance(action, GiveUp):
+    if isinstance(action, Reject):
         report = replace(report, full=action.full).given_up(action.how, plan.policy)
     logger.info("Task %s[%s] %s", task.name, request.id, report)
     if report.what == "failed":

@@ -13,12 +13,12 @@ from .broker_queries import (
     query_workers,
 )
 from .message_fields import stored_id
-from .monitoring import add_to_banner, show_revoked_state
 from .pool import Pool
 from .publisher import publish_on
 from .requests import PERMIT
 from .return_queues import MAX_RETURNED
 from .worker import Worker
+from .worker_display import add_to_banner, show_revoked_state
 
 __all__ = [
     "MAX_RETURNED",

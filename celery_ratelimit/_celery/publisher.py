@@ -29,8 +29,8 @@ from amqp import spec
 from amqp.exceptions import ChannelError, PreconditionFailed, RecoverableConnectionError, error_for_code
 from celery.worker import state
 
-from .acknowledgements import Acknowledgements
 from .broker import Broker
+from .bulk_acknowledge import BulkAcknowledge
 from .message_fields import stored_id
 from .saved_message import Parcel, parcel_of, publish_all
 
@@ -64,7 +64,7 @@ class Republisher:
         self,
         consumer: Any,
         broker: Broker,
-        acknowledgements: Acknowledgements,
+        acknowledgements: BulkAcknowledge,
         publisher: Publisher,
         return_queue: Declaration,
     ) -> None:

@@ -23,7 +23,7 @@ from celery.utils.nodenames import WORKER_DIRECT_EXCHANGE
 from kombu import Queue
 
 from .bulk_receive import BulkReceive
-from .channels import end_connection_with, pause_while, resume_polling, reuse_client, stop_polling
+from .channel_patches import end_connection_with, pause_while, resume_polling, reuse_client, stop_polling
 from .prefetch import Prefetch
 from .publisher import Publisher
 

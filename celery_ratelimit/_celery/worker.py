@@ -25,8 +25,8 @@ from typing import Any
 from celery.concurrency import prefork
 from celery.worker import state
 
-from .acknowledgements import Acknowledgements
 from .broker import Broker
+from .bulk_acknowledge import BulkAcknowledge
 from .bulk_receive import BulkReceive
 from .consumption import Consumption
 from .pool import Pool
@@ -55,7 +55,7 @@ class Worker:
         self.broker = broker = Broker(consumer)
         self.timers = Timers(consumer, broker)
         publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
-        self.acknowledgements = Acknowledgements(self.timers)
+        self.acknowledgements = BulkAcknowledge(self.timers)
         self.bulk_receive = BulkReceive(broker)
         self.consumption = Consumption(consumer, broker, names, publisher, self.bulk_receive)
         self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, names.declaration)

@@ -23,7 +23,7 @@ TOGETHER = 5.0
 @inspect_command()
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
-    from .._celery.monitoring import pool_status
+    from .._celery.worker_display import pool_status
     from ..limiter.declared_limits import without_names
     from .plan import limits_of_app
 
@@ -35,7 +35,7 @@ def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
 @inspect_command(args=[("id", str)], signature="ID")
 def ratelimit_task(state: Any, id: str, **kwargs: Any) -> dict[str, str] | None:
     """What a worker has of a task: it runs it, holds it, or has it on a countdown."""
-    from .._celery.monitoring import locate_task  # not for each `celery` command that only asks workers
+    from .._celery.worker_display import locate_task  # not for each `celery` command that only asks workers
 
     return locate_task(state, id)
 

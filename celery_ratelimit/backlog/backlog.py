@@ -25,16 +25,16 @@ from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk, text
 from ..store.script import FAIR, Script
-from .backlog_queries import AGAIN, BYTES, LOTS, BacklogQueries
+from .backlog_contents import AGAIN, BYTES, LOTS, BacklogContents
 from .copies import Copies
-from .fleet_registry import WOKEN, Attendance, FleetRegistry
-from .messages import Bucket, Looked, Parked, ToPark, several
+from .fleet_registry import WOKEN, ConsumedQueues, FleetRegistry
+from .messages import Bucket, Parked, PollResult, ToPark, several
 from .pending_reports import PendingReports
 from .reconciliation import Reconciliation
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "Looked", "ToPark"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
 
 #: Seconds by which a broker may be late with what it hands out again: kombu looks for it on Redis every 100 seconds.
 LATE = 300.0
@@ -79,7 +79,7 @@ class Backlog:
         self.untold = PendingReports()
         self.survivors: dict[str, str] = {}
         self.register = FleetRegistry(scripts)
-        self.contents = BacklogQueries(scripts, self._memory)
+        self.contents = BacklogContents(scripts, self._memory)
         self.copies = Copies(limiter.asker, scripts, self._memory)
         self.reconciliation = Reconciliation(scripts, self._memory)
 
@@ -204,8 +204,8 @@ class Backlog:
         *,
         due: bool = False,
         horizon: float = HORIZON,
-        attendance: Attendance | None = None,
-    ) -> list[Looked]:
+        attendance: ConsumedQueues | None = None,
+    ) -> list[PollResult]:
         """Let tasks out whose turn is no further away than ``horizon`` seconds. The caller publishes them.
 
         Args:
@@ -252,7 +252,7 @@ class Backlog:
             pieces,
         )
         return [
-            Looked(bucket, None if int(again) < 0 else int(again) / 1e6, int(another) == 1, tuple(several(leaving)))
+            PollResult(bucket, None if int(again) < 0 else int(again) / 1e6, int(another) == 1, tuple(several(leaving)))
             for bucket, (again, another, *leaving) in zip(buckets, reply, strict=False)
         ]
 

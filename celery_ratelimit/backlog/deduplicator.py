@@ -20,7 +20,7 @@ from ..limiter.outage import Outage
 from .backlog import Backlog
 from .messages import Bucket
 
-__all__ = ["Deduplicator", "Told"]
+__all__ = ["ArrivalCheck", "Deduplicator"]
 
 #: Seconds after which it is told which messages have come, if none of them has asked: they wait for their slots, which
 #: are no further away than a second, or for a process. Less than the time after which who is not told of is sent anew.
@@ -41,7 +41,7 @@ class Arrived(Protocol):
     unconfirmed_parks: int
 
 
-class Told:
+class ArrivalCheck:
     """Copies of which the store is told with a question for permits, and what it has said of them.
 
     Attributes:
@@ -98,7 +98,7 @@ class Deduplicator:
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))
 
     @contextmanager
-    def told_along(self, asking: Sequence[Arrived]) -> Iterator[Told | None]:
+    def told_along(self, asking: Sequence[Arrived]) -> Iterator[ArrivalCheck | None]:
         """Requests that ask the same ask now: who has come from their lots is told with that. ``None``: nobody has."""
         those = [held for held in asking if self.asks_along(held)]
         if not those:
@@ -108,7 +108,7 @@ class Deduplicator:
         lots = dict.fromkeys(tuple(copy_in(held.request.message)["lot"]) for held in those)
         with self._telling:
             copies_of = {lot: self._take(lot) for lot in lots}
-            told = Told(self._parking.copies.along(copies_of, pairs))
+            told = ArrivalCheck(self._parking.copies.along(copies_of, pairs))
             try:
                 yield told
             finally:

@@ -15,7 +15,7 @@ from ..store.resp import bulk, text
 from .scripts import Scripts
 from .store_calls import Asks
 
-__all__ = ["UNATTENDED", "WOKEN", "Attendance", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unseen"]
+__all__ = ["UNATTENDED", "WOKEN", "ConsumedQueues", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
 
 #: Seconds for which a queue is known that no worker consumes. A queue that was never consumed is not known.
 KNOWN = 30 * 86_400.0
@@ -37,14 +37,14 @@ ATTEND, ATTENDED = 2.0, 6.0
 ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
 
 
-class Attendance(NamedTuple):
+class ConsumedQueues(NamedTuple):
     """Queues that a worker of the fleet consumes, and queues that none consumes any more."""
 
     attended: frozenset[str]
     absent: frozenset[str]
 
 
-class Unseen(NamedTuple):
+class Unattended(NamedTuple):
     """What no worker has reported for some time; each with the seconds since the last report.
 
     Attributes:
@@ -98,7 +98,7 @@ class FleetRegistry:
         """Seconds between two reports of a worker's counts: longer where workers are many."""
         return min(COUNTS_APART, max(1.0, self.workers / MANY))
 
-    def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> Attendance:
+    def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> ConsumedQueues:
         """Report a worker's queues; returns which queues a worker consumes, and which none does.
 
         Args:
@@ -115,7 +115,7 @@ class FleetRegistry:
         )
         attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
         self.workers = max(1, int(reply[2]))
-        return Attendance(attended | set(queues), absent - set(queues))
+        return ConsumedQueues(attended | set(queues), absent - set(queues))
 
     def seen(
         self,
@@ -125,7 +125,7 @@ class FleetRegistry:
         *,
         after: float = 0.0,
         most: int = -1,
-    ) -> Unseen:
+    ) -> Unattended:
         """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds.
 
         Args:
@@ -145,7 +145,7 @@ class FleetRegistry:
             {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
         ]
         pairs = {tuple(name.split("\0", 1)): ago for name, ago in of_returns.items()}
-        return Unseen(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
+        return Unattended(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
 
     def publish_failures(
         self,
@@ -214,7 +214,7 @@ class QueueHeartbeat:
     ) -> None:
         self._worker, self._registry = worker, registry
         self._on_new_queues, self._recall = on_new_queues, recall
-        self.heard: Attendance | None = None
+        self.heard: ConsumedQueues | None = None
         self._queues: frozenset[str] = frozenset()
         self._reported_at = self._recall_until = 0.0
 
@@ -240,7 +240,7 @@ class QueueHeartbeat:
         absent = self.heard.absent if self.heard is not None else None
         given_up = sorted(self._queues - queues)
         attend = self._registry.attend
-        heard: Attendance = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
+        heard: ConsumedQueues = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
         self.heard = heard
         has_new = queues - self._queues
         self._queues, self._reported_at = queues, time.monotonic()

@@ -14,11 +14,11 @@ from ..store.resp import text
 
 __all__ = [
     "Bucket",
-    "Looked",
+    "FairPosition",
     "Lot",
     "Parked",
+    "PollResult",
     "ToPark",
-    "Turn",
     "marker_of",
     "read_parcel",
     "several",
@@ -49,7 +49,7 @@ class Parked(NamedTuple):
     message: str
 
 
-class Looked(NamedTuple):
+class PollResult(NamedTuple):
     """What came of a look at one lot.
 
     Attributes:
@@ -100,7 +100,7 @@ class ToPark(NamedTuple):
     weight: float = USUAL
 
 
-class Turn(NamedTuple):
+class FairPosition(NamedTuple):
     """About how much comes before a task whose limit is shared.
 
     Attributes:

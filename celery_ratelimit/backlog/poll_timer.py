@@ -19,9 +19,9 @@ from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
 from .backlog import Backlog
-from .backlog_queries import LOTS
-from .messages import Bucket, Looked
-from .store_calls import Asks, Reply, Run, StoreCalls
+from .backlog_contents import LOTS
+from .messages import Bucket, PollResult
+from .store_calls import Asks, CallSequence, Reply, StoreCalls
 
 __all__ = ["MAX_PAUSE", "MIN_PAUSE", "NEXT", "RARELY", "TURN", "DueBuckets", "PollTimer", "Rescheduler"]
 
@@ -93,7 +93,7 @@ class DueBuckets:
     def first(self) -> Sequence[Bucket]:
         return list(itertools.islice(self._due, LOTS))
 
-    def note(self, looked: Sequence[Looked]) -> None:
+    def note(self, looked: Sequence[PollResult]) -> None:
         """Note what left some of these buckets, and which of them are due again at once."""
         self._back_off(found=any(each.leaving or each.again == 0 for each in looked))
         for each in looked:
@@ -133,7 +133,7 @@ class PollTimer:
         self._poll, self._pause, self._may_poll = poll, pause, may_poll
         self._cancel: Callable[[], None] | None = None
         self._soon = self._again = self._is_polling = False
-        self._run: Run[bool] | None = None
+        self._run: CallSequence[bool] | None = None
 
     @property
     def is_running(self) -> bool:

@@ -10,7 +10,7 @@ from .._celery import Worker
 from .._celery.saved_message import Parcel, marker_in_headers
 from ..limiter.store_clock import StoreClock
 from .backlog import Backlog
-from .backlog_queries import AGAIN
+from .backlog_contents import AGAIN
 from .fleet_registry import FAILURE_KEPT
 from .messages import Bucket, Parked, marker_of, read_parcel
 from .reaper import Reaper

@@ -13,7 +13,7 @@ from celery import Celery
 from .._celery import fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
 from .backlog import Backlog
-from .backlog_queries import PAGE
+from .backlog_contents import PAGE
 from .messages import Bucket, Parked, marker_of, read_parcel
 
 __all__ = ["QueueReturner", "Returned"]
@@ -61,7 +61,7 @@ class QueueReturner:
         self._stack.close()
 
     def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> Returned:
-        """Return the tasks that are parked for a limit now. See :meth:`BacklogQueries.return_to_queue`."""
+        """Return the tasks that are parked for a limit now. See :meth:`BacklogContents.return_to_queue`."""
         returned, until = Returned(), 0
         for keys in self._backlog.contents.keys(name, aside=bool(queues)):
             for key in keys:

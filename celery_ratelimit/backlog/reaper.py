@@ -20,7 +20,7 @@ from .._celery import Worker, message_count
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
 from .backlog import Backlog
-from .fleet_registry import UNATTENDED, Unseen
+from .fleet_registry import UNATTENDED, Unattended
 from .queue_returner import QueueReturner
 
 __all__ = ["Reaper"]
@@ -56,7 +56,7 @@ class Review:
         self.empty: set[str] = set()
         self._warned: dict[str, float] = {}
 
-    def run(self, unseen: Unseen, names: Sequence[str], *, reconciles: bool) -> None:
+    def run(self, unseen: Unattended, names: Sequence[str], *, reconciles: bool) -> None:
         """Return what has no worker, and compare the keys of some limits (``reconciles``).
 
         Raises what broker and store raise.
@@ -201,7 +201,7 @@ class Reaper:
             self._thread.start()
         return names
 
-    def _run_review(self, unseen: Unseen, names: Sequence[str], reconciles: bool) -> None:
+    def _run_review(self, unseen: Unattended, names: Sequence[str], reconciles: bool) -> None:
         try:
             self._outage.ask(lambda: self._review.run(unseen, names, reconciles=reconciles), None, quietly=True)
         except Exception as error:  # of the broker

@@ -19,9 +19,9 @@ from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
-from .backlog import NOBODY, Backlog, Looked, ToPark
+from .backlog import NOBODY, Backlog, PollResult, ToPark
 from .backlog_cache import SOON, BacklogCache
-from .backlog_queries import AGAIN, FOUND
+from .backlog_contents import AGAIN, FOUND
 from .deduplicator import Deduplicator
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
@@ -40,7 +40,7 @@ OTHERS_TELL = 1.5
 REVOKED_AT_ONCE = 25
 
 
-class TurnedAway(Protocol):
+class RequestToPark(Protocol):
     """A request that the gate turns away.
 
     Attributes:
@@ -65,7 +65,7 @@ class TurnedAway(Protocol):
 
 
 #: Requests, each with its message as it is parked, by bucket.
-ToBeParked = Mapping[Bucket, Sequence[tuple[TurnedAway, ToPark]]]
+ToBeParked = Mapping[Bucket, Sequence[tuple[RequestToPark, ToPark]]]
 
 
 class ReturnScheduler:
@@ -130,7 +130,7 @@ class ReturnScheduler:
 
     # -- In --------------------------------------------------------------------------------------------------------
 
-    def to_park(self, held: TurnedAway, demand: Demand, since: int = 0) -> ToPark:
+    def to_park(self, held: RequestToPark, demand: Demand, since: int = 0) -> ToPark:
         """A request's message, as it is parked where ``demand`` is asked."""
         request = held.request
         marker = marker_in(request.message)
@@ -180,7 +180,7 @@ class ReturnScheduler:
                     self.occupied.forget(bucket)
         return said_of
 
-    def _acknowledge(self, held: TurnedAway, bucket: Bucket, ahead: int) -> None:
+    def _acknowledge(self, held: RequestToPark, bucket: Bucket, ahead: int) -> None:
         self.occupied.note(bucket)
         if ahead == 0 or self._is_quiet:  # the first task of a bucket may have its turn before the next poll
             self._polls.soon(self.occupied.looks_in(bucket))
@@ -282,7 +282,7 @@ class ReturnScheduler:
         while due:
             demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
             return_due = partial(self.parking.return_due, demands, due=True, attendance=self._heartbeat.heard)
-            looked: Sequence[Looked] = yield return_due
+            looked: Sequence[PollResult] = yield return_due
             due.note(looked)
             for each in looked:
                 if each.again is None or each.again >= AGAIN:  # empty, or closed for long: a new request asks first

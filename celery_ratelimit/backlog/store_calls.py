@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from .._celery import Worker
 from ..limiter.outage import NotAsked, Outage
 
-__all__ = ["Asks", "Reply", "Run", "StoreCalls", "StoreLatency", "advance", "asked"]
+__all__ = ["Asks", "CallSequence", "Reply", "StoreCalls", "StoreLatency", "advance", "asked"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -129,9 +129,9 @@ class StoreCalls:
             return self._in_thread(call, on_reply)
         return None
 
-    def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> Run[_T]:
+    def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> CallSequence[_T]:
         """Make the calls of a generator, one after the other; ``on_end`` gets its result."""
-        run = Run(self, asks, on_end)
+        run = CallSequence(self, asks, on_end)
         run.hear(None)
         return run
 
@@ -182,7 +182,7 @@ class StoreCalls:
         return future
 
 
-class Run(Generic[_T]):
+class CallSequence(Generic[_T]):
     """A generator whose calls are made one after the other, without recursion where replies come at once."""
 
     def __init__(self, calls: StoreCalls, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> None:

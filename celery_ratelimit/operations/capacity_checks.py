@@ -17,7 +17,7 @@ from ..counts.figures import Stats
 from ..limits.concurrency import Concurrency
 from .limit_status import overview
 
-__all__ = ["Note", "check_connections", "check_processes"]
+__all__ = ["Hint", "check_connections", "check_processes"]
 
 #: Replies to `celery inspect ratelimits`, by worker.
 Replies = Mapping[str, Mapping[str, Any]]
@@ -29,7 +29,7 @@ _OF_GATE, _OF_BROKER = 7, 10
 _MAX_SHARE = 0.9
 
 
-class Note(str):
+class Hint(str):
     """Worth knowing, and nothing wrong."""
 
 
@@ -51,7 +51,7 @@ def check_processes(app: Celery, replies: Replies) -> Iterator[str]:
         starts = 1 / (status.standing.interval * _cost(owned[status.name], stats[status.name]))
         wanted = math.ceil(starts * takes - 1e-9)
         if there and wanted > there:
-            kind = str if status.parked or status.queued or status.standing.waiting else Note
+            kind = str if status.parked or status.queued or status.standing.waiting else Hint
             yield kind(
                 f"limit {status.name!r}: {starts:.3g}/s of tasks that take {_seconds(takes)} want {wanted} processes, "
                 f"and the workers that answered have {there} for their queues ({', '.join(status.queues)}): no more "

@@ -15,7 +15,7 @@ from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
-from ..backlog.backlog_queries import AGAIN, PAGE
+from ..backlog.backlog_contents import AGAIN, PAGE
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
 from ..backlog.queue_returner import QueueReturner
 from ..errors import ConfigurationError, RateLimitError

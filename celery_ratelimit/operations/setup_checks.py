@@ -17,11 +17,11 @@ from ..backlog.fleet_registry import UNATTENDED
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.limit import Limit
 from ..store.url_text import without_password
-from .capacity_checks import Note, check_connections, check_processes
+from .capacity_checks import Hint, check_connections, check_processes
 from .limit_status import standings_of
 from .task_lookup import PATIENCE
 
-__all__ = ["Note", "check_settings", "check_store", "check_workers"]
+__all__ = ["Hint", "check_settings", "check_store", "check_workers"]
 
 #: Seconds by which a worker's clock may differ from the store's, beside the time of the question.
 CLOCK_SKEW = 2.0

@@ -20,7 +20,7 @@ from .reporting import Reporter, ThrottleReport, outcome_of
 from .request import PendingRequest
 from .request_queue import LimitQueue, permit_interval
 from .request_resources import RequestResources
-from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, KeepPermit, Park, Republish, RetryAt, Start
+from .rules import Action, BlockQueue, DropDuplicate, Fail, Park, Reject, Republish, RetryAt, Start, StartAt
 
 __all__ = ["Actions"]
 
@@ -68,7 +68,7 @@ class Actions:
         match action:
             case Start(permit_at_us):
                 self._start(limit_queue, pending, permit_at_us)
-            case KeepPermit(at, permit_at_us):
+            case StartAt(at, permit_at_us):
                 self._resources.grant(limit_queue, pending, at, permit_at_us)
                 limit_queue.needs_process = limit_queue.needs_process or at <= now
                 wait = at - now
@@ -86,7 +86,7 @@ class Actions:
                 return self._park(limit_queue, pending, action, now)
             case Republish():
                 self._send_back(limit_queue, pending, action, now)
-            case GiveUp():
+            case Reject():
                 self._end(limit_queue, pending, action, now)
             case DropDuplicate():
                 self._resources.leave(limit_queue, pending)
@@ -160,7 +160,7 @@ class Actions:
             self._deduplication.end(pending)
         elif ahead <= FULL:
             wait = action.wait + (FULL - ahead) * interval
-            self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait), now)
+            self._end(queue, pending, Reject(pending.plan.policy.overflow, demand, wait), now)
         else:
             why = outcome_of(queue, pending, demand, action.wait + ahead * interval, now, what="parked")
             self._batch.expect(pending, action, interval, now)
@@ -185,7 +185,7 @@ class Actions:
 
     # -- It ends ---------------------------------------------------------------------------------------------------
 
-    def _end(self, limit_queue: LimitQueue, pending: PendingRequest, action: GiveUp, now: float) -> None:
+    def _end(self, limit_queue: LimitQueue, pending: PendingRequest, action: Reject, now: float) -> None:
         how = action.how
         why = outcome_of(limit_queue, pending, action.demand, action.wait, now, action.full)
         why = why.given_up(how, pending.plan.policy)

@@ -20,10 +20,10 @@ from ..backlog.store_calls import Reply, StoreCalls
 from ..limiter.demand import Demand
 from ..limiter.outage import NotAsked, Outage
 from .flow_control import PrefetchAccounting
+from .known_turns import KnownTurns
 from .request import PendingRequest, State
 from .request_queue import LimitQueue, permit_interval
 from .rules import Park
-from .upcoming_turns import UpcomingTurns
 
 __all__ = ["ParkingBatch", "PendingPark"]
 
@@ -75,7 +75,7 @@ class ParkingBatch:
         outage: Outage,
         store_calls: StoreCalls,
         prefetch: PrefetchAccounting,
-        turns: UpcomingTurns,
+        turns: KnownTurns,
     ) -> None:
         self._worker, self._attendant, self._outage, self._store_calls = worker, attendant, outage, store_calls
         self._prefetch, self._turns = prefetch, turns

@@ -10,9 +10,9 @@ from time import monotonic
 from .._celery import Worker
 from .._celery.saved_message import expires_at
 from ..app.plan import Buckets
+from .known_turns import KnownTurns
 from .request import PendingRequest, State
 from .request_queue import LimitQueue, task_name
-from .upcoming_turns import UpcomingTurns
 
 __all__ = ["Expirations", "QueueTimers", "RequestQueues"]
 
@@ -96,7 +96,7 @@ class QueueTimers:
     def __init__(
         self,
         worker: Worker,
-        turns: UpcomingTurns,
+        turns: KnownTurns,
         lead_time: Callable[[], float],
         dispatch: Callable[[list[LimitQueue]], None],
     ) -> None:

@@ -22,7 +22,7 @@ from .request_queue import LEAST_PAUSE, LimitQueue
 # fmt: off
 __all__ = [
     "BUNCHED", "NOTIFICATION_TIMEOUT", "RETURN_HOLD", "STALE", "Acquire", "Action", "BlockQueue", "DropDuplicate",
-    "Fail", "GiveUp", "KeepPermit", "Park", "Republish", "RetryAt", "Start", "before_acquire", "granted",
+    "Fail", "Park", "Reject", "Republish", "RetryAt", "Start", "StartAt", "before_acquire", "granted",
     "is_concurrency", "on_timer", "refused", "without_store",
 ]
 # fmt: on
@@ -43,7 +43,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepPermit:
+class StartAt:
     """The request keeps a permit that is good at that time."""
 
     at: float
@@ -100,7 +100,7 @@ class Republish:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class Reject:
     """The task does not run here; ``how``: ``"drop"``, ``"fail"``, or the queue that its message is sent to."""
 
     how: str
@@ -121,7 +121,7 @@ class DropDuplicate:
     """The message ends: another copy of the task is parked, or may run."""
 
 
-Action = Start | KeepPermit | Acquire | RetryAt | BlockQueue | Park | Republish | GiveUp | DropDuplicate | Fail
+Action = Start | StartAt | Acquire | RetryAt | BlockQueue | Park | Republish | Reject | DropDuplicate | Fail
 
 
 def before_acquire(
@@ -181,7 +181,7 @@ def granted(decision: Decision, now: float, *, is_idle: bool) -> Action:
     """The store has granted its permits; ``is_idle``: a process would start it at once."""
     if decision.retry_after <= 0 and is_idle:
         return Start(decision.granted_at)
-    return KeepPermit(now + decision.retry_after, decision.granted_at)
+    return StartAt(now + decision.retry_after, decision.granted_at)
 
 
 class PermitRequest(Protocol):
@@ -229,7 +229,7 @@ def refused(
     demand = pending.demand(decision.binding)
     full = decision.full and policy.overflow != pending.queue
     if policy.waits and (full or wait + (now - pending.arrived_at) > policy.claim):
-        return GiveUp(policy.overflow, demand, wait, decision.full)
+        return Reject(policy.overflow, demand, wait, decision.full)
     if wait <= policy.inline_wait or (pending.has_reservation and wait <= RETURN_HOLD):
         # A little too early, or the pool is busy: asks again at its time, or when a process is free.
         if wait <= 0:
@@ -239,7 +239,7 @@ def refused(
         at = now + max(LEAST_PAUSE, wait - early) if for_permit else None
         return RetryAt(at, has_reservation=pending.has_reservation or policy.throttle == "retry")
     if not policy.waits:
-        return GiveUp(policy.throttle, demand, wait)
+        return Reject(policy.throttle, demand, wait)
     if policy.throttle == "wait" and is_notified:
         return BlockQueue(now + NOTIFICATION_TIMEOUT, demand, wait)
     if policy.throttle == "wait" and wait <= max_hold:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_ratelimit import _celery
-from celery_ratelimit._celery import acknowledgements, bulk_receive
+from celery_ratelimit._celery import bulk_acknowledge, bulk_receive
 from celery_ratelimit._celery import saved_message as parcels
 from celery_ratelimit.backlog import backlog as parking
 from celery_ratelimit.backlog import return_scheduler, scripts
@@ -34,7 +34,7 @@ TOGETHER: dict[str, tuple[Any, str, str]] = {
     "taken, not delivered": (bulk_receive.BulkReceive, "_deliver", "before"),
     "in the gate, not parked": (parking_batch.ParkingBatch, "flush", "before"),
     "parked together, not acknowledged": (parking_batch.ParkingBatch, "flush", "after"),
-    "acknowledgements are due": (acknowledgements.Acknowledgements, "flush", "before"),
+    "acknowledgements are due": (bulk_acknowledge.BulkAcknowledge, "flush", "before"),
     "before it asks": (asker.Asker, "ask_next", "before"),
     "it was told": (asker.Asker, "ask_next", "after"),
 }

@@ -11,8 +11,8 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Producer, Queue
 
-from celery_ratelimit._celery.acknowledgements import BATCH_SIZE, Acknowledgements
-from celery_ratelimit._celery.channels import reuse_client
+from celery_ratelimit._celery.bulk_acknowledge import BATCH_SIZE, BulkAcknowledge
+from celery_ratelimit._celery.channel_patches import reuse_client
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
 
@@ -42,7 +42,7 @@ class Worker:
     def __init__(self, channel: Any, store: redis.Redis, name: str = "tasks") -> None:
         self.name = name
         self.channel, self.store, self.timers = channel, store, Timers()
-        self.acknowledgements = Acknowledgements(self.timers)  # type: ignore[arg-type]
+        self.acknowledgements = BulkAcknowledge(self.timers)  # type: ignore[arg-type]
         self.messages: list[Any] = []
         self.queue = Queue(name)(channel)
         self.producer = Producer(channel)

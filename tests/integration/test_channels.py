@@ -9,7 +9,7 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Producer, Queue
 
-from celery_ratelimit._celery.channels import end_connection_with
+from celery_ratelimit._celery.channel_patches import end_connection_with
 from celery_ratelimit.testing import EmbeddedServer
 
 

@@ -244,7 +244,7 @@ def test_a_revoked_request_can_be_announced_with_a_reason() -> None:
 
 
 def test_a_message_on_redis_is_acknowledged_by_two_removals() -> None:
-    """``Acknowledgements`` does for many messages what this does for one."""
+    """``BulkAcknowledge`` does for many messages what this does for one."""
     assert source(RedisQoS.ack).count("\n") == 3
     assert "self._remove_from_indices(delivery_tag).execute()" in source(RedisQoS.ack)
     assert "super().ack(delivery_tag)" in source(RedisQoS.ack)

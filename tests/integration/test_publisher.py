@@ -13,7 +13,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
 from celery_ratelimit._celery.broker import Broker as WorkersBroker
-from celery_ratelimit._celery.channels import end_connection_with
+from celery_ratelimit._celery.channel_patches import end_connection_with
 from celery_ratelimit._celery.publisher import Publisher
 from tests.rabbitmq import Broker
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import FULL, REPLACED, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked, read_parcel
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
@@ -46,7 +46,7 @@ def close(parking: Backlog) -> None:
     parking._limiter.asker.ask([demand("1/d", name="api")])
 
 
-def leave(parking: Backlog, attendance: Attendance | None = None) -> list[Parked]:
+def leave(parking: Backlog, attendance: ConsumedQueues | None = None) -> list[Parked]:
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
@@ -179,7 +179,7 @@ def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Backlog, 
 def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
     close(parking)
     parking._limiter.reset(demand("1/d", name="api").limit, force=True)
-    absent = Attendance(frozenset(), frozenset({"celery"}))
+    absent = ConsumedQueues(frozenset(), frozenset({"celery"}))
     park(parking, to_park("a@celery", "n1"))
     assert leave(parking, absent) == []
     park(parking, to_park("b@celery", "n1"))
@@ -277,7 +277,7 @@ def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_w
 ) -> None:
     close(parking)
     park(parking, to_park("a@absent", "n1"))
-    leave(parking, Attendance(frozenset({"celery"}), frozenset({"absent"})))
+    leave(parking, ConsumedQueues(frozenset({"celery"}), frozenset({"absent"})))
     park(parking, to_park("b@celery", "n1"))
     if how == "released":
         (taken,) = parking.contents.remove(BUCKET, ["a@absent"], purge=False)[1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, OVERTAKEN, REPLACED, Backlog
-from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
@@ -123,7 +123,7 @@ class Lot:
         self.now += tenths * 100_000
         self.store.set("test:clock", self.now)
         absent = frozenset({"away"}) if away else frozenset[str]()
-        attendance = Attendance(attended=frozenset({"q", "away"}) - absent, absent=absent)
+        attendance = ConsumedQueues(attended=frozenset({"q", "away"}) - absent, absent=absent)
         for _ in range(50):
             (looked,) = self.parking.return_due([self.asked], attendance=attendance, horizon=0.5)
             self._left(looked.leaving)

@@ -9,7 +9,7 @@ import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.backlog.messages import Turn
+from celery_ratelimit.backlog.messages import FairPosition
 from celery_ratelimit.backlog.scripts import weights_text
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import Clock
@@ -19,22 +19,22 @@ from .test_fair_shares import BUCKET, ids, leave, limit, park, to_park
 WEIGHTS = {"t1": 2.0, "t2": 0.5, "t3": 8.0, "t5": 4.0}
 
 
-def turn(parking: Backlog, id: str, asked: Demand) -> Turn | None:
+def turn(parking: Backlog, id: str, asked: Demand) -> FairPosition | None:
     return parking.contents.turn(BUCKET, id, weights_text(asked.limit))
 
 
 def test_one_of_a_small_share_is_soon_behind_a_backlog(parking: Backlog) -> None:
     park(parking, *[to_park("big", f"b{number}") for number in range(1000)])
     park(parking, *[to_park("small", f"s{number}") for number in range(3)])
-    assert turn(parking, "s1", limit()) == Turn(2, 2.0, 1.0), "one of its own, and as many of the other share"
-    assert turn(parking, "b999", limit()) == Turn(1002, 1002.0, 1.0), "all others"
-    assert turn(parking, "s1", limit(weights={"small": 0})) == Turn(0, None, 0.0), "it has none"
+    assert turn(parking, "s1", limit()) == FairPosition(2, 2.0, 1.0), "one of its own, and as many of the other share"
+    assert turn(parking, "b999", limit()) == FairPosition(1002, 1002.0, 1.0), "all others"
+    assert turn(parking, "s1", limit(weights={"small": 0})) == FairPosition(0, None, 0.0), "it has none"
     assert turn(parking, "nobody", limit()) is None
 
 
 def test_what_tasks_cost_on_average_counts(parking: Backlog) -> None:
     park(parking, *[to_park(share, f"{share}{number}", cost=3) for share in "ab" for number in range(50)])
-    assert turn(parking, "b9", limit()) == Turn(18, 54.0, 1.0)
+    assert turn(parking, "b9", limit()) == FairPosition(18, 54.0, 1.0)
 
 
 def test_weights_that_are_stored_count(frozen: Limiter, parking: Backlog) -> None:

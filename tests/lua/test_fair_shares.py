@@ -10,7 +10,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.store.keys import escape
@@ -53,7 +53,7 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
 
 
 def leave(
-    parking: Backlog, asked: Demand = FAIR, attendance: Attendance | None = None, horizon: float = 1.0
+    parking: Backlog, asked: Demand = FAIR, attendance: ConsumedQueues | None = None, horizon: float = 1.0
 ) -> list[Parked]:
     """Who leaves, in their order."""
     left: list[Parked] = []
@@ -225,10 +225,10 @@ def test_those_whose_queue_nobody_consumes_are_passed_over_until_it_is(parking: 
     park(parking, *[to_park("a", f"a{number}@absent") for number in range(40)])
     park(parking, *[to_park("b", f"b{number}@here") for number in range(3)])
     park(parking, to_park(None, "old@absent"))
-    away = Attendance(attended=frozenset({"here"}), absent=frozenset({"absent"}))
+    away = ConsumedQueues(attended=frozenset({"here"}), absent=frozenset({"absent"}))
     assert ids(leave(parking, attendance=away)) == ["b0@here", "b1@here", "b2@here"]
     park(parking, *[to_park("c", f"c{number}@here") for number in range(2)])
-    back = Attendance(attended=frozenset({"here", "absent"}), absent=frozenset())
+    back = ConsumedQueues(attended=frozenset({"here", "absent"}), absent=frozenset())
     left = ids(leave(parking, attendance=back))
     assert len(left) == 43
     assert {"c0@here", "c1@here", "old@absent"} <= set(left[:8])

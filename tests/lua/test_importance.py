@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import FULL, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
@@ -44,7 +44,7 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
     return parking.park({BUCKET: messages}, most=most)[BUCKET]
 
 
-def leave(parking: Backlog, attendance: Attendance | None = None) -> list[str]:
+def leave(parking: Backlog, attendance: ConsumedQueues | None = None) -> list[str]:
     """Who leaves, in their order."""
     ids: list[str] = []
     again: float | None = 0.0
@@ -106,10 +106,10 @@ def test_where_they_cost_different_numbers_it_is_told_by_what_they_cost_on_avera
 @pytest.mark.parametrize("order", [-255, -3, 3, 9])
 def test_what_is_aside_keeps_its_place_too(parking: Backlog, order: int) -> None:
     park(parking, to_park("x@absent"), to_park("y@absent", order), to_park("z@here"), to_park("w@here", order))
-    away = Attendance(attended=frozenset({"here"}), absent=frozenset({"absent"}))
+    away = ConsumedQueues(attended=frozenset({"here"}), absent=frozenset({"absent"}))
     first = ["w@here", "z@here"] if order < 0 else ["z@here", "w@here"]
     assert leave(parking, away) == first
-    back = Attendance(attended=frozenset({"here", "absent"}), absent=frozenset())
+    back = ConsumedQueues(attended=frozenset({"here", "absent"}), absent=frozenset())
     assert leave(parking, back) == (["y@absent", "x@absent"] if order < 0 else ["x@absent", "y@absent"])
 
 
@@ -118,7 +118,7 @@ def test_the_oldest_is_found_whatever_its_importance(parking: Backlog, clock: Cl
     clock.advance(10)
     park(parking, to_park("a", -255), to_park("b"), to_park("c", 3))
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
-    leave(parking, Attendance(attended=frozenset({"here"}), absent=frozenset({"absent"})))
+    leave(parking, ConsumedQueues(attended=frozenset({"here"}), absent=frozenset({"absent"})))
     assert parking.contents.lot(BUCKET, 0, -1).oldest == (START + 1) / 1e6, "it is aside"
 
 
@@ -151,7 +151,7 @@ def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
 def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park(f"{number}@absent", ORDERS[number % len(ORDERS)]) for number in range(100)])
     park(parking, *[to_park(f"{number}@here", ORDERS[number % len(ORDERS)]) for number in range(100)])
-    frozen_out = Attendance(attended=frozenset(), absent=frozenset({"absent", "here"}))
+    frozen_out = ConsumedQueues(attended=frozenset(), absent=frozenset({"absent", "here"}))
     assert leave(parking, frozen_out) == []
     clock.advance(1)
     handed: list[str] = []

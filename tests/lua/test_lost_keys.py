@@ -11,7 +11,7 @@ import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Bucket
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.limit import Limit
@@ -20,8 +20,8 @@ from tests.conftest import Clock
 OF_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside", "alone", "shares", "turns")
 SHARED = ("lots", "code", "where", "asides", "costs")
 LOST = [*itertools.combinations((*OF_LOT, *SHARED), 1), *itertools.combinations((*OF_LOT, *SHARED), 2)]
-HERE = Attendance(frozenset({"here"}), frozenset({"absent"}))
-BACK = Attendance(frozenset({"here", "absent"}), frozenset())
+HERE = ConsumedQueues(frozenset({"here"}), frozenset({"absent"}))
+BACK = ConsumedQueues(frozenset({"here", "absent"}), frozenset())
 
 
 def to_park(id: str) -> ToPark:
@@ -29,7 +29,7 @@ def to_park(id: str) -> ToPark:
     return ToPark(id, 2, json.dumps(said), 1, share=id[0])
 
 
-def run_all(parking: Backlog, clock: Clock, asked: Demand, attendance: Attendance, seconds: int) -> list[str]:
+def run_all(parking: Backlog, clock: Clock, asked: Demand, attendance: ConsumedQueues, seconds: int) -> list[str]:
     """What leaves if a lot is looked at when it is due and never else."""
     left: list[str] = []
     for _ in range(2 * seconds):

@@ -10,7 +10,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, LATE, NOBODY, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
@@ -244,11 +244,11 @@ def test_those_that_are_picked_leave_and_nobody_else(parking: Backlog, store: re
 # -- Queues that nobody consumes -----------------------------------------------------------------------------------
 
 
-def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = ()) -> Attendance:
+def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = ()) -> ConsumedQueues:
     return parking.register.attend(worker, queues, left, 6)
 
 
-NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
+NOBODY_AT_A = ConsumedQueues(frozenset("b"), frozenset("a"))
 
 
 def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
@@ -291,10 +291,10 @@ def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     assert lot.oldest == START / 1e6
     # Somebody consumes it again: first in, first out.
     clock.advance(1)
-    (looked,) = parking.return_due([API], attendance=Attendance(frozenset("ab"), frozenset()))
+    (looked,) = parking.return_due([API], attendance=ConsumedQueues(frozenset("ab"), frozenset()))
     assert [each.id for each in looked.leaving] == [f"{number}@a" for number in range(10)]
     clock.advance(1)
-    (looked,) = parking.return_due([API], attendance=Attendance(frozenset("ab"), frozenset()))
+    (looked,) = parking.return_due([API], attendance=ConsumedQueues(frozenset("ab"), frozenset()))
     assert [each.id for each in looked.leaving] == [f"{number}@{queue}" for number in range(10, 15) for queue in "ab"]
 
 
@@ -859,7 +859,7 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, s
 # -- The next look is never later than the next turn ---------------------------------------------------------------
 
 
-def out_when_due(parking: Backlog, clock: Clock, asked: Demand, attendance: Attendance | None = None) -> list[str]:
+def out_when_due(parking: Backlog, clock: Clock, asked: Demand, attendance: ConsumedQueues | None = None) -> list[str]:
     """Who leaves within three seconds, if a lot is looked at when it is due and never else."""
     gone: list[str] = []
     for _ in range(30):
@@ -884,7 +884,7 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
         pass
     clock.advance(5)
     parking.register.recall("api", None, 0)
-    assert out_when_due(parking, clock, asked, Attendance(frozenset("ab"), frozenset())) == ids
+    assert out_when_due(parking, clock, asked, ConsumedQueues(frozenset("ab"), frozenset())) == ids
 
 
 def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Backlog, clock: Clock) -> None:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, Backlog
-from celery_ratelimit.backlog.backlog_queries import AGAIN
-from celery_ratelimit.backlog.fleet_registry import Attendance
+from celery_ratelimit.backlog.backlog_contents import AGAIN
+from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
 from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
-NOBODY_AT_A = Attendance(frozenset("b"), frozenset("a"))
+NOBODY_AT_A = ConsumedQueues(frozenset("b"), frozenset("a"))
 
 
 def park(parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:

@@ -10,11 +10,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.channels import MAX_PAUSE, pause_while
+from celery_ratelimit._celery.channel_patches import MAX_PAUSE, pause_while
 from celery_ratelimit._celery.pool import _Job
 from celery_ratelimit.backlog.backlog import NOBODY
 from celery_ratelimit.backlog.backlog_cache import BacklogCache
-from celery_ratelimit.backlog.messages import Looked, Parked
+from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
 from celery_ratelimit.backlog.store_calls import StoreLatency, asked
 from celery_ratelimit.limiter.demand import Demand
@@ -232,7 +232,7 @@ def let_out(attendant: ReturnScheduler, *names: str) -> None:
     lots: Any = attendant.parking
     lots.due = lambda _: [(name, "") for name in names]
     leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
-    lots.return_due = lambda demands, **_: [Looked((each.name, ""), 1.0, False, leaving) for each in demands]
+    lots.return_due = lambda demands, **_: [PollResult((each.name, ""), 1.0, False, leaving) for each in demands]
     assert asked(attendant._return_due(float("inf")))
 
 

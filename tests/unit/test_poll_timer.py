@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.backlog.messages import Looked, Parked
+from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.pending_reports import PendingReports
 from celery_ratelimit.backlog.poll_timer import MAX_PAUSE, MIN_PAUSE, DueBuckets
 from celery_ratelimit.backlog.store_calls import advance, asked
@@ -58,14 +58,14 @@ def test_polls_that_find_nothing_become_seldom_where_there_are_many_workers(due:
     lots.register.workers = 1
     assert due.pause() <= 0.25, "one alone polls as often as ever"
     lots.register.workers = 1000
-    due.note([Looked(LOT, MIN_PAUSE, False, (ONE,))])
+    due.note([PollResult(LOT, MIN_PAUSE, False, (ONE,))])
     assert due.pause() <= 0.25, "the worker that finds tasks goes on with it"
 
 
 def test_a_bucket_that_another_worker_has_served_is_left_to_that(due: DueBuckets, lots: Lots) -> None:
     lots.answers = [[LOT]]
     asked(due.find())
-    due.note([Looked(LOT, 0.1, False, ())])
+    due.note([PollResult(LOT, 0.1, False, ())])
     for _ in range(10):
         asked(due.find())
     assert due.pause() >= 0.75 * MAX_PAUSE
@@ -85,9 +85,9 @@ def test_a_question_without_an_answer_is_asked_again(due: DueBuckets, now: list[
 def test_a_bucket_with_more_tasks_is_due_at_once_behind_the_others(due: DueBuckets, lots: Lots) -> None:
     lots.answers = [[LOT, OTHER]]
     asked(due.find())
-    due.note([Looked(LOT, 0.0, False, (ONE,))])
+    due.note([PollResult(LOT, 0.0, False, (ONE,))])
     assert due.first() == [OTHER, LOT]
-    due.note([Looked(OTHER, 1.0, False, ()), Looked(LOT, None, False, (ONE,))])
+    due.note([PollResult(OTHER, 1.0, False, ()), PollResult(LOT, None, False, (ONE,))])
     assert not due
 
 

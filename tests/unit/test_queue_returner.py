@@ -12,7 +12,7 @@ import pytest
 from kombu.utils.json import dumps
 
 from celery_ratelimit.backlog import queue_returner
-from celery_ratelimit.backlog.backlog_queries import PAGE
+from celery_ratelimit.backlog.backlog_contents import PAGE
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.queue_returner import QueueReturner
 

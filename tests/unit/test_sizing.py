@@ -9,7 +9,7 @@ import pytest
 
 from celery_ratelimit import Limit
 from celery_ratelimit._celery import Pool
-from celery_ratelimit._celery.monitoring import pool_status
+from celery_ratelimit._celery.worker_display import pool_status
 from celery_ratelimit.app.survey import Owned
 from celery_ratelimit.counts.figures import Stats, User
 from celery_ratelimit.operations.capacity_checks import _cost, _server_of, _takes

@@ -25,12 +25,12 @@ from celery_ratelimit.worker.rules import (
     Action,
     BlockQueue,
     Fail,
-    GiveUp,
-    KeepPermit,
     Park,
+    Reject,
     Republish,
     RetryAt,
     Start,
+    StartAt,
     before_acquire,
     granted,
     on_timer,
@@ -239,9 +239,9 @@ def test_within_what_time_it_keeps_a_slot(request_: PendingRequest, parks: bool,
     ("wait", "is_idle", "action"),
     [
         (0.0, True, Start(77)),
-        (0.0, False, KeepPermit(NOW, 77)),
-        (0.05, True, KeepPermit(NOW + 0.05, 77)),
-        (0.05, False, KeepPermit(NOW + 0.05, 77)),
+        (0.0, False, StartAt(NOW, 77)),
+        (0.05, True, StartAt(NOW + 0.05, 77)),
+        (0.05, False, StartAt(NOW + 0.05, 77)),
     ],
 )
 def test_granted(wait: float, is_idle: bool, action: Action) -> None:
@@ -276,18 +276,18 @@ def test_granted(wait: float, is_idle: bool, action: Action) -> None:
             BlockQueue(NOW + 0.25, RATE, 5.0),
         ),
         (pending(demands=(PLACE, RATE)), said(5.0, binding=None), True, True, Park(PLACE, 5.0, since=77)),
-        (pending("drop"), said(0.021), True, False, GiveUp("drop", RATE, 0.021)),
-        (pending("fail"), said(0.021), True, False, GiveUp("fail", RATE, 0.021)),
+        (pending("drop"), said(0.021), True, False, Reject("drop", RATE, 0.021)),
+        (pending("fail"), said(0.021), True, False, Reject("fail", RATE, 0.021)),
         # Too far away for it.
         (pending(max_wait=5.0), said(5.0), True, True, Park(RATE, 5.0, since=77)),
-        (pending(max_wait=5.0), said(5.001), True, True, GiveUp("fail", RATE, 5.001)),
-        (pending(max_wait=5.0, overflow="drop", since=NOW - 3), said(2.5), True, True, GiveUp("drop", RATE, 2.5)),
-        (pending("wait", max_wait=5.0, overflow="later"), said(6.0), True, False, GiveUp("later", RATE, 6.0)),
-        (pending(max_wait=0.01), said(0.015), True, True, GiveUp("fail", RATE, 0.015)),  # also what would be held here
+        (pending(max_wait=5.0), said(5.001), True, True, Reject("fail", RATE, 5.001)),
+        (pending(max_wait=5.0, overflow="drop", since=NOW - 3), said(2.5), True, True, Reject("drop", RATE, 2.5)),
+        (pending("wait", max_wait=5.0, overflow="later"), said(6.0), True, False, Reject("later", RATE, 6.0)),
+        (pending(max_wait=0.01), said(0.015), True, True, Reject("fail", RATE, 0.015)),  # also what would be held here
         # No room to wait.
-        (pending(), said(0.5, full=True), True, False, GiveUp("fail", RATE, 0.5, full=True)),
+        (pending(), said(0.5, full=True), True, False, Reject("fail", RATE, 0.5, full=True)),
         (pending(overflow="later", queue="later"), said(0.5, full=True), True, False, Republish(0.5, RATE)),
-        (pending("drop"), said(0.5, full=True), True, False, GiveUp("drop", RATE, 0.5)),
+        (pending("drop"), said(0.5, full=True), True, False, Reject("drop", RATE, 0.5)),
     ],
 )
 def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool, parks: bool, action: Action) -> None:

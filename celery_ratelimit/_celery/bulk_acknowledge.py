@@ -20,7 +20,7 @@ from kombu.transport import virtual
 from .message_fields import RedisQoS
 from .timers import Timers
 
-__all__ = ["Acknowledgements"]
+__all__ = ["BulkAcknowledge"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -30,7 +30,7 @@ BATCH_SIZE, MAX_DELAY = 20, 0.02
 RETRY_DELAY = 1.0
 
 
-class Acknowledgements:
+class BulkAcknowledge:
     """The messages of parked tasks that one worker has yet to acknowledge.
 
     A worker that is killed first leaves them at the broker. Their copies end when they are delivered again.

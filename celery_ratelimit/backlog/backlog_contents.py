@@ -9,10 +9,10 @@ from typing import Any
 from ..limiter.durations import microseconds
 from ..store.keys import lots_key
 from ..store.resp import bulk, text
-from .messages import Bucket, Lot, Parked, Turn, several
+from .messages import Bucket, FairPosition, Lot, Parked, several
 from .scripts import Scripts
 
-__all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogQueries"]
+__all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogContents"]
 
 #: Bytes of messages after which one script has no more: what a connection takes in a moment.
 BYTES = 512_000
@@ -28,7 +28,7 @@ COUNTED = 500
 PAGE, FOUND = 75, 200
 
 
-class BacklogQueries:
+class BacklogContents:
     """The tasks in the lots of one fleet.
 
     Args:
@@ -97,7 +97,7 @@ class BacklogQueries:
         now, where, before, number, cost, kept = self._scripts.run("position", bucket, id, bucket[1])
         return int(now), text(where), int(before), int(number), int(cost), kept
 
-    def turn(self, bucket: Bucket, id: str, weights: str) -> Turn | None:
+    def turn(self, bucket: Bucket, id: str, weights: str) -> FairPosition | None:
         """About how much comes before a task in a lot that is shared; ``None``: it is in no index.
 
         Args:
@@ -109,7 +109,7 @@ class BacklogQueries:
         weight = float(said)
         if weight < 0:
             return None
-        return Turn(int(tasks), float(permits) if weight else None, weight)
+        return FairPosition(int(tasks), float(permits) if weight else None, weight)
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The lots of these limits that are not empty, without their tasks. One script for :data:`LOTS` of them."""
