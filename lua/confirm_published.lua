@@ -1,13 +1,13 @@
--- confirm_published: these tasks were let out of their lots, and their messages are at the broker again.
+-- confirm_published: note that the messages of these returned tasks are at the broker again.
 --
--- KEYS   for each lot those of include/lot.lua, with those of who shares its limit
--- ARGV   for each lot: its key, text; how many pairs follow; how many ids after them;
---        pairs of an id and the number of its copy; ids whose older copies are acknowledged by now
+-- KEYS   for each parking lot the keys of include/lot.lua, with its keys for shares
+-- ARGV   for each parking lot: the key of its bucket, text; number of pairs that follow; number of ids after them;
+--        pairs of a task's id and the number of its copy; ids of tasks with older copies that are acknowledged by now
 -- Reply  1
--- Writes the lots
+-- Writes the parking lots
 --!include prelude.lua
 --!include lot.lua
-LOT_KEYS, shares = 16, {} -- what is known of those who share a limit ends with the lot, see shares.lua
+LOT_KEYS, shares = 16, {} -- the shares end with the parking lot, see shares.lua
 
 local at = 1
 for lot = 0, #KEYS - 1, LOT_KEYS do

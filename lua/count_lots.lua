@@ -1,7 +1,7 @@
--- count_lots: how many are in each of these? Asked of lots when a worker starts, and by whoever looks at all limits.
+-- count_lots: count the members of sorted sets of parking lots. Called when a worker starts, and for lists of all limits.
 --
 -- KEYS   sorted sets, see include/lot.lua: of each limit its lots, and where its tasks are
--- Reply  for each how many there are
+-- Reply  for each sorted set its number of members
 -- Writes nothing
 --!include prelude.lua
 

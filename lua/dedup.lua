@@ -1,12 +1,12 @@
--- dedup: copies of tasks have come from the broker; may they run?
+-- dedup: the broker has delivered copies of tasks: decide which of them may run.
 --
--- KEYS   for each lot those of include/lot.lua
+-- KEYS   for each parking lot the keys of include/lot.lua
 -- ARGV   1  memory    us, > 0: for how long a call about an older copy may come late
---        2+           for each lot: how many copies follow;
---                     three for each copy: the task's id; the number of the copy, 0 for a user's own that was delivered once more;
---                     and its doubts: how often a message of it was sent anew, for it was not known whether it was parked
--- Reply  for each copy 1: yes; 0: no, another copy may, or the task is parked
--- Writes the lots: a copy that has come was published
+--        2+           for each parking lot: number of copies that follow;
+--                     three for each copy: the task's id; the number of the copy, 0 for a user's own message that was redelivered;
+--                     and its doubts: how often its message was sent anew because the worker did not know whether it was parked
+-- Reply  for each copy 1: it may run; 0: it may not, as another copy may, or the task is parked
+-- Writes the parking lots: an arrived copy was published
 local MEMORY_US = tonumber(ARGV[1])
 --!include prelude.lua
 --!include lot.lua

@@ -1,16 +1,16 @@
--- dedup_and_acquire: copies of tasks have come from the broker, and some of them ask for their permits: dedup and acquire_next in one step.
+-- dedup_and_acquire: copies of tasks have arrived, and some of them acquire their permits: dedup and acquire_next in one step.
 --
--- It is decided first which copies may run: no permit is taken for one that may not.
--- KEYS   as acquire; then for each lot those of include/lot.lua
+-- The script decides first which copies may run: a copy that may not run takes no permit.
+-- KEYS   as acquire; then for each parking lot the keys of include/lot.lua
 -- ARGV   1  number    of limits
 --        2  horizon   as acquire
 --        3  claim     as acquire
 --        4  memory    us, > 0: as dedup
---        5  asking    how many ask
---        6+           six per limit, as acquire; for each that asks its id, and the how-manieth copy it is of those below, 0: none of
---                     them; then for each lot, as dedup: how many copies follow, and three for each of these
--- Reply  for each that asks, up to the first that has neither permits nor a slot, what acquire replies; 0: it may not run. Then for
---        each copy what dedup replies
+--        5  asking    number of requests that acquire
+--        6+           six per limit, as acquire; for each request that acquires its id, and the index, from 1, of its copy in the list
+--                     below, 0: it is not in the list; then for each parking lot, as dedup: number of copies, and three for each of them
+-- Reply  for each request that acquires, up to the first that has neither permits nor a slot, the reply of acquire; 0: it may not run.
+--        Then for each copy the reply of dedup
 -- Writes as acquire and dedup
 local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
 local NUMBER, MEMORY_US, ASKING = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])

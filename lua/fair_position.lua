@@ -1,13 +1,13 @@
--- fair_position: about how much comes before a task of a lot that is shared. Writes nothing.
+-- fair_position: estimate how much comes before a task in the parking lot of a fair limit. Writes nothing.
 --
--- An estimate, as a task is told when it is parked (include/join_share.lua): the tasks of its share that are before it, times what all
--- shares weigh by what its own weighs; no more than all tasks.
--- KEYS   see include/lot.lua, with those of who shares the limit
--- ARGV   1  id        what the store knows the task by
+-- The estimate is the one that park replies with (include/join_share.lua): the tasks of its share before it, times the weight of all
+-- shares, divided by the weight of its share; at most all tasks.
+-- KEYS   see include/lot.lua, with its keys for shares
+-- ARGV   1  id        the store's id of the task
 --        2  key       text: of the bucket
 --        3  weights   in the code, see include/turns.lua
--- Reply  what its share weighs: a text; 0: it has no turn; -1: it is in no index, or the store's user may not count. About how many tasks
---        are before it; and the permits that these cost: a text
+-- Reply  the weight of its share: a text; 0: it has no turn; -1: no index has the task, or the store's user lacks the right to count.
+--        About how many tasks are before it; and the permits that these tasks cost: a text
 local id, key, WEIGHTS_IN_CODE = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua

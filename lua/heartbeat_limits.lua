@@ -1,14 +1,14 @@
--- heartbeat_limits: a worker that is alive attends to these limits and return queues; to which has none attended for some time?
+-- heartbeat_limits: a worker reports its limits and return queues; the reply contains limits and return queues without recent reports.
 --
--- KEYS   1  limits    sorted set, name of a limit -> us at which a worker that has it in its code has said so last
---        2  returns   sorted set, "<return queue> NUL <queue>" -> us at which a worker that consumes it has said so last
+-- KEYS   1  limits    sorted set, name of a limit -> us of the last report of a worker that has the limit in its code
+--        2  returns   sorted set, "<return queue> NUL <queue>" -> us of the last report of a worker that consumes it
 --        3  queues    see heartbeat_queues.lua
 -- ARGV   1  kept      us: for how long both are known
---        2  after     us, >= 0: what was not seen for that long
+--        2  after     us, >= 0: reply with entries that were not reported for that long
 --        3  most      of each; -1: all
---        4  limits, 5 returns: how many follow
---        6+           these; then those of either kind that are to be forgotten, unless a worker has attended to them meanwhile
--- Reply  three lists: of limits, returns, and queues that no worker consumes, each followed by how many us ago it was seen last
+--        4  limits, 5 returns: number of each that follow
+--        6+           these; then the limits and returns to forget, unless a worker has reported them meanwhile
+-- Reply  three lists: limits, returns, and queues that no worker consumes; each entry is followed by us since its last report
 -- Writes both; time to live: `kept`
 local KEPT, AFTER, MOST = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local NUMBERS = {tonumber(ARGV[4]), tonumber(ARGV[5])}

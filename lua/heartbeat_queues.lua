@@ -1,22 +1,22 @@
--- heartbeat_queues: a worker says which queues it consumes, and hears which no worker consumes.
+-- heartbeat_queues: a worker reports the queues that it consumes; the reply contains the queues that no worker consumes.
 --
--- KEYS   1  alive     sorted set, worker -> us until which it is on time: it says so again before that, or is late
---        2  workers   sorted set, "<worker> NUL <queue>" -> us until which it may be taken for alive
---        3  queues    sorted set, queue -> us until which a worker consumes it, or since which none does
+-- KEYS   1  alive     sorted set, worker -> us until which it is on time: a worker that does not report again by then is late
+--        2  workers   sorted set, "<worker> NUL <queue>" -> us until which the worker counts as alive
+--        3  queues    sorted set, queue -> us until which a worker consumes it, or since which no worker does
 -- ARGV   1  worker    text
---        2  lasts     us: after which it is taken for dead, unless it says so again; after half of it, it is late; 0: it ends
---        3  known     us: for how long a queue is known that no worker consumes; a queue that was never consumed is not known
---        4  number    of the queues that follow: which it consumes
---        5+           queues; then those that it does not consume any more
--- Reply  queues that a worker consumes, if there are others; queues that no worker consumes; how many workers are on time
--- Writes all; time to live: for as long as they say anything
+--        2  lasts     us: after which it counts as dead, unless it reports again; after half of that it is late; 0: the worker ends
+--        3  known     us: for how long a queue without workers is known; a queue that no worker ever consumed is not known
+--        4  number    of queues that follow and that the worker consumes
+--        5+           these queues; then the queues that the worker no longer consumes
+-- Reply  queues that a worker consumes, empty if no queue lacks a worker; queues that no worker consumes; number of workers on time
+-- Writes all; time to live: until the last of their times has passed
 local ALIVE, WORKERS, QUEUES, worker = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 local LASTS, KNOWN, FIRST_QUEUE = tonumber(ARGV[2]), tonumber(ARGV[3]), 5
-local last = FIRST_QUEUE - 1 + ARGV[4] -- of those that it consumes
+local last = FIRST_QUEUE - 1 + ARGV[4] -- of the queues that it consumes
 --!include prelude.lua
 --!include now.lua
 
-local unsure = {} -- queues whose last time was this worker's, which is earlier now: do other workers consume them?
+local unsure = {} -- queues for which this worker gave the last time, which is earlier now: other workers may consume them
 for i = FIRST_QUEUE, #ARGV do
     local queue, claim = ARGV[i], worker .. '\0' .. ARGV[i]
     if i > last then
@@ -25,7 +25,7 @@ for i = FIRST_QUEUE, #ARGV do
     else
         local before = tonumber(call('ZSCORE', WORKERS, claim) or 0)
         call('ZADD', WORKERS, int(now + LASTS), claim)
-        call('ZADD', QUEUES, 'GT', int(now + LASTS), queue) -- another worker may have said that it stays for longer
+        call('ZADD', QUEUES, 'GT', int(now + LASTS), queue) -- another worker may have reported a later time
         if before > now + LASTS and tonumber(call('ZSCORE', QUEUES, queue)) <= before then unsure[queue] = now end
     end
 end

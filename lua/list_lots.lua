@@ -1,11 +1,11 @@
--- list_lots: what is in these parking lots?
+-- list_lots: count and list the tasks in parking lots.
 --
--- KEYS   of each lot: parked, leaving, messages, aside, costs; see include/lot.lua
+-- KEYS   of each parking lot: parked, leaving, messages, aside, costs; see include/lot.lua
 -- ARGV   1  from, 2 to: which of the tasks are listed, counted from 0 in their order; an empty text: none
---        3  bytes     >= 1: no more are listed when their messages are that long
---        4+ for each lot the key of its bucket, text
--- Reply  us of this clock; for each lot: how many are parked, how many are leaving, us since which the oldest is throttled
---        (0: none), permits that the parked tasks cost, then of each listed task its id, 0, its message
+--        3  bytes     >= 1: no more tasks are listed once their messages are that long
+--        4+ for each parking lot the key of its bucket, text
+-- Reply  us of this clock; for each parking lot: number of parked tasks, number of leaving tasks, us at which its oldest parked task was
+--        throttled (0: none), permits that the parked tasks cost, then of each listed task its id, 0, its message
 -- Writes nothing
 local KEYS_A_LOT = 5
 local from, to, BYTES, FIRST_BUCKET = ARGV[1], ARGV[2], tonumber(ARGV[3]), 4
@@ -16,13 +16,13 @@ local from, to, BYTES, FIRST_BUCKET = ARGV[1], ARGV[2], tonumber(ARGV[3]), 4
 
 local messages
 
--- Since when the task is throttled that has this place.
+-- The time since which the task with this place is throttled.
 local function since_of(id, place)
     if place <= now and place > now - ORDER_US then return place end -- it has no importance
     return tonumber(match(call('HGET', messages, id) or '', '^%d+ %d+ (%d+)') or place)
 end
 
--- Since when the first of each importance is throttled: the earliest of these.
+-- The earliest time since which the first task of any priority is throttled.
 local function oldest_of(parked)
     local oldest, from = math.huge, '-inf'
     while true do
@@ -30,7 +30,7 @@ local function oldest_of(parked)
         if not id then return oldest end
         local since = since_of(id, tonumber(place))
         oldest = min(oldest, since)
-        from = '(' .. int(max(tonumber(place), now + tonumber(place) - since)) -- behind those of its importance
+        from = '(' .. int(max(tonumber(place), now + tonumber(place) - since)) -- behind the tasks of its priority
     end
 end
 

@@ -1,8 +1,8 @@
--- locate: in which lots of some limits are these tasks parked?
+-- locate: find the parking lots of some limits in which these tasks are parked.
 --
 -- KEYS   of each limit: where, see include/lot.lua
 -- ARGV   ids of tasks
--- Reply  for each limit: entries of where
+-- Reply  for each limit: its entries of where for these tasks
 -- Writes nothing
 --!include prelude.lua
 --!include now.lua

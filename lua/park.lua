@@ -1,33 +1,34 @@
--- park: put messages of throttled tasks into the parking lot of the limit that said no, in their order. Idempotent by id.
+-- park: put messages of throttled tasks into the parking lots of the limits that refused them, in the given order. Idempotent by id.
 --
--- KEYS   for each lot those of include/lot.lua; where one of the limits is fair, with those of who shares it
--- ARGV   1  behind    1: only behind others; 0: also if no task is parked there
---        2  most      >= 0: only if the parked tasks cost fewer permits; -1: however many
---        3+           for each lot: the key of its bucket, text; us after which a worker has to look at it if nobody is parked in it
---                     now; how many messages follow; how many ids after them;
+-- KEYS   for each parking lot the keys of include/lot.lua; if one of the limits is fair, with its keys for shares
+-- ARGV   1  behind    1: park only behind parked tasks; 0: also in an empty parking lot
+--        2  most      >= 0: park only if the parked tasks cost fewer permits; -1: no bound
+--        3+           for each parking lot: the key of its bucket, text; us until the first poll of the parking lot if it is empty now;
+--                     number of messages that follow; number of ids after them;
 --                     for each message nine:
---                     order    steps that it stands behind tasks without a priority, see include/order.lua; where the limit is
+--                     order    steps by which the task stands behind tasks without a priority, see include/order.lua; if the limit is
 --                              fair, then " <its weight in the code> <its share>", see include/shares.lua
---                     since    us: when the task was throttled first, if it was before; 0: it stands behind its equals
+--                     since    us: when the task was first throttled; 0: now, and the task goes behind tasks of equal priority
 --                     expires  us; 0: never
 --                     id       text
 --                     cost     permits
---                     copy     the number that the copy has, at least, when the task is let out
---                     doubts   how often a message of it was sent anew, for it was not known whether it was parked
---                     alone    what is the same of tasks of which one is to wait: n (the newest stays) or o (the oldest) and hex digits;
---                              '': all may. The message says so, too
+--                     copy     least number of the copy when the task is returned
+--                     doubts   how often its message was sent anew because the worker did not know whether it was parked
+--                     alone    identifies duplicates, of which only one is to wait: n (the newest stays) or o (the oldest stays), and hex
+--                              digits; '': all may wait. The message contains it, too
 --                     message  text
---                     and ids that were parked before, and whose older copies are acknowledged by now
--- Reply  for each message: permits that the tasks cost which are before it (where less important ones are parked, too: at what
---        a task costs on average; where the limit is fair: those of its share that are before it, times the weights of all shares
---        by its own; at the most all); -1: none is parked; -2: another one waits in its place;
---        -3: this call comes late, and a message that was sent anew meanwhile may
---        run; -4 and less: -4 less what those before it cost, which is `most` or more.
---        Then for each -2 the task's id of the one that waits
+--                     and ids of tasks that were parked before, with older copies that are acknowledged by now
+-- Reply  for each message: cost in permits of the tasks before it. If less important tasks are parked, too: the number of tasks before
+--        it times the average cost of a task. If the limit is fair: the cost of its share's tasks before it, times the weight of all
+--        shares, divided by the weight of its share; at most the cost of all tasks.
+--        -1: no task is parked; -2: another task waits in its place;
+--        -3: this call comes late: the message was sent anew meanwhile, and the new message may run;
+--        -4 and less: -4 less the cost of the tasks before it, which is `most` or more.
+--        Then for each -2 the id of the task that waits
 --
--- Of tasks that are the same, one stays, at the place of the one that was throttled first. If that is the newcomer, the other one says
--- from then on in whose favour it has ended ("by"), and is let out as one that has expired is: the worker that gets it ends it.
--- Writes the lots; no time to live: it is work
+-- Of duplicates one stays, at the place of the one that was first throttled. If the new message stays, the message of the other task is
+-- marked with the id of the new task ("by"). The other task is returned like an expired task, and the worker that receives it ends it.
+-- Writes the parking lots; no time to live: they hold work
 local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 9
 --!include prelude.lua
 --!include now.lua
@@ -37,8 +38,8 @@ local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 9
 --!fair join_share.lua
 --!include bell.lua
 
-local twice -- there are several messages of some tasks of the lot in use
-local is_due, is_new -- has a worker to look at it at once? or was nobody parked in it?
+local twice -- whether some tasks of the parking lot in use have several messages
+local is_due, is_new -- whether the parking lot is due at once; whether it was empty
 local survivors = {}
 
 local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
@@ -55,7 +56,7 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
     local kept = call('HGET', MESSAGES, id)
     if kept then
         if tonumber(match(kept, '^%d+ (%d+)')) >= copy or is_parked(id) then return ahead end
-        call('ZREM', LEAVING, id) -- what has left was parked in another store or under other keys since, and was let out there
+        call('ZREM', LEAVING, id) -- the returned task was parked in another store or under other keys since, and returned from there
     end
     if twice and is_overtaken(id, copy - 1, doubts) then return -3 end
     if BEHIND and ahead == 0 then return -1 end
@@ -69,7 +70,7 @@ local function park(order, since, expires, id, cost, copy, doubts, alone, sent)
         end
         since = max(now, equal - before + 1)
     end
-    -- The task that waits and is the same, and what is kept of it. One that does not say so in its message could not end: it waits on.
+    -- The waiting duplicate, and its value in `messages`. A task without "alone" in its message could not end: it continues to wait.
     local other = alone ~= '' and call('HGET', ALONE, string.sub(alone, 2))
     local its = other and other ~= id and is_parked(other) and call('HGET', MESSAGES, other)
     if not its or not match(its, ', "alone": "[^"]*"[^{}]*}$') then other = false end

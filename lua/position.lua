@@ -1,11 +1,11 @@
--- position: where in a lot is this task? Writes nothing.
+-- position: find the position of a task in a parking lot. Writes nothing.
 --
 -- KEYS   see include/lot.lua
--- ARGV   1  id        what the store knows the task by
+-- ARGV   1  id        the store's id of the task
 --        2  key       text: of the bucket
--- Reply  us of this clock; 'parked', 'aside' (no worker consumes its queue), 'leaving' (let out, and not known to be at the broker) or
---        ''; how many tasks are parked before it, -1 where it is not parked; how many are parked in the lot; permits that all of these
---        cost; then what is stored of it: "<cost> <copy> <since us> <message>", or ''
+-- Reply  us of this clock; 'parked', 'aside' (no worker consumes its queue), 'leaving' (returned, and not confirmed to be at the broker)
+--        or ''; number of tasks parked before it, -1 if it is not parked; number of tasks parked in the parking lot; permits that all
+--        of these cost; then the stored text of the task: "<cost> <copy> <since us> <message>", or ''
 local id, key = ARGV[1], ARGV[2]
 --!include prelude.lua
 --!include now.lua

@@ -1,10 +1,10 @@
--- postpone: tasks that were let out could not be published: they are found by their ids again, and let out once more later.
+-- postpone: returned tasks could not be published: restore them to the index of task ids, and return them once more later.
 --
 -- KEYS   see include/lot.lua
 -- ARGV   1  key       text: of the bucket
---        2+           pairs of an id and us, > 0: after which the task is let out once more
+--        2+           pairs of a task's id and us, > 0: after which the task is returned once more
 -- Reply  1
--- Writes the lot
+-- Writes the parking lot
 local key, FIRST_PAIR = ARGV[1], 2
 --!include prelude.lua
 --!include now.lua

@@ -1,15 +1,15 @@
--- publish_failures: a worker reports which tasks it could not publish, and which it can publish again; replies with all.
+-- publish_failures: a worker reports tasks that it could not publish, and tasks that it has published since; the reply lists all failures.
 --
 -- KEYS   1  failures  hash, "<limit> NUL <queue> NUL <task's id, or nothing>" -> "<us of the first> <us of the last> <error>"
 -- ARGV   1  kept      us: for how long a failure that is not reported again is kept
---        2  most      of failures that are kept
+--        2  most      failures that are kept
 --        3  number    of fields that follow: their tasks are published
 --        4+           these; then pairs of a field and the broker's error
 -- Reply  fields, each followed by its value
 -- Writes failures; time to live: `kept`
 local FAILURES = KEYS[1]
 local KEPT, MOST, FIRST = tonumber(ARGV[1]), tonumber(ARGV[2]), 4
-local last = FIRST - 1 + ARGV[3] -- of the fields whose tasks are published
+local last = FIRST - 1 + ARGV[3] -- of the fields of published tasks
 --!include prelude.lua
 --!include now.lua
 

@@ -1,22 +1,23 @@
--- reconcile: make the keys of lots agree again after some were lost (evicted by the store, or restored in part). One step of each lot.
+-- reconcile: repair the keys of parking lots after some were lost (evicted by the store, or restored in part). One step of each.
 --
--- A message without a place in the order is parked again, at its place: a copy of it may have left before, so it gets the number of a
--- new one. A place without a message is removed. An index that misses a lot or a task is completed.
--- KEYS   for each lot those of include/lot.lua, with those of who shares its limit
+-- A message without a place in the order is parked again, at its place. A copy of it may have been returned before, so the message gets
+-- a new copy number. A place without a message is removed. An index that lacks a parking lot or a task is completed.
+-- KEYS   for each parking lot the keys of include/lot.lua, with its keys for shares
 -- ARGV   1  memory    us, > 0: see return_due.lua
---        2  most      >= 1: about so many entries are compared in a step
---        3+           for each lot: its key, text; the part with which to go on, 0: do its keys disagree at all?; the cursor there;
---                     how many entries of `where` follow; these: those without a message are removed
--- Reply  for each lot: the part and the cursor with which to go on, part 0: nothing is left to compare; how many tasks were parked again;
---        how many places without a message were removed
--- Writes the lots
+--        2  most      >= 1: about that many entries are compared in a step
+--        3+           for each parking lot: the key of its bucket, text; the part with which to continue, 0: check whether its keys
+--                     disagree; the cursor in that part; number of entries of `where` that follow; these: an entry without a message is
+--                     removed
+-- Reply  for each parking lot: the part and the cursor with which to continue, part 0: nothing is left to compare; number of tasks that
+--        were parked again; number of places without a message that were removed
+-- Writes the parking lots
 local MEMORY_US, MOST = tonumber(ARGV[1]), ARGV[2]
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
 --!include order.lua
 --!include renew_copy.lua
-LOT_KEYS, shares = 16, {} -- what is known of those who share a limit ends with the lot, see shares.lua
+LOT_KEYS, shares = 16, {} -- the shares end with the parking lot, see shares.lua
 
 local function place_of_entry(entry)
     return match(entry, '^[^%z]*%z(%d+)%z(.*)$')

@@ -1,19 +1,19 @@
--- remove: take tasks out of the lot before their turn, to be published at once or never. As far as one script may go: the
--- reply says from where to go on.
+-- remove: take tasks out of a parking lot before their turn, to be published at once or deleted. One script has a bound of work: the
+-- reply contains the position at which the next call continues.
 --
--- KEYS   see include/lot.lua, with those of who shares the limit
--- ARGV   1  purge     1: they are thrown away; 0: the caller publishes them
+-- KEYS   see include/lot.lua, with its keys for shares
+-- ARGV   1  purge     1: delete the tasks; 0: the caller publishes them
 --        2  again, 3 memory: us, see return_due.lua
 --        4  key       text: of the bucket
---        5  bytes     >= 1: no more are taken out when their messages are that long
---        6  most      0: the tasks with the ids that follow; else so many of all parked tasks, in their order
---        7  from      the place of the task behind which to go on, or 'aside', or ''; with `last`
---        8  until     us: tasks that were parked by then; 0: now
---        9  last      text: its id, or its entry of those that are aside
+--        5  bytes     >= 1: no more tasks are taken out once their messages are that long
+--        6  most      0: the tasks with the ids that follow; else that many of all parked tasks, in their order
+--        7  from      the place of the task behind which to continue, or 'aside', or ''; with `last`
+--        8  until     us: only tasks that were parked by then; 0: now
+--        9  last      text: the id of that task, or its entry in `aside`
 --        10+          ids
--- Reply  us of this clock; to how many ids it came; how many were taken out; then `from` and `last` to go on with, '' if there are no
---        more tasks; then, unless they are thrown away, for each its id, 0, its message
--- Writes the lot
+-- Reply  us of this clock; number of processed ids; number of tasks taken out; then `from` and `last` for the next call, '' if no
+--        tasks are left; then, unless `purge`, for each task its id, 0, its message
+-- Writes the parking lot
 local PURGE, AGAIN_US, MEMORY_US = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local key, BYTES, MOST = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local FROM, UNTIL, LAST, FIRST_ID = ARGV[7], tonumber(ARGV[8]), ARGV[9], 10

@@ -1,13 +1,14 @@
--- reschedule: a limit has changed: its lots have to be looked after before the time that was foreseen.
+-- reschedule: a limit has changed: make its parking lots due earlier than planned.
 --
--- A few lots are due at once. Many are due one after the other, so that lots with tasks to let out need not wait for all of them. The
--- caller repeats it until fewer than `most` lots were moved; if several workers call it, it comes to the same.
+-- A few parking lots are due at once. Many are due one after the other, so that a parking lot with tasks to return need not wait for
+-- all of them. The caller repeats the call until fewer than `most` parking lots were moved. Several workers may call it: the result is
+-- the same.
 -- KEYS   1  lots, 2  code, see include/lot.lua; 3  config of the name, see include/config_text.lua;
 --        4  weights, see include/shares.lua
--- ARGV   1  known     us: the last change of what is stored for the whole limit for which this was done; -1: it has changed
---        2  most      of lots that are moved
---        3  code      text: the limit as it is in the caller's code; '': do not ask
--- Reply  us of this clock, how many were moved
+-- ARGV   1  known     us: the last change of the stored setting of the whole limit that was handled; -1: it has changed
+--        2  most      parking lots that are moved
+--        3  code      text: the limit as it is in the caller's code; '': do not compare it
+-- Reply  us of this clock, number of parking lots that were moved
 -- Writes lots, code
 local LOTS, CODE, CONFIG_KEY, WEIGHTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local known, MOST, code = tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -22,7 +23,7 @@ local since, resumed = select(9, match(call('GET', CONFIG_KEY) or '', CONFIG)) -
 if code ~= '' and not same_code(code) then known = -1 end
 local weighed = tonumber(match(call('HGET', WEIGHTS, '\0') or '', '(%d+) %S* $')) or 0 -- the last change of a weight
 if known >= 0 and max(since or 0, resumed or 0, weighed) <= known then
-    return {int(now), 0} -- what has changed is of one of its keys, and that was touched
+    return {int(now), 0} -- the change concerns one of its keys, and that key was touched
 end
 local span = span_of_lots()
 local far = call('ZRANGEBYSCORE', LOTS, '(' .. int(now + span), '+inf', 'LIMIT', 0, MOST)

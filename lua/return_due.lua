@@ -1,27 +1,28 @@
--- return_due: give parked tasks their slots, in order, and let each out shortly before its slot: the caller publishes them.
+-- return_due: assign slots to parked tasks, in order, and return each task shortly before its slot: the caller publishes the messages.
 --
--- Of several lots, as far as one script may go: a lot that is not finished is due at once.
--- KEYS   four for each lot's limit, see include/read_limits.lua; then for each lot those of include/lot.lua; where
---        one of the limits is fair, with those of who shares it
--- ARGV   1  number    of lots
---        2  due       1: only lots that are due now; 0: all
---        3  horizon   us, >= 0: a task is let out when its slot is no further ahead than that; where the lot is shared, than
---                     three quarters of that: what has left is overtaken by nobody
---        4  most      >= 1: no more tasks of one lot than that have a slot at once
---        5  pace      us, > 0: a lot is not due again sooner
---        6  again     us, > 0: a task that is not known to be published by then is let out once more
---        7  memory    us, > 0: for how long the broker may hand out an older copy
---        8  work      >= 1: tasks that are let out and lots that are looked after, together; a lot counts as LOT tasks
---        9  bytes     >= 1: no more tasks are let out when their messages are that long
---        10 absent    how many queues follow that no worker consumes
---        11 attended  how many queues follow that a worker consumes; 0 if none is absent
---        12+          these; for each lot: key of its bucket, text; then its limit, see include/read_limits.lua, where the cost
---                     says nothing, each message has its own, but 0: see include/shadow_in_code.lua; then, of each limit that has
---                     weights in the code, the first of its lots, from 1, and the weights, see turns.lua (put in where a limit is fair)
--- Reply  for each lot that was looked after: us until it is due again (-1: it is empty; 0: at once, not all tasks that may were let
---        out); 1 if the worker that looked after a lot of this limit last had another limit in its code, else 0; then for each
---        task that is let out: its id, us until its turn, its message
--- Writes the lots; the slots
+-- One script processes several parking lots, up to a bound of work. A parking lot that is not finished is due at once.
+-- KEYS   four for each parking lot's limit, see include/read_limits.lua; then for each parking lot the keys of include/lot.lua; if
+--        one of the limits is fair, with its keys for shares
+-- ARGV   1  number    of parking lots
+--        2  due       1: process only parking lots that are due now; 0: all
+--        3  horizon   us, >= 0: a task is returned when its slot is at most that far ahead; three quarters of that if the parking lot
+--                     has shares, as no later task can overtake a returned one
+--        4  most      >= 1: tasks of one parking lot that may have slots at the same time
+--        5  pace      us, > 0: least time until a parking lot is due again
+--        6  again     us, > 0: a returned task is returned once more if it is not confirmed to be published by then
+--        7  memory    us, > 0: for how long the broker may deliver an older copy
+--        8  work      >= 1: bound of returned tasks and processed parking lots together; a parking lot counts as LOT tasks
+--        9  bytes     >= 1: no more tasks are returned once their messages are that long
+--        10 absent    number of queues that follow and that no worker consumes
+--        11 attended  number of queues that follow and that a worker consumes; 0 if none is absent
+--        12+          these queues; for each parking lot the key of its bucket, text; then its limit, see include/read_limits.lua (each
+--                     message has its own cost; the limit's cost only shows with 0 that the limit is in shadow mode, see
+--                     include/shadow_in_code.lua); then, for each limit that has weights in the code, the number of its first parking
+--                     lot, from 1, and the weights, see turns.lua (included if a limit is fair)
+-- Reply  for each processed parking lot: us until it is due again (-1: it is empty; 0: at once, as more tasks may be returned); 1 if
+--        the worker that last processed a parking lot of this limit had another limit in its code, else 0; then for each
+--        returned task: its id, us until its turn, its message
+-- Writes the parking lots; the slots
 local NUMBER, DUE = tonumber(ARGV[1]), ARGV[2] == '1'
 local HORIZON_US, MOST, PACE_US = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local AGAIN_US, MEMORY_US = tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -60,7 +61,7 @@ local absent, attended = {}, {}
 for i = FIRST_ABSENT, FIRST_ATTENDED - 1 do absent[ARGV[i]] = true end
 for i = FIRST_ATTENDED, FIRST_BUCKET - 1 do attended[ARGV[i]] = true end
 
--- How many more tasks may be let out.
+-- How many more tasks may be returned.
 local function room()
     return bytes < BYTES and floor(WORK - work) or 0
 end
@@ -77,16 +78,16 @@ local function let_one_out(id, wait, known, message)
     return let_out(id, wait, known, message)
 end
 
--- This script asks the same limit several times: what is in the store by now.
+-- Reads the stored state of a limit again: this script reserves slots of the same limit several times.
 local function read_again(limit)
     limit.raw, limit.in_use, limit.changed = call('MGET', limit.state_key)[1], nil, nil
     read_other(limit, now)
 end
 
--- The slot of task `id`, if it is near enough. If not, nothing; and when there may be one.
+-- The slot of task `id`, if it is near enough. If not: nil, and the time at which a slot may be available.
 local function slot_of(limit, extra, id, message)
     limit.extra, limit.cost = extra, tonumber(match(message, '^%d+'))
-    if extra < -1 then -- the task says itself what it leaves to more important ones
+    if extra < -1 then -- the message contains the permits that the task leaves to more important ones
         local leaves = match(string.sub(message, -180), '"leaves": (%d+)[^{}]*}$')
         if leaves then limit.extra = -leaves end
     end
@@ -99,7 +100,7 @@ local function slot_of(limit, extra, id, message)
     return slot
 end
 
--- The worker that let these tasks out may be dead: they are let out once more, and there may be two messages of each from now on.
+-- Returns tasks once more that were not confirmed to be published: their worker may be dead. Each may have two messages from now on.
 local function let_out_once_more()
     local most = room()
     local ids = call('ZRANGEBYSCORE', LEAVING, '-inf', int(now), 'LIMIT', 0, most)
@@ -112,7 +113,7 @@ local function let_out_once_more()
     return #ids < most
 end
 
--- Tasks that have expired need no slot: the worker that gets one says that it has expired.
+-- Returns expired tasks without a slot: the worker that receives one reports that it has expired.
 local function let_out_expired()
     local most = room()
     local ids = call('ZRANGEBYSCORE', EXPIRING, '-inf', int(now), 'LIMIT', 0, most)
@@ -130,7 +131,7 @@ local function first_of(key)
     return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
 end
 
--- The first task that is aside for this queue.
+-- The first task that is set aside for this queue.
 local function first_aside(queue)
     local entry = call('ZRANGEBYLEX', ASIDE, '[' .. queue .. '\0', '(' .. queue .. '\1', 'LIMIT', 0, 1)[1]
     if not entry then return nil end
@@ -138,7 +139,7 @@ local function first_aside(queue)
     return {queue = queue, place = tonumber(place), id = id, entry = entry}
 end
 
--- The first of each queue whose tasks are aside and that a worker consumes again.
+-- The first task set aside for each queue that a worker consumes again.
 local function those_to_bring_back()
     local back, from = {}, '-'
     while true do
@@ -149,7 +150,7 @@ local function those_to_bring_back()
     end
 end
 
--- They come back to their places among the others, as far as these lie no later than `before`.
+-- Moves tasks that were set aside back to their places among the parked tasks, up to the place `before`.
 local function bring_back(back, before)
     for i, first in ipairs(back) do
         while first and first.place <= before and room() > 0 do
@@ -184,7 +185,7 @@ local function may_come(id, place)
     return next(absent) == nil or not set_aside(id, place)
 end
 
--- The first task whose queue a worker consumes; nothing: there is none; false: the script has done enough.
+-- The id of the first task in a queue that a worker consumes; nil: none; false: the script has reached its bound of work.
 local function next_one(back)
     if is_shared then
         bring_back(back, math.huge)
@@ -201,7 +202,7 @@ local function next_one(back)
     end
 end
 
--- It may be sooner: a task that has a slot does not come, or a lease ends with its holder, or what is stored ends.
+-- The next time may be earlier: a task with a slot does not arrive, a lease expires with its holder, or a stored setting expires.
 local function sooner(limit, later)
     local first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
     later = min(later, (first or math.huge) + LATE_US)
@@ -215,10 +216,10 @@ local function sooner(limit, later)
     return later
 end
 
--- Lets out the tasks whose turn is near. Returns when the next one may have its turn; nil: at once.
+-- Returns the tasks that have their turns soon. The result is the time at which the next task may have its turn; nil: at once.
 local function let_out_next(limit, back)
     local extra = limit.extra
-    -- A task that has a slot and does not come loses it to others.
+    -- A task that has a slot and does not arrive loses it to other tasks.
     local late = limit.version ~= -1 and int(now - LATE_US) or '-1'
     for _, id in ipairs(call('ZRANGEBYSCORE', limit.slots_key, '(0', late, 'LIMIT', 0, WORK)) do
         work = work + 1
@@ -241,10 +242,10 @@ local function let_out_next(limit, back)
             if is_shared then turns.count(was_here and limit.cost) end
         end
     end
-    return now -- as many have slots as may: when one of them will have come is not known
+    return now -- the most tasks that may have slots have them; the time at which one of them arrives is not known
 end
 
--- Returns us until the lot is due again; -1: it is empty.
+-- Processes the parking lot in use. The result is us until it is due again; -1: it is empty.
 local function look_after(limit)
     if DUE then
         local due = tonumber(call('ZSCORE', LOTS, bucket))

@@ -1,18 +1,18 @@
--- return_to_queue: let tasks out to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
+-- return_to_queue: return tasks to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
 --
--- A task that was let out before, and is not known to be published, gets the number of a new copy, and that alone may run: the one
--- before may be on its way. So a message that is handed back has to say which copy it is.
--- KEYS   see include/lot.lua, with those of who shares the limit
+-- A task that was returned before, and is not confirmed to be published, gets the number of a new copy. Only the new copy may run, as the
+-- older one may be on its way. So a message that is returned in this way has to contain its copy number.
+-- KEYS   see include/lot.lua, with its keys for shares
 -- ARGV   1  again, 2 memory: us, see return_due.lua
 --        3  key       text: of the bucket
---        4  bytes     >= 1: no more are let out when their messages are that long
+--        4  bytes     >= 1: no more tasks are returned once their messages are that long
 --        5  most      >= 1: tasks
---        6  until     us: tasks that were parked by then; 0: now
---        7  overdue   us, >= 0: tasks, too, that were let out before and would be once more within that time, since no worker has
---                     said that they are at the broker
---        8+           queues: only tasks that are aside for one of them; none: all
--- Reply  us of this clock; for each that is let out its id, 0, its message
--- Writes the lot
+--        6  until     us: only tasks that were parked by then; 0: now
+--        7  overdue   us, >= 0: also tasks that were returned before and would be returned once more within that time, since no worker
+--                     has reported that they are at the broker
+--        8+           queues: only tasks that are set aside for one of them; none: all
+-- Reply  us of this clock; for each returned task its id, 0, its message
+-- Writes the parking lot
 local AGAIN_US, MEMORY_US, key, BYTES, MOST = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include prelude.lua

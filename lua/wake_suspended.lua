@@ -1,9 +1,9 @@
--- wake_suspended: a worker consumes a queue that no worker has consumed: the lots in which tasks are aside have to be looked after. In steps.
+-- wake_suspended: a worker consumes a queue that had no worker: make the parking lots with tasks set aside due. In steps.
 --
 -- KEYS   1  lots, 2  asides, see include/lot.lua
--- ARGV   1  from      '-', or '(' and the key of the bucket to which the step before has come
---        2  offset    how many lots there were before that
---        3  most      lots
+-- ARGV   1  from      '-', or '(' and the key of the last bucket of the previous step
+--        2  offset    number of parking lots in the previous steps
+--        3  most      parking lots
 -- Reply  keys of buckets
 -- Writes lots
 local LOTS, ASIDES = KEYS[1], KEYS[2]

@@ -1,8 +1,8 @@
-"""The parking lot in the store: where the messages of throttled tasks wait until their turn is near.
+"""Parks messages of throttled tasks in the store, and returns them shortly before their slots.
 
-At least once at every step: a message is parked before its broker forgets it, and it leaves the store when it is known
-to be at the broker again. A step that is repeated after a crash changes nothing, for a message is known by its task's
-id; where two copies of one may be about, the store says which of them may run. See ``lua/include/lot.lua``.
+Each step is at least once. A message is parked before its broker forgets it. It is deleted from the store when the
+broker is known to have it again. The task's id identifies a message, so a step repeated after a crash changes nothing.
+If two copies of a message may exist, the store decides which of them may run. See ``lua/include/lot.lua``.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from .store_calls import Asks, asked
 
 __all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
 
-#: Seconds by which a broker may be late with what it hands out again: kombu looks for it on Redis every 100 seconds.
+#: Seconds by which a broker may redeliver a message late: on Redis, kombu polls for such messages every 100 seconds.
 LATE = 300.0
-#: What :meth:`Backlog.park` answers when it did not park: ``FULL`` less the permits that the tasks ahead cost.
+#: Results of :meth:`Backlog.park` for a message that was not parked; ``FULL`` is less the cost of the tasks ahead.
 NOBODY, REPLACED, OVERTAKEN, FULL = -1, -2, -3, -4
 
-#: Seconds ahead of its slot that a task leaves the lot: what brokers and timers are late, and a worker's hiccup.
+#: Seconds before its slot at which a task returns: delays of the broker and of timers, and a short stall of a worker.
 HORIZON = 1.0
-#: Tasks of one bucket that have left it and have not started: as many as two workers can hold, or as all can.
+#: Most tasks of one bucket that have a slot and have not started: as many as two workers hold; and as one worker holds.
 MOST, MOST_EACH = 1000, 500
-#: Tasks that leave, and lots that are looked after, each of which counts as two, in one script: a millisecond or two of
-#: the store's time. Lots that one script is asked for: more would not have their turn in it, if a task leaves each.
+#: Work of one script, 1 to 2 ms of the store's time: a returned task counts 1, a processed parking lot counts 2.
+#: Parking lots in one script: if one task of each returns, the script does not reach more.
 WORK, AT_ONCE = 50, 17
-#: Seconds after which the store is told which messages are acknowledged, if nothing is sent meanwhile that tells it.
+#: Seconds after which acknowledged messages are reported to the store, if no other call has reported them before.
 TELL = 2.0
-#: Seconds between two looks at a lot, at the least: tasks whose turn has come meanwhile leave it together.
+#: Least seconds between two polls of a parking lot: tasks that are due by the next poll return together.
 LOOK_APART = 0.2
 
 
 class Backlog:
-    """The lots of one fleet: apps whose workers publish to the same broker.
+    """The parking lots of one fleet: of all apps whose workers publish to the same broker.
 
     Args:
-        limiter: the way to the store.
-        fleet: names the broker, so that no worker publishes to its own what came from another.
-        redelivery: seconds after which the broker may hand out a message again that was not acknowledged.
+        limiter: calls the store.
+        fleet: names the broker. A worker never publishes to its broker a message that came from another broker.
+        redelivery: seconds after which the broker may redeliver a message that was not acknowledged.
 
     Attributes:
-        register: who attends to what.
-        contents: which tasks are where.
+        register: which workers consume which queues and apply which limits.
+        contents: which tasks are in which parking lot.
         copies: which copies of messages may run.
-        reconciliation: makes keys agree after some were lost.
-        untold: what the store has yet to be told. Most of those that have left are back before: whoever has them tells.
-        survivors: of the messages that were to be parked last, those in whose place another one waits: by id the task's
-            id of that.
+        reconciliation: repairs keys after the store has lost some.
+        untold: reports to the store that are pending. Most returned tasks arrive earlier; their workers report them.
+        survivors: for each message that the last call of :meth:`park` found replaced by another task, by id: the other
+            task's id.
     """
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
@@ -84,26 +84,26 @@ class Backlog:
         self.reconciliation = Reconciliation(scripts, self._memory)
 
     def another(self) -> Backlog:
-        """The same lots for another thread."""
+        """A backlog of the same parking lots, for another thread."""
         return Backlog(self._limiter, self._fleet, self._redelivery)
 
     @property
     def scripts(self) -> Mapping[str, Script]:
-        """All that are used, by name."""
+        """All scripts of the backlog, by name."""
         return self._scripts.by_name
 
     @property
     def is_asked(self) -> bool:
-        """Not in tests that switch the store off (:mod:`celery_ratelimit.testing`)."""
+        """Whether the store is called; tests can switch it off (:mod:`celery_ratelimit.testing`)."""
         return self._asker.pretended_wait is None
 
     @property
     def can_park(self) -> bool:
-        """Whether tasks are parked: where the store is asked, and is not in memory."""
+        """Whether tasks are parked: the store is called, and is not in memory."""
         return self.is_asked and not hasattr(self._asker.client, "clock")
 
     def bell(self) -> Bell:
-        """What is rung when tasks are parked for a limit for which nobody was."""
+        """The bell that rings when a limit without parked tasks gets its first ones."""
         return Bell(self._asker.client, self._asker.prefix)
 
     # -- In --------------------------------------------------------------------------------------------------------
@@ -116,20 +116,20 @@ class Backlog:
         most: int | None = None,
         later: Mapping[Bucket, float] = MappingProxyType({}),
     ) -> dict[Bucket, list[int]]:
-        """Park messages in the lots of buckets, in their order. Idempotent by id.
+        """Park messages in the parking lots of their buckets, in the given order. Idempotent by id.
 
         Args:
-            messages_of: for each bucket, of the limit that said no, at least one; of buckets that go together
-                (:meth:`parts`).
-            only_behind: only if other tasks are parked there.
-            most: only if the tasks that are parked there cost fewer permits.
-            later: seconds after which a worker has to look at a lot in which nobody is parked now; default: at once.
+            messages_of: for each bucket (of the limit that refused) at least one message; all buckets are of one of
+                :meth:`parts`.
+            only_behind: park only if other tasks are parked in the bucket.
+            most: park only if the tasks parked in the bucket cost fewer permits.
+            later: seconds until the first poll of a parking lot that is empty now; default: at once.
 
         Returns:
-            For each message the permits that the tasks ahead of it cost; :data:`NOBODY`: no task is there;
-            :data:`REPLACED`: another one waits in its place (``survivors``);
-            :data:`FULL` and less: ``FULL`` less those permits, which are as many as there may be;
-            :data:`OVERTAKEN`: a message that was sent anew meanwhile may run in its place.
+            For each message the cost of the tasks ahead of it, in permits. :data:`NOBODY`: no task is parked there;
+            :data:`REPLACED`: another task waits in its place (``survivors``);
+            :data:`FULL` and less: ``FULL`` less that cost, which has reached ``most``;
+            :data:`OVERTAKEN`: the message was sent anew meanwhile, and the new message may run.
         """
         return asked(self.parks(messages_of, only_behind=only_behind, most=most, later=later))
 
@@ -141,7 +141,7 @@ class Backlog:
         most: int | None,
         later: Mapping[Bucket, float],
     ) -> Asks[dict[Bucket, list[int]]]:
-        """The same for who need not wait."""
+        """:meth:`park`, as a generator of calls (:data:`Asks`): the caller need not wait for replies."""
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
         with self.untold.telling(messages_of) as (told, _):
             arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
@@ -157,17 +157,17 @@ class Backlog:
         return said
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:
-        """The message that was parked is not at the broker any more. Told to the store with what is sent next."""
+        """Note that the broker has forgotten a parked message. The next call reports it to the store."""
         self.untold.note_acknowledged(bucket, id)
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Tell the store what it was to be told for some time, or ``at_once`` all of it."""
+        """Report to the store if a report has been pending for :data:`TELL` seconds; ``at_once``: in any case."""
         asked(self.tells(at_once=at_once))
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
     def due(self, names: Sequence[str]) -> list[Bucket] | None:
-        """The lots of these limits that a worker has to look at now; ``None``: nobody is parked in any of them."""
+        """The parking lots of these limits that are due for a poll; ``None``: none of the limits has parked tasks."""
         prefix, fleet = self._asker.prefix, self._fleet
         found: list[Bucket] | None = None
         for part in self._scripts.that_go_together(names) if names else ():
@@ -179,15 +179,15 @@ class Backlog:
         return found
 
     def wake(self, demand: Demand, since: int) -> tuple[int, bool]:
-        """The limit is perhaps another one than it was: its lots are due sooner. To be called until there are no more.
+        """Make the parking lots of a limit due sooner if the limit has changed. Call again while there are more.
 
         Args:
             demand: of the limit; its key does not matter.
-            since: microseconds since 1970, the store's clock: the last change of what is stored for which this was
-                done; -1: the limit has changed.
+            since: microseconds since 1970, the store's clock: the last change of the stored limit that was handled;
+                -1: the limit has changed in any case.
 
         Returns:
-            The store's clock, and whether there are more.
+            The store's clock in microseconds since 1970, and whether more parking lots remain.
         """
         prefix, name = self._asker.prefix, demand.name
         lots, code, *_ = self._scripts.shared_keys(name)
@@ -206,16 +206,16 @@ class Backlog:
         horizon: float = HORIZON,
         attendance: ConsumedQueues | None = None,
     ) -> list[PollResult]:
-        """Let tasks out whose turn is no further away than ``horizon`` seconds. The caller publishes them.
+        """Return the tasks that have slots at most ``horizon`` seconds ahead. The caller publishes them.
 
         Args:
-            demands: one of each bucket; its cost is that of each message.
-            due: only of lots that a worker has to look at now.
+            demands: one for each bucket. Each message has its own cost. A demand of cost 0 is in shadow mode.
+            due: process only parking lots that are due for a poll.
             horizon: seconds.
-            attendance: which queues some worker consumes; tasks of queues that none consumes get no slot.
+            attendance: which queues the workers consume. A task of a queue that no worker consumes gets no slot.
 
         Returns:
-            What came of it, for the lots to which one script came: those behind them were not looked at.
+            A result for each parking lot that the script reached. The script did not process the remaining ones.
         """
         if not demands:
             return []
@@ -257,13 +257,13 @@ class Backlog:
         ]
 
     def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
-        """These tasks have left their lots: they are at the broker. What was noted is told with them."""
+        """Report that the broker has the messages of these returned tasks. Pending reports are sent with it."""
         asked(self.tells(leaving))
 
     def tells(
         self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({}), *, at_once: bool = True
     ) -> Asks[None]:
-        """The same for who need not wait; not ``at_once``: if something was to be told for some time."""
+        """:meth:`published` as a generator of calls; unless ``at_once``, only if a report has been pending for long."""
         if not at_once and not self.untold.waits(TELL):
             return
         for part in self.parts(dict.fromkeys([*leaving, *self.untold.lots])):
@@ -277,7 +277,7 @@ class Backlog:
                 yield partial(self._scripts.tell, part, arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
-        """Those whose lots go together into one script: :data:`LOTS` at the most, and of one slot of a cluster."""
+        """Split buckets into groups for one script each: at most :data:`LOTS`, and of one hash slot of a cluster."""
         parts: dict[tuple[int, int], list[Bucket]] = {}
         for place, bucket in enumerate(buckets):
             slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
@@ -286,7 +286,7 @@ class Backlog:
 
 
 def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[Demand]:
-    """The first, and as many of the others as one script may see with it."""
+    """The first demand, and as many of the others as one script can process with it."""
     if not is_cluster:
         return demands[:AT_ONCE]
     slot = slot_of(hash_tag(demands[0].name))
@@ -294,5 +294,5 @@ def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[D
 
 
 def backlog_of(app: Celery) -> Backlog:
-    """The parked tasks of ``app``: of all apps whose tasks go to the same broker."""
+    """The backlog of ``app``, shared by all apps that publish to the same broker."""
     return Backlog(limiter_of(app), settings_of(app).fleet or broker_fingerprint(app), visibility_timeout_of(app))

@@ -1,4 +1,4 @@
-"""What one worker knows of the backlog: a new request of a bucket with parked tasks stands behind these."""
+"""Remembers in one worker which buckets have parked tasks: a new request of such a bucket goes behind them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .messages import Bucket
 
 __all__ = ["BacklogCache"]
 
-#: Seconds until an empty bucket is polled after a park, at least: tasks that are parked together leave together.
+#: Least seconds from the first park in an empty bucket to its poll: tasks that are parked together return together.
 SOON = 0.05
-#: Seconds that a return takes, and the share of the rest of the time before the first turn after which to poll.
+#: Seconds that a return takes; and the share of the remaining time before the first turn after which to poll.
 BACK, LOOK_SHARE = 0.15, 0.75
-#: Seconds until the last turn that was given out, above which a new request is parked without asking.
+#: If the last assigned turn is more seconds ahead than this, a new request is parked without acquiring.
 CLOSED = 0.1
-#: Buckets that are remembered. Requests of others ask their limits first.
+#: Buckets that a worker remembers. Requests of other buckets call acquire first.
 MOST_KNOWN = 10_000
 
 
 class BacklogCache:
-    """The buckets in which tasks are parked, as far as one worker knows.
+    """The buckets that have parked tasks, as far as one worker knows.
 
     Args:
-        limits: by name. A lease may be free sooner than was foreseen: the turns of a concurrency limit are not known.
+        limits: by name. The cache has no turns of concurrency limits: a lease may be released earlier than expected.
     """
 
     def __init__(self, limits: Mapping[str, AnyLimit]) -> None:
@@ -39,14 +39,14 @@ class BacklogCache:
         self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last task that left
 
     def note(self, bucket: Bucket) -> None:
-        """Tasks are parked there."""
+        """Remember that tasks are parked in a bucket."""
         self._occupied[bucket] = None
         self._occupied.move_to_end(bucket)
         if len(self._occupied) > MOST_KNOWN:
             self._occupied.popitem(last=False)
 
     def note_turn(self, bucket: Bucket, at: float) -> None:
-        """A task that has left has its turn at that time: a task that is parked from now on has a later one."""
+        """Remember the turn of a returned task, by the monotonic clock: tasks that are parked now have later turns."""
         limit = self._limits.get(bucket[0])
         if limit is None or isinstance(limit, Concurrency):
             return
@@ -56,18 +56,18 @@ class BacklogCache:
             self._turns.popitem(last=False)
 
     def note_coming(self, message: Any, seconds: float) -> None:
-        """A message comes back, to have its turn in so many seconds: it has just left the backlog."""
+        """Remember the turn of a message that has just left the backlog, and is due in that many seconds."""
         marker = marker_in(message)
         if "lot" in marker and not marker.get("again"):  # else it was sent back for another reason
             name, key = marker["lot"]
             self.note_turn((name, key), time.monotonic() + min(seconds, HORIZON))
 
     def is_closed(self, bucket: Bucket) -> bool:
-        """Whether a new request has no turn soon: tasks that have left have theirs before, even if none is parked."""
+        """Whether a new request has no turn soon: returned tasks have earlier turns, even if no task is parked."""
         return self._turns.get(bucket, 0.0) - time.monotonic() > CLOSED
 
     def forget_turns(self, names: Container[str]) -> None:
-        """These limits have changed: the turns are void."""
+        """Forget the turns of these limits, which have changed."""
         for bucket in [bucket for bucket in self._turns if bucket[0] in names]:
             del self._turns[bucket]
 
@@ -78,7 +78,7 @@ class BacklogCache:
         self._occupied.clear()
 
     def lot_of(self, demands: Sequence[Demand]) -> Demand | None:
-        """The demand whose bucket has parked tasks: a new request stands behind them."""
+        """The first demand with parked tasks, or without a turn soon, in its bucket: a new request is parked there."""
         for demand in demands if self._occupied or self._turns else ():
             bucket = demand.name, demand.key
             if bucket in self._occupied or self.is_closed(bucket):

@@ -1,4 +1,4 @@
-"""What is in the lots: which tasks are where, and how they are taken out before their turn."""
+"""Finds, lists and counts the tasks in the parking lots, and takes tasks out before their turn."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .scripts import Scripts
 
 __all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogContents"]
 
-#: Bytes of messages after which one script has no more: what a connection takes in a moment.
+#: Bytes of messages after which one script's reply ends: a connection transfers so many in a moment.
 BYTES = 512_000
-#: Seconds after which a task that has left the lot, and was not reported to be at the broker, is published once more.
+#: Seconds after which a returned task is published once more, unless its message was reported to be at the broker.
 AGAIN = 10.0
-#: Lots that one script tells of.
+#: Parking lots that one script processes.
 LOTS = 100
-#: Tasks on their way out of a lot that one command looks through.
+#: Returned, unconfirmed tasks of a parking lot that one command scans.
 LEAVING = 500
-#: Limits whose tasks are counted in one go.
+#: Limits for which one script counts tasks.
 COUNTED = 500
-#: Tasks that are taken out or listed in one script, and look-ups in one.
+#: Tasks that one script takes out or lists, and look-ups of one script.
 PAGE, FOUND = 75, 200
 
 
 class BacklogContents:
-    """The tasks in the lots of one fleet.
+    """The tasks in the parking lots of one fleet.
 
     Args:
-        scripts: of its lots.
-        memory: microseconds for which the broker may hand out an older copy of a message.
+        scripts: the scripts for its parking lots.
+        memory: microseconds during which the broker may deliver an older copy of a message.
     """
 
     def __init__(self, scripts: Scripts, memory: int) -> None:
         self._scripts, self._memory = scripts, memory
 
     def occupied(self, names: Sequence[str]) -> list[str]:
-        """Those of the limits that have lots in which somebody is parked."""
+        """The limits that have parked tasks."""
         found: list[str] = []
         for part in self._scripts.that_go_together(names):
             keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
@@ -49,7 +49,7 @@ class BacklogContents:
         return found
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Of each limit that has lots how many there are, and how many tasks are parked in them."""
+        """For each limit that has parking lots: how many, and how many tasks are parked in them."""
         found: dict[str, tuple[int, int]] = {}
         for part in [
             some[first : first + COUNTED]
@@ -64,7 +64,7 @@ class BacklogContents:
         return found
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
-        """Where tasks are parked: of each that is, what the store knows it by, and its own id. One script a step."""
+        """Find parked tasks by id. Each step runs one script, and yields by bucket: the store's id -> the task's id."""
         together = self._scripts.that_go_together(names)
         for part in [those[i : i + FOUND] for those in together for i in range(0, len(those), FOUND)]:
             keys = [self._scripts.shared_keys(name)[2] for name in part]
@@ -80,9 +80,9 @@ class BacklogContents:
                 yield found
 
     def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
-        """Tasks that have left their lots and are not known to be at the broker, whose ids have ``task`` in them.
+        """Find returned tasks, not confirmed to be at the broker, that have ``task`` in their stored ids.
 
-        Such tasks are in no index: this reads all lots of these limits. To be called once ``find`` has found nothing.
+        No index has such tasks, so this reads all parking lots of these limits. Call it if :meth:`find` finds nothing.
         """
         pattern = re.sub(r"([*?\[\\])", r"\\\1", task).encode(errors="surrogatepass")
         for lot in self.lots(names):
@@ -93,17 +93,17 @@ class BacklogContents:
                 yield from [(bucket, text(id)) for id, _ in page]
 
     def place(self, bucket: Bucket, id: str) -> tuple[int, str, int, int, int, bytes | str]:
-        """Where in a lot a task is, by what the store knows it by: what ``lua/position.lua`` says."""
+        """The position of a task in a parking lot, by the store's id: the reply of ``lua/position.lua``."""
         now, where, before, number, cost, kept = self._scripts.run("position", bucket, id, bucket[1])
         return int(now), text(where), int(before), int(number), int(cost), kept
 
     def turn(self, bucket: Bucket, id: str, weights: str) -> FairPosition | None:
-        """About how much comes before a task in a lot that is shared; ``None``: it is in no index.
+        """Estimate how much comes before a task in the parking lot of a fair limit; ``None``: no index has the task.
 
         Args:
-            bucket: whose lot.
-            id: what the store knows the task by.
-            weights: those in the code, as :func:`~celery_ratelimit.backlog.scripts.weights_text` has them.
+            bucket: of the parking lot.
+            id: the store's id of the task.
+            weights: the weights in the code, written by :func:`~celery_ratelimit.backlog.scripts.weights_text`.
         """
         said, tasks, permits = self._scripts.run("fair_position", bucket, id, bucket[1], weights)
         weight = float(said)
@@ -112,7 +112,7 @@ class BacklogContents:
         return FairPosition(int(tasks), float(permits) if weight else None, weight)
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
-        """The lots of these limits that are not empty, without their tasks. One script for :data:`LOTS` of them."""
+        """The parking lots of these limits that are not empty, without tasks. A script reads :data:`LOTS` of them."""
         for part in self._scripts.that_go_together(self.occupied(names)):
             buckets: list[Bucket] = []
             for page in self._buckets(part):
@@ -124,7 +124,7 @@ class BacklogContents:
                 yield from self._lots(buckets, None)
 
     def _buckets(self, names: Sequence[str]) -> Iterator[list[Bucket]]:
-        """The buckets of these limits that have lots: a page of each of some limits in one round trip."""
+        """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
         cursors, seen = dict.fromkeys(names, 0), set[Bucket]()
         while cursors:
             asked = list(cursors)[:LOTS]
@@ -138,7 +138,7 @@ class BacklogContents:
                     del cursors[name]
 
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
-        """Keys of the buckets of a limit that have lots, some at a time; ``aside``: in which somebody is aside."""
+        """Pages of the keys of a limit's buckets that have parking lots; ``aside``: that have tasks set aside."""
         lots, _, _, asides, *_ = self._scripts.shared_keys(name)
         seen, cursor = set[str](), None
         while cursor != 0:
@@ -148,9 +148,9 @@ class BacklogContents:
             yield keys
 
     def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
-        """The lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
+        """The parking lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
 
-        As many of them as one reply may hold.
+        The list ends earlier if the messages are longer than one reply may be.
         """
         return self._lots([bucket], (first, last))[0]
 
@@ -170,16 +170,16 @@ class BacklogContents:
     # -- To take it out --------------------------------------------------------------------------------------------
 
     def remove(self, bucket: Bucket, ids: Sequence[str], *, purge: bool) -> tuple[int, list[Parked], Sequence[str]]:
-        """Take tasks out before their turn: to be published by whoever calls, or (``purge``) never.
+        """Take tasks out before their turn. The caller publishes them; with ``purge`` they are deleted.
 
         Returns:
-            How many were parked, their messages unless they are thrown away, and the ids to which it did not come.
+            How many tasks were taken out, their messages (none with ``purge``), and the ids that were not processed.
         """
         _, came, taken, _, _, *leaving = self._remove(bucket, purge, 0, "", 0, "", *ids[:PAGE])
         return int(taken), several(leaving), ids[int(came) :]
 
     def remove_all(self, bucket: Bucket, *, purge: bool) -> Iterator[tuple[int, list[Parked]]]:
-        """The same with all that are parked now, in their order, one script a step."""
+        """Take out all tasks that are parked now, in their order. Each step runs one script."""
         until, since, last = 0, "0", ""
         while since:
             now, _, taken, following, last_id, *leaving = self._remove(bucket, purge, PAGE, since, until, last)
@@ -189,16 +189,16 @@ class BacklogContents:
     def return_to_queue(
         self, bucket: Bucket, queues: Sequence[str] = (), until: int = 0, *, overdue: float = 0.0
     ) -> tuple[int, list[Parked]]:
-        """Let some out to the queues that they were sent to. Whoever calls publishes them, as they were sent.
+        """Return some tasks to the queues that they were sent to. The caller publishes them as they were sent.
 
         Args:
-            bucket: whose lot.
-            queues: only those that are aside for one of them; none: all, in their order.
-            until: microseconds since 1970, the store's clock: those who were parked by then; 0: now.
-            overdue: seconds; with all, those that have left and would be let out once more by then.
+            bucket: of the parking lot.
+            queues: only tasks that are set aside for one of these queues; empty: all tasks, in their order.
+            until: microseconds since 1970, the store's clock: only tasks parked by then; 0: now.
+            overdue: seconds. Without ``queues``, also returned tasks that would be returned once more within that time.
 
         Returns:
-            The store's clock, and those who leave; none: there are no more.
+            The store's clock in microseconds since 1970, and the returned tasks; no tasks: none are left.
         """
         numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
         now, *leaving = self._scripts.run("return_to_queue", bucket, *numbers, *queues)

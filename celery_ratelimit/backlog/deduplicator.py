@@ -1,7 +1,7 @@
-"""What comes back from a lot: the store is told, and says which copy of a message may run.
+"""Reports messages that return from parking lots; the store replies which copy of a message may run.
 
-It is told when one of those that have come asks for its permit, in the same script; if none of them asks for long, by a
-script of its own.
+The report is part of the script in which one of the arrived requests acquires its permit. If none of them acquires for
+some time, a separate script reports them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from .messages import Bucket
 
 __all__ = ["ArrivalCheck", "Deduplicator"]
 
-#: Seconds after which it is told which messages have come, if none of them has asked: they wait for their slots, which
-#: are no further away than a second, or for a process. Less than the time after which who is not told of is sent anew.
+#: Seconds after which arrived messages are reported if none of them has acquired: they wait for their slots, at most a
+#: second ahead, or for a pool process. It is less than the time after which an unreported message is sent once more.
 TELL = 2.0
-#: Seconds after which it is told in an outage, if that is over then.
+#: Seconds between two attempts to report while the store is lost.
 IN_AN_OUTAGE = 0.2
 
 
 class Arrived(Protocol):
-    """A request in the gate: what the store knows it by, what it asks, and how often it was sent anew since it was not
-    known whether it was parked.
+    """A request in the gate.
+
+    ``id`` is the store's id of its task. It acquires ``demands`` and ``shadow``. ``unconfirmed_parks`` is how often its
+    message was sent anew because the worker did not know whether it was parked.
     """
 
     request: Any
@@ -42,12 +44,12 @@ class Arrived(Protocol):
 
 
 class ArrivalCheck:
-    """Copies of which the store is told with a question for permits, and what it has said of them.
+    """A report of copies that is sent with a call that acquires permits, and the store's reply.
 
     Attributes:
-        along: what it is told.
-        may: of each copy whether it may run; empty as long as there is no answer.
-        answered: how many of those that ask have an answer.
+        along: the report.
+        may: for each copy whether it may run; empty until the store has replied.
+        answered: how many of the acquiring requests have a reply.
     """
 
     def __init__(self, along: Along) -> None:
@@ -57,26 +59,26 @@ class ArrivalCheck:
 
 
 class Deduplicator:
-    """Messages that have come back to one worker.
+    """Reports the returned messages of one worker, and keeps the store's replies: which copies must not run.
 
     Args:
         worker: the worker.
-        parking: the lots.
-        outage: while it lasts nobody asks the store.
+        parking: the parking lots.
+        outage: while it lasts, the store is not called.
     """
 
     def __init__(self, worker: Worker, parking: Backlog, outage: Outage) -> None:
         self._worker, self._parking, self._outage = worker, parking, outage
         self._arriving: dict[Bucket, dict[str, int]] = {}
-        self._since: dict[Bucket, float] = {}  # when the first of them came
+        self._since: dict[Bucket, float] = {}  # when the first message of a bucket arrived
         self._barred: set[tuple[str, int]] = set()
-        self._beside: set[tuple[str, int]] = set()  # copies that came while another one of their tasks was untold
+        self._beside: set[tuple[str, int]] = set()  # copies that arrived before the report of an earlier copy
         self._telling = threading.Lock()
         self._at_once = False
         self._cancel_telling: Callable[[], None] | None = None
 
     def on_message(self, message: Any) -> None:
-        """A message has come in. If it comes from a lot, the store is told, together with those that come now."""
+        """Note an arrived message. If it returns from a parking lot, the next report to the store includes it."""
         copy = copy_in(message)
         if copy:
             name, key = copy["lot"]
@@ -86,8 +88,8 @@ class Deduplicator:
                 self._cancel_telling = self._worker.timers.call_after(TELL, self._tell)
 
     def asks_along(self, held: Arrived) -> bool:
-        """Whether the store is told of a request when that asks for its permit, and says then whether it may run."""
-        if self._telling.locked():  # where greenlets switch, the answer is on its way
+        """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
+        if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
         request = held.request
         copy, again = copy_in(request.message), marker_in(request.message).get("again")
@@ -99,7 +101,7 @@ class Deduplicator:
 
     @contextmanager
     def told_along(self, asking: Sequence[Arrived]) -> Iterator[ArrivalCheck | None]:
-        """Requests that ask the same ask now: who has come from their lots is told with that. ``None``: nobody has."""
+        """Report arrived copies in the call in which these requests acquire. ``None``: there are none to report."""
         those = [held for held in asking if self.asks_along(held)]
         if not those:
             yield None
@@ -114,20 +116,21 @@ class Deduplicator:
             finally:
                 if told.may:
                     self._bar(copies_of, told.may)
-                    self._barred.difference_update(pairs[: told.answered])  # they have heard it
+                    self._barred.difference_update(pairs[: told.answered])  # these requests have their replies
                 else:
                     self._put_back(copies_of)
 
     def may_run(self, held: Arrived) -> bool:
         """Whether a request is the one copy of its task that may run.
 
-        Raises what the store raises, where it has to be asked.
+        Raises:
+            Exception: the error of the store, if this has to call it.
         """
         request = held.request
         said = copy_in(request.message)
         copy = int(said.get("copy", 0))
         if request.delivery_info.get("redelivered") or marker_in(request.message).get("again"):
-            # It may have been parked before its worker was killed, or before the store's answer was lost; in the lot of
+            # It may have been parked before its worker was killed or the store's reply was lost, in the parking lot of
             # any of its limits.
             buckets = [(demand.name, demand.key) for demand in (*held.demands, *held.shadow)]
             return not any(
@@ -146,7 +149,7 @@ class Deduplicator:
         return True
 
     def tell_soon(self) -> None:
-        """After an outage: a worker that looks at the lots might send once more what has come meanwhile."""
+        """Report at once after an outage: a worker that polls the parking lots may return arrived tasks once more."""
         self._at_once = bool(self._arriving)
         if self._arriving and self._cancel_telling is None:
             self._cancel_telling = self._worker.timers.call_after(0, self._tell)
@@ -164,7 +167,7 @@ class Deduplicator:
             self._outage.ask(self._tell_all, None)
 
     def _tell_all(self) -> None:
-        with self._telling:  # where greenlets switch, others come in while the store is being told
+        with self._telling:  # where greenlets switch, more messages arrive during the call
             while self._arriving:
                 copies_of = {bucket: self._take(bucket) for bucket in self._parking.parts(self._arriving)[0]}
                 try:
@@ -176,27 +179,27 @@ class Deduplicator:
                 self._bar(copies_of, [each not in barred for each in every])
 
     def _put_back(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> None:
-        """No answer has come."""
+        """Keep copies for the next report: the store has not replied."""
         for bucket, copies in copies_of.items():
             came, self._arriving[bucket] = self._arriving.get(bucket, {}), dict(copies)
             self._note(bucket, came)
             self._since.setdefault(bucket, time.monotonic())
 
     def _note(self, bucket: Bucket, copies: Mapping[str, int]) -> None:
-        """They have come. Of two copies of a task the one that came first is told of; the other one asks for itself."""
+        """Note arrived copies. Of two copies of a task the first is in the report; the other has a call of its own."""
         arriving = self._arriving.setdefault(bucket, {})
         for id, copy in copies.items():
             if arriving.setdefault(id, copy) != copy:
                 self._beside.add((id, copy))
 
     def _take(self, bucket: Bucket) -> dict[str, int]:
-        """Those of one lot, to be told now."""
+        """Take out the copies of one parking lot, to report them now."""
         self._since.pop(bucket, None)
         return self._arriving.pop(bucket)
 
     def _bar(self, copies_of: Mapping[Bucket, Mapping[str, int]], may: Sequence[bool]) -> None:
         every = [pair for copies in copies_of.values() for pair in copies.items()]
-        self._barred.difference_update(every)  # of a task that was sent again there is a copy of each number once more
+        self._barred.difference_update(every)  # the copies of a task that was sent again have the same numbers
         self._barred.update(pair for pair, runs in zip(every, may, strict=True) if not runs)
 
     def close(self) -> None:

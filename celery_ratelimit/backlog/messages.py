@@ -1,4 +1,4 @@
-"""What is parked: a message, as the store has it and as workers have it."""
+"""Parked messages: the values that workers use, and the text that the store keeps."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Bucket = tuple[str, str]
 
 
 class Parked(NamedTuple):
-    """One message in the lot, or on its way out.
+    """One message in a parking lot, or on its return.
 
     Attributes:
-        id: what the store knows the task by.
-        copy: which copy of the message it is, counted from the user's own, which is 0.
-        since: microseconds since 1970, the store's clock: when it was throttled first.
-        wait: seconds until its turn; 0.0 if that is not known.
-        message: as it was parked.
+        id: the store's id of the task.
+        copy: number of this copy of the message; the user's own message is 0.
+        since: microseconds since 1970, the store's clock: when the task was first throttled.
+        wait: seconds until its turn; 0.0: not known.
+        message: the text that was parked.
     """
 
     id: str
@@ -50,14 +50,13 @@ class Parked(NamedTuple):
 
 
 class PollResult(NamedTuple):
-    """What came of a look at one lot.
+    """The result of a poll of one parking lot.
 
     Attributes:
-        bucket: whose lot.
-        again: seconds until a worker has to look again; 0.0: at once, since not all tasks have left that may; ``None``:
-            never, the lot is empty.
-        another: the worker that looked at a lot of this limit last had another limit in its code.
-        leaving: tasks that have left: the worker that has looked publishes them.
+        bucket: of the parking lot.
+        again: seconds until the next poll; 0.0: at once, as more tasks may return; ``None``: the parking lot is empty.
+        another: whether the worker that last polled a parking lot of this limit had another limit in its code.
+        leaving: returned tasks. The worker that polled publishes them.
     """
 
     bucket: Bucket
@@ -67,23 +66,20 @@ class PollResult(NamedTuple):
 
 
 class ToPark(NamedTuple):
-    """A message that is to be parked.
+    """A message that is to be parked. The message itself contains ``order``, ``alone`` and ``share``, too.
 
     Attributes:
-        id: what the store knows the task by.
-        cost: permits that it costs.
+        id: the store's id of the task.
+        cost: permits that the task costs.
         message: the message.
-        copy: which copy of it this will be, when it leaves.
-        since: microseconds since 1970, the store's clock: when it was throttled first; 0: it stands
-            behind its equals.
+        copy: number of this copy when the task returns.
+        since: microseconds since 1970, the store's clock: when the task was first throttled; 0: the task goes behind
+            tasks of equal priority.
         expires: seconds since 1970 at which the task expires; 0.0: never.
-        doubts: how often it was sent anew, for it was not known whether it was parked.
-        order: how far it stands behind tasks without a priority, see ``lua/include/order.lua``: the message says so,
-            too.
-        alone: what is the same of tasks of which one is to wait, see ``lua/park.lua``; the message says so, too. Empty:
-            all may.
-        share: whose it is, of those who share the limit, see ``lua/include/shares.lua``: the message says so, too;
-            ``None``: nobody shares it.
+        doubts: how often the message was sent anew because its worker did not know whether it was parked.
+        order: steps by which the task stands behind tasks without a priority, see ``lua/include/order.lua``.
+        alone: identifies duplicates, of which only one is to wait, see ``lua/park.lua``. Empty: all may wait.
+        share: the task's share of a fair limit, see ``lua/include/shares.lua``; ``None``: the limit is not fair.
         weight: of its share, in the code.
     """
 
@@ -101,12 +97,12 @@ class ToPark(NamedTuple):
 
 
 class FairPosition(NamedTuple):
-    """About how much comes before a task whose limit is shared.
+    """An estimate of the tasks that have their turns before a parked task of a fair limit.
 
     Attributes:
-        tasks: how many.
-        permits: that they cost; ``None``: its share is held back, and it has no turn.
-        weight: of its share.
+        tasks: number of tasks.
+        permits: that these tasks cost; ``None``: the task's share is held back, so the task has no turn.
+        weight: of the task's share.
     """
 
     tasks: int
@@ -115,8 +111,9 @@ class FairPosition(NamedTuple):
 
 
 def marker_of(bucket: Bucket, parked: Parked, now_us: int | None = None) -> dict[str, Any]:
-    """What a message says of itself when it comes back: where it was parked, which copy it is, since when it waits; and
-    its slot, where ``now_us``, the store's time, is known.
+    """The marker of a returned message: its parking lot, id and copy number, and since when the task waits.
+
+    The marker has the task's slot, too, if ``now_us`` (microseconds since 1970, the store's clock) is given.
     """
     marker = {"lot": bucket, "id": parked.id, "copy": parked.copy, "since": parked.since}
     return marker if now_us is None else {**marker, "slot": now_us + round(parked.wait * 1e6)}
@@ -128,11 +125,11 @@ class Lot(NamedTuple):
     Attributes:
         name: of the limit.
         key: of the bucket.
-        parked: tasks in it.
-        leaving: tasks that were let out, but are not known to be at the broker yet.
-        oldest: seconds since 1970 at which the first of them was throttled; 0.0: nobody is there.
-        cost: permits that those who are parked cost.
-        tasks: those that were asked for, in their order.
+        parked: number of parked tasks.
+        leaving: number of returned tasks that are not confirmed to be at the broker.
+        oldest: seconds since 1970 at which the oldest parked task was throttled; 0.0: no task is parked.
+        cost: permits that the parked tasks cost.
+        tasks: the tasks that the caller requested, in their order.
     """
 
     name: str
@@ -145,7 +142,11 @@ class Lot(NamedTuple):
 
 
 def written(parcel: Parcel) -> str:
-    """As it is parked. What looks like kombu's own way to write other types than JSON's would not be read again."""
+    """The text that is parked for a parcel.
+
+    Raises:
+        ValueError: its headers look like kombu's own encoding of types that JSON lacks, and would be read as such.
+    """
     text: str = dumps(parcel)
     expected = int(isinstance(parcel["body"], bytes))
     if text.count('"__type__"') > expected and loads(text) != parcel:
@@ -154,7 +155,7 @@ def written(parcel: Parcel) -> str:
 
 
 def read_parcel(parked: Parked) -> Parcel:
-    """What was parked, with the task in whose favour it ends, if it does; nothing if it cannot be read."""
+    """The parked parcel, with the id of the task that replaces it, if one does; empty if it cannot be read."""
     try:
         parcel = loads(parked.message)
     except ValueError:
@@ -164,7 +165,7 @@ def read_parcel(parked: Parked) -> Parcel:
 
 
 def several(reply: Sequence[Any]) -> list[Parked]:
-    """Those of a script's reply that are told by id, microseconds until their turn, and what is stored of them."""
+    """The tasks of a script's reply: for each its id, microseconds until its turn, and its stored text."""
     return [_read(*each) for each in zip(reply[::3], reply[1::3], reply[2::3], strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What one worker has yet to report to the store: with its next call, or after a while by itself."""
+"""Collects reports of one worker to the store. The worker sends them with its next call, or after some time alone."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["PendingReports"]
 
 
 class PendingReports:
-    """Messages that were acknowledged when their tasks were parked; and messages of tasks that have left, published.
+    """Reports of messages that were acknowledged after a park, and of returned tasks that were published.
 
     Attributes:
-        acknowledged: ids, by lot.
-        published: tasks, by lot.
+        acknowledged: ids, by the parking lot's bucket.
+        published: tasks, by the parking lot's bucket.
     """
 
     def __init__(self) -> None:
         self.acknowledged: dict[Bucket, list[str]] = {}
         self.published: dict[Bucket, list[Parked]] = {}
-        self._noted_at: dict[Bucket, float] = {}  # when the first of these was
+        self._noted_at: dict[Bucket, float] = {}  # when the first report of a bucket was noted
 
     @property
     def lots(self) -> list[Bucket]:
         return list(self._noted_at)
 
     def waits(self, seconds: float) -> bool:
-        """Whether something was noted so long ago."""
+        """Whether a report has been pending for that many seconds."""
         return min(self._noted_at.values(), default=float("inf")) <= time.monotonic() - seconds
 
     def note_acknowledged(self, bucket: Bucket, id: str) -> None:

@@ -1,4 +1,4 @@
-"""Makes the keys of the backlog agree again, after the store has lost some of them: evicted, or restored in part."""
+"""Repairs the keys of the backlog after the store has lost some: it evicted keys, or was restored in part."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Reconciled", "Reconciliation"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Entries of an index that one step reads, entries of a lot that one script compares, and scripts of one step: a
-#: millisecond of the store's time for each.
+#: Index entries that one step reads, entries of a parking lot that one script compares, and scripts of one step. Each
+#: command takes about a millisecond of the store's time.
 PAGE, COMPARED, SCRIPTS = 50, 250, 20
 #: Limits that one review compares.
 REVIEWED = 10
 
 
 class Reconciled(NamedTuple):
-    """What a step has changed.
+    """The changes of one step.
 
     Attributes:
-        again: tasks that had lost their place, and are parked again.
-        removed: places that had lost their messages, and are removed: these tasks are lost.
+        again: number of tasks that had lost their places. They are parked again.
+        removed: number of places that had lost their messages. They are removed: these tasks are lost.
     """
 
     again: int
@@ -35,22 +35,23 @@ class Reconciled(NamedTuple):
 
 
 class Reconciliation:
-    """Compares the lots of limits, some at a time. Two workers may do so at once.
+    """Compares the keys of parking lots, some at a time. Two workers may do so at once.
 
-    A lot is found by either of two indexes. If both are lost, a lot with a key is found when a task is parked there.
+    Either of two indexes leads to a parking lot. If both are lost, a parking lot with a key is found when the next task
+    is parked there.
 
     Args:
-        scripts: of the lots.
-        memory: microseconds for which the broker may hand out an older copy of a message.
+        scripts: the scripts for the parking lots.
+        memory: microseconds during which the broker may deliver an older copy of a message.
     """
 
     def __init__(self, scripts: Scripts, memory: int) -> None:
         self._scripts, self._memory = scripts, memory
         self._cursors: dict[str, tuple[int, int]] = {}
-        self._positions: dict[Bucket, tuple[int, str]] = {}  # of lots that are not compared to their end
+        self._positions: dict[Bucket, tuple[int, str]] = {}  # of parking lots that are compared in part
 
     def review(self, names: Sequence[str]) -> None:
-        """Take a step with some of these limits, and log what the store has lost."""
+        """Compare some parking lots of some of these limits, and log an error if the store has lost keys."""
         for name in random.sample(names, min(REVIEWED, len(names))):
             again, removed = self.step(name)
             if again or removed:
@@ -61,7 +62,7 @@ class Reconciliation:
                 )
 
     def step(self, name: str) -> Reconciled:
-        """Compare the next lots of a limit, and go on from there the next time."""
+        """Compare the next parking lots of a limit. The next step continues behind them."""
         entries = self._next_lots(name)
         again = removed = 0
         for _ in range(SCRIPTS):
@@ -86,7 +87,7 @@ class Reconciliation:
         return reply
 
     def _next_lots(self, name: str) -> dict[Bucket, list[str]]:
-        """The lots that come next in the indexes, each with entries of ``where``; and those that are not done."""
+        """The next parking lots of the indexes, each with its entries of ``where``; and the partly compared ones."""
         lots, _, where, *_ = self._scripts.shared_keys(name)
         at_lots, at_where = self._cursors.get(name, (0, 0))
         at_lots, keys = self._scripts.command("zscan", lots, at_lots, None, PAGE)

@@ -1,4 +1,4 @@
-"""How the scripts of parking lots are called: for the lots of one fleet."""
+"""Calls the Lua scripts of parking lots, with the keys of one fleet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .messages import Bucket, ToPark
 
 __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
 
-#: How many keys a lot has.
+#: Number of keys that a script gets for each parking lot.
 LOT_KEYS = 13
-#: The same for scripts that have to do with those who share a limit: where it is fair, and some in any case.
+#: The same with the keys for shares: for scripts of fair limits, and for some scripts in any case.
 FAIR_KEYS = 16
 _FAIR_IN_ANY_CASE = ("confirm_published", "remove", "return_to_queue", "fair_position", "reconcile")
 
@@ -32,15 +32,15 @@ _NAMES = (
 
 
 class Scripts:
-    """The scripts, and the keys that they are called with.
+    """The scripts, and the keys for them.
 
     Args:
-        asker: the way to the store.
-        fleet: names the broker, so that no worker publishes to its own what came from another.
+        asker: calls the store.
+        fleet: names the broker. A worker never publishes to its broker a message that came from another broker.
 
     Attributes:
-        by_name: every script.
-        prefix: what every key in the store begins with.
+        by_name: all scripts.
+        prefix: of all keys in the store.
     """
 
     def __init__(self, asker: Asker, fleet: str) -> None:
@@ -52,11 +52,11 @@ class Scripts:
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
 
     def lot_keys(self, bucket: Bucket) -> Sequence[str]:
-        """Of one lot, in the order of ``lua/include/lot.lua``."""
+        """The keys of one parking lot, in the order of ``lua/include/lot.lua``."""
         return lot_keys(self.prefix, *bucket, self.fleet)
 
     def shared_keys(self, name: str) -> Sequence[str]:
-        """Those that all lots of one limit have in common."""
+        """The keys that all parking lots of one limit have in common."""
         return all_lots_keys(self.prefix, name, self.fleet)
 
     def _keys_of(self, bucket: Bucket) -> bytes:
@@ -66,7 +66,7 @@ class Scripts:
         return bulk(*self.lot_keys(bucket))
 
     def _limit_keys(self, name: str, key: str, method: str) -> tuple[bytes, bytes]:
-        """What include/read_limits.lua reads of a limit, and its slots, which come after what it reads of all."""
+        """The keys that include/read_limits.lua reads for a limit; and its slots key, for the end of the list."""
         state, slots = bucket_keys(self.prefix, name, key, method)
         return bulk(state, *config_keys(self.prefix, name, key)), bulk(slots)
 
@@ -75,11 +75,11 @@ class Scripts:
         return self.asker.run_script(self.by_name[name], *call)
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
-        """A script of one lot."""
+        """Run a script for one parking lot."""
         return self.of_lots(name, [bucket], *arguments)
 
     def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int, fair: bool = False) -> Any:
-        """A script of several lots; ``fair``: of limits that somebody shares."""
+        """Run a script for several parking lots; ``fair``: one of their limits is fair."""
         keys_of, each = self.keys_of, LOT_KEYS
         if fair or name in _FAIR_IN_ANY_CASE:
             keys_of, each = self.fair_keys_of, FAIR_KEYS
@@ -88,15 +88,15 @@ class Scripts:
         return self.call(name, methods, keys, keys + len(arguments), [*map(keys_of, buckets), bulk(*arguments)])
 
     def tell(self, buckets: Sequence[Bucket], arguments: Sequence[str | int]) -> None:
-        """Of these lots, messages that are at the broker, and such as are not any more."""
+        """Report published and acknowledged messages of these parking lots, see ``lua/confirm_published.lua``."""
         self.of_lots("confirm_published", buckets, *arguments)
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """One command of the store's, where no script is needed."""
+        """Run one command of the store."""
         return self.asker.store(getattr(self.asker.client, name), *arguments)
 
     def commands(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """The same command several times, in one round trip."""
+        """Run the same command several times, in one round trip."""
         pipeline = self.asker.client.pipeline(transaction=False)
         for arguments in calls:
             getattr(pipeline, name)(*arguments)
@@ -104,7 +104,7 @@ class Scripts:
         return replies
 
     def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
-        """Limits whose keys one script may have: all of them, but on a cluster."""
+        """Split limits into groups for one script each: all limits together, on a cluster each limit alone."""
         return [names] if not self.asker.is_cluster else [[name] for name in names]
 
 
@@ -116,9 +116,9 @@ def arguments_of(
     only_behind: bool,
     most: int | None,
 ) -> list[str | int]:
-    """See :meth:`Backlog.park <celery_ratelimit.backlog.backlog.Backlog.park>`, and ``lua/park.lua``.
+    """ARGV of ``lua/park.lua``; see :meth:`Backlog.park <celery_ratelimit.backlog.backlog.Backlog.park>`.
 
-    ``told``: ids of messages that were acknowledged.
+    ``told``: ids of messages that were acknowledged, by bucket.
     """
     arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
     for bucket, messages in messages_of.items():
@@ -134,7 +134,7 @@ def arguments_of(
 
 @lru_cache(maxsize=256)
 def weights_text(limit: AnyLimit) -> str:
-    """As ``lua/include/turns.lua`` reads them; empty if there are none."""
+    """The weights of a limit's code, as ``lua/include/turns.lua`` reads them; empty if the limit has none."""
     if not limit.weights:
         return ""
     said = "".join(f"\0{escape(short(key))} {weight!r}" for key, weight in limit.weights.items()) + "\0"

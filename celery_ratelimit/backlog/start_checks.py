@@ -1,4 +1,4 @@
-"""What is checked and logged when a worker starts: forgotten limits, other declarations, a store in memory."""
+"""Checks when a worker starts, and logs warnings: forgotten limits, other declarations, a store in memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _T = TypeVar("_T")
 
 
 def left_something(app: Any) -> bool:
-    """Whether workers of this fleet had limits, whose tasks may be parked or on their way back."""
+    """Whether workers of this fleet have had limits: tasks of these may be parked or on their return."""
     seen = _ask(app, lambda backlog: backlog.register.seen((), ()), None)
     return seen is not None and bool(seen.limits or seen.returns)
 
 
 def warn(app: Any, limited: AppLimits, *, ask_store: bool) -> None:
-    """Log what the app's author has most likely not meant; ``ask_store``: also what only the store knows."""
+    """Log likely mistakes in the app's settings; ``ask_store``: also mistakes that only the store can show."""
     warnings = forgotten(app, _ask(app, lambda backlog: backlog.register.consumed(), set()) if ask_store else ())
     if ask_store and not settings_of(app).in_memory:
         with contextlib.suppress(*STORE_TROUBLES):
@@ -40,10 +40,10 @@ def warn(app: Any, limited: AppLimits, *, ask_store: bool) -> None:
 
 
 def check_memory(app: Any, *, is_prefork: bool) -> None:
-    """With ``memory://`` limits are counted in one process.
+    """Warn that ``memory://`` counts limits in one process only.
 
     Raises:
-        ConfigurationError: tasks run in others.
+        ConfigurationError: tasks run in other processes (prefork).
     """
     url = settings_of(app).url
     if is_prefork:
@@ -56,7 +56,7 @@ def check_memory(app: Any, *, is_prefork: bool) -> None:
 
 
 def check_again(app: Any) -> None:
-    """The store that was lost when the worker started is there: is it fit? The worker does not end over it now."""
+    """Check a store that was lost when the worker started. An unfit store is logged; the worker goes on."""
     try:
         check_store(app)
     except ConfigurationError as error:
@@ -64,7 +64,7 @@ def check_again(app: Any) -> None:
 
 
 def _ask(app: Any, question: Callable[[Backlog], _T], otherwise: _T) -> _T:
-    """What the store says of the app's fleet; ``otherwise`` if it does not answer."""
+    """The store's reply about the app's fleet; ``otherwise`` if the store does not reply."""
     backlog = backlog_of(app)
     try:
         return question(backlog) if backlog.can_park else otherwise

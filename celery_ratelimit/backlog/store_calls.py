@@ -1,7 +1,7 @@
-"""Calls to the store: each reply comes by callback, at once, or from a thread where the store is some way off.
+"""Calls the store from the worker's loop, or from threads if the store is far away. A callback gets each reply.
 
-A worker that waits 2 ms for each reply starts nothing meanwhile, and hears of no task that has ended. An operation that
-calls the store several times is a generator: it yields each call, and is sent its reply.
+Threads keep the loop free: a worker that waits 2 ms for each reply starts no task meanwhile, and does not notice that a
+task has ended. An operation of several calls is a generator: it yields each call and is sent the reply.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ __all__ = ["Asks", "CallSequence", "Reply", "StoreCalls", "StoreLatency", "advan
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Threads, each with a connection of its own; and how many of them connect when the worker starts.
+#: Threads, each with its own connection; and how many of them connect when the worker starts.
 THREADS, CONNECTED = 4, 2
-#: Seconds that a worker which stops waits for replies: a store that hangs has been given up by then.
+#: Seconds that a stopping worker waits for replies. A call to a store that hangs has timed out by then.
 LAST_REPLIES = 3.0
-#: The most seconds of one round trip that count, and its weight in the mean.
+#: Seconds at which one round trip is capped in the mean, and its weight in the mean.
 MAX_ROUND_TRIP, NEWEST = 0.1, 1 / 8
-#: Seconds of a round trip from which on threads make calls, and below which the loop makes them again. Handing a call
-#: to a thread takes 0.1 ms.
+#: Threads make calls from this many seconds of a round trip on; below the second value the loop makes them again.
+#: Passing a call to a thread takes 0.1 ms.
 THREADS_FROM, LOOP_BELOW = 0.001, 0.0005
-#: Replies of which the shortest says how far away the store is: others were late for other reasons.
+#: The fastest of this many latest replies shows the distance of the store; the others were late for other reasons.
 LATEST = 16
 
 _T = TypeVar("_T")
 
-#: Yields calls to the store, which any thread may make, and is sent the reply to each; returns the result.
+#: A generator that yields calls to the store, is sent the reply to each, and returns the result. Any thread may call.
 Asks = Generator[Callable[[], Any], Any, _T]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[_T]):
-    """What a call has returned, or the ``error`` that it has raised.
+    """The value that a call has returned, or the ``error`` that it has raised.
 
     Attributes:
-        at: when the reply came.
-        seconds: of the call alone, without what it has waited for a thread.
+        at: when the reply came, by the monotonic clock.
+        seconds: duration of the call, without its wait for a thread.
     """
 
     value: _T | None = None
@@ -66,7 +66,7 @@ class StoreLatency:
 
     Attributes:
         round_trip: seconds, a mean.
-        is_worth_threads: whether a thread is to wait for a reply, and not the worker's loop.
+        is_worth_threads: whether threads make the calls, and not the worker's loop.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class StoreLatency:
         self._latest: deque[float] = deque(maxlen=LATEST)
 
     def note(self, seconds: float) -> None:
-        """A reply has taken so long."""
+        """Note the duration of a call."""
         self.round_trip += NEWEST * (min(MAX_ROUND_TRIP, seconds) - self.round_trip)
         self._latest.append(seconds)
         self.is_worth_threads = min(self._latest) >= (LOOP_BELOW if self.is_worth_threads else THREADS_FROM)
@@ -101,7 +101,7 @@ class StoreCalls:
         self._in_threads: set[Future[Reply[Any]]] = set()
 
     def open(self, ping: Callable[[], object]) -> None:
-        """Measure how far away the store is, and let threads connect before they are needed: that takes four trips."""
+        """Measure the store's latency, and let threads connect before their first call: that takes four round trips."""
         self.submit(ping, _ignore, in_loop=True)
         for _ in range(CONNECTED if self._use_threads else 0):
             self.submit(ping, _ignore)
@@ -109,17 +109,17 @@ class StoreCalls:
     def submit(
         self, call: Callable[[], _T], on_reply: Callable[[Reply[_T]], None], *, in_loop: bool = False
     ) -> Future[Reply[_T]] | None:
-        """Make a call. ``on_reply`` gets its reply in the worker's loop: before this returns, or later.
+        """Make a call. ``on_reply`` gets the reply in the worker's loop, before this method returns or later.
 
         A reply that comes later is discarded if the worker's connection to its broker is lost meanwhile.
 
         Args:
             call: calls the store.
             on_reply: called once.
-            in_loop: no thread makes this call, as it uses what belongs to the loop.
+            in_loop: the loop makes this call, as it uses objects of the loop.
 
         Returns:
-            What the reply can be waited for with; ``None``: it has come.
+            A future of the reply; ``None``: ``on_reply`` has it.
         """
         if self._outage:
             on_reply(_not_asked("the store is lost"))
@@ -136,10 +136,10 @@ class StoreCalls:
         return run
 
     def close(self) -> None:
-        """The connection to the broker is lost, or the worker stops: replies that come now are discarded.
+        """Discard replies from now on: the connection to the broker is lost, or the worker stops.
 
-        Calls that wait for a thread are not made. Those in flight are waited for: the broker would hand out a message
-        again before the store is asked to park it, and the task could run meanwhile and be parked as well.
+        Calls that wait for a thread are not made. This method waits for calls in flight: otherwise the broker could
+        redeliver a message before the store parks it, and the task could both run and be parked.
         """
         self._connection = object()
         threads, self._threads = self._threads, _threads()
@@ -156,7 +156,7 @@ class StoreCalls:
         on_reply(reply)
 
     def _in_thread(self, call: Callable[[], _T], on_reply: Callable[[Reply[_T]], None]) -> Future[Reply[_T]]:
-        # Made once: where no thread can be started the executor has queued it all the same, for a later one.
+        # The call is made once: if no thread can be started, the executor has still queued it for a later thread.
         waiting, connection = [call], self._connection
 
         def make() -> Reply[_T]:
@@ -183,7 +183,7 @@ class StoreCalls:
 
 
 class CallSequence(Generic[_T]):
-    """A generator whose calls are made one after the other, without recursion where replies come at once."""
+    """Makes the calls of a generator one after the other, without recursion if replies come at once."""
 
     def __init__(self, calls: StoreCalls, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> None:
         self._calls, self._asks, self._on_end = calls, asks, on_end
@@ -192,7 +192,7 @@ class CallSequence(Generic[_T]):
         self._in_flight: Future[Reply[Any]] | None = None
 
     def hear(self, reply: Reply[Any] | None) -> None:
-        """Go on with a reply; ``None``: begin."""
+        """Continue with a reply; ``None``: begin."""
         self._replies.append(reply)
         if self._is_at_it or self._is_over:
             return
@@ -211,11 +211,11 @@ class CallSequence(Generic[_T]):
             self._is_at_it = False
 
     def end(self) -> None:
-        """Hear the reply to the call that is in flight, and make no other."""
+        """Wait for the reply to the call in flight, and make no other call."""
         if self._is_over:
             return
         self._is_over = True
-        if self._is_at_it or self._in_flight is None:  # a greenlet is at it
+        if self._is_at_it or self._in_flight is None:  # a greenlet runs the generator
             return
         step = advance(self._asks, self._in_flight.result())
         if isinstance(step, Reply) and step.error is not None:  # the connection to the broker may be lost, too
@@ -224,7 +224,7 @@ class CallSequence(Generic[_T]):
 
 
 def advance(asks: Asks[_T], reply: Reply[Any] | None = None) -> Callable[[], Any] | Reply[_T]:
-    """Begin, or go on with a reply. Returns the next call, or at the end the result."""
+    """Begin, or continue with a reply. Returns the next call, or at the end the result."""
     try:
         if reply is None:
             return next(asks)
@@ -238,7 +238,7 @@ def advance(asks: Asks[_T], reply: Reply[Any] | None = None) -> Callable[[], Any
 
 
 def asked(asks: Asks[_T]) -> _T:
-    """Make each call here, and return the result."""
+    """Make all calls of a generator in this thread, and return the result."""
     step = advance(asks)
     while not isinstance(step, Reply):
         step = advance(asks, _reply_to(step))

@@ -1,4 +1,4 @@
-"""Where one task is, what it waits for, and when it will start."""
+"""Finds one task by id: where the task is, what it waits for, and when it will start."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from .limit_status import in_shadow, standings_of
 
 __all__ = ["PATIENCE", "Explanation", "explain"]
 
-#: Seconds that workers have to answer.
+#: Seconds that workers have to reply.
 PATIENCE = 1.0
-#: The error of a forecast: a share of the wait, and at least so many seconds.
+#: The error of a forecast: a share of the wait, plus this many seconds.
 BAND, MIN_BAND = 0.1, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a task is, and what it waits for.
+    """The state of one task, and the limit for which it waits.
 
     Attributes:
         id: the task's id.
         where: ``"parked"``, ``"aside"`` (parked, and no worker consumes its queue), ``"leaving"`` (on its way back to
             its queue), ``"scheduled"`` (in a worker, until its countdown ends), ``"held"`` (in a worker, not started),
             ``"running"``, ``"ended"`` or ``"unknown"``.
-        now: when this was so, in seconds since 1970.
-        task: its name; ``""``: not known.
-        queue: to which it was sent; ``""``: not known.
-        worker: that has it.
-        limit: in whose lot it is; ``""``: none.
+        now: time of this observation, in seconds since 1970.
+        task: the task's name; ``""``: not known.
+        queue: the queue to which the task was sent; ``""``: not known.
+        worker: the worker that has the task.
+        limit: the limit that has the task in its parking lot; ``""``: none.
         key: of the limit's bucket.
-        place: how many tasks are parked before it; under a fair limit, about how many have their turns before it.
-        parked: tasks in that lot.
-        since: when it was throttled first, in seconds since 1970; ``None``: never, as far as is known.
-        starts_at: when it will start, about; ``None``: not known.
-        band: seconds that ``starts_at`` may be off by.
-        config: of that limit: its rate, who set it, and until when.
-        ended: its state in the result backend.
-        unasked: why workers were not asked; ``""``: they were, or need not be.
+        place: number of tasks parked before it; for a fair limit, about how many tasks have earlier turns.
+        parked: number of tasks in that parking lot.
+        since: when the task was first throttled, in seconds since 1970; ``None``: never, as far as is known.
+        starts_at: forecast of the start, in seconds since 1970; ``None``: not known.
+        band: seconds by which ``starts_at`` may be wrong.
+        config: of that limit: its rate, its author, and until when it is in force.
+        ended: the task's state in the result backend.
+        unasked: why no worker was queried; ``""``: workers were queried, or the query was not needed.
         share: its share of a fair limit; ``None``: the limit is not fair.
         weight: of that share; 0: its tasks are held back.
-        would: what limits of the task that are in shadow would have done, by name.
+        would: decisions that the task's limits in shadow mode would have made, by the limit's name.
     """
 
     id: str
@@ -214,6 +214,6 @@ def _in_workers(app: Celery, id: str) -> Explanation | None:
 def _in_backend(app: Celery, id: str) -> Explanation | None:
     try:
         state = str(app.AsyncResult(id).state)
-    except Exception:  # of a backend that does not answer, or of a user's own
+    except Exception:  # the backend does not reply, or is a user's own
         return None
     return None if state == "PENDING" else Explanation(id, "ended", time.time(), ended=state)

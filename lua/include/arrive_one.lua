@@ -1,8 +1,9 @@
--- A copy of a task has come from the broker: whether it may run.
+-- Decides whether a copy of a task that the broker has delivered may run.
 --
--- Uses MEMORY_US, for how long a call about an older copy may come late; a lot, see lot.lua: MESSAGES, LEAVING, TWICE, copies,
+-- Uses MEMORY_US, for how long a call about an older copy may come late; a parking lot, see lot.lua: MESSAGES, LEAVING, TWICE, copies,
 -- note_copies, is_overtaken, at_broker, is_parked.
--- Gives arrive(twice, id, copy, doubts), of the lot in use; `twice`: there are others of some of its tasks. 1: it may run; 0: no.
+-- Gives arrive(twice, id, copy, doubts), for the parking lot in use; `twice`: some of its tasks have several copies. 1: it may run;
+-- 0: it may not.
 local function arrive(twice, id, copy, doubts)
     local chosen, newest, several
     if twice then chosen, newest, several = copies(id) end

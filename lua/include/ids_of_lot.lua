@@ -1,7 +1,7 @@
--- The tasks of a lot in their order. Those that are aside come after the others.
+-- The tasks of a parking lot in their order. Tasks that are set aside come after the others.
 --
--- Gives ids_of_lot(parked, aside, from, to): the ids from place `from` to place `to`, counted from 0; -1 is the last one. The first
--- two are keys, see lot.lua.
+-- Gives ids_of_lot(parked, aside, from, to): the ids from index `from` to index `to`, counted from 0; -1 is the last one. The first
+-- two arguments are keys, see lot.lua.
 local function ids_of_lot(parked, aside, from, to)
     local number = call('ZCARD', parked)
     local ids = call('ZRANGE', parked, from, to)

@@ -1,16 +1,15 @@
--- Tasks are let out of a lot: the caller of the script publishes their messages. A task counts as published only when the caller
--- says so (confirm_published.lua), or when the message arrives; until then it is `leaving`.
+-- Returns tasks from a parking lot: the caller of the script publishes their messages. A task counts as published when the caller
+-- confirms it (confirm_published.lua), or when the message arrives; until then it is `leaving`.
 --
--- Uses AGAIN_US, after which a task is let out once more; a lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING,
--- WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; place_in of order.lua; note_for_a_while of
+-- Uses AGAIN_US, after which a task is returned once more; a parking lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE,
+-- EXPIRING, WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; place_in of order.lua; note_for_a_while of
 -- renew_copy.lua.
--- Gives let_out(id, wait, known, message), `wait` us until its turn, `known`: it is taken out of `shares` elsewhere, unless false is
--- returned: then it is not parked, and was not let out; `message`: what is
--- kept in `messages`, if it was read; out, of each task that was let out its id, us until its turn, its message;
--- bytes, of all these messages.
+-- Gives let_out(id, wait, known, message): `wait`, us until its turn; `known`, the caller removes the task from `shares`, unless the
+-- result is false: then the task was not parked, and was not returned; `message`, its value in `messages`, if the caller has read
+-- it; out, of each returned task its id, us until its turn, its message; bytes, the length of all these messages.
 --!include renew_copy.lua
 local out, bytes = {}, 0
-local has_alone = {} -- by key: whether of some tasks of the lot one is to wait
+local has_alone = {} -- by key: whether the parking lot has tasks of which duplicates must not wait
 
 local function let_out(id, wait, known, message)
     message = message or call('HGET', MESSAGES, id)

@@ -1,40 +1,40 @@
--- The parking lot of one bucket: it holds the messages of throttled tasks until their turn is near. A task is let out when it is
--- taken out of the lot and its message is published.
+-- The parking lot of one bucket: it holds the messages of throttled tasks until their turn is near. A task is returned when it is
+-- taken out of the parking lot and its message is published.
 --
--- Gives use_lot(lot, key): from then on the names below are those of the lot whose keys are KEYS[lot + 1] to KEYS[lot + LOT_KEYS],
--- and `bucket` is `key`, that of its bucket.
+-- Gives use_lot(lot, key): from then on the names below are keys of the parking lot in KEYS[lot + 1] to KEYS[lot + LOT_KEYS],
+-- and `bucket` is `key`, the key of its bucket.
 --   1  parked     sorted set, id -> us: its place in the order, see order.lua
 --   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of tasks that are parked or leaving
---   3  leaving    sorted set, id -> us: of tasks that were let out; at that time the message is published once more, unless it is
---                 known by then that it was published
---   4  unacked    set: ids whose message may still be at the broker
---   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which there may be more than one
---                 message. The first part is '-' if the copy that comes first may run. The last is 0 if there is only an older
---                 copy besides, which is gone once it is acknowledged; 2 to 9: so many of these, of a task that was parked so
---                 often in turn; else 1. id NUL -> "<copy> <doubts>": a message that was said to be free to run, and whose
---                 sender, or broker, could not know whether it was parked; see is_overtaken()
+--   3  leaving    sorted set, id -> us: of returned tasks; at that time the message is published once more, unless its publishing
+--                 is confirmed by then
+--   4  unacked    set: ids of tasks that may still have a message at the broker
+--   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which more than one message may exist.
+--                 The first part is '-' if the copy that arrives first may run. The last part is 0 if only one older copy may exist,
+--                 which is gone once it is acknowledged; 2 to 9: that many older copies, of a task that was parked that
+--                 often in turn; else 1. id NUL -> "<copy> <doubts>": a message that a reply has declared free to run, while its
+--                 sender, or the broker, could not know whether it was parked; see is_overtaken()
 --   6  expiring   sorted set, id -> us at which the task expires
---   7  aside      sorted set, "<queue> NUL <its place, 16 digits> NUL <id>" -> 0: tasks that are parked, too; no worker consumes
---                 their queue, and until one does they are out of the way of others. An entry for each queue that it may be of
---   8  lots       sorted set, key of a bucket -> us at which a worker has to look after its lot; one for each limit
---   9  code       string: the limit as it is in the code of the worker that looked after one of these lots last; one for each
---                 limit. With another code it would have looked at another time: see same_code.lua
+--   7  aside      sorted set, "<queue> NUL <its place, 16 digits> NUL <id>" -> 0: parked tasks, too, of queues that no worker consumes.
+--                 Until a worker does, they do not delay other tasks. One entry for each queue that the task may belong to
+--   8  lots       sorted set, key of a bucket -> us at which a worker has to process its parking lot; one for each limit
+--   9  code       string: the limit as it is in the code of the worker that last processed one of these parking lots; one for each
+--                 limit. With another code that worker would have planned another time: see same_code.lua
 --   10 where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
---   11 asides     sorted set, key of a bucket -> 0: in its lot tasks are aside; one for each limit
---   12 costs      hash, key of a bucket -> permits that its parked tasks cost, less one for each; one for each limit
---   13 alone      hash, what is the same of tasks of which one is to wait -> id of the one that does, see park.lua
--- and in scripts that have to do with those who share a limit
---   14 shares     sorted set, "<share> NUL <its place, 16 digits> NUL <id>" -> 0: whose the parked tasks are; and
+--   11 asides     sorted set, key of a bucket -> 0: its parking lot has tasks set aside; one for each limit
+--   12 costs      hash, key of a bucket -> permits that its parked tasks cost, less one for each task; one for each limit
+--   13 alone      hash, identifier of duplicates, of which only one is to wait -> id of the one that waits, see park.lua
+-- and in scripts that process shares of a fair limit
+--   14 shares     sorted set, "<share> NUL <its place, 16 digits> NUL <id>" -> 0: the share of each parked task; and
 --   15 turns      sorted set, share -> its tag in virtual time: see shares.lua. These two are an index of `parked`
---   16 weights    hash, share -> "<weight> <us since> <note>": what people have stored; see shares.lua; one for each limit of a
---                 store, whatever the fleet
+--   16 weights    hash, share -> "<weight> <us since> <note>": weights that people have stored; see shares.lua; one for each limit of
+--                 a store, for all fleets
 -- A message begins with {"id": "<task's id>".
--- Copies of a message are numbered: 0 is the user's own, each that is let out has one more than the one before.
+-- Copies of a message are numbered: 0 is the user's own, each returned copy has one more than the copy before.
 --
 -- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS,
--- WEIGHTS. Gives also shares, which is nil but for the last scripts; of the lot in use and by a task's id: copies, note_copies,
--- is_overtaken, at_broker, acknowledged, place_of, is_parked, queues_of, aside, no_more_aside, count_cost; and of the whole lot
--- nobody_is_left(), end_lot().
+-- WEIGHTS. Gives also shares, which is nil except in scripts that process shares; for the parking lot in use and by a task's id:
+-- copies, note_copies, is_overtaken, at_broker, acknowledged, place_of, is_parked, queues_of, aside, no_more_aside, count_cost; and
+-- for the whole parking lot nobody_is_left(), end_lot().
 local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS, WEIGHTS
 local LOT_KEYS, shares = 13, nil
 local bucket
@@ -45,7 +45,7 @@ local function use_lot(lot, key)
         unpack(KEYS, lot + 1, lot + LOT_KEYS)
 end
 
--- Which copy may run, the newest one, and whether there are several; nothing where there is only one message.
+-- The copy that may run, the newest copy, and whether several exist; nil if only one message exists.
 local function copies(id)
     return match(call('HGET', TWICE, id) or '', '^(%S+) (%d+) (%d)$')
 end
@@ -54,8 +54,8 @@ local function note_copies(id, chosen, newest, several)
     call('HSET', TWICE, id, format('%s %d %s', chosen, newest, several))
 end
 
--- The store's answer to a worker was lost. The worker cannot know whether the message is parked, and sends it anew with one doubt
--- more. If the new message was said to be free to run, a call about the one before comes too late: that is overtaken.
+-- Whether a call comes too late. When a store's reply is lost, the worker does not know whether the message is parked, and sends it anew
+-- with one more doubt. If a reply has declared the new message free to run, a late call about the old message is overtaken.
 local function is_overtaken(id, copy, doubts)
     local free, most = match(call('HGET', TWICE, id .. '\0') or '', '^(%d+) (%d+)$')
     if not free then return false end
@@ -63,7 +63,7 @@ local function is_overtaken(id, copy, doubts)
     return free > copy or free == copy and most > doubts
 end
 
--- This copy is at the broker. A task that has come back meanwhile and is parked again is parked with another copy.
+-- Notes that this copy is at the broker. A task that has arrived meanwhile and is parked again has another copy number.
 local function at_broker(id, copy)
     if match(call('HGET', MESSAGES, id) or '', '^%d+ (%d+)') == copy then
         call('HDEL', MESSAGES, id)
@@ -71,21 +71,21 @@ local function at_broker(id, copy)
     end
 end
 
--- The older copies of these ids, ARGV[first] to ARGV[last], are acknowledged.
+-- Notes that the older copies of these ids, ARGV[first] to ARGV[last], are acknowledged.
 local function acknowledged(first, last)
     for i = first, last do
         if call('SREM', UNACKED, ARGV[i]) == 0 then
             local chosen, newest, several = copies(ARGV[i])
             if several == '0' then
                 call('HDEL', TWICE, ARGV[i])
-            elseif several and several ~= '1' then -- which of them is not said: the others may come yet
+            elseif several and several ~= '1' then -- the report does not name the copy: the others may still arrive
                 note_copies(ARGV[i], chosen, newest, several == '2' and '0' or int(several - 1))
             end
         end
     end
 end
 
--- A task's id in which JSON has escaped something; nothing where there is none.
+-- A task's id with characters that JSON escapes; nil if it cannot be read.
 local function unescaped(message)
     local _, at = string.find(message, '^%d+ %d+ %d+ {"id": "')
     local first = at and at + 1
@@ -99,13 +99,13 @@ local function unescaped(message)
     end
 end
 
--- The entry of `where` for a task, by what is kept in `messages`; nothing if its id cannot be read.
+-- The entry of `where` for a task, by its value in `messages`; nil if the task's id cannot be read.
 local function place_of(id, message)
     local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"') or unescaped(message)
     return task and task .. '\0' .. id .. '\0' .. bucket -- Lua's format ends a text at its first NUL
 end
 
--- No task is in this lot any more. Entries of `where` whose messages were lost end with the last lot.
+-- Deletes an empty parking lot. Entries of `where` without a message are deleted with the limit's last parking lot.
 local function end_lot()
     call('ZREM', LOTS, bucket)
     call('ZREM', ASIDES, bucket)
@@ -124,7 +124,7 @@ local function is_parked(id)
     return call('EXISTS', ASIDE) == 1 and call('HEXISTS', MESSAGES, id) == 1 and not call('ZSCORE', LEAVING, id)
 end
 
--- The queues that a task may be of: what stands behind each @ of its id, which may have several.
+-- The queues that a task may belong to: the text behind each @ of its id, which may have several.
 local function queues_of(id)
     local queues, at = {}, string.find(id, '@', 1, true)
     while at do
@@ -138,14 +138,14 @@ local function aside(queue, place, id)
     return format('%s\0%016d\0%s', queue, place, id)
 end
 
--- The task is not aside any more. Was it?
+-- Removes a task from `aside`. Returns whether it was there.
 local function no_more_aside(id, place)
     local was = 0
     for _, queue in ipairs(queues_of(id)) do was = was + call('ZREM', ASIDE, aside(queue, place, id)) end
     return was > 0
 end
 
--- A task of that cost is parked (1), or is parked no longer (-1).
+-- Notes that a task of that cost is parked (1), or is no longer parked (-1).
 local function count_cost(cost, sign)
     if cost == '1' then return end
     local all = (tonumber(call('HGET', COSTS, bucket)) or 0) + sign * (tonumber(cost) - 1)

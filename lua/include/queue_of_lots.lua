@@ -1,8 +1,8 @@
--- A few lots of one limit are looked after at once; many are looked after one after the other.
+-- A few parking lots of one limit are processed at once; many are processed one after the other.
 --
 -- Uses LOTS, see lot.lua.
--- Gives FEW, how many are looked after at once; EACH_US, for each lot where they are more; span_of_lots(), us that all of them
--- take together.
+-- Gives FEW, the number up to which parking lots are processed at once; EACH_US, the time for each of more; span_of_lots(), us that all
+-- of them take together.
 local FEW = 250
 local EACH_US = 2000
 

@@ -1,19 +1,19 @@
--- Whose turn is next in a lot that is shared, see shares.lua.
+-- Decides which share's task is next in the parking lot of a fair limit, see shares.lua.
 --
--- What a look changes is written at its end, together.
+-- Changes are collected and written together, at the end of a poll.
 --
--- Uses a lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE, FROM_PLACE,
--- SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; precise of share_weights.lua; weight_in_code of weight_in_code.lua;
--- room(), whether the script may do more; did(work), which notes what it has done.
+-- Uses a parking lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE,
+-- FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; precise of share_weights.lua; weight_in_code of
+-- weight_in_code.lua; room(), whether the script may do more; did(work), which notes the work that is done.
 -- Gives turns, which is nil where this text is not put in:
---   use(weights)    is the lot shared? `weights`: the code's, "<number> NUL <share> <weight> NUL <share> <weight> NUL", where the
---                   number says which they are
---   next(may_come)  the id whose turn it is, unless it is not parked any more; nil: there is none; false: the script has done enough.
---                   may_come(id, place) is false for a task that was set aside; nil: any may come
---   count(cost)     that one is let out; without a cost: it is not parked any more
+--   use(weights)    whether the parking lot has shares. `weights`: those in the code,
+--                   "<number> NUL <share> <weight> NUL <share> <weight> NUL", where the number identifies them
+--   next(may_come)  the id of the next task, which may be no longer parked; nil: none; false: the script has reached its bound of work.
+--                   may_come(id, place) is false for a task that was set aside; nil: any task may be next
+--   count(cost)     that task is returned; without a cost: it is no longer parked
 --   index(id, place), a task is parked again
---   keep()          at the end
---   stay(look)      there is to be a look at that time; returns when there has to be one
+--   keep()          writes the changes, at the end
+--   stay(look)      a poll is planned at that time; returns the time at which a poll is needed
 --!include weight_in_code.lua
 local MOST_HELD = 2147483648 -- 2^31
 local AT_FIRST, SOME = 3, 20 -- shares that are read at first, and then
@@ -39,7 +39,7 @@ local function keep()
 end
 turns.keep = keep
 
--- Of looks that are often some are enough.
+-- Extends the index's time to live. If polls are frequent, some of them do so.
 function turns.stay(look)
     if look - now > RARE_US or now % OFTEN_US < RARE_US then
         call('PEXPIRE', TURNS, KEPT_MS)
@@ -67,7 +67,7 @@ local function begins_now(some)
     if #some > 0 then least = nil end
 end
 
--- Those whose weight was changed last begin at the present: what they have had was at the weight that they had.
+-- Shares with a changed weight begin at the present virtual time: their earlier turns counted with the earlier weight.
 local function heed_changes(since)
     local last = 0
     for at, share in string.gmatch(shares.changes(), '(%d+) (%S*) ') do
@@ -78,7 +78,7 @@ local function heed_changes(since)
     return last
 end
 
--- Those that were held back by other weights than hold now may go on: some of them. Were there any?
+-- Resumes some shares that were held back by weights that are no longer in force. Returns whether any were found.
 local function let_go()
     local some = call('ZRANGEBYSCORE', TURNS, int(HELD), '(' .. int(held), 'LIMIT', 0, SOME)
     if #some == 0 then some = call('ZRANGEBYSCORE', TURNS, '(' .. int(held), '+inf', 'LIMIT', 0, SOME) end
@@ -97,8 +97,8 @@ local function index(id, place)
 end
 turns.index = index
 
--- What all shares weigh that are there. Of those that weigh something else than 1 only some are looked for: of those in the code, and
--- of those that were changed last.
+-- Sums the weights of all shares that are there. Only some weights other than 1 are read: some of the code's, and some that were
+-- changed last.
 local function sum_up()
     local sum, changes, named, is_named = call('ZCARD', TURNS), shares.changes() or '', {}, {}
     for _ in next, marks do sum = sum - 1 end
@@ -111,7 +111,7 @@ local function sum_up()
     known[TURNS] = 1 + max(0, sum) + (changes ~= '' and STORED or 0)
 end
 
--- Tasks that are in no index, as a version before this one has parked them, or as the limit was not fair: some are put into it.
+-- Adds some tasks to the index that are not in it: an older version has parked them, or the limit was not fair.
 local function index_some()
     if call('ZCARD', PARKED) <= call('ZCARD', SHARES) then return false end
     local from = -call('ZSCORE', TURNS, FROM_PLACE) - 1
