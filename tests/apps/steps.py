@@ -17,7 +17,7 @@ __all__ = ["STEPS", "TOGETHER"]
 #: Where a worker can die: what it is about to do, or has just done.
 STEPS: dict[str, tuple[Any, str, str]] = {
     "before it parks": (parking, "arguments_of", "before"),
-    "parked, not acknowledged": (return_scheduler.ReturnScheduler, "_let_go", "before"),
+    "parked, not acknowledged": (return_scheduler.ReturnScheduler, "_acknowledge", "before"),
     "acknowledged, not told": (parking.Backlog, "tells", "before"),
     "before it lets out": (parking.Backlog, "return_due", "before"),
     "let out, not published": (parcels, "publish", "before"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
+from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import FULL, REPLACED, Backlog, ToPark
 from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked, read_parcel
@@ -30,7 +31,9 @@ def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
 
 
 def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 0, leaves: int = 0) -> ToPark:
-    said = {"id": id.partition("@")[0], "headers": {"id": id}, "to": "celery"}
+    marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
+    said = {"id": id.partition("@")[0], "headers": {"id": id, RETURN_HEADER: marker}, "to": "celery"}
+    said |= {"body": "", "priority": 0, "expires": None, "properties": {}}
     said |= {"alone": alone} if alone else {}
     said |= {"leaves": leaves} if leaves else {}
     said |= {"order": order} if order else {}

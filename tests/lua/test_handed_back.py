@@ -16,7 +16,10 @@ from .test_parking import BUCKET, let_out, publish
 
 ID = "a@q"
 OWN = {"queue": "q", "eta": None, "exchange": "", "routing_key": "q", "id": ID}
-MESSAGE = '{"id": "a", "to": "q.throttled", "headers": {"id": "a", "celery-ratelimit-return": %s}}'
+MESSAGE = (
+    '{"id": "a", "to": "q.throttled", "body": "", "priority": 0, "expires": null, "properties": {}, '
+    '"headers": {"id": "a", "celery-ratelimit-return": %s}}'
+)
 
 
 def park(parking: Backlog, copy: int = 1, *, since: int = 0) -> None:

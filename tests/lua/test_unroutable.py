@@ -18,7 +18,9 @@ from tests.conftest import START, Clock
 from .test_parking import BUCKET, let_out
 
 MARKER = {"queue": "orders", "eta": None, "exchange": "", "routing_key": "orders"}
-PARCEL = {"id": "task", "to": "orders.throttled", "headers": {"id": "task", "celery-ratelimit-return": MARKER}}
+HEADERS = {"id": "task", "celery-ratelimit-return": MARKER}
+PARCEL = {"id": "task", "to": "orders.throttled", "headers": HEADERS, "body": "", "priority": 0}
+PARCEL |= {"expires": None, "properties": {}}
 
 
 class World:
