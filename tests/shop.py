@@ -11,9 +11,10 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_ratelimit import Limit, RateLimitedTask
-from celery_ratelimit.backlog.backlog import ToPark, backlog_of
+from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.cli import ratelimit
 from tests.conftest import PATIENT
+from tests.parks import packed
 
 __all__ = ["Run", "command_line", "make_app", "park"]
 
@@ -82,8 +83,7 @@ def park(
             "delivery_mode": 2,
             "expires": None,
             "properties": {},
-            **({} if share is None else {"share": share}),
         }
-        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, share=share))
+        messages.append(packed(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, share=share))
     parking.park({(name, key): messages})
     return ids
