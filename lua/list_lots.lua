@@ -19,7 +19,7 @@ local messages
 -- The time since which the task with this place is throttled.
 local function since_of(id, place)
     if place <= now and place > now - ORDER_US then return place end -- it has no importance
-    return tonumber(match(call('HGET', messages, id) or '', SINCE) or place)
+    return tonumber(match(call('HGET', messages, id) or '', THROTTLED_AT) or place)
 end
 
 -- The earliest time since which the first task of any priority is throttled.

@@ -30,7 +30,7 @@ if FROM == 'aside' then
     local found = call('ZRANGEBYLEX', ASIDE, LAST == '' and '-' or '(' .. LAST, '+', 'LIMIT', 0, MOST)
     for i, entry in ipairs(found) do
         local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
-        local since = match(call('HGET', MESSAGES, id) or '', SINCE)
+        local since = match(call('HGET', MESSAGES, id) or '', THROTTLED_AT)
         ids[i], places[i] = since and tonumber(since) <= UNTIL and id or '', entry
     end
     if #found == MOST then from, last = 'aside', found[#found] end

@@ -30,7 +30,7 @@ local function those_aside(from, to)
     if #ids >= MOST then return end
     for _, entry in ipairs(call('ZRANGEBYLEX', ASIDE, from, to, 'LIMIT', 0, MOST - #ids)) do
         local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
-        if tonumber(match(call('HGET', MESSAGES, id) or '', SINCE) or 0) <= latest then ids[#ids + 1] = id end
+        if tonumber(match(call('HGET', MESSAGES, id) or '', THROTTLED_AT) or 0) <= latest then ids[#ids + 1] = id end
     end
 end
 

@@ -18,7 +18,7 @@
 --
 -- Gives a pattern for each field that scripts read; ORDER_US, LAST_ORDER; place_in(message): the place of a task by its value in
 -- `messages`.
-local COST, COPY, SINCE, LEAVES = '^(%d+) ', '^%d+ (%d+) ', '^%d+ %d+ (%d+) ', '^%d+ %d+ %d+ %-?%d+ (%d*) '
+local COST, COPY, THROTTLED_AT, LEAVES = '^(%d+) ', '^%d+ (%d+) ', '^%d+ %d+ (%d+) ', '^%d+ %d+ %d+ %-?%d+ (%d*) '
 local NUMBERS = '%d+ %d+ %d+ %-?%d+ %d* ' -- what is before the texts
 local SHARE, UNIQUE = '^' .. NUMBERS .. '([^ ]*) ', '^' .. NUMBERS .. '[^ ]* ([^ ]*) '
 local QUEUE, TASK = '^' .. NUMBERS .. '[^ ]* [^ ]* [^ ]* ([^ ]*) ', '^' .. NUMBERS .. '[^ ]* [^ ]* [^ ]* [^ ]* ([^ ]*) '

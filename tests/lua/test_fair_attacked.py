@@ -98,9 +98,8 @@ class Lot:
             each = to_park(share, f"{self.number}@{queue}", cost=cost, order=order)
             if expires:
                 each = each._replace(expires=self.now / 1e6 + expires)
-            if alone:  # before its share, as a worker writes it
-                first, last = '"properties": {"share": "x"}', f', "alone": "{alone}"'
-                each = each._replace(alone=alone, message=each.message.replace(first, first + last))
+            if alone:
+                each = each._replace(unique=alone)
             messages.append(each)
         self._park(messages)
 

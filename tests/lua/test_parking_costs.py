@@ -69,7 +69,7 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
         elif what == "expiring":
             park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
         elif what == "return_due":
-            (looked,) = parking.return_due([Demand(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else None)
+            (looked,) = parking.return_due([Demand(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
             left += looked.leaving
         elif what == "pick":
             left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]
