@@ -11,10 +11,9 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_ratelimit import Limit, RateLimitedTask
-from celery_ratelimit.backlog.backlog import backlog_of
+from celery_ratelimit.backlog.backlog import ToPark, backlog_of
 from celery_ratelimit.cli import ratelimit
 from tests.conftest import PATIENT
-from tests.parks import packed
 
 __all__ = ["Run", "command_line", "make_app", "park"]
 
@@ -84,6 +83,6 @@ def park(
             "expires": None,
             "properties": {},
         }
-        messages.append(packed(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, share=share))
+        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, task=id, queue=queue, share=share))
     parking.park({(name, key): messages})
     return ids
