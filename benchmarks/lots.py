@@ -29,7 +29,7 @@ from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
-from celery_ratelimit.backlog.backlog_contents import PAGE
+from celery_ratelimit.backlog.tuning import PAGE
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.lots import ParkingLots
 

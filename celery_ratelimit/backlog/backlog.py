@@ -25,33 +25,20 @@ from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk, text
 from ..store.script import FAIR, Script
-from .backlog_contents import AGAIN, BYTES, LOTS, BacklogContents
+from . import tuning
+from .backlog_contents import BacklogContents
 from .copies import Copies
-from .fleet_registry import WOKEN, ConsumedQueues, FleetRegistry
+from .fleet_registry import ConsumedQueues, FleetRegistry
 from .messages import Bucket, Parked, PollResult, ToPark, several
 from .pending_reports import PendingReports
 from .reconciliation import Reconciliation
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
+__all__ = ["FULL", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
 
-#: Seconds by which a broker may redeliver a message late: on Redis, kombu polls for such messages every 100 seconds.
-LATE = 300.0
 #: Results of :meth:`Backlog.park` for a message that was not parked; ``FULL`` is less the cost of the tasks ahead.
 NOBODY, REPLACED, OVERTAKEN, FULL = -1, -2, -3, -4
-
-#: Seconds before its slot at which a task returns: delays of the broker and of timers, and a short stall of a worker.
-HORIZON = 1.0
-#: Most tasks of one bucket that have a slot and have not started: as many as two workers hold; and as one worker holds.
-MOST, MOST_EACH = 1000, 500
-#: Work of one script, 1 to 2 ms of the store's time: a returned task counts 1, a processed parking lot counts 2.
-#: Parking lots in one script: if one task of each returns, the script does not reach more.
-WORK, AT_ONCE = 50, 17
-#: Seconds after which acknowledged messages are reported to the store, if no other call has reported them before.
-TELL = 2.0
-#: Least seconds between two polls of a parking lot: tasks that are due by the next poll return together.
-LOOK_APART = 0.2
 
 
 class Backlog:
@@ -74,7 +61,7 @@ class Backlog:
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
-        self._memory = microseconds(2 * redelivery + LATE)
+        self._memory = microseconds(2 * redelivery + tuning.REDELIVERY_LATE)
         self._scripts = scripts = Scripts(limiter.asker, fleet)
         self.untold = PendingReports()
         self.survivors: dict[str, str] = {}
@@ -161,7 +148,7 @@ class Backlog:
         self.untold.note_acknowledged(bucket, id)
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Report to the store if a report has been pending for :data:`TELL` seconds; ``at_once``: in any case."""
+        """Report to the store if a report has been pending for long; ``at_once``: in any case."""
         asked(self.tells(at_once=at_once))
 
     # -- Out -------------------------------------------------------------------------------------------------------
@@ -172,7 +159,7 @@ class Backlog:
         found: list[Bucket] | None = None
         for part in self._scripts.that_go_together(names) if names else ():
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
-            reply = self._scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, LOTS, fleet)])
+            reply = self._scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, tuning.READ_AT_ONCE, fleet)])
             for name, due in zip(part, reply, strict=True):
                 if due is not None:
                     found = [*(found or ()), *[(name, text(key)) for key in due]]
@@ -195,15 +182,17 @@ class Backlog:
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
-        now, moved = self._scripts.call("reschedule", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
-        return int(now), int(moved) == WOKEN
+        now, moved = self._scripts.call(
+            "reschedule", (), len(keys), len(keys) + 3, [bulk(*keys, since, tuning.SCANNED_AT_ONCE, code)]
+        )
+        return int(now), int(moved) == tuning.SCANNED_AT_ONCE
 
     def return_due(
         self,
         demands: Sequence[Demand],
         *,
         due: bool = False,
-        horizon: float = HORIZON,
+        horizon: float = tuning.RETURN_AHEAD,
         attendance: ConsumedQueues | None = None,
     ) -> list[PollResult]:
         """Return the tasks that have slots at most ``horizon`` seconds ahead. The caller publishes them.
@@ -229,11 +218,12 @@ class Backlog:
         buckets = [(demand.name, demand.key) for demand in demands]
         of_limits = [self._scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
-        most = max(MOST, MOST_EACH * self.register.workers)
-        numbers = (len(demands), int(due), microseconds(horizon), most, microseconds(LOOK_APART), microseconds(AGAIN))
         absent = sorted(attendance.absent) if attendance is not None else []
         attended = sorted(attendance.attended) if attendance is not None and absent else []
-        first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(absent), len(attended), *absent, *attended]
+        most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
+        times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self._memory
+        first: list[str | int] = [len(demands), int(due), *times, tuning.STEP_BUDGET, tuning.MAX_REPLY_BYTES]
+        first += [len(absent), len(attended), *absent, *attended]
         first += [demand.key for demand in demands]
         weights: dict[str, tuple[int, str]] = {}
         for number, demand in enumerate(demands, 1):
@@ -264,7 +254,7 @@ class Backlog:
         self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({}), *, at_once: bool = True
     ) -> Asks[None]:
         """:meth:`published` as a generator of calls; unless ``at_once``, only if a report has been pending for long."""
-        if not at_once and not self.untold.waits(TELL):
+        if not at_once and not self.untold.waits(tuning.REPORT_DELAY):
             return
         for part in self.parts(dict.fromkeys([*leaving, *self.untold.lots])):
             with self.untold.telling(part, published=True) as (acknowledged, noted):
@@ -277,20 +267,20 @@ class Backlog:
                 yield partial(self._scripts.tell, part, arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
-        """Split buckets into groups for one script each: at most :data:`LOTS`, and of one hash slot of a cluster."""
+        """Split buckets into groups for one script each: not too many, and of one hash slot of a cluster."""
         parts: dict[tuple[int, int], list[Bucket]] = {}
         for place, bucket in enumerate(buckets):
             slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
-            parts.setdefault((slot, place // LOTS), []).append(bucket)
+            parts.setdefault((slot, place // tuning.READ_AT_ONCE), []).append(bucket)
         return list(parts.values())
 
 
 def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[Demand]:
     """The first demand, and as many of the others as one script can process with it."""
     if not is_cluster:
-        return demands[:AT_ONCE]
+        return demands[: tuning.LOTS_PER_RETURN]
     slot = slot_of(hash_tag(demands[0].name))
-    return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
+    return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][: tuning.LOTS_PER_RETURN]
 
 
 def backlog_of(app: Celery) -> Backlog:

@@ -9,23 +9,11 @@ from typing import Any
 from ..limiter.durations import microseconds
 from ..store.keys import lots_key
 from ..store.resp import bulk, text
+from . import tuning
 from .messages import Bucket, FairPosition, Lot, Parked, several
 from .scripts import Scripts
 
-__all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogContents"]
-
-#: Bytes of messages after which one script's reply ends: a connection transfers so many in a moment.
-BYTES = 512_000
-#: Seconds after which a returned task is published once more, unless its message was reported to be at the broker.
-AGAIN = 10.0
-#: Parking lots that one script processes.
-LOTS = 100
-#: Returned, unconfirmed tasks of a parking lot that one command scans.
-LEAVING = 500
-#: Limits for which one script counts tasks.
-COUNTED = 500
-#: Tasks that one script takes out or lists, and look-ups of one script.
-PAGE, FOUND = 75, 200
+__all__ = ["BacklogContents"]
 
 
 class BacklogContents:
@@ -52,9 +40,9 @@ class BacklogContents:
         """For each limit that has parking lots: how many, and how many tasks are parked in them."""
         found: dict[str, tuple[int, int]] = {}
         for part in [
-            some[first : first + COUNTED]
+            some[first : first + tuning.SCANNED_AT_ONCE]
             for some in self._scripts.that_go_together(names)
-            for first in range(0, len(some), COUNTED)
+            for first in range(0, len(some), tuning.SCANNED_AT_ONCE)
         ]:
             keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
             replies = iter(self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]))
@@ -66,9 +54,9 @@ class BacklogContents:
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
         """Find parked tasks by id. Each step runs one script, and yields by bucket: the store's id -> the task's id."""
         together = self._scripts.that_go_together(names)
-        for part in [those[i : i + FOUND] for those in together for i in range(0, len(those), FOUND)]:
+        for part in [those[i : i + tuning.LOOKUPS] for those in together for i in range(0, len(those), tuning.LOOKUPS)]:
             keys = [self._scripts.shared_keys(name)[2] for name in part]
-            size = max(1, FOUND // len(part))
+            size = max(1, tuning.LOOKUPS // len(part))
             for first in range(0, len(tasks), size):
                 asked = tasks[first : first + size]
                 reply = self._scripts.call("locate", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
@@ -88,7 +76,7 @@ class BacklogContents:
         for lot in self.lots(names):
             bucket, cursor = (lot.name, lot.key), None
             while lot.leaving and cursor != 0:
-                arguments = self._scripts.lot_keys(bucket)[2], cursor or 0, b"*%b*" % pattern, LEAVING
+                arguments = self._scripts.lot_keys(bucket)[2], cursor or 0, b"*%b*" % pattern, tuning.SCANNED_AT_ONCE
                 cursor, page = self._scripts.command("zscan", *arguments)
                 yield from [(bucket, text(id)) for id, _ in page]
 
@@ -112,14 +100,14 @@ class BacklogContents:
         return FairPosition(int(tasks), float(permits) if weight else None, weight)
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
-        """The parking lots of these limits that are not empty, without tasks. A script reads :data:`LOTS` of them."""
+        """The parking lots of these limits that are not empty, without tasks."""
         for part in self._scripts.that_go_together(self.occupied(names)):
             buckets: list[Bucket] = []
             for page in self._buckets(part):
                 buckets += page
-                while len(buckets) >= LOTS:
-                    yield from self._lots(buckets[:LOTS], None)
-                    del buckets[:LOTS]
+                while len(buckets) >= tuning.READ_AT_ONCE:
+                    yield from self._lots(buckets[: tuning.READ_AT_ONCE], None)
+                    del buckets[: tuning.READ_AT_ONCE]
             if buckets:
                 yield from self._lots(buckets, None)
 
@@ -127,8 +115,8 @@ class BacklogContents:
         """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
         cursors, seen = dict.fromkeys(names, 0), set[Bucket]()
         while cursors:
-            asked = list(cursors)[:LOTS]
-            calls = [(self._scripts.shared_keys(name)[0], cursors[name], None, LOTS) for name in asked]
+            asked = list(cursors)[: tuning.READ_AT_ONCE]
+            calls = [(self._scripts.shared_keys(name)[0], cursors[name], None, tuning.READ_AT_ONCE) for name in asked]
             for name, (cursor, page) in zip(asked, self._scripts.commands("zscan", calls), strict=True):
                 found = [bucket for key, _ in page if (bucket := (name, text(key))) not in seen]
                 seen.update(found)
@@ -142,7 +130,9 @@ class BacklogContents:
         lots, _, _, asides, *_ = self._scripts.shared_keys(name)
         seen, cursor = set[str](), None
         while cursor != 0:
-            cursor, page = self._scripts.command("zscan", asides if aside else lots, cursor or 0, None, LOTS)
+            cursor, page = self._scripts.command(
+                "zscan", asides if aside else lots, cursor or 0, None, tuning.READ_AT_ONCE
+            )
             keys = [key for key in dict.fromkeys([text(key) for key, _ in page]) if key not in seen]
             seen.update(keys)
             yield keys
@@ -159,7 +149,7 @@ class BacklogContents:
         for bucket in buckets:
             parked, messages, leaving, _, _, _, aside, _, _, _, _, costs, *_ = self._scripts.lot_keys(bucket)
             asked += [parked, leaving, messages, aside, costs]
-        arguments = (*(which or ("", "")), BYTES, *[key for _, key in buckets])
+        arguments = (*(which or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in buckets])
         number = len(asked)
         _, *found = self._scripts.call("list_lots", (), number, number + len(arguments), [bulk(*asked, *arguments)])
         return [
@@ -175,14 +165,14 @@ class BacklogContents:
         Returns:
             How many tasks were taken out, their messages (none with ``purge``), and the ids that were not processed.
         """
-        _, came, taken, _, _, *leaving = self._remove(bucket, purge, 0, "", 0, "", *ids[:PAGE])
+        _, came, taken, _, _, *leaving = self._remove(bucket, purge, 0, "", 0, "", *ids[: tuning.PAGE])
         return int(taken), several(leaving), ids[int(came) :]
 
     def remove_all(self, bucket: Bucket, *, purge: bool) -> Iterator[tuple[int, list[Parked]]]:
         """Take out all tasks that are parked now, in their order. Each step runs one script."""
         until, since, last = 0, "0", ""
         while since:
-            now, _, taken, following, last_id, *leaving = self._remove(bucket, purge, PAGE, since, until, last)
+            now, _, taken, following, last_id, *leaving = self._remove(bucket, purge, tuning.PAGE, since, until, last)
             yield int(taken), several(leaving)
             until, since, last = until or int(now), text(following), text(last_id)
 
@@ -200,10 +190,18 @@ class BacklogContents:
         Returns:
             The store's clock in microseconds since 1970, and the returned tasks; no tasks: none are left.
         """
-        numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
+        numbers = (
+            microseconds(tuning.PUBLISH_TIMEOUT),
+            self._memory,
+            bucket[1],
+            tuning.MAX_REPLY_BYTES,
+            tuning.PAGE,
+            until,
+            microseconds(overdue),
+        )
         now, *leaving = self._scripts.run("return_to_queue", bucket, *numbers, *queues)
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
-        numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)
+        numbers = (int(purge), microseconds(tuning.PUBLISH_TIMEOUT), self._memory, bucket[1], tuning.MAX_REPLY_BYTES)
         return self._scripts.run("remove", bucket, *numbers, *which)

@@ -17,16 +17,11 @@ from .._celery.saved_message import copy_in, marker_in
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
+from . import tuning
 from .backlog import Backlog
 from .messages import Bucket
 
 __all__ = ["ArrivalCheck", "Deduplicator"]
-
-#: Seconds after which arrived messages are reported if none of them has acquired: they wait for their slots, at most a
-#: second ahead, or for a pool process. It is less than the time after which an unreported message is sent once more.
-TELL = 2.0
-#: Seconds between two attempts to report while the store is lost.
-IN_AN_OUTAGE = 0.2
 
 
 class Arrived(Protocol):
@@ -85,7 +80,7 @@ class Deduplicator:
             self._note((name, key), {str(copy["id"]): int(copy["copy"])})
             self._since.setdefault((name, key), time.monotonic())
             if self._cancel_telling is None:
-                self._cancel_telling = self._worker.timers.call_after(TELL, self._tell)
+                self._cancel_telling = self._worker.timers.call_after(tuning.REPORT_DELAY, self._tell)
 
     def asks_along(self, held: Arrived) -> bool:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
@@ -157,10 +152,10 @@ class Deduplicator:
     def _tell(self) -> None:
         self._cancel_telling = None
         if self._outage:
-            self._cancel_telling = self._worker.timers.call_after(IN_AN_OUTAGE, self._tell)
+            self._cancel_telling = self._worker.timers.call_after(tuning.POLL_INTERVAL, self._tell)
             return
-        rest = min(self._since.values(), default=float("inf")) + TELL - time.monotonic()
-        if 0 < rest <= TELL and not self._at_once:
+        rest = min(self._since.values(), default=float("inf")) + tuning.REPORT_DELAY - time.monotonic()
+        if 0 < rest <= tuning.REPORT_DELAY and not self._at_once:
             self._cancel_telling = self._worker.timers.call_after(rest, self._tell)
         elif self._parking.can_park:
             self._at_once = False

@@ -12,29 +12,11 @@ from .._celery import Worker
 from ..limiter.durations import microseconds
 from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import bulk, text
+from . import tuning
 from .scripts import Scripts
 from .store_calls import Asks
 
-__all__ = ["UNATTENDED", "WOKEN", "ConsumedQueues", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
-
-#: Seconds for which a queue is known that no worker consumes. A queue that was never consumed is not known.
-KNOWN = 30 * 86_400.0
-#: Seconds without a report after which a limit or a return queue has no worker: reports come every twenty.
-UNATTENDED = 60.0
-#: Seconds for which a limit or a return queue without a worker is known: its tasks must not be forgotten.
-REMEMBERED = 365 * 86_400.0
-#: Workers from which on each reports its counts less often, and the seconds between two of these reports at most.
-MANY, COUNTS_APART = 100, 2.0
-#: Seconds for which a failure to publish is kept that no worker reports again; failures that are kept.
-FAILURE_KEPT, MAX_FAILURES = 600.0, 1000
-#: Buckets that one step makes due earlier.
-WOKEN = 500
-
-
-#: Seconds between two reports of a worker's queues, and seconds without one after which it is taken for dead.
-ATTEND, ATTENDED = 2.0, 6.0
-#: The same where no task is parked: no slot is given.
-ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
+__all__ = ["ConsumedQueues", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
 
 
 class ConsumedQueues(NamedTuple):
@@ -96,7 +78,7 @@ class FleetRegistry:
     @property
     def counts_apart(self) -> float:
         """Seconds between two reports of a worker's counts: longer where workers are many."""
-        return min(COUNTS_APART, max(1.0, self.workers / MANY))
+        return min(tuning.MAX_COUNTS_INTERVAL, max(1.0, self.workers / tuning.MANY_WORKERS))
 
     def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> ConsumedQueues:
         """Report a worker's queues; returns which queues a worker consumes, and which none does.
@@ -108,7 +90,7 @@ class FleetRegistry:
             lasts: seconds for which it may be taken for alive; 0.0: the worker ends.
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
-        numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
+        numbers = (microseconds(lasts), microseconds(tuning.QUEUE_KNOWN), len(queues))
         arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
         reply = self._scripts.call(
             "heartbeat_queues", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
@@ -136,7 +118,7 @@ class FleetRegistry:
             most: how many of each kind; -1: all.
         """
         keys = seen_keys(self._scripts.prefix, self._scripts.fleet)
-        numbers = (microseconds(REMEMBERED), microseconds(after), most, len(limits), len(returns))
+        numbers = (microseconds(tuning.LIMIT_KNOWN), microseconds(after), most, len(limits), len(returns))
         arguments: list[str | int] = [*numbers, *limits, *["\0".join(each) for each in returns], *forget]
         reply = self._scripts.call(
             "heartbeat_limits", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
@@ -159,7 +141,7 @@ class FleetRegistry:
             published: the same without an error: they were published again.
         """
         key = failures_key(self._scripts.prefix, self._scripts.fleet)
-        arguments: list[str | int] = [microseconds(FAILURE_KEPT), MAX_FAILURES, len(published)]
+        arguments: list[str | int] = [microseconds(tuning.FAILURE_KEPT), tuning.MAX_FAILURES, len(published)]
         arguments += ["\0".join(each) for each in published]
         arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
         reply = self._scripts.call("publish_failures", (), 1, 1 + len(arguments), [bulk(key, *arguments)])
@@ -188,8 +170,10 @@ class FleetRegistry:
         """
         lots, _, _, asides, _ = self._scripts.shared_keys(name)
         first = "-" if after is None else f"({after}"
-        reply = self._scripts.call("wake_suspended", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
-        return (text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
+        reply = self._scripts.call(
+            "wake_suspended", (), 2, 5, [bulk(lots, asides, first, offset, tuning.SCANNED_AT_ONCE)]
+        )
+        return (text(reply[-1]) if len(reply) == tuning.SCANNED_AT_ONCE else None), offset + len(reply)
 
 
 class QueueHeartbeat:
@@ -234,18 +218,20 @@ class QueueHeartbeat:
     def report(self, *, is_idle: bool) -> Asks[None]:
         """Report the queues if it is time to. Tasks whose queue no worker consumes get no slot."""
         queues = self._consumed_queues()
-        pause, lasts = (ATTEND_IDLE, ATTENDED_IDLE) if is_idle else (ATTEND, ATTENDED)
+        pause = tuning.REST_INTERVAL if is_idle else tuning.HEARTBEAT
         if queues == self._queues and time.monotonic() < self._reported_at + pause:
             return
         absent = self.heard.absent if self.heard is not None else None
         given_up = sorted(self._queues - queues)
         attend = self._registry.attend
-        heard: ConsumedQueues = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
+        heard: ConsumedQueues = yield partial(
+            attend, self._worker.hostname, sorted(queues), given_up, tuning.MISSED_REPORTS * pause
+        )
         self.heard = heard
         has_new = queues - self._queues
         self._queues, self._reported_at = queues, time.monotonic()
         if has_new:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
-            self._recall_until = self._reported_at + ATTENDED
+            self._recall_until = self._reported_at + tuning.MISSED_REPORTS * tuning.HEARTBEAT
             self._on_new_queues()
         if absent is None or absent - heard.absent or self._reported_at < self._recall_until:
             self._recall()

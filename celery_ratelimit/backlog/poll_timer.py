@@ -18,28 +18,14 @@ from .._celery import Worker
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
+from . import tuning
 from .backlog import Backlog
-from .backlog_contents import LOTS
 from .messages import Bucket, PollResult
 from .store_calls import Asks, CallSequence, Reply, StoreCalls
 
-__all__ = ["MAX_PAUSE", "MIN_PAUSE", "NEXT", "RARELY", "TURN", "DueBuckets", "PollTimer", "Rescheduler"]
+__all__ = ["DueBuckets", "PollTimer", "Rescheduler"]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: Seconds after which the rest of a poll waits for the next turn of the worker's loop: the last step may take thirty
-#: milliseconds more, as it publishes fifty tasks.
-TURN = 0.01
-#: Seconds until that next turn: a timer without any delay goes off in the same one.
-NEXT = 0.001
-#: The same in an outage.
-IN_AN_OUTAGE = 0.2
-#: Seconds between two polls of a worker that has found and parked nothing for a while.
-RARELY = 1.0
-#: Seconds between two polls: of a worker that finds tasks, and of one of very many that finds none.
-MIN_PAUSE, MAX_PAUSE = 0.2, 2.0
-#: Seconds between two polls, on average, while nothing is parked: then the bell is rung for the first task.
-IDLE = 20.0
 
 
 class DueBuckets:
@@ -58,7 +44,7 @@ class DueBuckets:
         self._due: dict[Bucket, None] = {}
         self._asks_again = 0.0
         self._are_more = False
-        self._pause = MIN_PAUSE
+        self._pause = tuning.POLL_INTERVAL
         self.any_parked = True  # until the first poll
 
     def __bool__(self) -> bool:
@@ -66,8 +52,8 @@ class DueBuckets:
 
     def pause(self) -> float:
         """Seconds until the next poll: for a worker that finds nothing, so many that the fleet asks often enough."""
-        pause = min(self._pause, MIN_PAUSE * self._backlog.register.workers)
-        return max(MIN_PAUSE, pause * random.uniform(0.75, 1.25))
+        pause = min(self._pause, tuning.POLL_INTERVAL * self._backlog.register.workers)
+        return max(tuning.POLL_INTERVAL, pause * _jitter())
 
     @property
     def must_ask(self) -> bool:
@@ -78,10 +64,10 @@ class DueBuckets:
         """Ask the store which buckets are due."""
         self._asks_again = 0.0  # until there is an answer
         due = yield partial(self._backlog.due, list(self._limits.names))
-        self._asks_again = time.monotonic() + random.uniform(0.75, 1.25) * IDLE
+        self._asks_again = time.monotonic() + tuning.REST_INTERVAL * _jitter()
         self.any_parked = due is not None
         self._due.update(dict.fromkeys(due or ()))
-        self._are_more = len(self._due) >= LOTS
+        self._are_more = len(self._due) >= tuning.READ_AT_ONCE
         if not self._due:
             self._back_off(found=False)
 
@@ -91,7 +77,7 @@ class DueBuckets:
             yield from self.find()
 
     def first(self) -> Sequence[Bucket]:
-        return list(itertools.islice(self._due, LOTS))
+        return list(itertools.islice(self._due, tuning.READ_AT_ONCE))
 
     def note(self, looked: Sequence[PollResult]) -> None:
         """Note what left some of these buckets, and which of them are due again at once."""
@@ -105,7 +91,11 @@ class DueBuckets:
         self._due.clear()
 
     def _back_off(self, *, found: bool) -> None:
-        self._pause = MIN_PAUSE if found else min(2 * self._pause, MAX_PAUSE)
+        self._pause = tuning.POLL_INTERVAL if found else min(2 * self._pause, tuning.MAX_POLL_INTERVAL)
+
+
+def _jitter() -> float:
+    return random.uniform(1 - tuning.JITTER, 1 + tuning.JITTER)
 
 
 class PollTimer:
@@ -167,7 +157,7 @@ class PollTimer:
         self._cancel = self._worker.timers.call_after(seconds, self._now)
 
     def _now(self) -> None:
-        self._cancel, self._soon = self._worker.timers.call_after(RARELY, self._now), False
+        self._cancel, self._soon = self._worker.timers.call_after(tuning.QUIET_POLL_INTERVAL, self._now), False
         if self._is_polling:  # the last one waits for a reply
             self._again = True
             return
@@ -176,7 +166,7 @@ class PollTimer:
             self._go_on(done=True)
             return
         self._is_polling = True
-        run = self._calls.run(self._poll(now + TURN), self._on_end)
+        run = self._calls.run(self._poll(now + tuning.TURN), self._on_end)
         self._run = run if self._is_polling else None
 
     def _on_end(self, reply: Reply[bool]) -> None:
@@ -187,7 +177,7 @@ class PollTimer:
         """If there is more to do, the rest of the worker has a turn, and then this goes on."""
         again, self._again = self._again or not done, False
         if self._cancel is not None and not self._soon:  # else it was ended, or a task was parked meanwhile
-            self._next(NEXT if again else self._pause())
+            self._next(tuning.NEXT_TURN if again else self._pause())
 
 
 class Rescheduler:
@@ -238,14 +228,16 @@ class Rescheduler:
 
     def _go_on(self) -> None:
         if self._cancel is None:
-            self._cancel = self._worker.timers.call_after(NEXT, self._in_steps)
+            self._cancel = self._worker.timers.call_after(tuning.NEXT_TURN, self._in_steps)
 
     def _in_steps(self) -> None:
         """One step for one limit after the other, until the turn is over."""
         self._cancel = None
-        self._outage.ask(lambda: self._some_steps(time.monotonic() + TURN), None)
+        self._outage.ask(lambda: self._some_steps(time.monotonic() + tuning.TURN), None)
         if (self._to_wake or self._to_recall or self._is_recalled) and self._cancel is None:
-            self._cancel = self._worker.timers.call_after(IN_AN_OUTAGE if self._outage else NEXT, self._in_steps)
+            self._cancel = self._worker.timers.call_after(
+                tuning.POLL_INTERVAL if self._outage else tuning.NEXT_TURN, self._in_steps
+            )
 
     def _some_steps(self, until: float) -> None:
         """What is to be done is taken out before the store is asked, and put back if there is no answer.

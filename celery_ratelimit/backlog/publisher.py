@@ -9,24 +9,18 @@ from collections.abc import Mapping, Sequence
 from .._celery import Worker
 from .._celery.saved_message import Parcel, marker_in_headers
 from ..limiter.store_clock import StoreClock
+from . import tuning
 from .backlog import Backlog
-from .backlog_contents import AGAIN
-from .fleet_registry import FAILURE_KEPT
 from .messages import Bucket, Parked, marker_of, read_parcel
 from .reaper import Reaper
 
-__all__ = ["LEAD", "MAX_RETRY", "Publisher"]
+__all__ = ["Publisher"]
 
 #: Tasks with their buckets; and a limit, a queue, and a task's id or nothing: what cannot be published.
 Tasks = Sequence[tuple[Bucket, Parked]]
 Failing = tuple[str, str, str]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: Seconds before its slot at which a task should be back: what brokers and timers are usually late.
-LEAD = 0.05
-#: Seconds between two tries to publish a task that the broker does not take, at most.
-MAX_RETRY = FAILURE_KEPT / 2
 
 
 class Publisher:
@@ -59,7 +53,7 @@ class Publisher:
         try:
             missing = self._worker.republisher.publish(
                 [
-                    (parcels[each.id], max(0.0, each.wait - LEAD), marker_of(bucket, each, now_us))
+                    (parcels[each.id], max(0.0, each.wait - tuning.RETURN_EARLY), marker_of(bucket, each, now_us))
                     for bucket, each in tasks
                 ]
             )
@@ -87,7 +81,10 @@ class Publisher:
         """Wait before the next try for as long as the tries have failed, and let operators see the error."""
         now, pauses_of = time.monotonic(), dict[Bucket, dict[str, float]]()
         for bucket, each in tasks:
-            pause = min(MAX_RETRY, max(AGAIN, now - self._failing.setdefault(failing_as[each.id], now)))
+            pause = min(
+                tuning.MAX_PUBLISH_PAUSE,
+                max(tuning.PUBLISH_TIMEOUT, now - self._failing.setdefault(failing_as[each.id], now)),
+            )
             pauses_of.setdefault(bucket, {})[each.id] = pause
         for bucket, pauses in pauses_of.items():
             self._parking.copies.postpone(bucket, pauses)

@@ -12,8 +12,8 @@ from celery import Celery
 
 from .._celery import fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, parcel_in, unconfirmed_parks_in
+from . import tuning
 from .backlog import Backlog
-from .backlog_contents import PAGE
 from .messages import Bucket, Parked, marker_of, read_parcel
 
 __all__ = ["QueueReturner", "Returned"]
@@ -78,7 +78,7 @@ class QueueReturner:
         """Return to ``queue`` the messages in its return queue ``name``."""
         returned = Returned()
         with fetch_messages(self._read, name, message_count(self._read, name)) as messages:
-            while page := list(itertools.islice(messages, PAGE)):
+            while page := list(itertools.islice(messages, tuning.PAGE)):
                 ours = [message for message in page if marker_in(message) and not self._drop_duplicate(message)]
                 some = self._publish([as_sent(parcel_in(message), marker_in(message)) for message in ours])
                 for message in ours:

@@ -8,7 +8,6 @@ what they have (:class:`Reaper`, a timer); what none has reported is reviewed by
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -19,24 +18,14 @@ from celery import Celery
 from .._celery import Worker, message_count
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
+from . import tuning
 from .backlog import Backlog
-from .fleet_registry import UNATTENDED, Unattended
+from .fleet_registry import Unattended
 from .queue_returner import QueueReturner
 
 __all__ = ["Reaper"]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: Seconds between two reports of a worker at most: with three of them missed, a limit counts as one without a worker.
-REPORT = UNATTENDED / 3
-#: Seconds between two reviews, and limits, return queues and queues that one review covers.
-REVIEW, MAX_REVIEWED = 10.0, 100
-#: Seconds between two log lines about one limit or queue.
-REMINDER = 300.0
-#: Seconds for which an empty limit or return queue stays known: a task that has left may still arrive there.
-KEPT = 3600.0
-#: Buckets whose tasks are counted for a log line.
-COUNTED = 1000
 
 
 class Review:
@@ -74,7 +63,7 @@ class Review:
         for name, ago in unseen.limits.items():
             if name in occupied:
                 self._review_limit(name, ago)
-            elif ago >= self._grace + KEPT:
+            elif ago >= self._grace + tuning.EMPTY_KNOWN:
                 self.empty.add(name)
         absent = [queue for queue, ago in unseen.queues.items() if ago >= self._grace]
         for name in occupied.intersection(names) if absent else ():
@@ -85,11 +74,14 @@ class Review:
 
     def _review_limit(self, name: str, ago: float) -> None:
         if self._may_warn(f"limit {name}"):
-            lots = itertools.islice(self._backlog.contents.lots([name]), COUNTED)
+            _, parked = self._backlog.contents.counts([name]).get(name, (0, 0))
             logger.warning(
                 "%d tasks are parked for the limit %r, which no worker has had for %.0f s: was it renamed or removed? "
                 "%g s after the last one (ratelimit_orphans_after) they go back to their queues, as they were sent",
-                *(sum(lot.parked for lot in lots), name, ago, self._grace),
+                parked,
+                name,
+                ago,
+                self._grace,
             )
         if ago >= self._grace:
             self._return_limit(f"of the limit {name!r}, which no worker has", name, [])
@@ -99,7 +91,7 @@ class Review:
             counts = {pair: message_count(connection, pair[0]) for pair in returns}
         for (to, queue), ago in returns.items():
             if not counts[to, queue]:
-                if ago >= self._grace + KEPT:
+                if ago >= self._grace + tuning.EMPTY_KNOWN:
                     self.empty.add(f"{to}\0{queue}")
                 continue
             if self._may_warn(f"queue {to}"):
@@ -124,7 +116,7 @@ class Review:
             logger.warning("Tasks %s, stay: the broker has no queue %s", what, ", ".join(sorted(missing)))
 
     def _may_warn(self, what: str) -> bool:
-        may = time.monotonic() >= self._warned.get(what, float("-inf")) + REMINDER
+        may = time.monotonic() >= self._warned.get(what, float("-inf")) + tuning.WARNING_INTERVAL
         if may:
             self._warned[what] = time.monotonic()
         return may
@@ -147,7 +139,7 @@ class Reaper:
         self._worker, self._limits, self._outage = worker, limits, outage
         self._backlog, self._grace = backlog, grace
         self._review = Review(worker.app, backlog.another(), grace)
-        self._pause = max(1.0, min(REPORT, grace / 3))
+        self._pause = max(1.0, min(tuning.REST_INTERVAL, grace / tuning.MISSED_REPORTS))
         self._reported: set[str] = set()
         self._return_queues: set[tuple[str, str]] = set()
         self._new_return_queues: set[tuple[str, str]] = set()
@@ -185,10 +177,12 @@ class Reaper:
         consumption = self._worker.consumption
         pairs = {(consumption.return_queue_for(queue), queue) for queue in consumption.queues}
         returns = {pair for pair in pairs if pair[0] != pair[1]} | self._new_return_queues
-        after = max(3.0, min(self._grace, 3 * self._pause))
-        unseen = self._backlog.register.seen(names, sorted(returns), sorted(forget), after=after, most=MAX_REVIEWED)
+        after = tuning.MISSED_REPORTS * self._pause
+        unseen = self._backlog.register.seen(
+            names, sorted(returns), sorted(forget), after=after, most=tuning.READ_AT_ONCE
+        )
         self._new_return_queues -= returns
-        now, pause = time.monotonic(), min(REVIEW, self._grace)
+        now, pause = time.monotonic(), min(tuning.REVIEW_INTERVAL, self._grace)
         reconciles = now >= self._reconciled_at + pause * self._backlog.register.workers
         is_due = reconciles or (any(unseen) and now >= self._reviewed_at + pause)
         if is_due and not (self._thread is not None and self._thread.is_alive()):
@@ -205,4 +199,6 @@ class Reaper:
         try:
             self._outage.ask(lambda: self._review.run(unseen, names, reconciles=reconciles), None, quietly=True)
         except Exception as error:  # of the broker
-            logger.warning("Tasks without a worker could not be returned (%r); next try in %g s", error, REVIEW)
+            logger.warning(
+                "Tasks without a worker could not be returned (%r); next try in %g s", error, tuning.REVIEW_INTERVAL
+            )

@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..store.resp import text
+from . import tuning
 from .messages import Bucket
 from .scripts import Scripts
 
 __all__ = ["Reconciled", "Reconciliation"]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: Index entries that one step reads, entries of a parking lot that one script compares, and scripts of one step. Each
-#: command takes about a millisecond of the store's time.
-PAGE, COMPARED, SCRIPTS = 50, 250, 20
-#: Limits that one review compares.
-REVIEWED = 10
 
 
 class Reconciled(NamedTuple):
@@ -52,7 +47,7 @@ class Reconciliation:
 
     def review(self, names: Sequence[str]) -> None:
         """Compare some parking lots of some of these limits, and log an error if the store has lost keys."""
-        for name in random.sample(names, min(REVIEWED, len(names))):
+        for name in random.sample(names, min(tuning.REVIEWED, len(names))):
             again, removed = self.step(name)
             if again or removed:
                 logger.error(
@@ -65,8 +60,8 @@ class Reconciliation:
         """Compare the next parking lots of a limit. The next step continues behind them."""
         entries = self._next_lots(name)
         again = removed = 0
-        for _ in range(SCRIPTS):
-            lots = list(entries)[:PAGE]
+        for _ in range(tuning.COMPARISONS):
+            lots = list(entries)[: tuning.STEP_BUDGET]
             if not lots:
                 break
             for bucket, each in zip(lots, self._compare(lots, entries), strict=True):
@@ -80,7 +75,7 @@ class Reconciliation:
         return Reconciled(again, removed)
 
     def _compare(self, lots: Sequence[Bucket], entries: dict[Bucket, list[str]]) -> Sequence[Sequence[bytes]]:
-        arguments: list[str | int] = [self._memory, COMPARED]
+        arguments: list[str | int] = [self._memory, tuning.COMPARED]
         for bucket in lots:
             arguments += [bucket[1], *self._positions.get(bucket, (0, "0")), len(entries[bucket]), *entries[bucket]]
         reply: Sequence[Sequence[bytes]] = self._scripts.of_lots("reconcile", lots, *arguments)
@@ -90,8 +85,8 @@ class Reconciliation:
         """The next parking lots of the indexes, each with its entries of ``where``; and the partly compared ones."""
         lots, _, where, *_ = self._scripts.shared_keys(name)
         at_lots, at_where = self._cursors.get(name, (0, 0))
-        at_lots, keys = self._scripts.command("zscan", lots, at_lots, None, PAGE)
-        at_where, places = self._scripts.command("zscan", where, at_where, None, PAGE)
+        at_lots, keys = self._scripts.command("zscan", lots, at_lots, None, tuning.STEP_BUDGET)
+        at_where, places = self._scripts.command("zscan", where, at_where, None, tuning.STEP_BUDGET)
         self._cursors[name] = at_lots, at_where
         entries: dict[Bucket, list[str]] = {bucket: [] for bucket in self._positions if bucket[0] == name}
         for key in ["", *[text(key) for key, _ in keys]]:

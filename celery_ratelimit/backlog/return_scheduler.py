@@ -19,25 +19,18 @@ from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
+from . import tuning
 from .backlog import NOBODY, Backlog, PollResult, ToPark
-from .backlog_cache import SOON, BacklogCache
-from .backlog_contents import AGAIN, FOUND
+from .backlog_cache import BacklogCache
 from .deduplicator import Deduplicator
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
-from .poll_timer import MIN_PAUSE, RARELY, DueBuckets, PollTimer, Rescheduler
+from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
 from .reaper import Reaper
 from .store_calls import Asks, StoreCalls
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
-
-#: Seconds after which a worker that has found and parked nothing polls seldom.
-QUIET = 2.0
-#: Seconds after a long outage in which workers report what has arrived, before a worker polls again.
-OTHERS_TELL = 1.5
-#: Revoked tasks that leave in one step.
-REVOKED_AT_ONCE = 25
 
 
 class RequestToPark(Protocol):
@@ -126,7 +119,7 @@ class ReturnScheduler:
 
     @property
     def _is_quiet(self) -> bool:
-        return time.monotonic() - self._busy_at >= QUIET
+        return time.monotonic() - self._busy_at >= tuning.MAX_POLL_INTERVAL
 
     # -- In --------------------------------------------------------------------------------------------------------
 
@@ -170,7 +163,7 @@ class ReturnScheduler:
             self._reaper.ensure_reported(name)
         only_behind = only_behind and not all(map(self.occupied.is_closed, requests_of))
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
-        later = {bucket: self.occupied.looks_in(bucket) - SOON for bucket in requests_of}
+        later = {bucket: self.occupied.looks_in(bucket) - tuning.FIRST_POLL_DELAY for bucket in requests_of}
         said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
         for bucket, said in said_of.items():
             for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
@@ -199,7 +192,7 @@ class ReturnScheduler:
     def watch(self) -> None:
         """Poll from now on."""
         if not self._polls.is_running:
-            self._polls.begin(MIN_PAUSE)
+            self._polls.begin(tuning.POLL_INTERVAL)
             if self.parking.can_park:
                 self._bell.listen()
             self._reaper.report_now()
@@ -208,8 +201,8 @@ class ReturnScheduler:
     def store_is_back(self) -> None:
         """Report at once what has arrived: a worker that polls might publish these tasks once more."""
         now = time.monotonic()
-        if now - self._polled_at > AGAIN / 2:
-            self._polls_from = now + OTHERS_TELL
+        if now - self._polled_at > tuning.PUBLISH_TIMEOUT / 2:
+            self._polls_from = now + tuning.REPORT_DELAY
         self.arrivals.tell_soon()
 
     def close(self) -> None:
@@ -230,7 +223,7 @@ class ReturnScheduler:
 
     def _pause(self) -> float:
         """Seconds until the next poll."""
-        return max(RARELY if self._is_quiet else 0.0, self._due.pause())
+        return max(tuning.QUIET_POLL_INTERVAL if self._is_quiet else 0.0, self._due.pause())
 
     def _poll(self, until: float) -> Asks[bool]:
         """One poll. False: there is more to do, and time is up."""
@@ -251,13 +244,13 @@ class ReturnScheduler:
         while self._revoked or self._revoked_in:
             if self._revoked_in:
                 bucket, ids = self._revoked_in[-1]
-                _, leaving, remaining = self.parking.contents.remove(bucket, ids[:REVOKED_AT_ONCE], purge=False)
+                _, leaving, remaining = self.parking.contents.remove(bucket, ids[: tuning.STEP_BUDGET], purge=False)
                 self._revoked_in.pop()
-                if remaining := [*remaining, *ids[REVOKED_AT_ONCE:]]:
+                if remaining := [*remaining, *ids[tuning.STEP_BUDGET :]]:
                     self._revoked_in.append((bucket, remaining))
                 self._publisher.publish({bucket: leaving} if leaving else {})
             else:
-                asked = self._revoked[: max(1, FOUND // len(names))]
+                asked = self._revoked[: max(1, tuning.LOOKUPS // len(names))]
                 found = [each for step in self.parking.contents.find(names, asked) for each in step.items()]
                 self._revoked_in = [(bucket, list(ids)) for bucket, ids in found]
                 del self._revoked[: len(asked)]
@@ -285,7 +278,9 @@ class ReturnScheduler:
             looked: Sequence[PollResult] = yield return_due
             due.note(looked)
             for each in looked:
-                if each.again is None or each.again >= AGAIN:  # empty, or closed for long: a new request asks first
+                if (
+                    each.again is None or each.again >= tuning.PUBLISH_TIMEOUT
+                ):  # empty, or closed for long: a new request asks first
                     self.occupied.forget(each.bucket)
                 if each.leaving:
                     self.occupied.note_turn(each.bucket, time.monotonic() + max(one.wait for one in each.leaving))

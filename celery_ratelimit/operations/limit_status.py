@@ -14,8 +14,9 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
-from ..backlog.fleet_registry import UNATTENDED, PublishFailure
+from ..backlog.fleet_registry import PublishFailure
 from ..backlog.messages import Bucket, Lot
+from ..backlog.tuning import UNATTENDED
 from ..counts.would import Would
 from ..limiter.counted import ask_used
 from ..limiter.demand import Demand, own_key
@@ -238,10 +239,8 @@ def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing
     limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
     asker = limiter_of(app).asker
     found = asker.drive(ask_shadows(asker.core, limits))
-    stored = {name: each for name, (each, _) in found.items()}
-    told = [
-        replace(each, config=replace(each.config, stored_shadow=stored.get(each.config.name))) for each in standings
-    ]
+    kept = {name: each for name, (each, _) in found.items()}
+    told = [replace(each, config=replace(each.config, stored_shadow=kept.get(each.config.name))) for each in standings]
     return told, {name: would for name, (_, would) in found.items()}
 
 

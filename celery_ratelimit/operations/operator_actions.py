@@ -15,9 +15,9 @@ from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
-from ..backlog.backlog_contents import AGAIN, PAGE
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
 from ..backlog.queue_returner import QueueReturner
+from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
 from .limit_status import ParkingLot, lots_of, standings_of
@@ -188,7 +188,7 @@ class ParkingLots:
         with QueueReturner(self._app, self._backlog) as returner:
             of_queues = [returner.return_queue(*pair) for pair in sorted(returns)]
             names = sorted({*self.limits, *seen.limits})
-            returned = of_queues + [returner.limit(name, overdue=2 * AGAIN) for name in names]
+            returned = of_queues + [returner.limit(name, overdue=2 * PUBLISH_TIMEOUT) for name in names]
         missing = frozenset().union(*[each.missing for each in returned])
         if missing:
             logger.warning("The broker has no queue %s: the tasks for it stay parked", ", ".join(sorted(missing)))

@@ -13,7 +13,7 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import owners_of
 from ..backlog.backlog import backlog_of
-from ..backlog.fleet_registry import UNATTENDED
+from ..backlog.tuning import UNATTENDED
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.limit import Limit
 from ..store.url_text import without_password

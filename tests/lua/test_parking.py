@@ -9,9 +9,10 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, LATE, NOBODY, Backlog, ToPark
+from celery_ratelimit.backlog.backlog import FULL, NOBODY, Backlog, ToPark
 from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked
+from celery_ratelimit.backlog.tuning import REDELIVERY_LATE
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
 from tests.parks import park_one
@@ -852,7 +853,7 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, s
         f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots", "code")
     }
     (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
-    assert expiries(store).get(remembered) == START + 7_200_000_000 + us(LATE)
+    assert expiries(store).get(remembered) == START + 7_200_000_000 + us(REDELIVERY_LATE)
     publish(parking, ("a", 1), ("b", 1))
 
 

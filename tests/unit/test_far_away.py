@@ -183,7 +183,7 @@ def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(mo
 
 
 def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_ratelimit.backlog.backlog_cache.MOST_KNOWN", 3)
+    monkeypatch.setattr("celery_ratelimit.backlog.tuning.MAX_KNOWN_BUCKETS", 3)
     occupied, soon = BacklogCache({"api": API.limit}), time.monotonic() + 60.0
     for number in range(5):
         occupied.note_turn(("api", str(number)), soon)

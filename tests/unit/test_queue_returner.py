@@ -12,9 +12,9 @@ import pytest
 from kombu.utils.json import dumps
 
 from celery_ratelimit.backlog import queue_returner
-from celery_ratelimit.backlog.backlog_contents import PAGE
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.queue_returner import QueueReturner
+from celery_ratelimit.backlog.tuning import PAGE
 
 
 def parcel(id: str, queue: str) -> dict[str, Any]:
