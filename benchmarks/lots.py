@@ -300,7 +300,7 @@ def _park(
     """Park tasks whose limits are closed by their scripts, many in one round trip. ``ends``: when their headers say."""
     limiter = parking._limiter
     calls = limiter.asker.core.calls
-    script, ask = parking.scripts["park"], limiter.asker.core.scripts.acquire
+    script, ask = parking.scripts.by_name["park"], limiter.asker.core.scripts.acquire
     demand = Demand(LIMIT, NAME, "first")
     limiter.asker.ask((demand,))
     parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1)]}, only_behind=True)

@@ -24,15 +24,13 @@ from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk, text
-from ..store.script import FAIR, Script
+from ..store.script import FAIR
 from . import tuning
 from .backlog_contents import BacklogContents
-from .copies import Copies
+from .deduplicator import Copies
 from .fleet_registry import ConsumedQueues, FleetRegistry
 from .messages import Bucket, Parked, PollResult, ToPark, several
-from .pending_reports import PendingReports
-from .reconciliation import Reconciliation
-from .scripts import FAIR_KEYS, LOT_KEYS, Scripts, arguments_of, weights_text
+from .scripts import FAIR_KEYS, LOT_KEYS, PendingReports, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
 __all__ = ["FULL", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
@@ -50,10 +48,10 @@ class Backlog:
         redelivery: seconds after which the broker may redeliver a message that was not acknowledged.
 
     Attributes:
+        scripts: the scripts for the parking lots.
         register: which workers consume which queues and apply which limits.
         contents: which tasks are in which parking lot.
         copies: which copies of messages may run.
-        reconciliation: repairs keys after the store has lost some.
         untold: reports to the store that are pending. Most returned tasks arrive earlier; their workers report them.
         survivors: for each message that the last call of :meth:`park` found replaced by another task, by id: the other
             task's id.
@@ -61,23 +59,17 @@ class Backlog:
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
-        self._memory = microseconds(2 * redelivery + tuning.REDELIVERY_LATE)
-        self._scripts = scripts = Scripts(limiter.asker, fleet)
+        memory = microseconds(2 * redelivery + tuning.REDELIVERY_LATE)
+        self.scripts = scripts = Scripts(limiter.asker, fleet, memory)
         self.untold = PendingReports()
         self.survivors: dict[str, str] = {}
         self.register = FleetRegistry(scripts)
-        self.contents = BacklogContents(scripts, self._memory)
-        self.copies = Copies(limiter.asker, scripts, self._memory)
-        self.reconciliation = Reconciliation(scripts, self._memory)
+        self.contents = BacklogContents(scripts)
+        self.copies = Copies(scripts)
 
     def another(self) -> Backlog:
         """A backlog of the same parking lots, for another thread."""
         return Backlog(self._limiter, self._fleet, self._redelivery)
-
-    @property
-    def scripts(self) -> Mapping[str, Script]:
-        """All scripts of the backlog, by name."""
-        return self._scripts.by_name
 
     @property
     def is_asked(self) -> bool:
@@ -132,7 +124,7 @@ class Backlog:
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
         with self.untold.telling(messages_of) as (told, _):
             arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
-            reply = iter((yield partial(self._scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
+            reply = iter((yield partial(self.scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         replaced = [
             each.id
@@ -157,9 +149,9 @@ class Backlog:
         """The parking lots of these limits that are due for a poll; ``None``: none of the limits has parked tasks."""
         prefix, fleet = self._asker.prefix, self._fleet
         found: list[Bucket] | None = None
-        for part in self._scripts.that_go_together(names) if names else ():
+        for part in self.scripts.that_go_together(names) if names else ():
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
-            reply = self._scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, tuning.READ_AT_ONCE, fleet)])
+            reply = self.scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, tuning.READ_AT_ONCE, fleet)])
             for name, due in zip(part, reply, strict=True):
                 if due is not None:
                     found = [*(found or ()), *[(name, text(key)) for key in due]]
@@ -177,12 +169,12 @@ class Backlog:
             The store's clock in microseconds since 1970, and whether more parking lots remain.
         """
         prefix, name = self._asker.prefix, demand.name
-        lots, code, *_ = self._scripts.shared_keys(name)
+        lots, code, *_ = self.scripts.shared_keys(name)
         keys = (lots, code, config_keys(prefix, name, "")[0], weights_key(prefix, name))
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
-        now, moved = self._scripts.call(
+        now, moved = self.scripts.call(
             "reschedule", (), len(keys), len(keys) + 3, [bulk(*keys, since, tuning.SCANNED_AT_ONCE, code)]
         )
         return int(now), int(moved) == tuning.SCANNED_AT_ONCE
@@ -212,16 +204,16 @@ class Backlog:
             self._asker.shadows.opened(demand) for demand in _of_one_script(demands, is_cluster=self._asker.is_cluster)
         ]
         methods = {demand.method for demand in demands}
-        keys_of, lot_keys = self._scripts.keys_of, LOT_KEYS
+        keys_of, lot_keys = self.scripts.keys_of, LOT_KEYS
         if any(demand.limit.fair is not None for demand in demands):
-            methods, keys_of, lot_keys = {*methods, FAIR}, self._scripts.fair_keys_of, FAIR_KEYS
+            methods, keys_of, lot_keys = {*methods, FAIR}, self.scripts.fair_keys_of, FAIR_KEYS
         buckets = [(demand.name, demand.key) for demand in demands]
-        of_limits = [self._scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
+        of_limits = [self.scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
         absent = sorted(attendance.absent) if attendance is not None else []
         attended = sorted(attendance.attended) if attendance is not None and absent else []
         most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
-        times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self._memory
+        times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self.scripts.memory
         first: list[str | int] = [len(demands), int(due), *times, tuning.STEP_BUDGET, tuning.MAX_REPLY_BYTES]
         first += [len(absent), len(attended), *absent, *attended]
         first += [demand.key for demand in demands]
@@ -234,7 +226,7 @@ class Backlog:
         if last:
             pieces.append(bulk(*last))
         number = (KEYS + lot_keys) * len(demands)
-        reply = self._scripts.call(
+        reply = self.scripts.call(
             "return_due",
             methods.pop() if len(methods) == 1 else frozenset(methods),
             number,
@@ -264,7 +256,7 @@ class Backlog:
                     arguments += [bucket[1], len(those), len(ids)]
                     arguments += [value for each in those for value in (each.id, each.copy)]
                     arguments += ids
-                yield partial(self._scripts.tell, part, arguments)
+                yield partial(self.scripts.tell, part, arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Split buckets into groups for one script each: not too many, and of one hash slot of a cluster."""

@@ -21,11 +21,10 @@ class BacklogContents:
 
     Args:
         scripts: the scripts for its parking lots.
-        memory: microseconds during which the broker may deliver an older copy of a message.
     """
 
-    def __init__(self, scripts: Scripts, memory: int) -> None:
-        self._scripts, self._memory = scripts, memory
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
 
     def occupied(self, names: Sequence[str]) -> list[str]:
         """The limits that have parked tasks."""
@@ -192,7 +191,7 @@ class BacklogContents:
         """
         numbers = (
             microseconds(tuning.PUBLISH_TIMEOUT),
-            self._memory,
+            self._scripts.memory,
             bucket[1],
             tuning.MAX_REPLY_BYTES,
             tuning.PAGE,
@@ -203,5 +202,5 @@ class BacklogContents:
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
-        numbers = (int(purge), microseconds(tuning.PUBLISH_TIMEOUT), self._memory, bucket[1], tuning.MAX_REPLY_BYTES)
-        return self._scripts.run("remove", bucket, *numbers, *which)
+        numbers = (int(purge), microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
+        return self._scripts.run("remove", bucket, *numbers, bucket[1], tuning.MAX_REPLY_BYTES, *which)

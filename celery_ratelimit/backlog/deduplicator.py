@@ -10,18 +10,69 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, marker_in
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
+from ..limiter.durations import microseconds
 from ..limiter.outage import Outage
 from . import tuning
-from .backlog import Backlog
 from .messages import Bucket
+from .scripts import LOT_KEYS, Scripts
 
-__all__ = ["ArrivalCheck", "Deduplicator"]
+if TYPE_CHECKING:
+    from .backlog import Backlog
+
+__all__ = ["ArrivalCheck", "Copies", "Deduplicator"]
+
+
+class Copies:
+    """The copies of one fleet's messages.
+
+    Args:
+        scripts: the scripts for its parking lots.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
+        """Report copies that the broker has delivered. Returns the ids of copies that must not run: another copy does.
+
+        ``doubts``: how often they were sent anew because their worker did not know whether they were parked.
+        """
+        return {id for _, id in self.arrive_all({bucket: copies}, doubts)}
+
+    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]], doubts: int = 0) -> set[tuple[Bucket, str]]:
+        """:meth:`arrive` for the parking lots of one of :meth:`Backlog.parts`."""
+        arguments: list[str | int] = [self._scripts.memory]
+        for copies in copies_of.values():
+            arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]
+        reply = self._scripts.of_lots("dedup", list(copies_of), *arguments)
+        asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
+        return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
+
+    def along(self, copies_of: Mapping[Bucket, Mapping[str, int]], asking: Sequence[tuple[str, int]]) -> Along:
+        """The report of :meth:`arrive_all`, for the call in which some of these copies acquire their permits."""
+        copies: list[str | int] = []
+        for those in copies_of.values():
+            copies += [len(those), *[value for id, copy in those.items() for value in (id, copy, 0)]]
+        every = [pair for those in copies_of.values() for pair in those.items()]
+        places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
+        keys = [self._scripts.keys_of(bucket) for bucket in copies_of]
+        return Along(keys, LOT_KEYS * len(keys), self._scripts.memory, copies, places)
+
+    def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
+        """Whether one script can access the limits of a request and the parking lot that it returns from."""
+        buckets = [(demand.name, demand.key) for demand in demands]
+        return bucket in buckets and self._scripts.asker.core.takes_one_script(demands)
+
+    def postpone(self, bucket: Bucket, pauses: Mapping[str, float]) -> None:
+        """Return tasks once more that could not be published. ``pauses``: seconds until then, by id."""
+        arguments = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
+        self._scripts.run("postpone", bucket, bucket[1], *arguments)
 
 
 class Arrived(Protocol):

@@ -1,31 +1,114 @@
-"""Finds limits and queues without a worker, reports their tasks, and returns them to their queues after a grace.
+"""Finds limits and queues without a worker, and returns their tasks to their queues after a grace; repairs lost keys.
 
 A limit, a quota or a queue that was renamed or removed leaves tasks in the store and in return queues. Workers report
 what they have (:class:`Reaper`, a timer); what none has reported is reviewed by the worker that hears of it
-(:class:`Review`, a thread), which returns the tasks by a
-:class:`~celery_ratelimit.backlog.queue_returner.QueueReturner`.
+(:class:`Review`, a thread). The review also compares the keys of the backlog, in case the store has lost some
+(:class:`Reconciliation`): it evicted keys, or was restored in part.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from celery import Celery
 
 from .._celery import Worker, message_count
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
+from ..store.resp import text
 from . import tuning
 from .backlog import Backlog
 from .fleet_registry import Unattended
-from .queue_returner import QueueReturner
+from .messages import Bucket
+from .publisher import QueueReturner
+from .scripts import Scripts
 
-__all__ = ["Reaper"]
+__all__ = ["Reaper", "Reconciliation"]
 
 logger = logging.getLogger("celery_ratelimit")
+
+
+class Reconciled(NamedTuple):
+    """The changes of one step.
+
+    Attributes:
+        again: number of tasks that had lost their places. They are parked again.
+        removed: number of places that had lost their messages. They are removed: these tasks are lost.
+    """
+
+    again: int
+    removed: int
+
+
+class Reconciliation:
+    """Compares the keys of parking lots, some at a time. Two workers may do so at once.
+
+    Either of two indexes leads to a parking lot. If both are lost, a parking lot with a key is found when the next task
+    is parked there.
+
+    Args:
+        scripts: the scripts for the parking lots.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._cursors: dict[str, tuple[int, int]] = {}
+        self._positions: dict[Bucket, tuple[int, str]] = {}  # of parking lots that are compared in part
+
+    def review(self, names: Sequence[str]) -> None:
+        """Compare some parking lots of some of these limits, and log an error if the store has lost keys."""
+        for name in random.sample(names, min(tuning.REVIEWED, len(names))):
+            again, removed = self.step(name)
+            if again or removed:
+                logger.error(
+                    "The store has lost keys of the limit %r: %d tasks are parked again, %d parked tasks are lost. "
+                    "Does it evict keys (maxmemory-policy), or was it restored in part?",
+                    *(name, again, removed),
+                )
+
+    def step(self, name: str) -> Reconciled:
+        """Compare the next parking lots of a limit. The next step continues behind them."""
+        entries = self._next_lots(name)
+        again = removed = 0
+        for _ in range(tuning.COMPARISONS):
+            lots = list(entries)[: tuning.STEP_BUDGET]
+            if not lots:
+                break
+            for bucket, each in zip(lots, self._compare(lots, entries), strict=True):
+                part, cursor, some, others = int(each[0]), text(each[1]), int(each[2]), int(each[3])
+                again, removed = again + some, removed + others
+                del entries[bucket]
+                self._positions.pop(bucket, None)
+                if part:
+                    self._positions[bucket] = part, cursor
+                    entries[bucket] = []
+        return Reconciled(again, removed)
+
+    def _compare(self, lots: Sequence[Bucket], entries: dict[Bucket, list[str]]) -> Sequence[Sequence[bytes]]:
+        arguments: list[str | int] = [self._scripts.memory, tuning.COMPARED]
+        for bucket in lots:
+            arguments += [bucket[1], *self._positions.get(bucket, (0, "0")), len(entries[bucket]), *entries[bucket]]
+        reply: Sequence[Sequence[bytes]] = self._scripts.of_lots("reconcile", lots, *arguments)
+        return reply
+
+    def _next_lots(self, name: str) -> dict[Bucket, list[str]]:
+        """The next parking lots of the indexes, each with its entries of ``where``; and the partly compared ones."""
+        lots, _, where, *_ = self._scripts.shared_keys(name)
+        at_lots, at_where = self._cursors.get(name, (0, 0))
+        at_lots, keys = self._scripts.command("zscan", lots, at_lots, None, tuning.STEP_BUDGET)
+        at_where, places = self._scripts.command("zscan", where, at_where, None, tuning.STEP_BUDGET)
+        self._cursors[name] = at_lots, at_where
+        entries: dict[Bucket, list[str]] = {bucket: [] for bucket in self._positions if bucket[0] == name}
+        for key in ["", *[text(key) for key, _ in keys]]:
+            entries.setdefault((name, key), [])
+        for place in [text(place) for place, _ in places]:
+            entries.setdefault((name, place.split("\0", 2)[2]), []).append(place)
+        return entries
 
 
 class Review:
@@ -42,6 +125,7 @@ class Review:
 
     def __init__(self, app: Celery, backlog: Backlog, grace: float) -> None:
         self._app, self._backlog, self._grace = app, backlog, grace
+        self._reconciliation = Reconciliation(backlog.scripts)
         self.empty: set[str] = set()
         self._warned: dict[str, float] = {}
 
@@ -56,7 +140,7 @@ class Review:
             reconciles: whether it is this worker's turn to compare: one of the fleet does every ten seconds.
         """
         if reconciles:
-            self._backlog.reconciliation.review(names)
+            self._reconciliation.review(names)
         if not any(unseen):
             return
         occupied = set(self._backlog.contents.occupied([*unseen.limits, *names]))

@@ -96,7 +96,7 @@ class ReturnScheduler:
         self._reaper = Reaper(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
         self.rescheduler = Rescheduler(worker, parking, limits, outage)
-        self._publisher = Publisher(worker, parking, self._reaper, clock)
+        self._publisher = Publisher(worker, parking, self._reaper.note_return_queue, clock)
         self._revoked: list[str] = []  # tasks
         self._revoked_in: list[tuple[Bucket, list[str]]] = []  # what the store knows them by
         self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)

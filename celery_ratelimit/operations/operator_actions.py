@@ -16,7 +16,7 @@ from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
-from ..backlog.queue_returner import QueueReturner
+from ..backlog.publisher import QueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near

@@ -15,7 +15,7 @@ import pytest
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog import store_calls, tuning
 from celery_ratelimit.backlog.backlog import FULL, NOBODY, OVERTAKEN
-from celery_ratelimit.backlog.pending_reports import PendingReports
+from celery_ratelimit.backlog.scripts import PendingReports
 from celery_ratelimit.backlog.store_calls import Reply, StoreCalls, StoreLatency, advance, asked
 from celery_ratelimit.backlog.tuning import THREADS_FROM
 from celery_ratelimit.limiter.outage import NotAsked

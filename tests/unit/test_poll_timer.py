@@ -9,8 +9,8 @@ import pytest
 
 from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.backlog.messages import Parked, PollResult
-from celery_ratelimit.backlog.pending_reports import PendingReports
 from celery_ratelimit.backlog.poll_timer import DueBuckets
+from celery_ratelimit.backlog.scripts import PendingReports
 from celery_ratelimit.backlog.store_calls import advance, asked
 from celery_ratelimit.backlog.tuning import MAX_POLL_INTERVAL, POLL_INTERVAL
 
