@@ -161,7 +161,6 @@ class ReturnScheduler:
         self._note_acknowledged()
         for name, _ in requests_of:
             self._reaper.ensure_reported(name)
-        only_behind = only_behind and not all(map(self.occupied.is_closed, requests_of))
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
         later = {bucket: self.occupied.looks_in(bucket) - tuning.FIRST_POLL_DELAY for bucket in requests_of}
         said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
