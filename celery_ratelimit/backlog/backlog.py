@@ -30,7 +30,7 @@ from .backlog_contents import BacklogContents
 from .deduplicator import Copies
 from .fleet_registry import ConsumedQueues, FleetRegistry
 from .messages import Bucket, Parked, PollResult, ToPark, several
-from .scripts import FAIR_KEYS, LOT_KEYS, PendingReports, Scripts, arguments_of, weights_text
+from .scripts import PendingReports, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
 __all__ = ["FULL", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
@@ -72,14 +72,9 @@ class Backlog:
         return Backlog(self._limiter, self._fleet, self._redelivery)
 
     @property
-    def is_asked(self) -> bool:
-        """Whether the store is called; tests can switch it off (:mod:`celery_ratelimit.testing`)."""
-        return self._asker.pretended_wait is None
-
-    @property
     def can_park(self) -> bool:
-        """Whether tasks are parked: the store is called, and is not in memory."""
-        return self.is_asked and not hasattr(self._asker.client, "clock")
+        """Whether tasks are parked: the store is not in memory, and no test has switched it off."""
+        return self._asker.pretended_wait is None and not hasattr(self._asker.client, "clock")
 
     def bell(self) -> Bell:
         """The bell that rings when a limit without parked tasks gets its first ones."""
@@ -139,10 +134,6 @@ class Backlog:
         """Note that the broker has forgotten a parked message. The next call reports it to the store."""
         self.untold.note_acknowledged(bucket, id)
 
-    def flush(self, *, at_once: bool = False) -> None:
-        """Report to the store if a report has been pending for long; ``at_once``: in any case."""
-        asked(self.tells(at_once=at_once))
-
     # -- Out -------------------------------------------------------------------------------------------------------
 
     def due(self, names: Sequence[str]) -> list[Bucket] | None:
@@ -151,7 +142,7 @@ class Backlog:
         found: list[Bucket] | None = None
         for part in self.scripts.that_go_together(names) if names else ():
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
-            reply = self.scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, tuning.READ_AT_ONCE, fleet)])
+            reply = self.scripts.with_keys("due", keys, tuning.READ_AT_ONCE, fleet)
             for name, due in zip(part, reply, strict=True):
                 if due is not None:
                     found = [*(found or ()), *[(name, text(key)) for key in due]]
@@ -174,9 +165,7 @@ class Backlog:
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
-        now, moved = self.scripts.call(
-            "reschedule", (), len(keys), len(keys) + 3, [bulk(*keys, since, tuning.SCANNED_AT_ONCE, code)]
-        )
+        now, moved = self.scripts.with_keys("reschedule", keys, since, tuning.SCANNED_AT_ONCE, code)
         return int(now), int(moved) == tuning.SCANNED_AT_ONCE
 
     def return_due(
@@ -200,45 +189,39 @@ class Backlog:
         """
         if not demands:
             return []
-        demands = [
-            self._asker.shadows.opened(demand) for demand in _of_one_script(demands, is_cluster=self._asker.is_cluster)
-        ]
-        methods = {demand.method for demand in demands}
-        keys_of, lot_keys = self.scripts.keys_of, LOT_KEYS
-        if any(demand.limit.fair is not None for demand in demands):
-            methods, keys_of, lot_keys = {*methods, FAIR}, self.scripts.fair_keys_of, FAIR_KEYS
-        buckets = [(demand.name, demand.key) for demand in demands]
+        demand_of = {(demand.name, demand.key): demand for demand in demands}
+        buckets = self.parts(demand_of)[0][: tuning.LOTS_PER_RETURN]
+        demands = [self._asker.shadows.opened(demand_of[bucket]) for bucket in buckets]
+        fair = any(demand.limit.fair is not None for demand in demands)
+        methods = {*[demand.method for demand in demands], *([FAIR] if fair else [])}
         of_limits = [self.scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
+        number, of_lots = self.scripts.keys_of_lots(buckets, fair=fair)
+        number += KEYS * len(demands)
         absent = sorted(attendance.absent) if attendance is not None else []
         attended = sorted(attendance.attended) if attendance is not None and absent else []
         most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
         times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self.scripts.memory
         first: list[str | int] = [len(demands), int(due), *times, tuning.STEP_BUDGET, tuning.MAX_REPLY_BYTES]
-        first += [len(absent), len(attended), *absent, *attended]
-        first += [demand.key for demand in demands]
+        first += [len(absent), len(attended), *absent, *attended, *[key for _, key in buckets]]
         weights: dict[str, tuple[int, str]] = {}
-        for number, demand in enumerate(demands, 1):
+        for place, demand in enumerate(demands, 1):
             if demand.limit.weights:
-                weights.setdefault(demand.name, (number, weights_text(demand.limit)))
-        pieces = [*keys, *map(keys_of, buckets), bulk(*first), *[demand.wire for demand in demands]]
+                weights.setdefault(demand.name, (place, weights_text(demand.limit)))
         last = [value for pair in weights.values() for value in pair]
-        if last:
-            pieces.append(bulk(*last))
-        number = (KEYS + lot_keys) * len(demands)
         reply = self.scripts.call(
             "return_due",
             methods.pop() if len(methods) == 1 else frozenset(methods),
             number,
             number + len(first) + ARGUMENTS * len(demands) + len(last),
-            pieces,
+            [*keys, *of_lots, bulk(*first), *[demand.wire for demand in demands], *([bulk(*last)] if last else [])],
         )
         return [
             PollResult(bucket, None if int(again) < 0 else int(again) / 1e6, int(another) == 1, tuple(several(leaving)))
             for bucket, (again, another, *leaving) in zip(buckets, reply, strict=False)
         ]
 
-    def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
+    def published(self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({})) -> None:
         """Report that the broker has the messages of these returned tasks. Pending reports are sent with it."""
         asked(self.tells(leaving))
 
@@ -265,14 +248,6 @@ class Backlog:
             slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
             parts.setdefault((slot, place // tuning.READ_AT_ONCE), []).append(bucket)
         return list(parts.values())
-
-
-def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[Demand]:
-    """The first demand, and as many of the others as one script can process with it."""
-    if not is_cluster:
-        return demands[: tuning.LOTS_PER_RETURN]
-    slot = slot_of(hash_tag(demands[0].name))
-    return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][: tuning.LOTS_PER_RETURN]
 
 
 def backlog_of(app: Celery) -> Backlog:

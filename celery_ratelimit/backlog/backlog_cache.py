@@ -31,20 +31,13 @@ class BacklogCache:
 
     def note(self, bucket: Bucket) -> None:
         """Remember that tasks are parked in a bucket."""
-        self._occupied[bucket] = None
-        self._occupied.move_to_end(bucket)
-        if len(self._occupied) > tuning.MAX_KNOWN_BUCKETS:
-            self._occupied.popitem(last=False)
+        _remember(self._occupied, bucket, None)
 
     def note_turn(self, bucket: Bucket, at: float) -> None:
         """Remember the turn of a returned task, by the monotonic clock: tasks that are parked now have later turns."""
         limit = self._limits.get(bucket[0])
-        if limit is None or isinstance(limit, Concurrency):
-            return
-        self._turns[bucket] = max(at, self._turns.get(bucket, 0.0))
-        self._turns.move_to_end(bucket)
-        if len(self._turns) > tuning.MAX_KNOWN_BUCKETS:
-            self._turns.popitem(last=False)
+        if limit is not None and not isinstance(limit, Concurrency):
+            _remember(self._turns, bucket, max(at, self._turns.get(bucket, 0.0)))
 
     def note_coming(self, message: Any, seconds: float) -> None:
         """Remember the turn of a message that has just left the backlog, and is due in that many seconds."""
@@ -55,7 +48,7 @@ class BacklogCache:
 
     def is_closed(self, bucket: Bucket) -> bool:
         """Whether a new request has no turn soon: returned tasks have earlier turns, even if no task is parked."""
-        return self._turns.get(bucket, 0.0) - time.monotonic() > tuning.CLOSED
+        return self._turns.get(bucket, 0.0) - time.monotonic() > tuning.CLOSED_AHEAD
 
     def forget_turns(self, names: Container[str]) -> None:
         """Forget the turns of these limits, which have changed."""
@@ -83,3 +76,10 @@ class BacklogCache:
             tuning.POLL_INTERVAL,
             max(tuning.FIRST_POLL_DELAY, tuning.FIRST_POLL_SHARE * (turn - tuning.RETURN_DURATION)),
         )
+
+
+def _remember(known: OrderedDict[Bucket, Any], bucket: Bucket, value: Any) -> None:
+    known[bucket] = value
+    known.move_to_end(bucket)
+    if len(known) > tuning.MAX_KNOWN_BUCKETS:
+        known.popitem(last=False)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
 from ..limiter.durations import microseconds
-from ..store.keys import lots_key
-from ..store.resp import bulk, text
+from ..store.resp import text
 from . import tuning
 from .messages import Bucket, FairPosition, Lot, Parked, several
 from .scripts import Scripts
 
 __all__ = ["BacklogContents"]
+
+_T = TypeVar("_T")
 
 
 class BacklogContents:
@@ -28,23 +30,14 @@ class BacklogContents:
 
     def occupied(self, names: Sequence[str]) -> list[str]:
         """The limits that have parked tasks."""
-        found: list[str] = []
-        for part in self._scripts.that_go_together(names):
-            keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
-            reply = self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
-            found += [name for name, some in zip(part, reply, strict=True) if int(some)]
-        return found
+        return list(self.counts(names))
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """For each limit that has parking lots: how many, and how many tasks are parked in them."""
         found: dict[str, tuple[int, int]] = {}
-        for part in [
-            some[first : first + tuning.SCANNED_AT_ONCE]
-            for some in self._scripts.that_go_together(names)
-            for first in range(0, len(some), tuning.SCANNED_AT_ONCE)
-        ]:
+        for part in _pages(self._scripts.that_go_together(names), tuning.SCANNED_AT_ONCE):
             keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
-            replies = iter(self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]))
+            replies = iter(self._scripts.with_keys("count_lots", keys))
             for name, lots, parked in zip(part, replies, replies, strict=False):
                 if lots:
                     found[name] = int(lots), int(parked)
@@ -52,13 +45,10 @@ class BacklogContents:
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
         """Find parked tasks by id. Each step runs one script, and yields by bucket: the store's id -> the task's id."""
-        together = self._scripts.that_go_together(names)
-        for part in [those[i : i + tuning.LOOKUPS] for those in together for i in range(0, len(those), tuning.LOOKUPS)]:
+        for part in _pages(self._scripts.that_go_together(names), tuning.LOOKUPS):
             keys = [self._scripts.shared_keys(name)[2] for name in part]
-            size = max(1, tuning.LOOKUPS // len(part))
-            for first in range(0, len(tasks), size):
-                asked = tasks[first : first + size]
-                reply = self._scripts.call("locate", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
+            for asked in _pages([tasks], max(1, tuning.LOOKUPS // len(part))):
+                reply = self._scripts.with_keys("locate", keys, *asked)
                 found: dict[Bucket, dict[str, str]] = {}
                 for name, places in zip(part, reply, strict=True):
                     for place in places:
@@ -101,40 +91,27 @@ class BacklogContents:
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The parking lots of these limits that are not empty, without tasks."""
         for part in self._scripts.that_go_together(self.occupied(names)):
-            buckets: list[Bucket] = []
-            for page in self._buckets(part):
-                buckets += page
-                while len(buckets) >= tuning.READ_AT_ONCE:
-                    yield from self._lots(buckets[: tuning.READ_AT_ONCE], None)
-                    del buckets[: tuning.READ_AT_ONCE]
-            if buckets:
-                yield from self._lots(buckets, None)
-
-    def _buckets(self, names: Sequence[str]) -> Iterator[list[Bucket]]:
-        """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
-        cursors, seen = dict.fromkeys(names, 0), set[Bucket]()
-        while cursors:
-            asked = list(cursors)[: tuning.READ_AT_ONCE]
-            calls = [(self._scripts.shared_keys(name)[0], cursors[name], None, tuning.READ_AT_ONCE) for name in asked]
-            for name, (cursor, page) in zip(asked, self._scripts.commands("zscan", calls), strict=True):
-                found = [bucket for key, _ in page if (bucket := (name, text(key))) not in seen]
-                seen.update(found)
-                yield found
-                cursors[name] = int(cursor)
-                if not cursors[name]:
-                    del cursors[name]
+            buckets = list(chain.from_iterable(self._buckets(part)))
+            for some in _pages([buckets], tuning.READ_AT_ONCE):
+                yield from self._lots(some, None)
 
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         """Pages of the keys of a limit's buckets that have parking lots; ``aside``: that have tasks set aside."""
-        lots, _, _, asides, *_ = self._scripts.shared_keys(name)
-        seen, cursor = set[str](), None
-        while cursor != 0:
-            cursor, page = self._scripts.command(
-                "zscan", asides if aside else lots, cursor or 0, None, tuning.READ_AT_ONCE
-            )
-            keys = [key for key in dict.fromkeys([text(key) for key, _ in page]) if key not in seen]
-            seen.update(keys)
-            yield keys
+        return ([key for _, key in page] for page in self._buckets([name], aside=aside))
+
+    def _buckets(self, names: Sequence[str], *, aside: bool = False) -> Iterator[list[Bucket]]:
+        """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
+        cursors, seen, most = dict.fromkeys(names, 0), set[Bucket](), tuning.READ_AT_ONCE
+        while cursors:
+            asked = list(cursors)[:most]
+            calls = [(self._scripts.shared_keys(name)[3 if aside else 0], cursors[name], None, most) for name in asked]
+            for name, (cursor, page) in zip(asked, self._scripts.commands("zscan", calls), strict=True):
+                found = [bucket for key, _ in page if (bucket := (name, text(key))) not in seen]
+                seen.update(found)
+                yield list(dict.fromkeys(found))
+                cursors[name] = int(cursor)
+                if not cursors[name]:
+                    del cursors[name]
 
     def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
         """The parking lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
@@ -149,8 +126,7 @@ class BacklogContents:
             parked, messages, leaving, _, _, _, aside, _, _, _, _, costs, *_ = self._scripts.lot_keys(bucket)
             asked += [parked, leaving, messages, aside, costs]
         arguments = (*(which or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in buckets])
-        number = len(asked)
-        _, *found = self._scripts.call("list_lots", (), number, number + len(arguments), [bulk(*asked, *arguments)])
+        _, *found = self._scripts.with_keys("list_lots", asked, *arguments)
         return [
             Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
             for bucket, (parked, leaving, oldest, cost, *tasks) in zip(buckets, found, strict=True)
@@ -189,18 +165,16 @@ class BacklogContents:
         Returns:
             The store's clock in microseconds since 1970, and the returned tasks; no tasks: none are left.
         """
-        numbers = (
-            microseconds(tuning.PUBLISH_TIMEOUT),
-            self._scripts.memory,
-            bucket[1],
-            tuning.MAX_REPLY_BYTES,
-            tuning.PAGE,
-            until,
-            microseconds(overdue),
-        )
-        now, *leaving = self._scripts.run("return_to_queue", bucket, *numbers, *queues)
+        bounds = (tuning.MAX_REPLY_BYTES, tuning.PAGE, until, microseconds(overdue))
+        times = (microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
+        now, *leaving = self._scripts.run("return_to_queue", bucket, *times, bucket[1], *bounds, *queues)
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
         numbers = (int(purge), microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
         return self._scripts.run("remove", bucket, *numbers, bucket[1], tuning.MAX_REPLY_BYTES, *which)
+
+
+def _pages(several: Iterable[Sequence[_T]], size: int) -> Iterator[Sequence[_T]]:
+    """Each of these, in parts of that size at most."""
+    return (each[first : first + size] for each in several for first in range(0, len(each), size))

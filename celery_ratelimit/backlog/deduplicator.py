@@ -16,16 +16,15 @@ from .._celery import Worker
 from .._celery.saved_message import copy_in, marker_in
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
-from ..limiter.durations import microseconds
 from ..limiter.outage import Outage
 from . import tuning
 from .messages import Bucket
-from .scripts import LOT_KEYS, Scripts
+from .scripts import Scripts
 
 if TYPE_CHECKING:
     from .backlog import Backlog
 
-__all__ = ["ArrivalCheck", "Copies", "Deduplicator"]
+__all__ = ["ArrivalCheck", "Copies", "Deduplicator", "GateRequest"]
 
 
 class Copies:
@@ -61,32 +60,39 @@ class Copies:
             copies += [len(those), *[value for id, copy in those.items() for value in (id, copy, 0)]]
         every = [pair for those in copies_of.values() for pair in those.items()]
         places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
-        keys = [self._scripts.keys_of(bucket) for bucket in copies_of]
-        return Along(keys, LOT_KEYS * len(keys), self._scripts.memory, copies, places)
+        number, keys = self._scripts.keys_of_lots(list(copies_of), fair=False)
+        return Along(keys, number, self._scripts.memory, copies, places)
 
     def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
         """Whether one script can access the limits of a request and the parking lot that it returns from."""
         buckets = [(demand.name, demand.key) for demand in demands]
         return bucket in buckets and self._scripts.asker.core.takes_one_script(demands)
 
-    def postpone(self, bucket: Bucket, pauses: Mapping[str, float]) -> None:
-        """Return tasks once more that could not be published. ``pauses``: seconds until then, by id."""
-        arguments = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
-        self._scripts.run("postpone", bucket, bucket[1], *arguments)
 
+class GateRequest(Protocol):
+    """A request in the worker's gate.
 
-class Arrived(Protocol):
-    """A request in the gate.
-
-    ``id`` is the store's id of its task. It acquires ``demands`` and ``shadow``. ``unconfirmed_parks`` is how often its
-    message was sent anew because the worker did not know whether it was parked.
+    Attributes:
+        request: Celery's.
+        queue: that it came from.
+        id: by which the store knows its task.
+        demands: its limits.
+        shadow: its limits in shadow mode.
+        unconfirmed_parks: how often it was sent again because the store did not confirm its park.
+        coalesce_key: the same for tasks of which one is to wait.
+        gone: the broker has its message again, and delivers it anew.
     """
 
     request: Any
+    queue: str
     id: str
     demands: tuple[Demand, ...]
     shadow: tuple[Demand, ...]
     unconfirmed_parks: int
+    coalesce_key: str
+
+    @property
+    def gone(self) -> bool: ...
 
 
 class ArrivalCheck:
@@ -108,7 +114,6 @@ class Deduplicator:
     """Reports the returned messages of one worker, and keeps the store's replies: which copies must not run.
 
     Args:
-        worker: the worker.
         parking: the parking lots.
         outage: while it lasts, the store is not called.
     """
@@ -133,7 +138,7 @@ class Deduplicator:
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.timers.call_after(tuning.REPORT_DELAY, self._tell)
 
-    def asks_along(self, held: Arrived) -> bool:
+    def asks_along(self, held: GateRequest) -> bool:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
         if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
@@ -146,7 +151,7 @@ class Deduplicator:
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))
 
     @contextmanager
-    def told_along(self, asking: Sequence[Arrived]) -> Iterator[ArrivalCheck | None]:
+    def told_along(self, asking: Sequence[GateRequest]) -> Iterator[ArrivalCheck | None]:
         """Report arrived copies in the call in which these requests acquire. ``None``: there are none to report."""
         those = [held for held in asking if self.asks_along(held)]
         if not those:
@@ -166,7 +171,7 @@ class Deduplicator:
                 else:
                     self._put_back(copies_of)
 
-    def may_run(self, held: Arrived) -> bool:
+    def may_run(self, held: GateRequest) -> bool:
         """Whether a request is the one copy of its task that may run.
 
         Raises:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
 from .._celery import Worker
 from ..limiter.durations import microseconds
 from ..store.keys import attendance_keys, failures_key, seen_keys
-from ..store.resp import bulk, text
+from ..store.resp import text
 from . import tuning
 from .scripts import Scripts
 from .store_calls import Asks
@@ -38,6 +39,10 @@ class Unattended(NamedTuple):
     limits: dict[str, float]
     returns: dict[tuple[str, str], float]
     queues: dict[str, float]
+
+    def attends(self, limit: str) -> bool:
+        """Whether a worker has reported this limit lately."""
+        return self.limits.get(limit, inf) < tuning.UNATTENDED
 
 
 class PublishFailure(NamedTuple):
@@ -91,18 +96,15 @@ class FleetRegistry:
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(lasts), microseconds(tuning.QUEUE_KNOWN), len(queues))
-        arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
-        reply = self._scripts.call(
-            "heartbeat_queues", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
-        )
+        reply = self._scripts.with_keys("heartbeat_queues", keys, worker, *numbers, *queues, *given_up)
         attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
         self.workers = max(1, int(reply[2]))
         return ConsumedQueues(attended | set(queues), absent - set(queues))
 
     def seen(
         self,
-        limits: Sequence[str],
-        returns: Sequence[tuple[str, str]],
+        limits: Sequence[str] = (),
+        returns: Sequence[tuple[str, str]] = (),
         forget: Sequence[str] = (),
         *,
         after: float = 0.0,
@@ -119,15 +121,13 @@ class FleetRegistry:
         """
         keys = seen_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(tuning.LIMIT_KNOWN), microseconds(after), most, len(limits), len(returns))
-        arguments: list[str | int] = [*numbers, *limits, *["\0".join(each) for each in returns], *forget]
-        reply = self._scripts.call(
-            "heartbeat_limits", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
-        )
+        pairs = ["\0".join(each) for each in returns]
+        reply = self._scripts.with_keys("heartbeat_limits", keys, *numbers, *limits, *pairs, *forget)
         of_limits, of_returns, of_queues = [
             {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
         ]
-        pairs = {tuple(name.split("\0", 1)): ago for name, ago in of_returns.items()}
-        return Unattended(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
+        found = {(to, queue): ago for name, ago in of_returns.items() for to, _, queue in [name.partition("\0")]}
+        return Unattended(of_limits, found, of_queues)
 
     def publish_failures(
         self,
@@ -144,7 +144,7 @@ class FleetRegistry:
         arguments: list[str | int] = [microseconds(tuning.FAILURE_KEPT), tuning.MAX_FAILURES, len(published)]
         arguments += ["\0".join(each) for each in published]
         arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
-        reply = self._scripts.call("publish_failures", (), 1, 1 + len(arguments), [bulk(key, *arguments)])
+        reply = self._scripts.with_keys("publish_failures", [key], *arguments)
         found: dict[str, list[PublishFailure]] = {}
         for field, value in sorted(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True)):
             name, queue, task = field.split("\0", 2)
@@ -170,9 +170,7 @@ class FleetRegistry:
         """
         lots, _, _, asides, _ = self._scripts.shared_keys(name)
         first = "-" if after is None else f"({after}"
-        reply = self._scripts.call(
-            "wake_suspended", (), 2, 5, [bulk(lots, asides, first, offset, tuning.SCANNED_AT_ONCE)]
-        )
+        reply = self._scripts.with_keys("wake_suspended", (lots, asides), first, offset, tuning.SCANNED_AT_ONCE)
         return (text(reply[-1]) if len(reply) == tuning.SCANNED_AT_ONCE else None), offset + len(reply)
 
 
@@ -180,7 +178,6 @@ class QueueHeartbeat:
     """Reports the queues that one worker consumes, and knows which queues any worker consumes.
 
     Args:
-        worker: the worker.
         registry: of the fleet.
         on_new_queues: called when this worker consumes queues that it did not.
         recall: called when tasks may be aside for a queue that is consumed again.

@@ -16,6 +16,7 @@ from celery import Celery
 
 from .._celery import Worker, fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, marker_in_headers, parcel_in, unconfirmed_parks_in
+from ..limiter.durations import microseconds
 from ..limiter.store_clock import StoreClock
 from . import tuning
 from .backlog import Backlog
@@ -79,10 +80,10 @@ class Publisher:
                 self._note_failed(tasks, {each.id: (bucket[0], parcels[each.id].get("to", ""), each.id)}, said)
             self._apart.update(each.id for _, each in tasks)
             return
-        failing_as = {each.id: (bucket[0], parcels[each.id]["to"], "") for bucket, each in tasks}
         failed = [pair for pair in tasks if parcels[pair[1].id]["to"] in missing]
         if failed:
             logger.warning("The broker has no queue %s: parked tasks stay parked", ", ".join(sorted(missing)))
+            failing_as = {each.id: (bucket[0], parcels[each.id]["to"], "") for bucket, each in failed}
             self._note_failed(failed, failing_as, "the broker has no such queue")
         self._note_published([pair for pair in tasks if parcels[pair[1].id]["to"] not in missing], parcels)
 
@@ -90,13 +91,12 @@ class Publisher:
         """Wait before the next try for as long as the tries have failed, and let operators see the error."""
         now, pauses_of = time.monotonic(), dict[Bucket, dict[str, float]]()
         for bucket, each in tasks:
-            pause = min(
-                tuning.MAX_PUBLISH_PAUSE,
-                max(tuning.PUBLISH_TIMEOUT, now - self._failing.setdefault(failing_as[each.id], now)),
-            )
+            seconds = now - self._failing.setdefault(failing_as[each.id], now)
+            pause = min(tuning.MAX_PUBLISH_PAUSE, max(tuning.PUBLISH_TIMEOUT, seconds))
             pauses_of.setdefault(bucket, {})[each.id] = pause
         for bucket, pauses in pauses_of.items():
-            self._parking.copies.postpone(bucket, pauses)
+            until = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
+            self._parking.scripts.run("postpone", bucket, bucket[1], *until)
         self._parking.register.publish_failures({failing_as[each.id]: error for _, each in tasks})
 
     def _note_published(self, tasks: Tasks, parcels: Mapping[str, Parcel]) -> None:
@@ -208,7 +208,7 @@ class QueueReturner:
             copy = {str(marker["id"]): int(marker["copy"])}
             is_duplicate = bool(self._backlog.copies.arrive((name, key), copy, unconfirmed_parks_in(message)))
         elif unconfirmed_parks_in(message):
-            names = list(self._backlog.register.seen((), ()).limits)
+            names = list(self._backlog.register.seen().limits)
             places = self._backlog.contents.find(names, [str(message.headers.get("id"))])
             is_duplicate = any(marker.get("id") in ids for found in places for ids in found.values())
         else:

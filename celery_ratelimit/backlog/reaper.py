@@ -143,29 +143,25 @@ class Review:
             self._reconciliation.review(names)
         if not any(unseen):
             return
-        occupied = set(self._backlog.contents.occupied([*unseen.limits, *names]))
+        counts = self._backlog.contents.counts([*unseen.limits, *names])
         for name, ago in unseen.limits.items():
-            if name in occupied:
-                self._review_limit(name, ago)
+            if name in counts:
+                self._review_limit(name, ago, counts[name][1])
             elif ago >= self._grace + tuning.EMPTY_KNOWN:
                 self.empty.add(name)
         absent = [queue for queue, ago in unseen.queues.items() if ago >= self._grace]
-        for name in occupied.intersection(names) if absent else ():
+        for name in counts.keys() & names if absent else ():
             if any(self._backlog.contents.keys(name, aside=True)):
                 self._return_limit(f"of the limit {name!r} whose queue no worker consumes", name, absent)
         if unseen.returns:
             self._review_return_queues(unseen.returns)
 
-    def _review_limit(self, name: str, ago: float) -> None:
+    def _review_limit(self, name: str, ago: float, parked: int) -> None:
         if self._may_warn(f"limit {name}"):
-            _, parked = self._backlog.contents.counts([name]).get(name, (0, 0))
             logger.warning(
                 "%d tasks are parked for the limit %r, which no worker has had for %.0f s: was it renamed or removed? "
                 "%g s after the last one (ratelimit_orphans_after) they go back to their queues, as they were sent",
-                parked,
-                name,
-                ago,
-                self._grace,
+                *(parked, name, ago, self._grace),
             )
         if ago >= self._grace:
             self._return_limit(f"of the limit {name!r}, which no worker has", name, [])
@@ -210,7 +206,6 @@ class Reaper:
     """Reports the limits and return queues that one worker has, and starts reviews of what no worker has.
 
     Args:
-        worker: the worker.
         backlog: the parked tasks.
         limits: of the worker, by name; there may be more of them later.
         grace: seconds without a worker after which tasks are returned: a rolling deploy has workers of both kinds.

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
@@ -22,7 +22,7 @@ from ..store.keys import escape
 from . import tuning
 from .backlog import NOBODY, Backlog, PollResult, ToPark
 from .backlog_cache import BacklogCache
-from .deduplicator import Deduplicator
+from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
 from .poll_timer import DueBuckets, PollTimer, Rescheduler
@@ -33,39 +33,14 @@ from .store_calls import Asks, StoreCalls
 __all__ = ["ReturnScheduler", "ToBeParked"]
 
 
-class RequestToPark(Protocol):
-    """A request that the gate turns away.
-
-    Attributes:
-        request: Celery's.
-        queue: that it came from.
-        id: by which the store knows it.
-        demands: its limits.
-        unconfirmed_parks: how often it was sent again because the store did not confirm its park.
-        coalesce_key: the same for tasks of which one is to wait.
-        gone: the broker has its message again, and delivers it anew.
-    """
-
-    request: Any
-    queue: str
-    id: str
-    demands: tuple[Demand, ...]
-    unconfirmed_parks: int
-    coalesce_key: str
-
-    @property
-    def gone(self) -> bool: ...
-
-
 #: Requests, each with its message as it is parked, by bucket.
-ToBeParked = Mapping[Bucket, Sequence[tuple[RequestToPark, ToPark]]]
+ToBeParked = Mapping[Bucket, Sequence[tuple[GateRequest, ToPark]]]
 
 
 class ReturnScheduler:
     """Parks and returns the tasks of one worker's limits.
 
     Args:
-        worker: the worker.
         parking: the parked tasks.
         limits: by name; there may be more of them later.
         outage: while it lasts, the store is not asked.
@@ -98,7 +73,7 @@ class ReturnScheduler:
         self.rescheduler = Rescheduler(worker, parking, limits, outage)
         self._publisher = Publisher(worker, parking, self._reaper.note_return_queue, clock)
         self._revoked: list[str] = []  # tasks
-        self._revoked_in: list[tuple[Bucket, list[str]]] = []  # what the store knows them by
+        self._revoked_in: list[tuple[Bucket, Sequence[str]]] = []  # what the store knows them by
         self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)
         self.occupied = BacklogCache(limits)
         self._due = DueBuckets(parking, limits)
@@ -123,7 +98,7 @@ class ReturnScheduler:
 
     # -- In --------------------------------------------------------------------------------------------------------
 
-    def to_park(self, held: RequestToPark, demand: Demand, since: int = 0) -> ToPark:
+    def to_park(self, held: GateRequest, demand: Demand, since: int = 0) -> ToPark:
         """A request's message, as it is parked where ``demand`` is asked."""
         request = held.request
         marker = marker_in(request.message)
@@ -172,7 +147,7 @@ class ReturnScheduler:
                     self.occupied.forget(bucket)
         return said_of
 
-    def _acknowledge(self, held: RequestToPark, bucket: Bucket, ahead: int) -> None:
+    def _acknowledge(self, held: GateRequest, bucket: Bucket, ahead: int) -> None:
         self.occupied.note(bucket)
         if ahead == 0 or self._is_quiet:  # the first task of a bucket may have its turn before the next poll
             self._polls.soon(self.occupied.looks_in(bucket))
@@ -208,7 +183,7 @@ class ReturnScheduler:
         self._polls.end()
         end = self._heartbeat.end()
         if self.parking.can_park:
-            self._outage.ask(lambda: self.parking.flush(at_once=True), None, quietly=True)
+            self._outage.ask(self.parking.published, None, quietly=True)
             self._outage.ask(end, None, quietly=True)
         self._bell.close()
         self._reaper.close()
@@ -243,9 +218,9 @@ class ReturnScheduler:
         while self._revoked or self._revoked_in:
             if self._revoked_in:
                 bucket, ids = self._revoked_in[-1]
-                _, leaving, remaining = self.parking.contents.remove(bucket, ids[: tuning.STEP_BUDGET], purge=False)
+                _, leaving, remaining = self.parking.contents.remove(bucket, ids, purge=False)
                 self._revoked_in.pop()
-                if remaining := [*remaining, *ids[tuning.STEP_BUDGET :]]:
+                if remaining:
                     self._revoked_in.append((bucket, remaining))
                 self._publisher.publish({bucket: leaving} if leaving else {})
             else:

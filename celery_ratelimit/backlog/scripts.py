@@ -17,7 +17,7 @@ from ..store.resp import bulk
 from ..store.script import FAIR, Script
 from .messages import Bucket, Parked, ToPark
 
-__all__ = ["FAIR_KEYS", "LOT_KEYS", "PendingReports", "Scripts", "arguments_of", "weights_text"]
+__all__ = ["PendingReports", "Scripts", "arguments_of", "weights_text"]
 
 #: Number of keys that a script gets for each parking lot.
 LOT_KEYS = 13
@@ -50,8 +50,7 @@ class Scripts:
         self.asker, self.fleet, self.memory = asker, fleet, memory
         self.prefix = asker.prefix
         self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
-        self.keys_of = lru_cache(maxsize=1024)(self._keys_of)
-        self.fair_keys_of = lru_cache(maxsize=1024)(self._fair_keys_of)
+        self._keys_of = lru_cache(maxsize=1024)(lambda bucket, number: bulk(*self.lot_keys(bucket)[:number]))
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
 
     def lot_keys(self, bucket: Bucket) -> Sequence[str]:
@@ -62,12 +61,6 @@ class Scripts:
         """The keys that all parking lots of one limit have in common."""
         return all_lots_keys(self.prefix, name, self.fleet)
 
-    def _keys_of(self, bucket: Bucket) -> bytes:
-        return bulk(*self.lot_keys(bucket)[:LOT_KEYS])
-
-    def _fair_keys_of(self, bucket: Bucket) -> bytes:
-        return bulk(*self.lot_keys(bucket))
-
     def _limit_keys(self, name: str, key: str, method: str) -> tuple[bytes, bytes]:
         """The keys that include/read_limits.lua reads for a limit; and its slots key, for the end of the list."""
         state, slots = bucket_keys(self.prefix, name, key, method)
@@ -77,18 +70,23 @@ class Scripts:
         """See :meth:`Asker.run_script`."""
         return self.asker.run_script(self.by_name[name], *call)
 
+    def with_keys(self, name: str, keys: Sequence[str], *arguments: str | int) -> Any:
+        """Run a script with these keys."""
+        return self.call(name, (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """Run a script for one parking lot."""
         return self.of_lots(name, [bucket], *arguments)
 
     def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int, fair: bool = False) -> Any:
         """Run a script for several parking lots; ``fair``: one of their limits is fair."""
-        keys_of, each = self.keys_of, LOT_KEYS
-        if fair or name in _FAIR_IN_ANY_CASE:
-            keys_of, each = self.fair_keys_of, FAIR_KEYS
-        keys = each * len(buckets)
-        methods = FAIR if fair else ()
-        return self.call(name, methods, keys, keys + len(arguments), [*map(keys_of, buckets), bulk(*arguments)])
+        number, keys = self.keys_of_lots(buckets, fair=fair or name in _FAIR_IN_ANY_CASE)
+        return self.call(name, FAIR if fair else (), number, number + len(arguments), [*keys, bulk(*arguments)])
+
+    def keys_of_lots(self, buckets: Sequence[Bucket], *, fair: bool) -> tuple[int, list[bytes]]:
+        """The number of keys of these parking lots, and the keys; ``fair``: with the keys for shares."""
+        each = FAIR_KEYS if fair else LOT_KEYS
+        return each * len(buckets), [self._keys_of(bucket, each) for bucket in buckets]
 
     def tell(self, buckets: Sequence[Bucket], arguments: Sequence[str | int]) -> None:
         """Report published and acknowledged messages of these parking lots, see ``lua/confirm_published.lua``."""

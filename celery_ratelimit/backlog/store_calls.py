@@ -65,7 +65,7 @@ class StoreLatency:
 
     def note(self, seconds: float) -> None:
         """Note the duration of a call."""
-        self.round_trip += tuning.NEWEST * (min(tuning.MAX_ROUND_TRIP, seconds) - self.round_trip)
+        self.round_trip += tuning.NEWEST_WEIGHT * (min(tuning.MAX_ROUND_TRIP, seconds) - self.round_trip)
         self._latest.append(seconds)
         self.is_worth_threads = min(self._latest) >= (
             tuning.LOOP_BELOW if self.is_worth_threads else tuning.THREADS_FROM
@@ -78,7 +78,6 @@ class StoreCalls:
     Without an event loop that a thread can wake (green pools, kombu before 5.7) the worker makes them itself.
 
     Args:
-        worker: the worker.
         outage: while it lasts no call is made.
 
     Attributes:

@@ -12,8 +12,7 @@ from __future__ import annotations
 RETURN_AHEAD = 1.0
 #: Seconds before its slot at which a returned task starts to wait in the worker: brokers and timers are usually late.
 RETURN_EARLY = 0.05
-#: Seconds that a return usually takes, through store, broker and worker. Lots are polled this much before the next
-#: slot.
+#: Seconds that a return usually takes, through store, broker and worker. Lots are polled so long before a slot.
 RETURN_DURATION = 0.15
 #: Most returned tasks of one bucket, for each worker, that have a slot and have not started. With 1,000 for a whole
 #: fleet 1,000 workers used 0.52 of 10,000/s; with this number 1.000 (ADR 24). A fleet counts as at least two workers.
@@ -31,20 +30,19 @@ MAX_FAILURES = 1000
 
 #: A new request is parked without acquiring if the last assigned slot is more seconds ahead than this. Without this
 #: rule and one other, a worker with a store 20 ms away used 0.42 of its limit in the place of 0.85 (ADR 32).
-CLOSED = 0.1
+CLOSED_AHEAD = 0.1
 #: Least seconds from the first park in an empty bucket to its poll. After 10 ms two or three tasks return together,
 #: after 50 ms a dozen (ADR 6).
 FIRST_POLL_DELAY = 0.05
 #: Share of the time until the next slot after which an empty bucket is polled: 1.88 store operations a permit without
-#: the later poll, 1.70 with it (ADR 33).
+#: the later poll, 1.72 with it (ADR 33).
 FIRST_POLL_SHARE = 0.75
 #: Buckets that one worker remembers as occupied. Requests of other buckets acquire first.
 MAX_KNOWN_BUCKETS = 10_000
 #: Seconds after which acknowledged, published and arrived messages are reported, if no other call has reported them.
 #: Far less than :data:`PUBLISH_TIMEOUT`, or returned tasks would be published once more.
 REPORT_DELAY = 2.0
-#: Seconds by which a broker may redeliver a message late: kombu polls Redis for such messages every 100 seconds (ADR
-#: 19).
+#: Seconds by which a broker may redeliver a message late: kombu polls Redis for such messages every 100 s (ADR 19).
 REDELIVERY_LATE = 300.0
 
 # -- Polls of one worker -----------------------------------------------------------------------------------------------
@@ -61,8 +59,8 @@ QUIET_POLL_INTERVAL = 1.0
 REST_INTERVAL = 20.0
 #: The share by which pauses differ at random, so that workers do not poll at the same time.
 JITTER = 0.25
-#: Seconds of one turn of the worker's loop that polls may take. The last step may take 30 ms more: it publishes
-#: :data:`STEP_BUDGET` tasks.
+#: Seconds of one turn of the worker's loop that polls may take. The last step may take some 40 ms more: it
+#: publishes up to :data:`PAGE` tasks.
 TURN = 0.01
 #: Seconds until the next turn. A timer without a delay goes off in the same turn, which took 290 ms then (ADR 15).
 NEXT_TURN = 0.001
@@ -93,8 +91,7 @@ WARNING_INTERVAL = 300.0
 
 # -- Work of one script ------------------------------------------------------------------------------------------------
 
-#: Work of one script, 1 to 2 ms of the store's time. A returned task counts 1 (17 µs), a parking lot 2 (27 µs; ADR 8,
-#: 15).
+#: Work of one script, 1 to 2 ms of the store's time. A returned task counts 1 (17 µs), a parking lot 2 (27 µs; ADR 15).
 STEP_BUDGET = 50
 #: Parking lots that one script may return tasks of: if each returns one task, the script does not reach more.
 LOTS_PER_RETURN = STEP_BUDGET // 3 + 1
@@ -107,8 +104,7 @@ READ_AT_ONCE = 100
 #: Entries of one index that one script moves or one command scans: about a millisecond. 250 of 100,000 parking lots
 #: are due at once after a change, and more at 500 a second (ADR 8).
 SCANNED_AT_ONCE = 500
-#: Entries of parking lots that one script compares with each other, and scripts of one comparison: about a millisecond
-#: each.
+#: Entries of parking lots that one script compares (about a millisecond), and scripts of one comparison.
 COMPARED, COMPARISONS = 250, 20
 #: Bytes of messages after which one script's reply ends: a connection transfers so many in a moment (ADR 8).
 MAX_REPLY_BYTES = 512_000
@@ -121,10 +117,9 @@ THREADS, CONNECTED = 4, 2
 #: Threads make calls from this many seconds of a round trip on; below the second value the loop makes them again.
 #: Passing a call to a thread takes 0.1 ms (ADR 35).
 THREADS_FROM, LOOP_BELOW = 0.001, 0.0005
-#: The fastest of so many latest replies shows the distance of the store; the others were late for other reasons (ADR
-#: 35).
+#: The fastest of so many latest replies shows the distance of the store; the others were late for other reasons.
 LATEST_REPLIES = 16
 #: Most seconds that a round trip counts in its mean, and the weight of the newest.
-MAX_ROUND_TRIP, NEWEST = 0.1, 1 / 8
+MAX_ROUND_TRIP, NEWEST_WEIGHT = 0.1, 1 / 8
 #: Seconds that a stopping worker waits for replies. A call to a store that hangs has timed out by then.
 LAST_REPLIES = 3.0

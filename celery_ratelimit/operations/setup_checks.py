@@ -19,7 +19,7 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import backlog_of
-from ..backlog.tuning import THREADS, UNATTENDED
+from ..backlog.tuning import THREADS
 from ..counts.figures import Stats
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.concurrency import Concurrency
@@ -153,9 +153,9 @@ def check_workers(app: Celery) -> Iterator[str]:
             )
     if is_lost:
         return
-    last_seen = backlog.register.seen((), ()).limits if backlog.can_park else {}
+    seen = backlog.register.seen() if backlog.can_park else None
     for name, owned in used.items():
-        if last_seen and last_seen.get(name, math.inf) >= UNATTENDED:
+        if seen is not None and seen.limits and not seen.attends(name):
             what = ", ".join([*owned.tasks, *owned.queues][:3])
             yield (
                 f"no live worker has the limit {name!r} (of {what}): what is parked for it goes back to its queue. "

@@ -119,7 +119,7 @@ def _refuse_to_start(error: ConfigurationError) -> NoReturn:
 
 def _left_something(app: Any) -> bool:
     """Whether workers of this fleet have had limits: tasks of these may be parked or on their return."""
-    seen = _ask(app, lambda backlog: backlog.register.seen((), ()), None)
+    seen = _ask(app, lambda backlog: backlog.register.seen(), None)
     return seen is not None and bool(seen.limits or seen.returns)
 
 

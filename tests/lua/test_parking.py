@@ -751,7 +751,6 @@ def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Bac
 def test_acknowledged_it_may_come_again_for_other_reasons(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.flush()
     let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 1, "b": 0}) == set()
@@ -822,7 +821,6 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Back
     assert parking.copies.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
     park(parking, "a", copy=1)
     parking.acknowledged(BUCKET, "a")
-    parking.flush()
     assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
     clock.set(START + 11_000_000)

@@ -11,7 +11,7 @@ import pytest
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog_cache import BacklogCache
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
-from celery_ratelimit.backlog.tuning import CLOSED, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
+from celery_ratelimit.backlog.tuning import CLOSED_AHEAD, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
 from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limits.concurrency import Concurrency
@@ -54,7 +54,7 @@ def test_nobody_has_a_turn_before_what_comes_back(occupied: BacklogCache, now: l
     occupied.note_coming(message(), 0.4)
     occupied.note_coming(message(), 0.2)
     assert occupied.is_closed(API), "the later turn counts, in whatever order they come"
-    now[0] += 0.39 - CLOSED
+    now[0] += 0.39 - CLOSED_AHEAD
     assert occupied.is_closed(API)
     now[0] += 0.02
     assert not occupied.is_closed(API)
