@@ -29,7 +29,7 @@ from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
-from celery_ratelimit.backlog.backlog_contents import PAGE
+from celery_ratelimit.backlog.tuning import PAGE
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.lots import ParkingLots
 
@@ -300,7 +300,7 @@ def _park(
     """Park tasks whose limits are closed by their scripts, many in one round trip. ``ends``: when their headers say."""
     limiter = parking._limiter
     calls = limiter.asker.core.calls
-    script, ask = parking.scripts["park"], limiter.asker.core.scripts.acquire
+    script, ask = parking.scripts.by_name["park"], limiter.asker.core.scripts.acquire
     demand = Demand(LIMIT, NAME, "first")
     limiter.asker.ask((demand,))
     parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1)]}, only_behind=True)
@@ -319,7 +319,7 @@ def _park(
                 known.add(tenant)
                 _, number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
                 pipe.execute_command("EVALSHA", asks, number, *_values(pieces))
-            keys = _values([parking._scripts.keys_of((NAME, tenant))])
+            keys = _values(parking.scripts.keys_of_lots([(NAME, tenant)], fair=False)[1])
             pipe.execute_command("EVALSHA", digest, len(keys), *keys, *kept)
             if count % 1000 == 999:
                 pipe.execute()

@@ -24,34 +24,19 @@ from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk, text
-from ..store.script import FAIR, Script
-from .backlog_contents import AGAIN, BYTES, LOTS, BacklogContents
-from .copies import Copies
-from .fleet_registry import WOKEN, FleetRegistry
+from ..store.script import FAIR
+from . import tuning
+from .backlog_contents import BacklogContents
+from .deduplicator import Copies
+from .fleet_registry import FleetRegistry
 from .messages import Bucket, Parked, PollResult, ToPark, decoded, encoded, several
-from .pending_reports import PendingReports
-from .reconciliation import Reconciliation
-from .scripts import FAIR_KEYS, LOT_KEYS, Scripts, arguments_of, weights_text
+from .scripts import PendingReports, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
+__all__ = ["FULL", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
 
-#: Seconds by which a broker may redeliver a message late: on Redis, kombu polls for such messages every 100 seconds.
-LATE = 300.0
 #: Results of :meth:`Backlog.park` for a message that was not parked; ``FULL`` is less the cost of the tasks ahead.
 NOBODY, REPLACED, OVERTAKEN, FULL = -1, -2, -3, -4
-
-#: Seconds before its slot at which a task returns: delays of the broker and of timers, and a short stall of a worker.
-HORIZON = 1.0
-#: Most tasks of one bucket that have a slot and have not started: as many as two workers hold; and as one worker holds.
-MOST, MOST_EACH = 1000, 500
-#: Work of one script, 1 to 2 ms of the store's time: a returned task counts 1, a processed parking lot counts 2.
-#: Parking lots in one script: if one task of each returns, the script does not reach more.
-WORK, AT_ONCE = 50, 17
-#: Seconds after which acknowledged messages are reported to the store, if no other call has reported them before.
-TELL = 2.0
-#: Least seconds between two polls of a parking lot: tasks that are due by the next poll return together.
-LOOK_APART = 0.2
 
 
 class Backlog:
@@ -63,10 +48,10 @@ class Backlog:
         redelivery: seconds after which the broker may redeliver a message that was not acknowledged.
 
     Attributes:
+        scripts: the scripts for the parking lots.
         register: which workers consume which queues and apply which limits.
         contents: which tasks are in which parking lot.
         copies: which copies of messages may run.
-        reconciliation: repairs keys after the store has lost some.
         untold: reports to the store that are pending. Most returned tasks arrive earlier; their workers report them.
         survivors: for each message that the last call of :meth:`park` found replaced by another task, by id: the other
             task's id.
@@ -74,33 +59,22 @@ class Backlog:
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
         self._limiter, self._asker, self._fleet, self._redelivery = limiter, limiter.asker, fleet, redelivery
-        self._memory = microseconds(2 * redelivery + LATE)
-        self._scripts = scripts = Scripts(limiter.asker, fleet)
+        memory = microseconds(2 * redelivery + tuning.REDELIVERY_LATE)
+        self.scripts = scripts = Scripts(limiter.asker, fleet, memory)
         self.untold = PendingReports()
         self.survivors: dict[str, str] = {}
         self.register = FleetRegistry(scripts)
-        self.contents = BacklogContents(scripts, self._memory)
-        self.copies = Copies(limiter.asker, scripts, self._memory)
-        self.reconciliation = Reconciliation(scripts, self._memory)
+        self.contents = BacklogContents(scripts)
+        self.copies = Copies(scripts)
 
     def another(self) -> Backlog:
         """A backlog of the same parking lots, for another thread."""
         return Backlog(self._limiter, self._fleet, self._redelivery)
 
     @property
-    def scripts(self) -> Mapping[str, Script]:
-        """All scripts of the backlog, by name."""
-        return self._scripts.by_name
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the store is called; tests can switch it off (:mod:`celery_ratelimit.testing`)."""
-        return self._asker.pretended_wait is None
-
-    @property
     def can_park(self) -> bool:
-        """Whether tasks are parked: the store is called, and is not in memory."""
-        return self.is_asked and not hasattr(self._asker.client, "clock")
+        """Whether tasks are parked: the store is not in memory, and no test has switched it off."""
+        return self._asker.pretended_wait is None and not hasattr(self._asker.client, "clock")
 
     def bell(self) -> Bell:
         """The bell that rings when a limit without parked tasks gets its first ones."""
@@ -145,7 +119,7 @@ class Backlog:
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
         with self.untold.telling(messages_of) as (told, _):
             arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
-            reply = iter((yield partial(self._scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
+            reply = iter((yield partial(self.scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         replaced = [
             each.id
@@ -160,19 +134,15 @@ class Backlog:
         """Note that the broker has forgotten a parked message. The next call reports it to the store."""
         self.untold.note_acknowledged(bucket, id)
 
-    def flush(self, *, at_once: bool = False) -> None:
-        """Report to the store if a report has been pending for :data:`TELL` seconds; ``at_once``: in any case."""
-        asked(self.tells(at_once=at_once))
-
     # -- Out -------------------------------------------------------------------------------------------------------
 
     def due(self, names: Sequence[str]) -> list[Bucket] | None:
         """The parking lots of these limits that are due for a poll; ``None``: none of the limits has parked tasks."""
         prefix, fleet = self._asker.prefix, self._fleet
         found: list[Bucket] | None = None
-        for part in self._scripts.that_go_together(names) if names else ():
+        for part in self.scripts.that_go_together(names) if names else ():
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
-            reply = self._scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, LOTS, fleet)])
+            reply = self.scripts.with_keys("due", keys, tuning.READ_AT_ONCE, fleet)
             for name, due in zip(part, reply, strict=True):
                 if due is not None:
                     found = [*(found or ()), *[(name, text(key)) for key in due]]
@@ -190,20 +160,20 @@ class Backlog:
             The store's clock in microseconds since 1970, and whether more parking lots remain.
         """
         prefix, name = self._asker.prefix, demand.name
-        lots, code, *_ = self._scripts.shared_keys(name)
+        lots, code, *_ = self.scripts.shared_keys(name)
         keys = (lots, code, config_keys(prefix, name, "")[0], weights_key(prefix, name))
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
-        now, moved = self._scripts.call("reschedule", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
-        return int(now), int(moved) == WOKEN
+        now, moved = self.scripts.with_keys("reschedule", keys, since, tuning.SCANNED_AT_ONCE, code)
+        return int(now), int(moved) == tuning.SCANNED_AT_ONCE
 
     def return_due(
         self,
         demands: Sequence[Demand],
         *,
         due: bool = False,
-        horizon: float = HORIZON,
+        horizon: float = tuning.RETURN_AHEAD,
         absent: Collection[str] = (),
     ) -> list[PollResult]:
         """Return the tasks that have slots at most ``horizon`` seconds ahead. The caller publishes them.
@@ -219,43 +189,38 @@ class Backlog:
         """
         if not demands:
             return []
-        demands = [
-            self._asker.shadows.opened(demand) for demand in _of_one_script(demands, is_cluster=self._asker.is_cluster)
-        ]
-        methods = {demand.method for demand in demands}
-        keys_of, lot_keys = self._scripts.keys_of, LOT_KEYS
-        if any(demand.limit.fair is not None for demand in demands):
-            methods, keys_of, lot_keys = {*methods, FAIR}, self._scripts.fair_keys_of, FAIR_KEYS
-        buckets = [(demand.name, demand.key) for demand in demands]
-        of_limits = [self._scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
+        demand_of = {(demand.name, demand.key): demand for demand in demands}
+        buckets = self.parts(demand_of)[0][: tuning.LOTS_PER_RETURN]
+        demands = [self._asker.shadows.opened(demand_of[bucket]) for bucket in buckets]
+        fair = any(demand.limit.fair is not None for demand in demands)
+        methods = {*[demand.method for demand in demands], *([FAIR] if fair else [])}
+        of_limits = [self.scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
-        most = max(MOST, MOST_EACH * self.register.workers)
-        numbers = (len(demands), int(due), microseconds(horizon), most, microseconds(LOOK_APART), microseconds(AGAIN))
+        number, of_lots = self.scripts.keys_of_lots(buckets, fair=fair)
+        number += KEYS * len(demands)
         queues = sorted(map(encoded, absent))
-        first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(queues), *queues]
-        first += [demand.key for demand in demands]
+        most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
+        times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self.scripts.memory
+        first: list[str | int] = [len(demands), int(due), *times, tuning.STEP_BUDGET, tuning.MAX_REPLY_BYTES]
+        first += [len(queues), *queues, *[key for _, key in buckets]]
         weights: dict[str, tuple[int, str]] = {}
-        for number, demand in enumerate(demands, 1):
+        for place, demand in enumerate(demands, 1):
             if demand.limit.weights:
-                weights.setdefault(demand.name, (number, weights_text(demand.limit)))
-        pieces = [*keys, *map(keys_of, buckets), bulk(*first), *[demand.wire for demand in demands]]
+                weights.setdefault(demand.name, (place, weights_text(demand.limit)))
         last = [value for pair in weights.values() for value in pair]
-        if last:
-            pieces.append(bulk(*last))
-        number = (KEYS + lot_keys) * len(demands)
-        reply = self._scripts.call(
+        reply = self.scripts.call(
             "return_due",
             methods.pop() if len(methods) == 1 else frozenset(methods),
             number,
             number + len(first) + ARGUMENTS * len(demands) + len(last),
-            pieces,
+            [*keys, *of_lots, bulk(*first), *[demand.wire for demand in demands], *([bulk(*last)] if last else [])],
         )
         return [
             PollResult(bucket, None if int(again) < 0 else int(again) / 1e6, int(another) == 1, tuple(several(leaving)))
             for bucket, (again, another, *leaving) in zip(buckets, reply, strict=False)
         ]
 
-    def published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
+    def published(self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({})) -> None:
         """Report that the broker has the messages of these returned tasks. Pending reports are sent with it."""
         asked(self.tells(leaving))
 
@@ -263,7 +228,7 @@ class Backlog:
         self, leaving: Mapping[Bucket, Sequence[Parked]] = MappingProxyType({}), *, at_once: bool = True
     ) -> Asks[None]:
         """:meth:`published` as a generator of calls; unless ``at_once``, only if a report has been pending for long."""
-        if not at_once and not self.untold.waits(TELL):
+        if not at_once and not self.untold.waits(tuning.REPORT_DELAY):
             return
         for part in self.parts(dict.fromkeys([*leaving, *self.untold.lots])):
             with self.untold.telling(part, published=True) as (acknowledged, noted):
@@ -273,23 +238,15 @@ class Backlog:
                     arguments += [bucket[1], len(those), len(ids)]
                     arguments += [value for each in those for value in (each.id, each.copy)]
                     arguments += ids
-                yield partial(self._scripts.tell, part, arguments)
+                yield partial(self.scripts.tell, part, arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
-        """Split buckets into groups for one script each: at most :data:`LOTS`, and of one hash slot of a cluster."""
+        """Split buckets into groups for one script each: not too many, and of one hash slot of a cluster."""
         parts: dict[tuple[int, int], list[Bucket]] = {}
         for place, bucket in enumerate(buckets):
             slot = slot_of(hash_tag(bucket[0])) if self._asker.is_cluster else 0
-            parts.setdefault((slot, place // LOTS), []).append(bucket)
+            parts.setdefault((slot, place // tuning.READ_AT_ONCE), []).append(bucket)
         return list(parts.values())
-
-
-def _of_one_script(demands: Sequence[Demand], *, is_cluster: bool) -> Sequence[Demand]:
-    """The first demand, and as many of the others as one script can process with it."""
-    if not is_cluster:
-        return demands[:AT_ONCE]
-    slot = slot_of(hash_tag(demands[0].name))
-    return [demand for demand in demands if slot_of(hash_tag(demand.name)) == slot][:AT_ONCE]
 
 
 def backlog_of(app: Celery) -> Backlog:

@@ -11,19 +11,10 @@ from .._celery.saved_message import marker_in
 from ..limiter.demand import Demand
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
-from .backlog import HORIZON, LOOK_APART
+from . import tuning
 from .messages import Bucket
 
 __all__ = ["BacklogCache"]
-
-#: Least seconds from the first park in an empty bucket to its poll: tasks that are parked together return together.
-SOON = 0.05
-#: Seconds that a return takes; and the share of the remaining time before the first turn after which to poll.
-BACK, LOOK_SHARE = 0.15, 0.75
-#: If the last assigned turn is more seconds ahead than this, a new request is parked without acquiring.
-CLOSED = 0.1
-#: Buckets that a worker remembers. Requests of other buckets call acquire first.
-MOST_KNOWN = 10_000
 
 
 class BacklogCache:
@@ -40,31 +31,24 @@ class BacklogCache:
 
     def note(self, bucket: Bucket) -> None:
         """Remember that tasks are parked in a bucket."""
-        self._occupied[bucket] = None
-        self._occupied.move_to_end(bucket)
-        if len(self._occupied) > MOST_KNOWN:
-            self._occupied.popitem(last=False)
+        _remember(self._occupied, bucket, None)
 
     def note_turn(self, bucket: Bucket, at: float) -> None:
         """Remember the turn of a returned task, by the monotonic clock: tasks that are parked now have later turns."""
         limit = self._limits.get(bucket[0])
-        if limit is None or isinstance(limit, Concurrency):
-            return
-        self._turns[bucket] = max(at, self._turns.get(bucket, 0.0))
-        self._turns.move_to_end(bucket)
-        if len(self._turns) > MOST_KNOWN:
-            self._turns.popitem(last=False)
+        if limit is not None and not isinstance(limit, Concurrency):
+            _remember(self._turns, bucket, max(at, self._turns.get(bucket, 0.0)))
 
     def note_coming(self, message: Any, seconds: float) -> None:
         """Remember the turn of a message that has just left the backlog, and is due in that many seconds."""
         marker = marker_in(message)
         if "lot" in marker and not marker.get("again"):  # else it was sent back for another reason
             name, key = marker["lot"]
-            self.note_turn((name, key), time.monotonic() + min(seconds, HORIZON))
+            self.note_turn((name, key), time.monotonic() + min(seconds, tuning.RETURN_AHEAD))
 
     def is_closed(self, bucket: Bucket) -> bool:
         """Whether a new request has no turn soon: returned tasks have earlier turns, even if no task is parked."""
-        return self._turns.get(bucket, 0.0) - time.monotonic() > CLOSED
+        return self._turns.get(bucket, 0.0) - time.monotonic() > tuning.CLOSED_AHEAD
 
     def forget_turns(self, names: Container[str]) -> None:
         """Forget the turns of these limits, which have changed."""
@@ -88,4 +72,14 @@ class BacklogCache:
     def looks_in(self, bucket: Bucket) -> float:
         """Seconds until a poll after a task is parked in an empty bucket."""
         turn = self._turns.get(bucket, 0.0) - time.monotonic()
-        return min(LOOK_APART, max(SOON, LOOK_SHARE * (turn - BACK)))
+        return min(
+            tuning.POLL_INTERVAL,
+            max(tuning.FIRST_POLL_DELAY, tuning.FIRST_POLL_SHARE * (turn - tuning.RETURN_DURATION)),
+        )
+
+
+def _remember(known: OrderedDict[Bucket, Any], bucket: Bucket, value: Any) -> None:
+    known[bucket] = value
+    known.move_to_end(bucket)
+    if len(known) > tuning.MAX_KNOWN_BUCKETS:
+        known.popitem(last=False)

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
 from ..limiter.durations import microseconds
-from ..store.keys import lots_key
-from ..store.resp import bulk, text
+from ..store.resp import text
+from . import tuning
 from .messages import Bucket, Lot, Parked, Position, decoded, encoded, several
 from .scripts import Scripts
 
-__all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogContents"]
+__all__ = ["BacklogContents"]
 
-#: Bytes of messages after which one script's reply ends: a connection transfers so many in a moment.
-BYTES = 512_000
-#: Seconds after which a returned task is published once more, unless its message was reported to be at the broker.
-AGAIN = 10.0
-#: Parking lots that one script processes.
-LOTS = 100
-#: Returned, unconfirmed tasks of a parking lot that one command scans.
-LEAVING = 500
-#: Limits for which one script counts tasks.
-COUNTED = 500
-#: Tasks that one script takes out or lists, and look-ups of one script.
-PAGE, FOUND = 75, 200
+_T = TypeVar("_T")
 
 
 class BacklogContents:
@@ -33,31 +23,21 @@ class BacklogContents:
 
     Args:
         scripts: the scripts for its parking lots.
-        memory: microseconds during which the broker may deliver an older copy of a message.
     """
 
-    def __init__(self, scripts: Scripts, memory: int) -> None:
-        self._scripts, self._memory = scripts, memory
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
 
     def occupied(self, names: Sequence[str]) -> list[str]:
         """The limits that have parked tasks."""
-        found: list[str] = []
-        for part in self._scripts.that_go_together(names):
-            keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
-            reply = self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
-            found += [name for name, some in zip(part, reply, strict=True) if int(some)]
-        return found
+        return list(self.counts(names))
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """For each limit that has parking lots: how many, and how many tasks are parked in them."""
         found: dict[str, tuple[int, int]] = {}
-        for part in [
-            some[first : first + COUNTED]
-            for some in self._scripts.that_go_together(names)
-            for first in range(0, len(some), COUNTED)
-        ]:
+        for part in _pages(self._scripts.that_go_together(names), tuning.SCANNED_AT_ONCE):
             keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
-            replies = iter(self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]))
+            replies = iter(self._scripts.with_keys("count_lots", keys))
             for name, lots, parked in zip(part, replies, replies, strict=False):
                 if lots:
                     found[name] = int(lots), int(parked)
@@ -65,14 +45,10 @@ class BacklogContents:
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
         """Find parked tasks by id. Each step runs one script, and yields by bucket: the store's id -> the task's id."""
-        together = self._scripts.that_go_together(names)
-        for part in [those[i : i + FOUND] for those in together for i in range(0, len(those), FOUND)]:
+        for part in _pages(self._scripts.that_go_together(names), tuning.LOOKUPS):
             keys = [self._scripts.shared_keys(name)[2] for name in part]
-            size = max(1, FOUND // len(part))
-            for first in range(0, len(tasks), size):
-                asked = tasks[first : first + size]
-                arguments = bulk(*keys, *map(encoded, asked))
-                reply = self._scripts.call("locate", (), len(keys), len(keys) + len(asked), [arguments])
+            for asked in _pages([tasks], max(1, tuning.LOOKUPS // len(part))):
+                reply = self._scripts.with_keys("locate", keys, *map(encoded, asked))
                 found: dict[Bucket, dict[str, str]] = {}
                 for name, places in zip(part, reply, strict=True):
                     for place in places:
@@ -89,7 +65,7 @@ class BacklogContents:
         for lot in self.lots(names):
             bucket, cursor = (lot.name, lot.key), None
             while lot.leaving and cursor != 0:
-                arguments = self._scripts.lot_keys(bucket)[2], cursor or 0, b"*%b*" % pattern, LEAVING
+                arguments = self._scripts.lot_keys(bucket)[2], cursor or 0, b"*%b*" % pattern, tuning.SCANNED_AT_ONCE
                 cursor, page = self._scripts.command("zscan", *arguments)
                 yield from [(bucket, text(id)) for id, _ in page]
 
@@ -111,40 +87,29 @@ class BacklogContents:
         return position._replace(before=int(tasks), weight=float(weight))
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
-        """The parking lots of these limits that are not empty, without tasks. A script reads :data:`LOTS` of them."""
+        """The parking lots of these limits that are not empty, without tasks."""
         for part in self._scripts.that_go_together(self.occupied(names)):
-            buckets: list[Bucket] = []
-            for page in self._buckets(part):
-                buckets += page
-                while len(buckets) >= LOTS:
-                    yield from self._lots(buckets[:LOTS], None)
-                    del buckets[:LOTS]
-            if buckets:
-                yield from self._lots(buckets, None)
-
-    def _buckets(self, names: Sequence[str]) -> Iterator[list[Bucket]]:
-        """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
-        cursors, seen = dict.fromkeys(names, 0), set[Bucket]()
-        while cursors:
-            asked = list(cursors)[:LOTS]
-            calls = [(self._scripts.shared_keys(name)[0], cursors[name], None, LOTS) for name in asked]
-            for name, (cursor, page) in zip(asked, self._scripts.commands("zscan", calls), strict=True):
-                found = [bucket for key, _ in page if (bucket := (name, text(key))) not in seen]
-                seen.update(found)
-                yield found
-                cursors[name] = int(cursor)
-                if not cursors[name]:
-                    del cursors[name]
+            buckets = list(chain.from_iterable(self._buckets(part)))
+            for some in _pages([buckets], tuning.READ_AT_ONCE):
+                yield from self._lots(some, None)
 
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         """Pages of the keys of a limit's buckets that have parking lots; ``aside``: that have tasks set aside."""
-        lots, _, _, asides, *_ = self._scripts.shared_keys(name)
-        seen, cursor = set[str](), None
-        while cursor != 0:
-            cursor, page = self._scripts.command("zscan", asides if aside else lots, cursor or 0, None, LOTS)
-            keys = [key for key in dict.fromkeys([text(key) for key, _ in page]) if key not in seen]
-            seen.update(keys)
-            yield keys
+        return ([key for _, key in page] for page in self._buckets([name], aside=aside))
+
+    def _buckets(self, names: Sequence[str], *, aside: bool = False) -> Iterator[list[Bucket]]:
+        """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
+        cursors, seen, most = dict.fromkeys(names, 0), set[Bucket](), tuning.READ_AT_ONCE
+        while cursors:
+            asked = list(cursors)[:most]
+            calls = [(self._scripts.shared_keys(name)[3 if aside else 0], cursors[name], None, most) for name in asked]
+            for name, (cursor, page) in zip(asked, self._scripts.commands("zscan", calls), strict=True):
+                found = [bucket for key, _ in page if (bucket := (name, text(key))) not in seen]
+                seen.update(found)
+                yield list(dict.fromkeys(found))
+                cursors[name] = int(cursor)
+                if not cursors[name]:
+                    del cursors[name]
 
     def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
         """The parking lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
@@ -158,9 +123,8 @@ class BacklogContents:
         for bucket in buckets:
             parked, messages, leaving, _, _, _, aside, _, _, _, _, costs, *_ = self._scripts.lot_keys(bucket)
             asked += [parked, leaving, messages, aside, costs]
-        arguments = (*(which or ("", "")), BYTES, *[key for _, key in buckets])
-        number = len(asked)
-        _, *found = self._scripts.call("list_lots", (), number, number + len(arguments), [bulk(*asked, *arguments)])
+        arguments = (*(which or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in buckets])
+        _, *found = self._scripts.with_keys("list_lots", asked, *arguments)
         return [
             Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
             for bucket, (parked, leaving, oldest, cost, *tasks) in zip(buckets, found, strict=True)
@@ -174,14 +138,14 @@ class BacklogContents:
         Returns:
             How many tasks were taken out, their messages (none with ``purge``), and the ids that were not processed.
         """
-        _, came, taken, _, _, *leaving = self._remove(bucket, purge, 0, "", 0, "", *ids[:PAGE])
+        _, came, taken, _, _, *leaving = self._remove(bucket, purge, 0, "", 0, "", *ids[: tuning.PAGE])
         return int(taken), several(leaving), ids[int(came) :]
 
     def remove_all(self, bucket: Bucket, *, purge: bool) -> Iterator[tuple[int, list[Parked]]]:
         """Take out all tasks that are parked now, in their order. Each step runs one script."""
         until, since, last = 0, "0", ""
         while since:
-            now, _, taken, following, last_id, *leaving = self._remove(bucket, purge, PAGE, since, until, last)
+            now, _, taken, following, last_id, *leaving = self._remove(bucket, purge, tuning.PAGE, since, until, last)
             yield int(taken), several(leaving)
             until, since, last = until or int(now), text(following), text(last_id)
 
@@ -199,10 +163,16 @@ class BacklogContents:
         Returns:
             The store's clock in microseconds since 1970, and the returned tasks; no tasks: none are left.
         """
-        numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
-        now, *leaving = self._scripts.run("return_to_queue", bucket, *numbers, *map(encoded, queues))
+        bounds = (tuning.MAX_REPLY_BYTES, tuning.PAGE, until, microseconds(overdue))
+        times = (microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
+        now, *leaving = self._scripts.run("return_to_queue", bucket, *times, bucket[1], *bounds, *map(encoded, queues))
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
-        numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)
-        return self._scripts.run("remove", bucket, *numbers, *which)
+        numbers = (int(purge), microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
+        return self._scripts.run("remove", bucket, *numbers, bucket[1], tuning.MAX_REPLY_BYTES, *which)
+
+
+def _pages(several: Iterable[Sequence[_T]], size: int) -> Iterator[Sequence[_T]]:
+    """Each of these, in parts of that size at most."""
+    return (each[first : first + size] for each in several for first in range(0, len(each), size))

@@ -10,37 +10,89 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, marker_in
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
-from .backlog import Backlog
+from . import tuning
 from .messages import Bucket
+from .scripts import Scripts
 
-__all__ = ["ArrivalCheck", "Deduplicator"]
+if TYPE_CHECKING:
+    from .backlog import Backlog
 
-#: Seconds after which arrived messages are reported if none of them has acquired: they wait for their slots, at most a
-#: second ahead, or for a pool process. It is less than the time after which an unreported message is sent once more.
-TELL = 2.0
-#: Seconds between two attempts to report while the store is lost.
-IN_AN_OUTAGE = 0.2
+__all__ = ["ArrivalCheck", "Copies", "Deduplicator", "GateRequest"]
 
 
-class Arrived(Protocol):
-    """A request in the gate.
+class Copies:
+    """The copies of one fleet's messages.
 
-    ``id`` is the store's id of its task. It acquires ``demands`` and ``shadow``. ``unconfirmed_parks`` is how often its
-    message was sent anew because the worker did not know whether it was parked.
+    Args:
+        scripts: the scripts for its parking lots.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
+        """Report copies that the broker has delivered. Returns the ids of copies that must not run: another copy does.
+
+        ``doubts``: how often they were sent anew because their worker did not know whether they were parked.
+        """
+        return {id for _, id in self.arrive_all({bucket: copies}, doubts)}
+
+    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]], doubts: int = 0) -> set[tuple[Bucket, str]]:
+        """:meth:`arrive` for the parking lots of one of :meth:`Backlog.parts`."""
+        arguments: list[str | int] = [self._scripts.memory]
+        for copies in copies_of.values():
+            arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]
+        reply = self._scripts.of_lots("dedup", list(copies_of), *arguments)
+        asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
+        return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
+
+    def along(self, copies_of: Mapping[Bucket, Mapping[str, int]], asking: Sequence[tuple[str, int]]) -> Along:
+        """The report of :meth:`arrive_all`, for the call in which some of these copies acquire their permits."""
+        copies: list[str | int] = []
+        for those in copies_of.values():
+            copies += [len(those), *[value for id, copy in those.items() for value in (id, copy, 0)]]
+        every = [pair for those in copies_of.values() for pair in those.items()]
+        places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
+        number, keys = self._scripts.keys_of_lots(list(copies_of), fair=False)
+        return Along(keys, number, self._scripts.memory, copies, places)
+
+    def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
+        """Whether one script can access the limits of a request and the parking lot that it returns from."""
+        buckets = [(demand.name, demand.key) for demand in demands]
+        return bucket in buckets and self._scripts.asker.core.takes_one_script(demands)
+
+
+class GateRequest(Protocol):
+    """A request in the worker's gate.
+
+    Attributes:
+        request: Celery's.
+        queue: that it came from.
+        id: by which the store knows its task.
+        demands: its limits.
+        shadow: its limits in shadow mode.
+        unconfirmed_parks: how often it was sent again because the store did not confirm its park.
+        coalesce_key: the same for tasks of which one is to wait.
+        gone: the broker has its message again, and delivers it anew.
     """
 
     request: Any
+    queue: str
     id: str
     demands: tuple[Demand, ...]
     shadow: tuple[Demand, ...]
     unconfirmed_parks: int
+    coalesce_key: str
+
+    @property
+    def gone(self) -> bool: ...
 
 
 class ArrivalCheck:
@@ -62,7 +114,6 @@ class Deduplicator:
     """Reports the returned messages of one worker, and keeps the store's replies: which copies must not run.
 
     Args:
-        worker: the worker.
         parking: the parking lots.
         outage: while it lasts, the store is not called.
     """
@@ -85,9 +136,9 @@ class Deduplicator:
             self._note((name, key), {str(copy["id"]): int(copy["copy"])})
             self._since.setdefault((name, key), time.monotonic())
             if self._cancel_telling is None:
-                self._cancel_telling = self._worker.timers.call_after(TELL, self._tell)
+                self._cancel_telling = self._worker.timers.call_after(tuning.REPORT_DELAY, self._tell)
 
-    def asks_along(self, held: Arrived) -> bool:
+    def asks_along(self, held: GateRequest) -> bool:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
         if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
@@ -100,7 +151,7 @@ class Deduplicator:
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))
 
     @contextmanager
-    def told_along(self, asking: Sequence[Arrived]) -> Iterator[ArrivalCheck | None]:
+    def told_along(self, asking: Sequence[GateRequest]) -> Iterator[ArrivalCheck | None]:
         """Report arrived copies in the call in which these requests acquire. ``None``: there are none to report."""
         those = [held for held in asking if self.asks_along(held)]
         if not those:
@@ -120,7 +171,7 @@ class Deduplicator:
                 else:
                     self._put_back(copies_of)
 
-    def may_run(self, held: Arrived) -> bool:
+    def may_run(self, held: GateRequest) -> bool:
         """Whether a request is the one copy of its task that may run.
 
         Raises:
@@ -157,10 +208,10 @@ class Deduplicator:
     def _tell(self) -> None:
         self._cancel_telling = None
         if self._outage:
-            self._cancel_telling = self._worker.timers.call_after(IN_AN_OUTAGE, self._tell)
+            self._cancel_telling = self._worker.timers.call_after(tuning.POLL_INTERVAL, self._tell)
             return
-        rest = min(self._since.values(), default=float("inf")) + TELL - time.monotonic()
-        if 0 < rest <= TELL and not self._at_once:
+        rest = min(self._since.values(), default=float("inf")) + tuning.REPORT_DELAY - time.monotonic()
+        if 0 < rest <= tuning.REPORT_DELAY and not self._at_once:
             self._cancel_telling = self._worker.timers.call_after(rest, self._tell)
         elif self._parking.can_park:
             self._at_once = False

@@ -5,36 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
 from .._celery import Worker
 from ..limiter.durations import microseconds
 from ..store.keys import attendance_keys, failures_key, seen_keys
-from ..store.resp import bulk, text
+from ..store.resp import text
+from . import tuning
 from .scripts import Scripts
 from .store_calls import Asks
 
-__all__ = ["UNATTENDED", "WOKEN", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
-
-#: Seconds for which a queue is known that no worker consumes. A queue that was never consumed is not known.
-KNOWN = 30 * 86_400.0
-#: Seconds without a report after which a limit or a return queue has no worker: reports come every twenty.
-UNATTENDED = 60.0
-#: Seconds for which a limit or a return queue without a worker is known: its tasks must not be forgotten.
-REMEMBERED = 365 * 86_400.0
-#: Workers from which on each reports its counts less often, and the seconds between two of these reports at most.
-MANY, COUNTS_APART = 100, 2.0
-#: Seconds for which a failure to publish is kept that no worker reports again; failures that are kept.
-FAILURE_KEPT, MAX_FAILURES = 600.0, 1000
-#: Buckets that one step makes due earlier.
-WOKEN = 500
-
-
-#: Seconds between two reports of a worker's queues, and seconds without one after which it is taken for dead.
-ATTEND, ATTENDED = 2.0, 6.0
-#: The same where no task is parked: no slot is given.
-ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
+__all__ = ["FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
 
 
 class Unattended(NamedTuple):
@@ -49,6 +32,10 @@ class Unattended(NamedTuple):
     limits: dict[str, float]
     returns: dict[tuple[str, str], float]
     queues: dict[str, float]
+
+    def attends(self, limit: str) -> bool:
+        """Whether a worker has reported this limit lately."""
+        return self.limits.get(limit, inf) < tuning.UNATTENDED
 
 
 class PublishFailure(NamedTuple):
@@ -89,7 +76,7 @@ class FleetRegistry:
     @property
     def counts_apart(self) -> float:
         """Seconds between two reports of a worker's counts: longer where workers are many."""
-        return min(COUNTS_APART, max(1.0, self.workers / MANY))
+        return min(tuning.MAX_COUNTS_INTERVAL, max(1.0, self.workers / tuning.MANY_WORKERS))
 
     def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> frozenset[str]:
         """Report a worker's queues; returns the queues that no worker consumes any more.
@@ -101,19 +88,15 @@ class FleetRegistry:
             lasts: seconds for which it may be taken for alive; 0.0: the worker ends.
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
-        numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
-        arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
-        reply = self._scripts.call(
-            "heartbeat_queues", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
-        )
-        absent, workers = reply
+        numbers = (microseconds(lasts), microseconds(tuning.QUEUE_KNOWN), len(queues))
+        absent, workers = self._scripts.with_keys("heartbeat_queues", keys, worker, *numbers, *queues, *given_up)
         self.workers = max(1, int(workers))
         return frozenset(map(text, absent)).difference(queues)
 
     def seen(
         self,
-        limits: Sequence[str],
-        returns: Sequence[tuple[str, str]],
+        limits: Sequence[str] = (),
+        returns: Sequence[tuple[str, str]] = (),
         forget: Sequence[str] = (),
         *,
         after: float = 0.0,
@@ -129,16 +112,14 @@ class FleetRegistry:
             most: how many of each kind; -1: all.
         """
         keys = seen_keys(self._scripts.prefix, self._scripts.fleet)
-        numbers = (microseconds(REMEMBERED), microseconds(after), most, len(limits), len(returns))
-        arguments: list[str | int] = [*numbers, *limits, *["\0".join(each) for each in returns], *forget]
-        reply = self._scripts.call(
-            "heartbeat_limits", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
-        )
+        numbers = (microseconds(tuning.LIMIT_KNOWN), microseconds(after), most, len(limits), len(returns))
+        pairs = ["\0".join(each) for each in returns]
+        reply = self._scripts.with_keys("heartbeat_limits", keys, *numbers, *limits, *pairs, *forget)
         of_limits, of_returns, of_queues = [
             {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
         ]
-        pairs = {tuple(name.split("\0", 1)): ago for name, ago in of_returns.items()}
-        return Unattended(of_limits, {(to, queue): ago for (to, queue), ago in pairs.items()}, of_queues)
+        found = {(to, queue): ago for name, ago in of_returns.items() for to, _, queue in [name.partition("\0")]}
+        return Unattended(of_limits, found, of_queues)
 
     def publish_failures(
         self,
@@ -152,10 +133,10 @@ class FleetRegistry:
             published: the same without an error: they were published again.
         """
         key = failures_key(self._scripts.prefix, self._scripts.fleet)
-        arguments: list[str | int] = [microseconds(FAILURE_KEPT), MAX_FAILURES, len(published)]
+        arguments: list[str | int] = [microseconds(tuning.FAILURE_KEPT), tuning.MAX_FAILURES, len(published)]
         arguments += ["\0".join(each) for each in published]
         arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
-        reply = self._scripts.call("publish_failures", (), 1, 1 + len(arguments), [bulk(key, *arguments)])
+        reply = self._scripts.with_keys("publish_failures", [key], *arguments)
         found: dict[str, list[PublishFailure]] = {}
         for field, value in sorted(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True)):
             name, queue, task = field.split("\0", 2)
@@ -181,15 +162,14 @@ class FleetRegistry:
         """
         lots, _, _, asides, _ = self._scripts.shared_keys(name)
         first = "-" if after is None else f"({after}"
-        reply = self._scripts.call("wake_suspended", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
-        return (text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
+        reply = self._scripts.with_keys("wake_suspended", (lots, asides), first, offset, tuning.SCANNED_AT_ONCE)
+        return (text(reply[-1]) if len(reply) == tuning.SCANNED_AT_ONCE else None), offset + len(reply)
 
 
 class QueueHeartbeat:
     """Reports the queues that one worker consumes, and knows which queues any worker consumes.
 
     Args:
-        worker: the worker.
         registry: of the fleet.
         on_new_queues: called when this worker consumes queues that it did not.
         recall: called when tasks may be aside for a queue that is consumed again.
@@ -227,16 +207,17 @@ class QueueHeartbeat:
     def report(self, *, is_idle: bool) -> Asks[None]:
         """Report the queues if it is time to. Tasks whose queue no worker consumes get no slot."""
         queues = self._consumed_queues()
-        pause, lasts = (ATTEND_IDLE, ATTENDED_IDLE) if is_idle else (ATTEND, ATTENDED)
+        pause = tuning.REST_INTERVAL if is_idle else tuning.HEARTBEAT
         if queues == self._queues and time.monotonic() < self._reported_at + pause:
             return
         before, given_up = self.absent, sorted(self._queues - queues)
         attend = self._registry.attend
+        lasts = tuning.MISSED_REPORTS * pause
         self.absent = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
         has_new = queues - self._queues
         self._queues, self._reported_at = queues, time.monotonic()
         if has_new:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
-            self._recall_until = self._reported_at + ATTENDED
+            self._recall_until = self._reported_at + tuning.MISSED_REPORTS * tuning.HEARTBEAT
             self._on_new_queues()
         if before is None or before - self.absent or self._reported_at < self._recall_until:
             self._recall()

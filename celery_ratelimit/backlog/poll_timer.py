@@ -13,33 +13,20 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from .._celery import Worker
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
 from ..limiter.outage import Outage
+from . import tuning
 from .backlog import Backlog
-from .backlog_contents import LOTS
 from .messages import Bucket, PollResult
 from .store_calls import Asks, CallSequence, Reply, StoreCalls
 
-__all__ = ["MAX_PAUSE", "MIN_PAUSE", "NEXT", "RARELY", "TURN", "DueBuckets", "PollTimer", "Rescheduler"]
+__all__ = ["DueBuckets", "PollTimer", "Rescheduler"]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: Seconds after which the rest of a poll waits for the next turn of the worker's loop: the last step may take thirty
-#: milliseconds more, as it publishes fifty tasks.
-TURN = 0.01
-#: Seconds until that next turn: a timer without any delay goes off in the same one.
-NEXT = 0.001
-#: The same in an outage.
-IN_AN_OUTAGE = 0.2
-#: Seconds between two polls of a worker that has found and parked nothing for a while.
-RARELY = 1.0
-#: Seconds between two polls: of a worker that finds tasks, and of one of very many that finds none.
-MIN_PAUSE, MAX_PAUSE = 0.2, 2.0
-#: Seconds between two polls, on average, while nothing is parked: then the bell is rung for the first task.
-IDLE = 20.0
 
 
 class DueBuckets:
@@ -58,7 +45,7 @@ class DueBuckets:
         self._due: dict[Bucket, None] = {}
         self._asks_again = 0.0
         self._are_more = False
-        self._pause = MIN_PAUSE
+        self._pause = tuning.POLL_INTERVAL
         self.any_parked = True  # until the first poll
 
     def __bool__(self) -> bool:
@@ -66,8 +53,8 @@ class DueBuckets:
 
     def pause(self) -> float:
         """Seconds until the next poll: for a worker that finds nothing, so many that the fleet asks often enough."""
-        pause = min(self._pause, MIN_PAUSE * self._backlog.register.workers)
-        return max(MIN_PAUSE, pause * random.uniform(0.75, 1.25))
+        pause = min(self._pause, tuning.POLL_INTERVAL * self._backlog.register.workers)
+        return max(tuning.POLL_INTERVAL, pause * _jitter())
 
     @property
     def must_ask(self) -> bool:
@@ -78,10 +65,10 @@ class DueBuckets:
         """Ask the store which buckets are due."""
         self._asks_again = 0.0  # until there is an answer
         due = yield partial(self._backlog.due, list(self._limits.names))
-        self._asks_again = time.monotonic() + random.uniform(0.75, 1.25) * IDLE
+        self._asks_again = time.monotonic() + tuning.REST_INTERVAL * _jitter()
         self.any_parked = due is not None
         self._due.update(dict.fromkeys(due or ()))
-        self._are_more = len(self._due) >= LOTS
+        self._are_more = len(self._due) >= tuning.READ_AT_ONCE
         if not self._due:
             self._back_off(found=False)
 
@@ -91,7 +78,7 @@ class DueBuckets:
             yield from self.find()
 
     def first(self) -> Sequence[Bucket]:
-        return list(itertools.islice(self._due, LOTS))
+        return list(itertools.islice(self._due, tuning.READ_AT_ONCE))
 
     def note(self, looked: Sequence[PollResult]) -> None:
         """Note what left some of these buckets, and which of them are due again at once."""
@@ -105,14 +92,17 @@ class DueBuckets:
         self._due.clear()
 
     def _back_off(self, *, found: bool) -> None:
-        self._pause = MIN_PAUSE if found else min(2 * self._pause, MAX_PAUSE)
+        self._pause = tuning.POLL_INTERVAL if found else min(2 * self._pause, tuning.MAX_POLL_INTERVAL)
+
+
+def _jitter() -> float:
+    return random.uniform(1 - tuning.JITTER, 1 + tuning.JITTER)
 
 
 class PollTimer:
     """Runs the polls of one worker, one after the other.
 
     Args:
-        worker: the worker.
         outage: while it lasts, there are no polls.
         calls: makes the calls of a poll.
         poll: gets a time to end at; its result is False if there is more to do after that.
@@ -141,16 +131,16 @@ class PollTimer:
         return self._cancel is not None
 
     def begin(self, seconds: float) -> None:
-        """The first poll begins in so many seconds."""
+        """The next poll begins in so many seconds."""
+        if self._cancel is not None:
+            self._cancel()
         self._cancel = self._worker.timers.call_after(seconds, self._now)
 
-    def soon(self, seconds: float) -> bool:
-        """The next poll begins in so many seconds. Returns whether it would have begun later."""
-        if self._cancel is None or self._soon:
-            return False
-        self._soon = True
-        self._next(seconds)
-        return True
+    def soon(self, seconds: float) -> None:
+        """The next poll begins in so many seconds, if there are polls and none was to begin soon."""
+        if self._cancel is not None and not self._soon:
+            self._soon = True
+            self.begin(seconds)
 
     def end(self) -> None:
         """No poll begins any more. A reply that is on its way is heard: tasks may have left the backlog."""
@@ -161,13 +151,8 @@ class PollTimer:
         if run is not None:
             run.end()
 
-    def _next(self, seconds: float) -> None:
-        if self._cancel is not None:
-            self._cancel()
-        self._cancel = self._worker.timers.call_after(seconds, self._now)
-
     def _now(self) -> None:
-        self._cancel, self._soon = self._worker.timers.call_after(RARELY, self._now), False
+        self._cancel, self._soon = self._worker.timers.call_after(tuning.QUIET_POLL_INTERVAL, self._now), False
         if self._is_polling:  # the last one waits for a reply
             self._again = True
             return
@@ -176,7 +161,7 @@ class PollTimer:
             self._go_on(done=True)
             return
         self._is_polling = True
-        run = self._calls.run(self._poll(now + TURN), self._on_end)
+        run = self._calls.run(self._poll(now + tuning.TURN), self._on_end)
         self._run = run if self._is_polling else None
 
     def _on_end(self, reply: Reply[bool]) -> None:
@@ -187,14 +172,17 @@ class PollTimer:
         """If there is more to do, the rest of the worker has a turn, and then this goes on."""
         again, self._again = self._again or not done, False
         if self._cancel is not None and not self._soon:  # else it was ended, or a task was parked meanwhile
-            self._next(NEXT if again else self._pause())
+            self.begin(tuning.NEXT_TURN if again else self._pause())
 
 
 class Rescheduler:
-    """Makes the buckets of limits due earlier, in steps: one for one limit after the other, turn by turn.
+    """Makes the buckets of limits due earlier, in steps: some in each turn of the worker's loop.
+
+    The limits take turns. Of two states of a step the lesser asks for more. A step is taken out before the store is
+    asked, and put back if the store does not answer. So a change that comes meanwhile is kept: greenlets switch, and
+    Celery's loop may be nested.
 
     Args:
-        worker: the worker.
         parking: the parked tasks.
         limits: whose buckets.
         outage: while it lasts, the store is not asked.
@@ -202,10 +190,8 @@ class Rescheduler:
 
     def __init__(self, worker: Worker, parking: Backlog, limits: AppLimits, outage: Outage) -> None:
         self._worker, self._parking, self._limits, self._outage = worker, parking, limits, outage
-        self._to_wake: dict[str, int] = {}
+        self._to_do: dict[tuple[Callable[[str, Any], Any], str], Any] = {}  # a step and a limit's name -> the state
         self._woken_at: dict[str, int] = {}
-        self._to_recall: dict[str, tuple[str | None, int]] = {}
-        self._is_recalled = self._is_new = False
         self._known = 0  # limits that were woken and recalled when this worker came to have them
         self._cancel: Callable[[], None] | None = None
 
@@ -213,86 +199,72 @@ class Rescheduler:
         """Wake and recall limits that this worker has come to have: other workers' code may have other limits."""
         if len(self._limits) > self._known:
             self._known = len(self._limits)
-            self._is_new = True
-            self.recall()
+            self._add(self._find, "", False)
 
     def wake(self, names: Iterable[str]) -> None:
         """What is stored for these limits has changed: their buckets may be due earlier than was foreseen."""
         for name in names:
             if name in self._limits:
-                self._wake(name, self._woken_at.get(name, 0))
+                self._add(self._wake, name, self._woken_at.get(name, 0))
 
     def has_another_code(self, name: str) -> None:
         """The worker that polled buckets of this limit last had another limit in its code."""
-        self._wake(name, -1)
+        self._add(self._wake, name, -1)
 
     def recall(self) -> None:
         """Queues are consumed again: tasks that are aside for them are due."""
-        self._is_recalled = True
-        self._go_on()
-
-    def _wake(self, name: str, since: int) -> None:
-        if self._parking.can_park:
-            self._to_wake[name] = min(since, self._to_wake.get(name, since))
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self._cancel is None:
-            self._cancel = self._worker.timers.call_after(NEXT, self._in_steps)
-
-    def _in_steps(self) -> None:
-        """One step for one limit after the other, until the turn is over."""
-        self._cancel = None
-        self._outage.ask(lambda: self._some_steps(time.monotonic() + TURN), None)
-        if (self._to_wake or self._to_recall or self._is_recalled) and self._cancel is None:
-            self._cancel = self._worker.timers.call_after(IN_AN_OUTAGE if self._outage else NEXT, self._in_steps)
-
-    def _some_steps(self, until: float) -> None:
-        """What is to be done is taken out before the store is asked, and put back if there is no answer.
-
-        So a change or a recall that comes meanwhile is kept: greenlets switch, and Celery's loop may be nested.
-        """
-        if self._is_recalled:
-            self._find_names()
-        while self._to_wake and not self._outage and time.monotonic() < until:
-            name, since = next(iter(self._to_wake.items()))
-            del self._to_wake[name]
-            try:
-                now, more = self._parking.wake(Demand(self._limits[name], name), since)
-            except BaseException:
-                self._wake(name, since)
-                raise
-            if more:
-                self._to_wake[name] = -1  # it has changed, and not all lots have been told
-            else:
-                self._woken_at[name] = now
-        while self._to_recall and not self._outage and time.monotonic() < until:
-            name, (after, offset) = next(iter(self._to_recall.items()))
-            del self._to_recall[name]
-            try:
-                after_this, offset_then = self._parking.register.recall(name, after, offset)
-            except BaseException:
-                self._to_recall.setdefault(name, (after, offset))
-                raise
-            if after_this is not None:
-                self._to_recall.setdefault(name, (after_this, offset_then))
-
-    def _find_names(self) -> None:
-        """The limits to recall, and to wake if some are new: limits with parked tasks."""
-        is_new, self._is_recalled, self._is_new = self._is_new, False, False
-        try:
-            names = self._parking.contents.occupied(self._limits.names) if self._parking.can_park else ()
-        except BaseException:
-            self._is_recalled, self._is_new = True, self._is_new or is_new
-            raise
-        self._to_recall = dict.fromkeys(names, (None, 0))
-        for name in names if is_new else ():
-            self._wake(name, 0)
+        self._add(self._find, "", True)
 
     def close(self) -> None:
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
-        self._to_wake.clear()
-        self._to_recall.clear()
-        self._is_recalled, self._known = False, 0
+        self._to_do.clear()
+        self._known = 0
+
+    def _add(self, step: Callable[[str, Any], Any], name: str, state: Any) -> None:
+        if self._parking.can_park:
+            self._to_do[step, name] = min(state, self._to_do.get((step, name), state))
+            if self._cancel is None:
+                self._cancel = self._worker.timers.call_after(tuning.NEXT_TURN, self._in_steps)
+
+    def _in_steps(self) -> None:
+        self._cancel = None
+        self._outage.ask(lambda: self._some_steps(time.monotonic() + tuning.TURN), None)
+        if self._to_do and self._cancel is None:
+            pause = tuning.POLL_INTERVAL if self._outage else tuning.NEXT_TURN
+            self._cancel = self._worker.timers.call_after(pause, self._in_steps)
+
+    def _some_steps(self, until: float) -> None:
+        while self._to_do and not self._outage and time.monotonic() < until:
+            step, name = next(iter(self._to_do))
+            state = self._to_do.pop((step, name))
+            try:
+                state = step(name, state)
+            except BaseException:
+                self._add(step, name, state)
+                raise
+            if state is not None:
+                self._add(step, name, state)
+
+    # -- Steps: each returns the state for the next step, or None ---------------------------------------------------
+
+    def _find(self, _: str, only_recall: bool) -> None:
+        """Find the limits with parked tasks."""
+        names = self._parking.contents.occupied(self._limits.names)
+        for name in () if only_recall else names:
+            self._add(self._wake, name, 0)
+        for name in names:
+            self._add(self._recall, name, ("", 0))
+
+    def _wake(self, name: str, since: int) -> int | None:
+        now, more = self._parking.wake(Demand(self._limits[name], name), since)
+        if more:
+            return -1  # it has changed, and not all buckets are due yet
+        self._woken_at[name] = now
+        return None
+
+    def _recall(self, name: str, reached: tuple[str, int]) -> tuple[str, int] | None:
+        key, offset = reached
+        after, offset = self._parking.register.recall(name, key or None, offset)
+        return None if after is None else (after, offset)

@@ -1,42 +1,114 @@
-"""Finds limits and queues without a worker, reports their tasks, and returns them to their queues after a grace.
+"""Finds limits and queues without a worker, and returns their tasks to their queues after a grace; repairs lost keys.
 
 A limit, a quota or a queue that was renamed or removed leaves tasks in the store and in return queues. Workers report
 what they have (:class:`Reaper`, a timer); what none has reported is reviewed by the worker that hears of it
-(:class:`Review`, a thread), which returns the tasks by a
-:class:`~celery_ratelimit.backlog.queue_returner.QueueReturner`.
+(:class:`Review`, a thread). The review also compares the keys of the backlog, in case the store has lost some
+(:class:`Reconciliation`): it evicted keys, or was restored in part.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from celery import Celery
 
 from .._celery import Worker, message_count
 from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
+from ..store.resp import text
+from . import tuning
 from .backlog import Backlog
-from .fleet_registry import UNATTENDED, Unattended
-from .queue_returner import QueueReturner
+from .fleet_registry import Unattended
+from .messages import Bucket
+from .publisher import QueueReturner
+from .scripts import Scripts
 
-__all__ = ["Reaper"]
+__all__ = ["Reaper", "Reconciliation"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds between two reports of a worker at most: with three of them missed, a limit counts as one without a worker.
-REPORT = UNATTENDED / 3
-#: Seconds between two reviews, and limits, return queues and queues that one review covers.
-REVIEW, MAX_REVIEWED = 10.0, 100
-#: Seconds between two log lines about one limit or queue.
-REMINDER = 300.0
-#: Seconds for which an empty limit or return queue stays known: a task that has left may still arrive there.
-KEPT = 3600.0
-#: Buckets whose tasks are counted for a log line.
-COUNTED = 1000
+
+class Reconciled(NamedTuple):
+    """The changes of one step.
+
+    Attributes:
+        again: number of tasks that had lost their places. They are parked again.
+        removed: number of places that had lost their messages. They are removed: these tasks are lost.
+    """
+
+    again: int
+    removed: int
+
+
+class Reconciliation:
+    """Compares the keys of parking lots, some at a time. Two workers may do so at once.
+
+    Either of two indexes leads to a parking lot. If both are lost, a parking lot with a key is found when the next task
+    is parked there.
+
+    Args:
+        scripts: the scripts for the parking lots.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._cursors: dict[str, tuple[int, int]] = {}
+        self._positions: dict[Bucket, tuple[int, str]] = {}  # of parking lots that are compared in part
+
+    def review(self, names: Sequence[str]) -> None:
+        """Compare some parking lots of some of these limits, and log an error if the store has lost keys."""
+        for name in random.sample(names, min(tuning.REVIEWED, len(names))):
+            again, removed = self.step(name)
+            if again or removed:
+                logger.error(
+                    "The store has lost keys of the limit %r: %d tasks are parked again, %d parked tasks are lost. "
+                    "Does it evict keys (maxmemory-policy), or was it restored in part?",
+                    *(name, again, removed),
+                )
+
+    def step(self, name: str) -> Reconciled:
+        """Compare the next parking lots of a limit. The next step continues behind them."""
+        entries = self._next_lots(name)
+        again = removed = 0
+        for _ in range(tuning.COMPARISONS):
+            lots = list(entries)[: tuning.STEP_BUDGET]
+            if not lots:
+                break
+            for bucket, each in zip(lots, self._compare(lots, entries), strict=True):
+                part, cursor, some, others = int(each[0]), text(each[1]), int(each[2]), int(each[3])
+                again, removed = again + some, removed + others
+                del entries[bucket]
+                self._positions.pop(bucket, None)
+                if part:
+                    self._positions[bucket] = part, cursor
+                    entries[bucket] = []
+        return Reconciled(again, removed)
+
+    def _compare(self, lots: Sequence[Bucket], entries: dict[Bucket, list[str]]) -> Sequence[Sequence[bytes]]:
+        arguments: list[str | int] = [self._scripts.memory, tuning.COMPARED]
+        for bucket in lots:
+            arguments += [bucket[1], *self._positions.get(bucket, (0, "0")), len(entries[bucket]), *entries[bucket]]
+        reply: Sequence[Sequence[bytes]] = self._scripts.of_lots("reconcile", lots, *arguments)
+        return reply
+
+    def _next_lots(self, name: str) -> dict[Bucket, list[str]]:
+        """The next parking lots of the indexes, each with its entries of ``where``; and the partly compared ones."""
+        lots, _, where, *_ = self._scripts.shared_keys(name)
+        at_lots, at_where = self._cursors.get(name, (0, 0))
+        at_lots, keys = self._scripts.command("zscan", lots, at_lots, None, tuning.STEP_BUDGET)
+        at_where, places = self._scripts.command("zscan", where, at_where, None, tuning.STEP_BUDGET)
+        self._cursors[name] = at_lots, at_where
+        entries: dict[Bucket, list[str]] = {bucket: [] for bucket in self._positions if bucket[0] == name}
+        for key in ["", *[text(key) for key, _ in keys]]:
+            entries.setdefault((name, key), [])
+        for place in [text(place) for place, _ in places]:
+            entries.setdefault((name, place.split("\0", 2)[2]), []).append(place)
+        return entries
 
 
 class Review:
@@ -53,6 +125,7 @@ class Review:
 
     def __init__(self, app: Celery, backlog: Backlog, grace: float) -> None:
         self._app, self._backlog, self._grace = app, backlog, grace
+        self._reconciliation = Reconciliation(backlog.scripts)
         self.empty: set[str] = set()
         self._warned: dict[str, float] = {}
 
@@ -67,29 +140,28 @@ class Review:
             reconciles: whether it is this worker's turn to compare: one of the fleet does every ten seconds.
         """
         if reconciles:
-            self._backlog.reconciliation.review(names)
+            self._reconciliation.review(names)
         if not any(unseen):
             return
-        occupied = set(self._backlog.contents.occupied([*unseen.limits, *names]))
+        counts = self._backlog.contents.counts([*unseen.limits, *names])
         for name, ago in unseen.limits.items():
-            if name in occupied:
-                self._review_limit(name, ago)
-            elif ago >= self._grace + KEPT:
+            if name in counts:
+                self._review_limit(name, ago, counts[name][1])
+            elif ago >= self._grace + tuning.EMPTY_KNOWN:
                 self.empty.add(name)
         absent = [queue for queue, ago in unseen.queues.items() if ago >= self._grace]
-        for name in occupied.intersection(names) if absent else ():
+        for name in counts.keys() & names if absent else ():
             if any(self._backlog.contents.keys(name, aside=True)):
                 self._return_limit(f"of the limit {name!r} whose queue no worker consumes", name, absent)
         if unseen.returns:
             self._review_return_queues(unseen.returns)
 
-    def _review_limit(self, name: str, ago: float) -> None:
+    def _review_limit(self, name: str, ago: float, parked: int) -> None:
         if self._may_warn(f"limit {name}"):
-            lots = itertools.islice(self._backlog.contents.lots([name]), COUNTED)
             logger.warning(
                 "%d tasks are parked for the limit %r, which no worker has had for %.0f s: was it renamed or removed? "
                 "%g s after the last one (ratelimit_orphans_after) they go back to their queues, as they were sent",
-                *(sum(lot.parked for lot in lots), name, ago, self._grace),
+                *(parked, name, ago, self._grace),
             )
         if ago >= self._grace:
             self._return_limit(f"of the limit {name!r}, which no worker has", name, [])
@@ -99,7 +171,7 @@ class Review:
             counts = {pair: message_count(connection, pair[0]) for pair in returns}
         for (to, queue), ago in returns.items():
             if not counts[to, queue]:
-                if ago >= self._grace + KEPT:
+                if ago >= self._grace + tuning.EMPTY_KNOWN:
                     self.empty.add(f"{to}\0{queue}")
                 continue
             if self._may_warn(f"queue {to}"):
@@ -124,7 +196,7 @@ class Review:
             logger.warning("Tasks %s, stay: the broker has no queue %s", what, ", ".join(sorted(missing)))
 
     def _may_warn(self, what: str) -> bool:
-        may = time.monotonic() >= self._warned.get(what, float("-inf")) + REMINDER
+        may = time.monotonic() >= self._warned.get(what, float("-inf")) + tuning.WARNING_INTERVAL
         if may:
             self._warned[what] = time.monotonic()
         return may
@@ -134,7 +206,6 @@ class Reaper:
     """Reports the limits and return queues that one worker has, and starts reviews of what no worker has.
 
     Args:
-        worker: the worker.
         backlog: the parked tasks.
         limits: of the worker, by name; there may be more of them later.
         grace: seconds without a worker after which tasks are returned: a rolling deploy has workers of both kinds.
@@ -147,7 +218,7 @@ class Reaper:
         self._worker, self._limits, self._outage = worker, limits, outage
         self._backlog, self._grace = backlog, grace
         self._review = Review(worker.app, backlog.another(), grace)
-        self._pause = max(1.0, min(REPORT, grace / 3))
+        self._pause = max(1.0, min(tuning.REST_INTERVAL, grace / tuning.MISSED_REPORTS))
         self._reported: set[str] = set()
         self._return_queues: set[tuple[str, str]] = set()
         self._new_return_queues: set[tuple[str, str]] = set()
@@ -185,10 +256,12 @@ class Reaper:
         consumption = self._worker.consumption
         pairs = {(consumption.return_queue_for(queue), queue) for queue in consumption.queues}
         returns = {pair for pair in pairs if pair[0] != pair[1]} | self._new_return_queues
-        after = max(3.0, min(self._grace, 3 * self._pause))
-        unseen = self._backlog.register.seen(names, sorted(returns), sorted(forget), after=after, most=MAX_REVIEWED)
+        after = tuning.MISSED_REPORTS * self._pause
+        unseen = self._backlog.register.seen(
+            names, sorted(returns), sorted(forget), after=after, most=tuning.READ_AT_ONCE
+        )
         self._new_return_queues -= returns
-        now, pause = time.monotonic(), min(REVIEW, self._grace)
+        now, pause = time.monotonic(), min(tuning.REVIEW_INTERVAL, self._grace)
         reconciles = now >= self._reconciled_at + pause * self._backlog.register.workers
         is_due = reconciles or (any(unseen) and now >= self._reviewed_at + pause)
         if is_due and not (self._thread is not None and self._thread.is_alive()):
@@ -205,4 +278,6 @@ class Reaper:
         try:
             self._outage.ask(lambda: self._review.run(unseen, names, reconciles=reconciles), None, quietly=True)
         except Exception as error:  # of the broker
-            logger.warning("Tasks without a worker could not be returned (%r); next try in %g s", error, REVIEW)
+            logger.warning(
+                "Tasks without a worker could not be returned (%r); next try in %g s", error, tuning.REVIEW_INTERVAL
+            )

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
@@ -19,60 +19,28 @@ from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
+from . import tuning
 from .backlog import NOBODY, Backlog, PollResult, ToPark
-from .backlog_cache import SOON, BacklogCache
-from .backlog_contents import AGAIN, FOUND
-from .deduplicator import Deduplicator
+from .backlog_cache import BacklogCache
+from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
-from .poll_timer import MIN_PAUSE, RARELY, DueBuckets, PollTimer, Rescheduler
+from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
 from .reaper import Reaper
 from .store_calls import Asks, StoreCalls
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 
-#: Seconds after which a worker that has found and parked nothing polls seldom.
-QUIET = 2.0
-#: Seconds after a long outage in which workers report what has arrived, before a worker polls again.
-OTHERS_TELL = 1.5
-#: Revoked tasks that leave in one step.
-REVOKED_AT_ONCE = 25
-
-
-class RequestToPark(Protocol):
-    """A request that the gate turns away.
-
-    Attributes:
-        request: Celery's.
-        queue: that it came from.
-        id: by which the store knows it.
-        demands: its limits.
-        unconfirmed_parks: how often it was sent again because the store did not confirm its park.
-        coalesce_key: the same for tasks of which one is to wait.
-        gone: the broker has its message again, and delivers it anew.
-    """
-
-    request: Any
-    queue: str
-    id: str
-    demands: tuple[Demand, ...]
-    unconfirmed_parks: int
-    coalesce_key: str
-
-    @property
-    def gone(self) -> bool: ...
-
 
 #: Requests, each with its message as it is parked, by bucket.
-ToBeParked = Mapping[Bucket, Sequence[tuple[RequestToPark, ToPark]]]
+ToBeParked = Mapping[Bucket, Sequence[tuple[GateRequest, ToPark]]]
 
 
 class ReturnScheduler:
     """Parks and returns the tasks of one worker's limits.
 
     Args:
-        worker: the worker.
         parking: the parked tasks.
         limits: by name; there may be more of them later.
         outage: while it lasts, the store is not asked.
@@ -103,9 +71,9 @@ class ReturnScheduler:
         self._reaper = Reaper(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
         self.rescheduler = Rescheduler(worker, parking, limits, outage)
-        self._publisher = Publisher(worker, parking, self._reaper, clock)
+        self._publisher = Publisher(worker, parking, self._reaper.note_return_queue, clock)
         self._revoked: list[str] = []  # tasks
-        self._revoked_in: list[tuple[Bucket, list[str]]] = []  # what the store knows them by
+        self._revoked_in: list[tuple[Bucket, Sequence[str]]] = []  # what the store knows them by
         self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)
         self.occupied = BacklogCache(limits)
         self._due = DueBuckets(parking, limits)
@@ -126,11 +94,11 @@ class ReturnScheduler:
 
     @property
     def _is_quiet(self) -> bool:
-        return time.monotonic() - self._busy_at >= QUIET
+        return time.monotonic() - self._busy_at >= tuning.MAX_POLL_INTERVAL
 
     # -- In --------------------------------------------------------------------------------------------------------
 
-    def to_park(self, held: RequestToPark, demand: Demand, since: int = 0) -> ToPark:
+    def to_park(self, held: GateRequest, demand: Demand, since: int = 0) -> ToPark:
         """A request's message, as it is parked where ``demand`` is asked."""
         request = held.request
         marker = marker_in(request.message)
@@ -163,9 +131,8 @@ class ReturnScheduler:
         self._note_acknowledged()
         for name, _ in requests_of:
             self._reaper.ensure_reported(name)
-        only_behind = only_behind and not all(map(self.occupied.is_closed, requests_of))
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
-        later = {bucket: self.occupied.looks_in(bucket) - SOON for bucket in requests_of}
+        later = {bucket: self.occupied.looks_in(bucket) - tuning.FIRST_POLL_DELAY for bucket in requests_of}
         said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
         for bucket, said in said_of.items():
             for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
@@ -175,7 +142,7 @@ class ReturnScheduler:
                     self.occupied.forget(bucket)
         return said_of
 
-    def _acknowledge(self, held: RequestToPark, bucket: Bucket, ahead: int) -> None:
+    def _acknowledge(self, held: GateRequest, bucket: Bucket, ahead: int) -> None:
         self.occupied.note(bucket)
         if ahead == 0 or self._is_quiet:  # the first task of a bucket may have its turn before the next poll
             self._polls.soon(self.occupied.looks_in(bucket))
@@ -194,7 +161,7 @@ class ReturnScheduler:
     def watch(self) -> None:
         """Poll from now on."""
         if not self._polls.is_running:
-            self._polls.begin(MIN_PAUSE)
+            self._polls.begin(tuning.POLL_INTERVAL)
             if self.parking.can_park:
                 self._bell.listen()
             self._reaper.report_now()
@@ -203,15 +170,15 @@ class ReturnScheduler:
     def store_is_back(self) -> None:
         """Report at once what has arrived: a worker that polls might publish these tasks once more."""
         now = time.monotonic()
-        if now - self._polled_at > AGAIN / 2:
-            self._polls_from = now + OTHERS_TELL
+        if now - self._polled_at > tuning.PUBLISH_TIMEOUT / 2:
+            self._polls_from = now + tuning.REPORT_DELAY
         self.arrivals.tell_soon()
 
     def close(self) -> None:
         self._polls.end()
         end = self._heartbeat.end()
         if self.parking.can_park:
-            self._outage.ask(lambda: self.parking.flush(at_once=True), None, quietly=True)
+            self._outage.ask(self.parking.published, None, quietly=True)
             self._outage.ask(end, None, quietly=True)
         self._bell.close()
         self._reaper.close()
@@ -225,7 +192,7 @@ class ReturnScheduler:
 
     def _pause(self) -> float:
         """Seconds until the next poll."""
-        return max(RARELY if self._is_quiet else 0.0, self._due.pause())
+        return max(tuning.QUIET_POLL_INTERVAL if self._is_quiet else 0.0, self._due.pause())
 
     def _poll(self, until: float) -> Asks[bool]:
         """One poll. False: there is more to do, and time is up."""
@@ -246,13 +213,13 @@ class ReturnScheduler:
         while self._revoked or self._revoked_in:
             if self._revoked_in:
                 bucket, ids = self._revoked_in[-1]
-                _, leaving, remaining = self.parking.contents.remove(bucket, ids[:REVOKED_AT_ONCE], purge=False)
+                _, leaving, remaining = self.parking.contents.remove(bucket, ids, purge=False)
                 self._revoked_in.pop()
-                if remaining := [*remaining, *ids[REVOKED_AT_ONCE:]]:
+                if remaining:
                     self._revoked_in.append((bucket, remaining))
                 self._publisher.publish({bucket: leaving} if leaving else {})
             else:
-                asked = self._revoked[: max(1, FOUND // len(names))]
+                asked = self._revoked[: max(1, tuning.LOOKUPS // len(names))]
                 found = [each for step in self.parking.contents.find(names, asked) for each in step.items()]
                 self._revoked_in = [(bucket, list(ids)) for bucket, ids in found]
                 del self._revoked[: len(asked)]
@@ -280,7 +247,9 @@ class ReturnScheduler:
             looked: Sequence[PollResult] = yield return_due
             due.note(looked)
             for each in looked:
-                if each.again is None or each.again >= AGAIN:  # empty, or closed for long: a new request asks first
+                if (
+                    each.again is None or each.again >= tuning.PUBLISH_TIMEOUT
+                ):  # empty, or closed for long: a new request asks first
                     self.occupied.forget(each.bucket)
                 if each.leaving:
                     self.occupied.note_turn(each.bucket, time.monotonic() + max(one.wait for one in each.leaving))

@@ -1,9 +1,11 @@
-"""Calls the Lua scripts of parking lots, with the keys of one fleet."""
+"""Calls the Lua scripts of parking lots, with the keys of one fleet; collects reports that the next call carries."""
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +15,9 @@ from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk
 from ..store.script import FAIR, Script
-from .messages import Bucket, ToPark, record_of
+from .messages import Bucket, Parked, ToPark, record_of
 
-__all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
+__all__ = ["PendingReports", "Scripts", "arguments_of", "weights_text"]
 
 #: Number of keys that a script gets for each parking lot.
 LOT_KEYS = 13
@@ -37,18 +39,18 @@ class Scripts:
     Args:
         asker: calls the store.
         fleet: names the broker. A worker never publishes to its broker a message that came from another broker.
+        memory: microseconds during which the broker may deliver an older copy of a message.
 
     Attributes:
         by_name: all scripts.
         prefix: of all keys in the store.
     """
 
-    def __init__(self, asker: Asker, fleet: str) -> None:
-        self.asker, self.fleet = asker, fleet
+    def __init__(self, asker: Asker, fleet: str, memory: int) -> None:
+        self.asker, self.fleet, self.memory = asker, fleet, memory
         self.prefix = asker.prefix
         self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
-        self.keys_of = lru_cache(maxsize=1024)(self._keys_of)
-        self.fair_keys_of = lru_cache(maxsize=1024)(self._fair_keys_of)
+        self._keys_of = lru_cache(maxsize=1024)(lambda bucket, number: bulk(*self.lot_keys(bucket)[:number]))
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
 
     def lot_keys(self, bucket: Bucket) -> Sequence[str]:
@@ -59,12 +61,6 @@ class Scripts:
         """The keys that all parking lots of one limit have in common."""
         return all_lots_keys(self.prefix, name, self.fleet)
 
-    def _keys_of(self, bucket: Bucket) -> bytes:
-        return bulk(*self.lot_keys(bucket)[:LOT_KEYS])
-
-    def _fair_keys_of(self, bucket: Bucket) -> bytes:
-        return bulk(*self.lot_keys(bucket))
-
     def _limit_keys(self, name: str, key: str, method: str) -> tuple[bytes, bytes]:
         """The keys that include/read_limits.lua reads for a limit; and its slots key, for the end of the list."""
         state, slots = bucket_keys(self.prefix, name, key, method)
@@ -74,18 +70,23 @@ class Scripts:
         """See :meth:`Asker.run_script`."""
         return self.asker.run_script(self.by_name[name], *call)
 
+    def with_keys(self, name: str, keys: Sequence[str], *arguments: str | int) -> Any:
+        """Run a script with these keys."""
+        return self.call(name, (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
+
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """Run a script for one parking lot."""
         return self.of_lots(name, [bucket], *arguments)
 
     def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int, fair: bool = False) -> Any:
         """Run a script for several parking lots; ``fair``: one of their limits is fair."""
-        keys_of, each = self.keys_of, LOT_KEYS
-        if fair or name in _FAIR_IN_ANY_CASE:
-            keys_of, each = self.fair_keys_of, FAIR_KEYS
-        keys = each * len(buckets)
-        methods = FAIR if fair else ()
-        return self.call(name, methods, keys, keys + len(arguments), [*map(keys_of, buckets), bulk(*arguments)])
+        number, keys = self.keys_of_lots(buckets, fair=fair or name in _FAIR_IN_ANY_CASE)
+        return self.call(name, FAIR if fair else (), number, number + len(arguments), [*keys, bulk(*arguments)])
+
+    def keys_of_lots(self, buckets: Sequence[Bucket], *, fair: bool) -> tuple[int, list[bytes]]:
+        """The number of keys of these parking lots, and the keys; ``fair``: with the keys for shares."""
+        each = FAIR_KEYS if fair else LOT_KEYS
+        return each * len(buckets), [self._keys_of(bucket, each) for bucket in buckets]
 
     def tell(self, buckets: Sequence[Bucket], arguments: Sequence[str | int]) -> None:
         """Report published and acknowledged messages of these parking lots, see ``lua/confirm_published.lua``."""
@@ -106,6 +107,57 @@ class Scripts:
     def that_go_together(self, names: Sequence[str]) -> list[Sequence[str]]:
         """Split limits into groups for one script each: all limits together, on a cluster each limit alone."""
         return [names] if not self.asker.is_cluster else [[name] for name in names]
+
+
+class PendingReports:
+    """Reports of messages that were acknowledged after a park, and of returned tasks that were published.
+
+    Attributes:
+        acknowledged: ids, by the parking lot's bucket.
+        published: tasks, by the parking lot's bucket.
+    """
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[Bucket, list[str]] = {}
+        self.published: dict[Bucket, list[Parked]] = {}
+        self._noted_at: dict[Bucket, float] = {}  # when the first report of a bucket was noted
+
+    @property
+    def lots(self) -> list[Bucket]:
+        return list(self._noted_at)
+
+    def waits(self, seconds: float) -> bool:
+        """Whether a report has been pending for that many seconds."""
+        return min(self._noted_at.values(), default=float("inf")) <= time.monotonic() - seconds
+
+    def note_acknowledged(self, bucket: Bucket, id: str) -> None:
+        self.acknowledged.setdefault(bucket, []).append(id)
+        self._noted_at.setdefault(bucket, time.monotonic())
+
+    def note_published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
+        for bucket, tasks in leaving.items():
+            self.published.setdefault(bucket, []).extend(tasks)
+            self._noted_at.setdefault(bucket, time.monotonic())
+
+    @contextmanager
+    def telling(
+        self, buckets: Iterable[Bucket], *, published: bool = False
+    ) -> Iterator[tuple[Mapping[Bucket, Sequence[str]], Mapping[Bucket, Sequence[Parked]]]]:
+        """Take out the acknowledged ids, and with ``published`` the published tasks. An error keeps them."""
+        told, left = {}, {}
+        for bucket in buckets:
+            told[bucket] = self.acknowledged.pop(bucket, [])
+            left[bucket] = self.published.pop(bucket, []) if published else []
+            if bucket not in self.published:
+                self._noted_at.pop(bucket, None)
+        try:
+            yield told, left
+        except BaseException:
+            for bucket, ids in told.items():
+                for id in ids:
+                    self.note_acknowledged(bucket, id)
+            self.note_published({bucket: tasks for bucket, tasks in left.items() if tasks})
+            raise
 
 
 def arguments_of(

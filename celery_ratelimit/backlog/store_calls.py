@@ -17,22 +17,12 @@ from typing import Any, Generic, TypeVar, cast
 
 from .._celery import Worker
 from ..limiter.outage import NotAsked, Outage
+from . import tuning
 
 __all__ = ["Asks", "CallSequence", "Reply", "StoreCalls", "StoreLatency", "advance", "asked"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Threads, each with its own connection; and how many of them connect when the worker starts.
-THREADS, CONNECTED = 4, 2
-#: Seconds that a stopping worker waits for replies. A call to a store that hangs has timed out by then.
-LAST_REPLIES = 3.0
-#: Seconds at which one round trip is capped in the mean, and its weight in the mean.
-MAX_ROUND_TRIP, NEWEST = 0.1, 1 / 8
-#: Threads make calls from this many seconds of a round trip on; below the second value the loop makes them again.
-#: Passing a call to a thread takes 0.1 ms.
-THREADS_FROM, LOOP_BELOW = 0.001, 0.0005
-#: The fastest of this many latest replies shows the distance of the store; the others were late for other reasons.
-LATEST = 16
 
 _T = TypeVar("_T")
 
@@ -71,13 +61,15 @@ class StoreLatency:
 
     def __init__(self) -> None:
         self.round_trip, self.is_worth_threads = 0.0, False
-        self._latest: deque[float] = deque(maxlen=LATEST)
+        self._latest: deque[float] = deque(maxlen=tuning.LATEST_REPLIES)
 
     def note(self, seconds: float) -> None:
         """Note the duration of a call."""
-        self.round_trip += NEWEST * (min(MAX_ROUND_TRIP, seconds) - self.round_trip)
+        self.round_trip += tuning.NEWEST_WEIGHT * (min(tuning.MAX_ROUND_TRIP, seconds) - self.round_trip)
         self._latest.append(seconds)
-        self.is_worth_threads = min(self._latest) >= (LOOP_BELOW if self.is_worth_threads else THREADS_FROM)
+        self.is_worth_threads = min(self._latest) >= (
+            tuning.LOOP_BELOW if self.is_worth_threads else tuning.THREADS_FROM
+        )
 
 
 class StoreCalls:
@@ -86,7 +78,6 @@ class StoreCalls:
     Without an event loop that a thread can wake (green pools, kombu before 5.7) the worker makes them itself.
 
     Args:
-        worker: the worker.
         outage: while it lasts no call is made.
 
     Attributes:
@@ -103,7 +94,7 @@ class StoreCalls:
     def open(self, ping: Callable[[], object]) -> None:
         """Measure the store's latency, and let threads connect before their first call: that takes four round trips."""
         self.submit(ping, _ignore, in_loop=True)
-        for _ in range(CONNECTED if self._use_threads else 0):
+        for _ in range(tuning.CONNECTED if self._use_threads else 0):
             self.submit(ping, _ignore)
 
     def submit(
@@ -144,7 +135,7 @@ class StoreCalls:
         self._connection = object()
         threads, self._threads = self._threads, _threads()
         threads.shutdown(wait=False)
-        wait([each for each in self._in_threads.copy() if each.running()], LAST_REPLIES)
+        wait([each for each in self._in_threads.copy() if each.running()], tuning.LAST_REPLIES)
 
     @property
     def _use_threads(self) -> bool:
@@ -264,4 +255,4 @@ def _ignore(reply: Reply[Any]) -> None: ...
 
 
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, "celery_ratelimit-store")
+    return ThreadPoolExecutor(tuning.THREADS, "celery_ratelimit-store")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import NamedTuple
 
 from celery import Celery
@@ -14,7 +13,7 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
-from ..backlog.fleet_registry import UNATTENDED, PublishFailure
+from ..backlog.fleet_registry import PublishFailure, Unattended
 from ..backlog.messages import Bucket, Lot
 from ..counts.would import Would
 from ..limiter.counted import ask_used
@@ -158,9 +157,9 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
         ConfigurationError: a name is not known.
     """
     owned, backlog, settings = owners_of(app), backlog_of(app), settings_of(app)
-    last_seen = backlog.register.seen((), ()).limits if backlog.can_park else {}
+    seen = backlog.register.seen() if backlog.can_park else Unattended({}, {}, {})
     failures = backlog.register.publish_failures() if backlog.can_park else {}
-    known: dict[str, AnyLimit | None] = {**dict.fromkeys(last_seen), **settings.quotas}
+    known: dict[str, AnyLimit | None] = {**dict.fromkeys(seen.limits), **settings.quotas}
     known.update({name: each.limit for name, each in owned.items()})
     for name in names:
         if name not in known:
@@ -190,7 +189,7 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
                 queues=queues[name],
                 queued=queued,
                 drains_in=_drains_in(standing, code, parked, queued or 0, by_key=by_key),
-                attended=not parked.tasks or last_seen.get(name, inf) < UNATTENDED,
+                attended=not parked.tasks or seen.attends(name),
                 tasks=tuple(owned[name].tasks) if name in owned else (),
                 failures=tuple(failures.get(name, ())),
                 would=would.get(name),
@@ -202,8 +201,8 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
 def lots_of(app: Celery, limits: Mapping[str, AnyLimit], names: Sequence[str] = ()) -> list[ParkingLot]:
     """The lots in which tasks are parked; default: of ``limits``, and of all that workers have or have had."""
     backlog = backlog_of(app)
-    last_seen = backlog.register.seen((), ()).limits
-    lots = [lot for lot in backlog.contents.lots(names or sorted({*limits, *last_seen})) if lot.parked]
+    seen = backlog.register.seen()
+    lots = [lot for lot in backlog.contents.lots(names or sorted({*limits, *seen.limits})) if lot.parked]
     standings = standings_of(app, limits, [(lot.name, lot.key) for lot in lots])
     return [
         ParkingLot(
@@ -212,7 +211,7 @@ def lots_of(app: Celery, limits: Mapping[str, AnyLimit], names: Sequence[str] = 
             parked=lot.parked,
             oldest=lot.oldest,
             drains_in=standing.config.paused + lot.cost * standing.interval if standing.interval else None,
-            attended=last_seen.get(lot.name, inf) < UNATTENDED,
+            attended=seen.attends(lot.name),
             cost=lot.cost,
         )
         for lot, standing in zip(lots, standings, strict=True)
@@ -238,10 +237,8 @@ def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing
     limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
     asker = limiter_of(app).asker
     found = asker.drive(ask_shadows(asker.core, limits))
-    stored = {name: each for name, (each, _) in found.items()}
-    told = [
-        replace(each, config=replace(each.config, stored_shadow=stored.get(each.config.name))) for each in standings
-    ]
+    kept = {name: each for name, (each, _) in found.items()}
+    told = [replace(each, config=replace(each.config, stored_shadow=kept.get(each.config.name))) for each in standings]
     return told, {name: would for name, (_, would) in found.items()}
 
 

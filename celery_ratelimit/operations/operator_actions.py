@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from celery import Celery
@@ -15,9 +16,9 @@ from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
-from ..backlog.backlog_contents import AGAIN, PAGE
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
-from ..backlog.queue_returner import QueueReturner
+from ..backlog.publisher import QueueReturner
+from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
 from .limit_status import ParkingLot, lots_of, standings_of
@@ -105,12 +106,12 @@ class ParkingLots:
             found += map(_task, page)
         return found
 
-    def release(self, name: str, key: str = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
+    def release(self, name: str, key: str | None = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
         """Publish parked tasks to the broker now. They still need permits, behind the tasks that wait for these.
 
         Args:
             name: of the limit.
-            key: of the bucket.
+            key: of the bucket; ``None``: all buckets.
             ids: of the tasks; default: all that are parked now.
             force: see :meth:`lots`.
 
@@ -118,29 +119,7 @@ class ParkingLots:
             How many were published. A task stays parked if the broker does not have its queue (RabbitMQ), or if the
             stored message cannot be read.
         """
-        return self._take_out("release", name, key, ids, force=force)
-
-    def purge(self, name: str, key: str = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
-        """Delete parked tasks, as ``celery purge`` deletes messages in a queue: their senders are not told.
-
-        Args:
-            name: of the limit.
-            key: of the bucket.
-            ids: of the tasks; default: all that are parked now.
-            force: see :meth:`lots`.
-
-        Returns:
-            How many were deleted.
-        """
-        return self._take_out("purge", name, key, ids, force=force)
-
-    def _take_out(
-        self, verb: str, name: str, key: str | None, ids: Sequence[str] | None, *, force: bool = False
-    ) -> int:
-        """:meth:`release` or :meth:`purge` (``verb``); of all keys where ``key`` is ``None``."""
         self._check((name,), force)
-        if verb == "purge":
-            return sum(taken for _, taken, _ in self._taken_out(name, key, ids, purge=True))
         released = 0
         with self._app.connection_for_write() as connection, connection.channel() as channel:
             for bucket, _, leaving in self._taken_out(name, key, ids, purge=False):
@@ -152,6 +131,21 @@ class ParkingLots:
                     self._backlog.published({bucket: sent})
                 released += len(sent)
         return released
+
+    def purge(self, name: str, key: str | None = "", ids: Sequence[str] | None = None, *, force: bool = False) -> int:
+        """Delete parked tasks, as ``celery purge`` deletes messages in a queue: their senders are not told.
+
+        Args:
+            name: of the limit.
+            key: of the bucket; ``None``: all buckets.
+            ids: of the tasks; default: all that are parked now.
+            force: see :meth:`lots`.
+
+        Returns:
+            How many were deleted.
+        """
+        self._check((name,), force)
+        return sum(taken for _, taken, _ in self._taken_out(name, key, ids, purge=True))
 
     def explain(self, id: str) -> Explanation:
         """Where a task is, which limit it waits for, and when it will start: a value, and a text (``str``).
@@ -180,7 +174,7 @@ class ParkingLots:
         Raises:
             RateLimitError: workers answer, or could not be asked; nothing was returned.
         """
-        seen, return_queue_for = self._backlog.register.seen((), ()), settings_of(self._app).return_queue_for
+        seen, return_queue_for = self._backlog.register.seen(), settings_of(self._app).return_queue_for
         if not force:
             self._refuse_while_workers_run()
         queues = {*self._app.amqp.queues, *seen.queues}
@@ -188,7 +182,7 @@ class ParkingLots:
         with QueueReturner(self._app, self._backlog) as returner:
             of_queues = [returner.return_queue(*pair) for pair in sorted(returns)]
             names = sorted({*self.limits, *seen.limits})
-            returned = of_queues + [returner.limit(name, overdue=2 * AGAIN) for name in names]
+            returned = of_queues + [returner.limit(name, overdue=2 * PUBLISH_TIMEOUT) for name in names]
         missing = frozenset().union(*[each.missing for each in returned])
         if missing:
             logger.warning("The broker has no queue %s: the tasks for it stay parked", ", ".join(sorted(missing)))
@@ -212,7 +206,7 @@ class ParkingLots:
         unknown = [name for name in names if name not in self.limits]
         if force or not unknown:
             return
-        known = {*self.limits, *self._backlog.register.seen((), ()).limits, *self._backlog.contents.occupied(unknown)}
+        known = {*self.limits, *self._backlog.register.seen().limits, *self._backlog.contents.occupied(unknown)}
         for name in unknown:
             if name not in known:
                 hint = near(name, known) or f"{listed(known)}."
@@ -227,7 +221,7 @@ class ParkingLots:
         """In steps of one script. A retried task has a stored id for each attempt."""
         contents = self._backlog.contents
         if ids is None:
-            keys = [key] if key is not None else [lot.key for lot in contents.lots([name])]
+            keys = [key] if key is not None else list(chain.from_iterable(contents.keys(name)))
             for bucket in [(name, each) for each in keys]:
                 for taken, leaving in contents.remove_all(bucket, purge=purge):
                     yield bucket, taken, leaving
@@ -261,7 +255,8 @@ def take_out(
         RateLimitError: the broker does not answer.
     """
     try:
-        return ParkingLots(app)._take_out(verb, name, key, list(ids) or None, force=force)
+        lots = ParkingLots(app)
+        return (lots.purge if verb == "purge" else lots.release)(name, key, list(ids) or None, force=force)
     except RateLimitError:
         raise
     except Exception as error:

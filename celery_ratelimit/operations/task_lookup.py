@@ -154,7 +154,7 @@ def explain(app: Celery, backlog: Backlog, id: str) -> Explanation:
 def _in_lots(app: Celery, backlog: Backlog, id: str) -> Explanation | None:
     if not backlog.can_park or not id or "\0" in id:
         return None
-    names = sorted({*limits_of_app(app), *backlog.register.seen((), ()).limits})
+    names = sorted({*limits_of_app(app), *backlog.register.seen().limits})
     indexed = (
         (bucket, stored_id)
         for places in backlog.contents.find(names, [id])

@@ -8,7 +8,7 @@ from time import monotonic
 
 from .._celery import Worker, requests
 from ..backlog.backlog import FULL, NOBODY, OVERTAKEN, REPLACED
-from ..backlog.publisher import LEAD
+from ..backlog.tuning import RETURN_EARLY
 from ..errors import STORE_TROUBLES
 from ..limiter.outage import Outage
 from ..limiter.store_clock import StoreClock
@@ -149,7 +149,7 @@ class Actions:
         if ahead is None:
             # The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now.
             pending.unconfirmed_parks, pending.park_unconfirmed = pending.unconfirmed_parks + 1, True
-            self._send_back(queue, pending, Republish(self._outage.pause() + LEAD), now)
+            self._send_back(queue, pending, Republish(self._outage.pause() + RETURN_EARLY), now)
         elif ahead == NOBODY:
             pass  # it asks by itself
         elif ahead == REPLACED:
@@ -168,10 +168,10 @@ class Actions:
             self._reporter.announce(pending, why)
 
     def _send_back(self, limit_queue: LimitQueue, pending: PendingRequest, action: Republish, now: float) -> None:
-        delay = min(action.wait, self._worker.broker.max_hold) - LEAD
+        delay = min(action.wait, self._worker.broker.max_hold) - RETURN_EARLY
         try:
             return_queue = self._worker.consumption.return_queue_for(pending.queue)
-            slot_us = self._clock.slot_in(delay + LEAD)
+            slot_us = self._clock.slot_in(delay + RETURN_EARLY)
             self._worker.republisher.send_back(
                 pending.request, pending.queue, return_queue, delay, slot_us, pending.unconfirmed_parks
             )

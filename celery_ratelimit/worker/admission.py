@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
-from ..backlog.publisher import LEAD
 from ..backlog.store_calls import Reply, StoreCalls
+from ..backlog.tuning import RETURN_EARLY
 from ..errors import ImpossibleRequest
 from ..limiter.asker import Asker
 from ..limiter.calls import Along
@@ -89,7 +89,7 @@ class PermitClient:
         One that comes much sooner was called: there is another rate.
         """
         gathered = max(now + self._latency.round_trip / 4, reserved_for - self.lead_time())
-        return gathered if gathered <= now + LEAD else now
+        return gathered if gathered <= now + RETURN_EARLY else now
 
     def batch_size(self, limit_queue: LimitQueue, pending: PendingRequest) -> int:
         """How many may ask at once, so that the worker does not wait for answers most of the time."""

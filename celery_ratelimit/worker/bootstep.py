@@ -1,8 +1,11 @@
-"""Puts the gate into a worker: the consumer's bootstep, and ``install(app)``."""
+"""Puts the gate into a worker: the consumer's bootstep with its checks, and ``install(app)``."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import click
 from celery import Celery, bootsteps, signals
@@ -10,14 +13,20 @@ from celery import Celery, bootsteps, signals
 from .._celery import Worker, add_to_banner, show_revoked_state
 from ..app.observers import observers_of
 from ..app.plan import AppLimits, node_of
-from ..app.settings import settings_of
+from ..app.settings import forks_apart, settings_of
 from ..app.state import check_store, leases_of, limiter_of
-from ..app.survey import limits_shown
-from ..backlog import start_checks
-from ..errors import ConfigurationError, StoreUnavailable
+from ..app.survey import forgotten, limits_shown
+from ..backlog.backlog import Backlog, backlog_of
+from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
+from ..limiter.declared_limits import declare
+from ..store.url_text import without_password
 from .gate import Gate
 
 __all__ = ["GateStep", "install"]
+
+logger = logging.getLogger("celery_ratelimit")
+
+_T = TypeVar("_T")
 
 
 def install(app: Celery) -> None:
@@ -54,15 +63,15 @@ class GateStep(bootsteps.StartStopStep):
             node_of(app, consumer.hostname)
             limited = AppLimits(app)
             # Its settings may mean tasks that are registered later; or what it had limits for before is still there.
-            if not limited and not settings.tasks and not start_checks.left_something(app):
-                start_checks.warn(app, limited, ask_store=False)
+            if not limited and not settings.tasks and not _left_something(app):
+                _warn(app, limited, ask_store=False)
                 return
             add_to_banner(consumer.controller, "limits", limits_shown(app))
             worker = Worker(consumer)
             if settings.in_memory:
-                start_checks.check_memory(app, is_prefork=worker.is_prefork)
+                _check_memory(app, is_prefork=worker.is_prefork)
             self._lost = check_store(app)
-            start_checks.warn(app, limited, ask_store=self._lost is None)
+            _warn(app, limited, ask_store=self._lost is None)
             if settings.on_store_error == "local" and not worker.can_gossip:
                 raise ConfigurationError(
                     "ratelimit_on_store_error='local' divides the limits by the number of live workers, which only "
@@ -78,7 +87,7 @@ class GateStep(bootsteps.StartStopStep):
         if self.gate is not None:
             show_revoked_state(consumer)
             if self._lost is not None:
-                self.gate.start_without_store(self._lost, lambda: start_checks.check_again(consumer.app))
+                self.gate.start_without_store(self._lost, lambda: _check_again(consumer.app))
                 self._lost = None
             self.gate.begin()
             signals.task_revoked.connect(self._on_revoked, weak=False, dispatch_uid=id(self))
@@ -106,3 +115,52 @@ def _refuse_to_start(error: ConfigurationError) -> NoReturn:
     if click.get_current_context(silent=True) is not None:
         raise click.ClickException(str(error)) from None
     raise error
+
+
+def _left_something(app: Any) -> bool:
+    """Whether workers of this fleet have had limits: tasks of these may be parked or on their return."""
+    seen = _ask(app, lambda backlog: backlog.register.seen(), None)
+    return seen is not None and bool(seen.limits or seen.returns)
+
+
+def _warn(app: Any, limited: AppLimits, *, ask_store: bool) -> None:
+    """Log likely mistakes in the app's settings; ``ask_store``: also mistakes that only the store can show."""
+    warnings = forgotten(app, _ask(app, lambda backlog: backlog.register.consumed(), set()) if ask_store else ())
+    if ask_store and not settings_of(app).in_memory:
+        with contextlib.suppress(*STORE_TROUBLES):
+            warnings += declare(limiter_of(app).asker, limited)
+    for warning in warnings:
+        logger.warning("%s", warning)
+
+
+def _check_memory(app: Any, *, is_prefork: bool) -> None:
+    """Warn that ``memory://`` counts limits in one process only.
+
+    Raises:
+        ConfigurationError: tasks run in other processes (prefork).
+    """
+    url = settings_of(app).url
+    if is_prefork:
+        raise forks_apart(url)
+    logger.warning(
+        "ratelimit_url=%r: limits are counted in this process alone. Another worker, or a process that only asks, "
+        "has buckets of its own",
+        without_password(url),
+    )
+
+
+def _check_again(app: Any) -> None:
+    """Check a store that was lost when the worker started. An unfit store is logged; the worker goes on."""
+    try:
+        check_store(app)
+    except ConfigurationError as error:
+        logger.error("%s", error)
+
+
+def _ask(app: Any, question: Callable[[Backlog], _T], otherwise: _T) -> _T:
+    """The store's reply about the app's fleet; ``otherwise`` if the store does not reply."""
+    backlog = backlog_of(app)
+    try:
+        return question(backlog) if backlog.can_park else otherwise
+    except STORE_TROUBLES:
+        return otherwise

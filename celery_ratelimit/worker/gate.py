@@ -20,9 +20,9 @@ from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
-from ..backlog.publisher import LEAD
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.store_calls import StoreCalls
+from ..backlog.tuning import RETURN_EARLY
 from ..errors import RateLimitError
 from ..limiter.counting import Counting
 from ..limiter.leases import Leases
@@ -191,11 +191,11 @@ class Gate:
 
     def on_message(self, message: Any) -> None:
         """A message has come in. If it is on its way back, with a countdown, it is expected at its slot."""
-        seconds = set_countdown(message, self._clock.seconds_until, LEAD)
+        seconds = set_countdown(message, self._clock.seconds_until, RETURN_EARLY)
         if seconds is not None:
             now = monotonic()
-            self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + LEAD, now)
-            self._attendant.occupied.note_coming(message, seconds + LEAD)
+            self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + RETURN_EARLY, now)
+            self._attendant.occupied.note_coming(message, seconds + RETURN_EARLY)
         if marker_in(message) and not self._return_queues.has_left:
             self._arrival_batch.request_as_many_as_run(message, str(message.headers.get("task")))
         self._attendant.arrivals.on_message(message)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..app.plan import Plan
-from ..backlog.backlog import HORIZON
-from ..backlog.publisher import LEAD
+from ..backlog.tuning import RETURN_AHEAD, RETURN_EARLY
 from ..errors import RateLimitError
 from ..limiter.demand import Demand
 from ..limits.concurrency import Concurrency
@@ -151,7 +150,7 @@ def before_acquire(
     if leaves:
         return Republish(max(0.0, pending.reserved_for - now))
     if lot is not None:
-        return Park(lot, HORIZON, only_behind=True)
+        return Park(lot, RETURN_AHEAD, only_behind=True)
     if (pending.has_reservation or policy.throttle == "wait") and now < limit_queue.next_acquire:
         wait = limit_queue.closed_until - now
         if pending.has_reservation or wait <= policy.inline_wait:
@@ -280,7 +279,7 @@ def without_store(
             return RetryAt(now + wait)
     if choice == "raise":
         return Fail(error)
-    return BlockQueue(now + pause) if throttle == "wait" else Republish(pause + LEAD)
+    return BlockQueue(now + pause) if throttle == "wait" else Republish(pause + RETURN_EARLY)
 
 
 def on_timer(pending: PendingRequest, now: float, *, together: bool, is_idle: bool) -> Action:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_ratelimit.backlog import backlog as parking
-from celery_ratelimit.backlog import backlog_contents, deduplicator, return_scheduler
+from celery_ratelimit.backlog import return_scheduler, tuning
 from tests.apps.fleet import app
 from tests.apps.steps import STEPS, TOGETHER
 
@@ -37,8 +37,8 @@ def _die(mark: Path) -> None:
 
 
 if step := os.environ.get("TEST_DIES"):
-    parking.AGAIN = backlog_contents.AGAIN = 1.0
-    parking.TELL = deduplicator.TELL = 0.2
+    tuning.PUBLISH_TIMEOUT = 1.0
+    tuning.REPORT_DELAY = 0.2
     owner, name, when = {**STEPS, **TOGETHER}[step]
     setattr(owner, name, _die_once(getattr(owner, name), when, Path(os.environ["TEST_RECORDS"], "died")))
     assert return_scheduler.Backlog is parking.Backlog

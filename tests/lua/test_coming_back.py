@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.backlog.deduplicator import TELL, Deduplicator
+from celery_ratelimit.backlog.deduplicator import Deduplicator
+from celery_ratelimit.backlog.tuning import REPORT_DELAY
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.deduplication import Deduplication
 from tests.conftest import Clock
@@ -203,7 +204,7 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
     def parks(copy: int) -> None:
         parking.park({BUCKET: [packed("a", 1, "{}", copy)]})
         parking.acknowledged(BUCKET, "a")
-        parking.flush(at_once=True)
+        parking.published()
 
     (first,) = come(arrivals, ("a", 1))
     first.request.delivery_info["redelivered"] = True
@@ -270,8 +271,8 @@ def test_who_does_not_ask_for_long_is_told_of_all_the_same(
     timers = arrivals._worker.timers
     (only,) = come(arrivals, ("a", 1))
     ((seconds, tell),) = timers.calls
-    assert seconds == TELL
-    now[0] += TELL
+    assert seconds == REPORT_DELAY
+    now[0] += REPORT_DELAY
     tell()
     assert not arrivals.asks_along(only)
     assert arrivals.may_run(only)

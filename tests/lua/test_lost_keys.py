@@ -12,6 +12,7 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.backlog.messages import Bucket
+from celery_ratelimit.backlog.reaper import Reconciliation
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.limit import Limit
 from tests.conftest import Clock
@@ -42,7 +43,8 @@ def run_all(parking: Backlog, clock: Clock, asked: Demand, absent: Collection[st
 
 
 def reconcile(parking: Backlog, steps: int = 3) -> tuple[int, int]:
-    done = [parking.reconciliation.step("api") for _ in range(steps)]
+    reconciliation = Reconciliation(parking.scripts)
+    done = [reconciliation.step("api") for _ in range(steps)]
     return sum(each.again for each in done), sum(each.removed for each in done)
 
 
@@ -116,7 +118,8 @@ def test_many_tasks_are_parked_again_in_steps_each_once(
         some = [to_park(f"x{number:04}@here") for number in range(first, first + 1000)]
         parking.park({("api", asked.key): some})
     lose("parked", "where")
-    done = [parking.reconciliation.step("api").again for _ in range(4)]
+    reconciliation = Reconciliation(parking.scripts)
+    done = [reconciliation.step("api").again for _ in range(4)]
     assert sum(done) == 8000
     assert max(done) < 8000, "a step has an end"
     tasks = store.zrange(f"ratelimit:v1:{{api}}:{asked.key}:parked@fleet", 0, -1)

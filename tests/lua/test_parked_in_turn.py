@@ -20,7 +20,7 @@ def go_round(parking: Backlog, copy: int) -> None:
 
 def tell_one(parking: Backlog) -> None:
     parking.acknowledged(BUCKET, "a")
-    parking.flush(at_once=True)
+    parking.published()
 
 
 @pytest.mark.parametrize("left", [0, 1])

@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, LATE, NOBODY, Backlog
+from celery_ratelimit.backlog.backlog import FULL, NOBODY, Backlog
 from celery_ratelimit.backlog.messages import Parked
+from celery_ratelimit.backlog.tuning import REDELIVERY_LATE
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
 from tests.parks import packed, park_one
@@ -749,7 +750,6 @@ def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Bac
 def test_acknowledged_it_may_come_again_for_other_reasons(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a")
     parking.acknowledged(BUCKET, "a")
-    parking.flush()
     let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 1, "b": 0}) == set()
@@ -820,7 +820,6 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Back
     assert parking.copies.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
     park(parking, "a", copy=1)
     parking.acknowledged(BUCKET, "a")
-    parking.flush()
     assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
     clock.set(START + 11_000_000)
@@ -851,7 +850,7 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, s
         f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots", "code")
     }
     (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
-    assert expiries(store).get(remembered) == START + 7_200_000_000 + us(LATE)
+    assert expiries(store).get(remembered) == START + 7_200_000_000 + us(REDELIVERY_LATE)
     publish(parking, ("a", 1), ("b", 1))
 
 

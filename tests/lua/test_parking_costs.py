@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, Backlog
-from celery_ratelimit.backlog.backlog_contents import AGAIN
 from celery_ratelimit.backlog.messages import Parked
+from celery_ratelimit.backlog.tuning import PUBLISH_TIMEOUT
 from celery_ratelimit.limiter.demand import Demand
 from tests.parks import park_one
 
@@ -81,7 +81,7 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
             parking.published({("api", ""): [Parked(each.id, each.copy, 0, 0.0, "") for each in left]})
             left = []
         else:
-            now += round(one * AGAIN / 5 * 1e6)
+            now += round(one * PUBLISH_TIMEOUT / 5 * 1e6)
             client.set("test:clock", now)
         lot = parking.contents.lot(("api", ""), 0, -1)
         kept = client.hgetall("ratelimit:v1:{api}::messages@fleet")

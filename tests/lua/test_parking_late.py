@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from celery_ratelimit.backlog.backlog import LATE, OVERTAKEN, Backlog
+from celery_ratelimit.backlog.backlog import OVERTAKEN, Backlog
+from celery_ratelimit.backlog.tuning import REDELIVERY_LATE
 from tests.conftest import Clock
 from tests.parks import park_one
 
@@ -67,5 +68,5 @@ def test_it_was_parked_after_all(parking: Backlog, store: redis.Redis) -> None:
 def test_a_mark_is_kept_for_as_long_as_anything_may_be_late(parking: Backlog, store: redis.Redis) -> None:
     parking.copies.arrive(BUCKET, {"a": 0}, 1)
     (mark,) = store.keys("ratelimit:*:twice@fleet")
-    most = 7_200_000 + 1000 * LATE
+    most = 7_200_000 + 1000 * REDELIVERY_LATE
     assert most - 10_000 < store.pttl(mark) <= most

@@ -44,7 +44,7 @@ LIMIT = Limit("1/m", name="api")
 
 def test_every_file_is_reachable(limiter: Limiter) -> None:
     loaded = {script.name for script in vars(limiter.asker.core.scripts).values() if isinstance(script, Script)}
-    loaded |= Backlog(limiter, "fleet", 3600).scripts.keys()
+    loaded |= Backlog(limiter, "fleet", 3600).scripts.by_name.keys()
     assert loaded == set(VERBS), "each verb is a script of the limiter, or of the parking lots"
     for include in INCLUDES:
         mark = f"-- mark {include}"

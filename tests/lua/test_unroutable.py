@@ -11,8 +11,9 @@ import pytest
 from kombu.utils.json import dumps
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.backlog.backlog import AGAIN, Backlog
-from celery_ratelimit.backlog.publisher import MAX_RETRY, Publisher
+from celery_ratelimit.backlog.backlog import Backlog
+from celery_ratelimit.backlog.publisher import Publisher
+from celery_ratelimit.backlog.tuning import MAX_PUBLISH_PAUSE, PUBLISH_TIMEOUT
 from tests.conftest import START, Clock
 from tests.parks import packed
 
@@ -68,12 +69,12 @@ def rejected() -> set[str]:
 
 
 def test_it_is_found_as_long_as_it_is_not_at_the_broker(world: World) -> None:
-    world.wait(2 * AGAIN)
+    world.wait(2 * PUBLISH_TIMEOUT)
     assert len(world.tries) > 1
     assert world.found
     assert world.parking.contents.position(BUCKET, "task@orders").where == "leaving"
     world.answer = set
-    world.wait(2 * AGAIN)
+    world.wait(2 * PUBLISH_TIMEOUT)
     assert not world.found
 
 
@@ -88,20 +89,20 @@ def test_it_is_named_with_the_brokers_error_until_it_is_published(
     world.wait(2)
     assert world.failures == [("orders.throttled", error)]
     world.answer = set
-    world.wait(2 * AGAIN)
+    world.wait(2 * PUBLISH_TIMEOUT)
     assert world.failures == []
 
 
 def test_it_is_tried_ever_more_seldom(world: World) -> None:
-    world.wait(3 * MAX_RETRY)
+    world.wait(3 * MAX_PUBLISH_PAUSE)
     pauses = [later - earlier for earlier, later in zip(world.tries, world.tries[1:], strict=False)]
     assert pauses == sorted(pauses)
-    assert AGAIN <= pauses[0] <= AGAIN + 2
-    assert MAX_RETRY <= pauses[-1] <= MAX_RETRY + 2
+    assert PUBLISH_TIMEOUT <= pauses[0] <= PUBLISH_TIMEOUT + 2
+    assert MAX_PUBLISH_PAUSE <= pauses[-1] <= MAX_PUBLISH_PAUSE + 2
     assert world.failures
 
 
 def test_a_failure_of_which_no_worker_has_heard_again_is_forgotten(world: World) -> None:
     world.wait(2)
-    world.clock.advance(3 * MAX_RETRY)
+    world.clock.advance(3 * MAX_PUBLISH_PAUSE)
     assert world.failures == []

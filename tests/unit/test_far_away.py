@@ -12,7 +12,6 @@ import pytest
 from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.channel_patches import MAX_PAUSE, pause_while
 from celery_ratelimit._celery.pool import _Job
-from celery_ratelimit.backlog.backlog import NOBODY
 from celery_ratelimit.backlog.backlog_cache import BacklogCache
 from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
@@ -21,6 +20,8 @@ from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
+from celery_ratelimit.worker.parking_batch import ParkingBatch, PendingPark
+from celery_ratelimit.worker.rules import Park
 from tests.unit.a_gate import Bench
 
 NOW = 100.0
@@ -183,7 +184,7 @@ def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(mo
 
 
 def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_ratelimit.backlog.backlog_cache.MOST_KNOWN", 3)
+    monkeypatch.setattr("celery_ratelimit.backlog.tuning.MAX_KNOWN_BUCKETS", 3)
     occupied, soon = BacklogCache({"api": API.limit}), time.monotonic() + 60.0
     for number in range(5):
         occupied.note_turn(("api", str(number)), soon)
@@ -199,18 +200,12 @@ def test_rates_that_change_void_what_is_known_of_turns(monkeypatch: pytest.Monke
 
 
 class Lots:
-    """What an attendant asks of the lots: each call, and that nobody is parked before whom is parked now."""
+    """What a scheduler asks of the backlog: any number of buckets is one part."""
 
     register = SimpleNamespace(workers=1)
 
-    def __init__(self) -> None:
-        self.only_behind: list[bool] = []
-
-    def acknowledged(self, bucket: Any, id: str) -> None: ...
-
-    def parks(self, messages_of: Any, *, only_behind: bool, most: int | None, later: Any) -> Any:
-        yield lambda: self.only_behind.append(only_behind)
-        return {bucket: [NOBODY if only_behind else 0] * len(each) for bucket, each in messages_of.items()}
+    def parts(self, buckets: Any) -> Any:
+        return [list(buckets)]
 
 
 class Limits(dict[str, Any]):
@@ -239,13 +234,22 @@ def let_out(attendant: ReturnScheduler, *names: str) -> None:
 def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(
     attendant: ReturnScheduler,
 ) -> None:
-    lots: Any = attendant.parking
-    packed, pending = MagicMock(), MagicMock(gone=False)
-    asked(attendant.parks({BUCKET: [(pending, packed)]}, only_behind=True))
+    parts: list[tuple[set[str], bool]] = []
+    batch = ParkingBatch(MagicMock(), attendant, MagicMock(), MagicMock(), MagicMock(), MagicMock())
+    api = Park(API, 1.0, only_behind=True)
+    other = Park(Demand(API.limit, "other"), 1.0, only_behind=True)
+
+    def next_part(*actions: Park) -> None:
+        pending = SimpleNamespace(gone=False)
+        batch._waiting = [PendingPark(MagicMock(), pending, action, MagicMock()) for action in actions]  # type: ignore[arg-type]
+        part, only_behind = batch._next_part()
+        parts.append(({park.bucket[0] for park in part}, only_behind))
+
+    next_part(api, other)
     let_out(attendant, "api")
-    asked(attendant.parks({BUCKET: [(pending, packed)]}, only_behind=True))
-    asked(attendant.parks({BUCKET: [(pending, packed)], ("other", ""): [(pending, packed)]}, only_behind=True))
-    assert lots.only_behind == [True, False, True]
+    next_part(api, other)
+    next_part(other)
+    assert parts == [({"api", "other"}, True), ({"api"}, False), ({"other"}, True)]
 
 
 def test_a_place_may_be_free_sooner_than_was_foreseen(attendant: ReturnScheduler) -> None:

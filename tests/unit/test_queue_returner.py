@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from kombu.utils.json import dumps
 
-from celery_ratelimit.backlog import queue_returner
-from celery_ratelimit.backlog.backlog_contents import PAGE
+from celery_ratelimit.backlog import publisher
 from celery_ratelimit.backlog.messages import Parked
-from celery_ratelimit.backlog.queue_returner import QueueReturner
+from celery_ratelimit.backlog.publisher import QueueReturner
+from celery_ratelimit.backlog.tuning import PAGE
 
 
 def parcel(id: str, queue: str) -> dict[str, Any]:
@@ -58,9 +58,9 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: Counter[str] = Counter()
         self.queue: list[Any] = []
-        monkeypatch.setattr(queue_returner, "publish_on", self.publish_on)
-        monkeypatch.setattr(queue_returner, "fetch_messages", self.fetch_messages)
-        monkeypatch.setattr(queue_returner, "message_count", lambda connection, queue: len(self.queue))
+        monkeypatch.setattr(publisher, "publish_on", self.publish_on)
+        monkeypatch.setattr(publisher, "fetch_messages", self.fetch_messages)
+        monkeypatch.setattr(publisher, "message_count", lambda connection, queue: len(self.queue))
 
     @contextmanager
     def connection(self) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.worker_display import pool_status
 from celery_ratelimit.app.survey import Owned
 from celery_ratelimit.counts.figures import Stats, User
-from celery_ratelimit.operations.capacity_checks import _cost, _server_of, _takes
+from celery_ratelimit.operations.setup_checks import _cost, _server_of, _takes
 
 
 def stats(*users: tuple[str, str, float], started: int = 0, permits: int = 0) -> Stats:

@@ -10,8 +10,7 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
-from celery_ratelimit.backlog.backlog import HORIZON
-from celery_ratelimit.backlog.publisher import LEAD
+from celery_ratelimit.backlog.tuning import RETURN_AHEAD, RETURN_EARLY
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker.admission import claim, max_lookahead
@@ -85,7 +84,13 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
         (pending(until=NOW), limit_queue(), None, True, Republish(0.0, RATE)),  # before the broker takes it for lost
         (pending(until=NOW + 0.001), limit_queue(), None, True, Acquire(for_permit=True)),
         (pending(until=NOW), limit_queue(), RATE, True, Republish(0.0, RATE)),
-        (pending(), limit_queue(), RATE, True, Park(RATE, HORIZON, only_behind=True)),  # behind those who are parked
+        (
+            pending(),
+            limit_queue(),
+            RATE,
+            True,
+            Park(RATE, RETURN_AHEAD, only_behind=True),
+        ),  # behind those who are parked
         (pending(slot=True), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
         (pending("wait"), limit_queue(next_acquire=NOW + 1), None, True, BlockQueue(NOW + 1)),
         (pending(slot=True), limit_queue(next_acquire=NOW), None, True, Acquire(for_permit=True)),
@@ -97,7 +102,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
             BlockQueue(NOW + 0.05),
         ),  # others come until then
         (pending(not_before=NOW + 0.05), limit_queue(), None, False, BlockQueue(NOW + 0.05)),
-        (pending(not_before=NOW + 0.05), limit_queue(), RATE, True, Park(RATE, HORIZON, only_behind=True)),
+        (pending(not_before=NOW + 0.05), limit_queue(), RATE, True, Park(RATE, RETURN_AHEAD, only_behind=True)),
         (pending(slot=True, not_before=NOW), limit_queue(), None, True, Acquire(for_permit=True)),
         (
             pending(),
@@ -298,9 +303,9 @@ def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool,
 @pytest.mark.parametrize(
     ("choice", "request_", "may_start", "wait", "action"),
     [
-        ("defer", pending(), True, 0.0, Republish(3.0 + LEAD)),
+        ("defer", pending(), True, 0.0, Republish(3.0 + RETURN_EARLY)),
         ("defer", pending("wait"), True, 0.0, BlockQueue(NOW + 3.0)),
-        ("defer", pending("drop"), True, 0.0, Republish(3.0 + LEAD)),
+        ("defer", pending("drop"), True, 0.0, Republish(3.0 + RETURN_EARLY)),
         ("raise", pending(), True, 0.0, Fail(ERROR)),
         ("raise", pending("wait"), False, 0.0, Fail(ERROR)),
         ("allow", pending(), True, 0.0, Start(0)),
@@ -308,7 +313,7 @@ def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool,
         ("local", pending(), False, 0.0, BlockQueue(None)),
         ("local", pending(), True, 0.0, Start(0)),
         ("local", pending(), True, RETURN_HOLD, RetryAt(NOW + RETURN_HOLD)),
-        ("local", pending(), True, RETURN_HOLD + 0.1, Republish(3.0 + LEAD)),
+        ("local", pending(), True, RETURN_HOLD + 0.1, Republish(3.0 + RETURN_EARLY)),
         ("local", pending("wait"), True, RETURN_HOLD + 0.1, RetryAt(NOW + RETURN_HOLD + 0.1)),
     ],
 )

@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
-from celery_ratelimit.backlog.backlog import HORIZON, LOOK_APART
-from celery_ratelimit.backlog.backlog_cache import (
-    BACK,
-    CLOSED,
-    SOON,
-    BacklogCache,
-)
+from celery_ratelimit.backlog.backlog_cache import BacklogCache
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
+from celery_ratelimit.backlog.tuning import CLOSED_AHEAD, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
 from celery_ratelimit.counts.counter import PAUSE
 from celery_ratelimit.limiter.counting import Counting
 from celery_ratelimit.limits.concurrency import Concurrency
@@ -59,7 +54,7 @@ def test_nobody_has_a_turn_before_what_comes_back(occupied: BacklogCache, now: l
     occupied.note_coming(message(), 0.4)
     occupied.note_coming(message(), 0.2)
     assert occupied.is_closed(API), "the later turn counts, in whatever order they come"
-    now[0] += 0.39 - CLOSED
+    now[0] += 0.39 - CLOSED_AHEAD
     assert occupied.is_closed(API)
     now[0] += 0.02
     assert not occupied.is_closed(API)
@@ -68,7 +63,7 @@ def test_nobody_has_a_turn_before_what_comes_back(occupied: BacklogCache, now: l
 def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: BacklogCache, now: list[float]) -> None:
     occupied.note_coming(message(), 3600.0)
     assert occupied.is_closed(API)
-    now[0] += HORIZON
+    now[0] += RETURN_AHEAD
     assert not occupied.is_closed(API)
 
 
@@ -88,12 +83,14 @@ def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard == [pytest.approx(0.55)], "it comes back a little before its turn"
 
 
-@pytest.mark.parametrize(("turn", "seconds"), [(0.0, SOON), (0.2, SOON), (0.25, 0.075), (0.9, LOOK_APART)])
+@pytest.mark.parametrize(
+    ("turn", "seconds"), [(0.0, FIRST_POLL_DELAY), (0.2, FIRST_POLL_DELAY), (0.25, 0.075), (0.9, POLL_INTERVAL)]
+)
 def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: BacklogCache, turn: float, seconds: float) -> None:
     if turn:
         occupied.note_coming(message(), turn)
     assert occupied.looks_in(API) == pytest.approx(seconds)
-    assert turn == 0.0 or seconds == SOON or seconds + BACK <= turn
+    assert turn == 0.0 or seconds == FIRST_POLL_DELAY or seconds + RETURN_DURATION <= turn
 
 
 # -- What is counted ---------------------------------------------------------------------------------------------------
