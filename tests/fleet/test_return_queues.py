@@ -289,7 +289,7 @@ def test_a_worker_for_a_return_queue_alone_is_there_for_the_queues_tasks(
         fleet.start(QUICK, "-Q", "a.throttled")
         parking = backlog_of(fleet.sender)
         parking.register.attend("other", ["a", "c"], [], 6.0)
-        until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0).absent, 10, "its saying so")
+        until(lambda: "a" not in parking.register.attend("other", ["c"], ["a"], 6.0), 10, "its saying so")
 
 
 def test_they_come_in_although_the_prefetch_is_full(
