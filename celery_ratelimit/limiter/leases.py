@@ -77,14 +77,12 @@ class Leases:
         places = tuple(leased(demands))
         if not places:
             return
-        pause = renewal_pause(places)
         with self._lock:
             self._forget_parent()
             self._held[id] = Ended(id, places, granted_at)
-            sooner, self._pause = pause < self._pause, min(pause, self._pause)
             if self._wake is None:
                 self._start()
-            elif sooner:
+            elif renewal_pause(places) < self._pause:
                 self._wake.set()
 
     def end(self, id: str, *, later: bool = False, unconfirmed: Sequence[Demand] = ()) -> None:
@@ -186,6 +184,9 @@ class Leases:
 
     def _look_after(self, wake: threading.Event) -> None:
         while True:
+            with self._lock:  # while the shortest lease is held, and no longer
+                pauses = [renewal_pause(held.places) for held in self._held.values()]
+                self._pause = min([LONGEST_PAUSE, *pauses])
             wake.wait(self._pause)
             wake.clear()
             for step in (self._renew, self.release_ended):
