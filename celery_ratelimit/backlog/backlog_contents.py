@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..limiter.calls import Call
 from ..limiter.durations import microseconds
 from ..store.keys import lots_key
 from ..store.resp import bulk, text
@@ -41,24 +42,24 @@ class BacklogContents:
 
     def occupied(self, names: Sequence[str]) -> list[str]:
         """The limits that have parked tasks."""
+        parts = [part for part in self._scripts.that_go_together(names) if part]
+        calls = [_call([lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]) for part in parts]
         found: list[str] = []
-        for part in self._scripts.that_go_together(names):
-            keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
-            reply = self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
+        for part, reply in zip(parts, self._scripts.call_all("count_lots", calls), strict=True):
             found += [name for name, some in zip(part, reply, strict=True) if int(some)]
         return found
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """For each limit that has parking lots: how many, and how many tasks are parked in them."""
-        found: dict[str, tuple[int, int]] = {}
-        for part in [
+        parts = [
             some[first : first + COUNTED]
             for some in self._scripts.that_go_together(names)
             for first in range(0, len(some), COUNTED)
-        ]:
-            keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
-            replies = iter(self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]))
-            for name, lots, parked in zip(part, replies, replies, strict=False):
+        ]
+        calls = [_call([key for name in part for key in self._scripts.shared_keys(name)[:3:2]]) for part in parts]
+        found: dict[str, tuple[int, int]] = {}
+        for part, reply in zip(parts, self._scripts.call_all("count_lots", calls), strict=True):
+            for name, lots, parked in zip(part, reply[::2], reply[1::2], strict=True):
                 if lots:
                     found[name] = int(lots), int(parked)
         return found
@@ -113,15 +114,14 @@ class BacklogContents:
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The parking lots of these limits that are not empty, without tasks. A script reads :data:`LOTS` of them."""
-        for part in self._scripts.that_go_together(self.occupied(names)):
-            buckets: list[Bucket] = []
-            for page in self._buckets(part):
-                buckets += page
-                while len(buckets) >= LOTS:
-                    yield from self._lots(buckets[:LOTS], None)
-                    del buckets[:LOTS]
-            if buckets:
-                yield from self._lots(buckets, None)
+        buckets: list[Bucket] = []
+        for page in self._buckets(self.occupied(names)):
+            buckets += page
+            while len(buckets) >= LOTS:
+                yield from self._lots(buckets[:LOTS], None)
+                del buckets[:LOTS]
+        if buckets:
+            yield from self._lots(buckets, None)
 
     def _buckets(self, names: Sequence[str]) -> Iterator[list[Bucket]]:
         """The buckets of these limits that have parking lots. A round trip reads one page of each of some limits."""
@@ -155,16 +155,22 @@ class BacklogContents:
         return self._lots([bucket], (first, last))[0]
 
     def _lots(self, buckets: Sequence[Bucket], which: tuple[int, int] | None) -> list[Lot]:
-        asked: list[str] = []
+        by_name: dict[str, list[Bucket]] = {}
         for bucket in buckets:
-            parked, messages, leaving, _, _, _, aside, _, _, _, _, costs, *_ = self._scripts.lot_keys(bucket)
-            asked += [parked, leaving, messages, aside, costs]
-        arguments = (*(which or ("", "")), BYTES, *[key for _, key in buckets])
-        number = len(asked)
-        _, *found = self._scripts.call("list_lots", (), number, number + len(arguments), [bulk(*asked, *arguments)])
+            by_name.setdefault(bucket[0], []).append(bucket)
+        together = self._scripts.that_go_together(list(by_name))
+        parts = [[bucket for name in names for bucket in by_name[name]] for names in together]
+        calls = []
+        for part in parts:
+            keys: list[str] = []
+            for bucket in part:
+                parked, messages, leaving, _, _, _, aside, _, _, _, _, costs, *_ = self._scripts.lot_keys(bucket)
+                keys += [parked, leaving, messages, aside, costs]
+            calls.append(_call(keys, *(which or ("", "")), BYTES, *[key for _, key in part]))
         return [
             Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
-            for bucket, (parked, leaving, oldest, cost, *tasks) in zip(buckets, found, strict=True)
+            for part, (_, *found) in zip(parts, self._scripts.call_all("list_lots", calls), strict=True)
+            for bucket, (parked, leaving, oldest, cost, *tasks) in zip(part, found, strict=True)
         ]
 
     # -- To take it out --------------------------------------------------------------------------------------------
@@ -207,3 +213,7 @@ class BacklogContents:
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
         numbers = (int(purge), microseconds(AGAIN), self._memory, bucket[1], BYTES)
         return self._scripts.run("remove", bucket, *numbers, *which)
+
+
+def _call(keys: Sequence[str], *arguments: str | int) -> Call:
+    return (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]

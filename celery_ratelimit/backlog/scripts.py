@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..limiter.asker import Asker
+from ..limiter.calls import Call
 from ..limiter.durations import microseconds
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
@@ -73,6 +74,10 @@ class Scripts:
     def call(self, name: str, *call: Any) -> Any:
         """See :meth:`Asker.run_script`."""
         return self.asker.run_script(self.by_name[name], *call)
+
+    def call_all(self, name: str, calls: Sequence[Call]) -> list[Any]:
+        """See :meth:`Asker.run_scripts`."""
+        return self.asker.run_scripts(self.by_name[name], calls)
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """Run a script for one parking lot."""
