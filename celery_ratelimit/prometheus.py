@@ -10,6 +10,7 @@ Whichever process is scraped, the figures are those of the fleet: scrape one of 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -20,6 +21,7 @@ from .app.plan import AppLimits
 from .app.settings import settings_of
 from .counts.figures import Stats
 from .errors import STORE_TROUBLES, ConfigurationError
+from .forks import begin_anew_after_fork
 from .limits.any_limit import AnyLimit
 from .limits.concurrency import Concurrency
 from .operations.limit_status import LimitStatus, overview
@@ -73,6 +75,12 @@ class Collector:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self.begin_anew()
+        begin_anew_after_fork(self)
+
+    def begin_anew(self) -> None:
+        """After a fork: nothing is read yet, and no scrape has the lock."""
+        self._lock = threading.Lock()
         self._read: list[Metric] = []
         self._read_at = float("-inf")
 
@@ -81,19 +89,27 @@ class Collector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """A scrape. While the store does not answer, ``celery_ratelimit_up`` is 0, and there is nothing else."""
-        if time.monotonic() - self._read_at >= GOOD_FOR:
-            up = GaugeMetricFamily(f"{_PREFIX}_up", "Whether the limiter's store answers.")
-            try:
-                self._read = list(self._metrics())
-                up.add_metric([], 1)
-            except STORE_TROUBLES as error:
-                logger.debug("nothing to be scraped: %r", error)
-                self._read = []
-                up.add_metric([], 0)
-            self._read.insert(0, up)
-            self._read_at = time.monotonic()
-        yield from self._read
+        """A scrape. While the store does not answer, ``celery_ratelimit_up`` is 0, and there is nothing else.
+
+        One scrape reads the store; others that come meanwhile wait for it.
+        """
+        with self._lock:
+            if time.monotonic() - self._read_at >= GOOD_FOR:
+                self._read = self._read_store()
+                self._read_at = time.monotonic()
+            read = self._read
+        yield from read
+
+    def _read_store(self) -> list[Metric]:
+        up = GaugeMetricFamily(f"{_PREFIX}_up", "Whether the limiter's store answers.")
+        try:
+            metrics = list(self._metrics())
+            up.add_metric([], 1)
+        except STORE_TROUBLES as error:
+            logger.debug("nothing to be scraped: %r", error)
+            metrics = []
+            up.add_metric([], 0)
+        return [up, *metrics]
 
     def _metrics(self) -> Iterator[Metric]:
         limits = {**settings_of(self._app).quotas, **AppLimits(self._app)}

@@ -15,13 +15,18 @@ from celery.utils.nodenames import gethostname
 
 from ._celery import PERMIT
 from ._celery.message_fields import priority_of
+from .app.kept import kept
 from .app.plan import Plan, plan_of
+from .app.settings import settings_of
 from .app.state import leases_of, limiter_of
-from .errors import STORE_TROUBLES
+from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
 from .limiter.checks import actual_costs, check_actual
 from .limiter.demand import Demand, leased
 from .limiter.leases import run_id
+from .limiter.outage import Deferral
+from .limiter.shadows import asked_of
 from .limiter.stored_limit_labels import stored_in_place_of
+from .observing import Observation
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of
 from .worker.rules import Reject, refused
@@ -152,6 +157,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
 
     Raises:
         Throttled: the task fails.
+        StoreUnavailable, StoreMisconfigured: the same, with ``ratelimit_on_store_error="raise"``.
         Ignore: the task was dropped, or sent again.
     """
     request = task.request
@@ -165,8 +171,12 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     # A task that replaces this one (self.replace()) has the same id, and is received while this one runs.
     nesting = request.replaced_task_nesting
     own_id = f"{task_id}~{nesting}" if nesting else task_id
-    limiter, leases, run = limiter_of(task.app), leases_of(task.app), run_id(task_id)
     every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
+    try:
+        limiter, leases, run = limiter_of(task.app), leases_of(task.app), run_id(task_id)
+    except StoreUnavailable as error:  # a cluster's client connects when it is made
+        _without_store(task, error)
+        return
     demands, shadow = limiter.asker.shadows.split(every)
     wait, granted_at = 0.0, 0
     if demands:
@@ -176,15 +186,21 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
             decision = limiter.asker.ask(
                 demands, id=own_id, horizon=policy.inline_wait, claim=policy.claim, lease_id=lease_id
             )
-        except STORE_TROUBLES:
+        except STORE_TROUBLES as error:
             leases.end(run, later=True, unconfirmed=demands)  # the reply may have been lost
+            _count(task, queue, "store_error", demands)
+            _without_store(task, error)
+        except ImpossibleRequest:
+            _count(task, queue, "failed", demands, demands[0].name)
             raise
-        if not decision.allowed:
-            call = _Call(plan, queue, demands, now)
-            action = refused(call, decision, now, for_permit=True, max_hold=0.0, parks=False, early=0.0)
-            _refuse(task, call.demand(decision.binding), decision.retry_after, action, plan)
-        leases.begin(run, decision.demands, decision.granted_at)
-        wait, granted_at = decision.retry_after, decision.granted_at
+        else:
+            if not decision.allowed:
+                call = _Call(plan, queue, demands, now)
+                action = refused(call, decision, now, for_permit=True, max_hold=0.0, parks=False, early=0.0)
+                _refuse(task, call, call.demand(decision.binding), decision.retry_after, action)
+            leases.begin(run, decision.demands, decision.granted_at)
+            _count(task, queue, "acquired", demands, demands[0].name)
+            wait, granted_at = decision.retry_after, decision.granted_at
     if shadow:
         limiter.pass_by(shadow, (f"t{task.name}", f"q{queue}"))
     permit = {"worker": request.hostname, **permit_of(queue, run, granted_at, shadow)}
@@ -192,16 +208,39 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     time.sleep(wait)
 
 
-def _refuse(task: Any, demand: Demand, wait: float, action: Any, plan: Plan) -> NoReturn:
-    """End this run of a task: it fails, is dropped, goes to another queue, or comes back after ``wait`` seconds."""
-    request, stored = task.request, ""
+def _refuse(task: Any, call: _Call, demand: Demand, wait: float, action: Any) -> NoReturn:
+    """The task was refused: it fails, is dropped, goes to another queue, or comes back after ``wait`` seconds."""
+    stored = ""
     with contextlib.suppress(*STORE_TROUBLES):  # for the log alone
         config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
         stored = stored_in_place_of(demand.limit, config)
     report = ThrottleReport("returned", wait, demand, stored=stored)
     if isinstance(action, Reject):
-        report = replace(report, full=action.full).given_up(action.how, plan.policy)
-    logger.info("Task %s[%s] %s", task.name, request.id, report)
+        report = replace(report, full=action.full).given_up(action.how, call.plan.policy)
+    _count(task, call.queue, report.what, call.demands, demand.name)
+    _end_run(task, report)
+
+
+def _without_store(task: Any, error: RateLimitError) -> None:
+    """The store does not answer: the task goes on, comes back later, or fails, as ``ratelimit_on_store_error`` says.
+
+    How many workers share a limit is not known here, so ``"local"`` is ``"defer"``.
+    """
+    deferral: Deferral = kept(task.app, "deferral", Deferral)
+    deferral.warn(error)
+    choice = settings_of(task.app).on_store_error
+    if choice == "raise":
+        raise error
+    if choice != "allow":
+        deferral.begin(may_go_on=True)
+        _end_run(task, ThrottleReport("returned", deferral.pause()))
+
+
+def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
+    """End this run of a task as the report says."""
+    request = task.request
+    level = logging.INFO if report.demand is not None else logging.DEBUG  # an outage is logged once a minute
+    logger.log(level, "Task %s[%s] %s", task.name, request.id, report)
     if report.what == "failed":
         raise report.error
     if report.what != "dropped":
@@ -213,9 +252,17 @@ def _refuse(task: Any, demand: Demand, wait: float, action: Any, plan: Plan) -> 
             argsrepr=getattr(request, "argsrepr", None),
             kwargsrepr=getattr(request, "kwargsrepr", None),
             add_to_parent=False,
-            **({"countdown": wait} if report.to is None else {"queue": report.to}),
+            **({"countdown": report.retry_after} if report.to is None else {"queue": report.to}),
         ).apply_async()
     raise Ignore
+
+
+def _count(task: Any, queue: str, outcome: str, demands: Sequence[Demand], limit: str | None = None) -> None:
+    """Count what has become of a task, as a gate does. That it was throttled before it came back is not known here."""
+    limiter = limiter_of(task.app)
+    if limiter._counting is not None and limiter.asker.pretended_wait is None:
+        seen = Observation(outcome, task.name, task.request.id, queue, limit, asked=asked_of(demands))
+        limiter._counting.counter(seen)
 
 
 def _permit(request: Any) -> Mapping[str, Any] | None:

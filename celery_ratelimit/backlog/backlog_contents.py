@@ -16,6 +16,8 @@ from .scripts import Scripts
 __all__ = ["BacklogContents"]
 
 _T = TypeVar("_T")
+#: The keys of a parking lot that ``lua/list_lots.lua`` reads: parked, leaving, messages, aside, costs.
+_LISTED = (0, 2, 1, 6, 11)
 
 
 class BacklogContents:
@@ -34,11 +36,11 @@ class BacklogContents:
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """For each limit that has parking lots: how many, and how many tasks are parked in them."""
+        parts = list(_pages(self._scripts.that_go_together(names), tuning.SCANNED_AT_ONCE))
+        keys = [[key for name in part for key in self._scripts.shared_keys(name)[:3:2]] for part in parts]
         found: dict[str, tuple[int, int]] = {}
-        for part in _pages(self._scripts.that_go_together(names), tuning.SCANNED_AT_ONCE):
-            keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
-            replies = iter(self._scripts.with_keys("count_lots", keys))
-            for name, lots, parked in zip(part, replies, replies, strict=False):
+        for part, reply in zip(parts, self._scripts.each_with_keys("count_lots", keys), strict=True):
+            for name, lots, parked in zip(part, reply[::2], reply[1::2], strict=True):
                 if lots:
                     found[name] = int(lots), int(parked)
         return found
@@ -88,10 +90,9 @@ class BacklogContents:
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The parking lots of these limits that are not empty, without tasks."""
-        for part in self._scripts.that_go_together(self.occupied(names)):
-            buckets = list(chain.from_iterable(self._buckets(part)))
-            for some in _pages([buckets], tuning.READ_AT_ONCE):
-                yield from self._lots(some, None)
+        buckets = list(chain.from_iterable(self._buckets(self.occupied(names))))
+        for some in _pages([buckets], tuning.READ_AT_ONCE):
+            yield from self._lots(some, None)
 
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         """Pages of the keys of a limit's buckets that have parking lots; ``aside``: that have tasks set aside."""
@@ -118,16 +119,21 @@ class BacklogContents:
         """
         return self._lots([bucket], (first, last))[0]
 
-    def _lots(self, buckets: Sequence[Bucket], which: tuple[int, int] | None) -> list[Lot]:
-        asked: list[str] = []
+    def _lots(self, buckets: Sequence[Bucket], page: tuple[int, int] | None) -> list[Lot]:
+        by_name: dict[str, list[Bucket]] = {}
         for bucket in buckets:
-            parked, messages, leaving, _, _, _, aside, _, _, _, _, costs, *_ = self._scripts.lot_keys(bucket)
-            asked += [parked, leaving, messages, aside, costs]
-        arguments = (*(which or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in buckets])
-        _, *found = self._scripts.with_keys("list_lots", asked, *arguments)
+            by_name.setdefault(bucket[0], []).append(bucket)
+        together = self._scripts.that_go_together(list(by_name))
+        parts = [[bucket for name in names for bucket in by_name[name]] for names in together]
+        keys, arguments = [], []
+        for part in parts:
+            lots = [self._scripts.lot_keys(bucket) for bucket in part]
+            keys.append([lot[which] for lot in lots for which in _LISTED])
+            arguments.append((*(page or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in part]))
         return [
             Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
-            for bucket, (parked, leaving, oldest, cost, *tasks) in zip(buckets, found, strict=True)
+            for part, (_, *found) in zip(parts, self._scripts.each_with_keys("list_lots", keys, arguments), strict=True)
+            for bucket, (parked, leaving, oldest, cost, *tasks) in zip(part, found, strict=True)
         ]
 
     # -- To take it out --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from ..forks import begin_anew_after_fork
 from ..observing import STARTED, Asked, Observation
 from .arrivals import Deduplicator
 from .tally import Part, Tally
@@ -15,20 +16,6 @@ __all__ = ["PAUSE", "Counter"]
 PAUSE = 1.0
 #: Calls that got their permits at once, before they are added up: a bound for the memory.
 _NOTED = 1000
-
-
-class _Process:
-    """Which process this is, for less than the system call that ``os.getpid`` is."""
-
-    number = 0
-
-    @classmethod
-    def has_forked(cls) -> None:
-        cls.number += 1
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_Process.has_forked)
 
 
 class Counter:
@@ -45,9 +32,14 @@ class Counter:
 
     def __init__(self, later: Callable[[float], None]) -> None:
         self._later = later
+        self.begin_anew()
+        begin_anew_after_fork(self)
+
+    def begin_anew(self) -> None:
+        """After a fork: what was counted before is the parent process's."""
+        self._pid = os.getpid()
         self._tally, self.arrivals = Tally(), Deduplicator()
         self._is_due = False
-        self._process, self._pid = _Process.number, os.getpid()
 
     def __call__(self, seen: Observation, /) -> None:
         if seen.outcome in STARTED:
@@ -60,8 +52,6 @@ class Counter:
 
     def at_once(self, asked: Asked) -> None:
         """A call has got its permits of one limit, and has not waited: the ordinary case, at a quarter of the cost."""
-        if self._process != _Process.number:
-            self._begin_anew()
         noted = self._tally.at_once
         noted.append(asked)
         if len(noted) >= _NOTED:
@@ -71,16 +61,12 @@ class Counter:
 
     def started(self, outcome: str, asked: Sequence[Asked], waited: float, users: Sequence[str] = ()) -> None:
         """See :meth:`Tally.started`."""
-        if self._process != _Process.number:
-            self._begin_anew()
         self._tally.started(outcome, asked, waited, users)
         if not self._is_due:
             self.wait()
 
     def shadowed(self, asked: Sequence[Asked], users: Sequence[str] = ()) -> None:
         """See :meth:`Tally.shadowed`."""
-        if self._process != _Process.number:
-            self._begin_anew()
         self._tally.shadowed(asked, users)
         self.arrivals.came(asked)
         if not self._is_due:
@@ -88,16 +74,12 @@ class Counter:
 
     def corrected(self, asked: Sequence[Asked]) -> None:
         """See :meth:`Deduplicator.corrected`."""
-        if self._process != _Process.number:
-            self._begin_anew()
         self.arrivals.corrected(asked)
         if not self._is_due:
             self.wait()
 
     def happened(self, outcome: str, names: Sequence[str]) -> None:
         """See :meth:`Tally.happened`."""
-        if self._process != _Process.number:
-            self._begin_anew()
         self._tally.happened(outcome, names)
         if not self._is_due:
             self.wait()
@@ -112,13 +94,8 @@ class Counter:
         self._is_due = True
         self._later(PAUSE)
 
-    def _begin_anew(self) -> None:
-        """What was counted before a fork is the parent's."""
-        self._process, self._pid, self._tally, self._is_due = _Process.number, os.getpid(), Tally(), False
-        self.arrivals = Deduplicator()
-
     def _add_up(self) -> None:
         if self._pid == os.getpid():
             self._tally.add_up()
-        else:  # forked by a server that does not tell Python
-            self._begin_anew()
+        else:  # a server has forked without telling Python
+            self.begin_anew()

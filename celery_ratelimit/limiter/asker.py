@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
@@ -24,7 +25,7 @@ from .calls import Along, Asking, Call, Ended
 from .core import Core
 from .demand import Demand, leased
 from .durations import microseconds
-from .questions import Asks, Exists, Question, Request, Sleep
+from .questions import Asks, Exists, Question, Request, Sleep, each_of
 from .replies import decision_of, impossible, whole_numbers
 from .shadows import Shadows
 
@@ -166,6 +167,10 @@ class Asker:
         """Run a script of somebody else's, see :class:`~celery_ratelimit.store.script.Script`."""
         return self.store(script, self._link, methods, keys, values, pieces)
 
+    def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """Run it several times, in one round trip. The first error is raised."""
+        return self.drive(each_of([Question(script, call) for call in calls]))
+
     def bell(self, ear: str = "", on_ring: Callable[[str | None], None] | None = None) -> Bell:
         """A bell of the store, see :class:`~celery_ratelimit.store.bell.Bell`."""
         return Bell(self.client, self.prefix, ear, on_ring)
@@ -184,7 +189,7 @@ class Asker:
         if self.pretended_wait is not None:
             return
         if self.is_cluster:
-            self.store(self._ping_all)  # which also finds out who has taken a lost node's place
+            self.store(partial(self.client.ping, target_nodes=RedisCluster.PRIMARIES))  # finds who replaced a lost node
         else:
             self.store(self._link.call, "PING")
 
@@ -218,9 +223,6 @@ class Asker:
             raise trouble(error) from error
         self.probe()
         return warnings
-
-    def _ping_all(self) -> None:
-        self.client.ping(target_nodes=RedisCluster.PRIMARIES)
 
     def _store_says(self, section: str, node: Mapping[str, Any]) -> Any:
         """A section of ``INFO``; a cluster's client may put the node's name to it."""
@@ -260,12 +262,12 @@ class Asker:
                 return self._reply_to(asked)
 
     def _reply_to(self, questions: list[Question]) -> list[Any]:
-        """Several scripts at once, each on a node of its own."""
+        """Several scripts in one round trip; on a cluster, one for each node."""
         link = self._link
-        if len(questions) < 2 or not isinstance(link, ClusterLink):
+        if len(questions) < 2 or not link.takes_bytes:
             return [self._reply(*question) for question in questions]
         said = link.exchange_all([question.script.command(*question.call) for question in questions])
-        # What has not been run by a node, for whatever reason, is run in the usual way, which sees to it.
+        # A script that has failed, for whatever reason, is run in the usual way, which handles the reason.
         return [
             reply
             if not isinstance(reply, Exception)

@@ -13,7 +13,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 
 from ..errors import RateLimitError, StoreUnavailable
 from ..limits.decision import Decision
-from ..store.async_link import AsyncClusterLink
+from ..store.async_link import AsyncClusterLink, AsyncLink
 from ..store.health import STORE_ERRORS, out_of_reach, trouble
 from ..store.masters import AsyncMaster
 from ..store.refusals import addresses_of, mend_by_asking
@@ -52,6 +52,7 @@ class AsyncAsker:
     def __init__(self, client: Any, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
         self.client = client
         self._cluster = AsyncClusterLink(client) if isinstance(client, RedisCluster) else None
+        self._link = self._cluster or AsyncLink(client)
         self.core = Core(prefix, replace_includes, is_cluster=self._cluster is not None)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
@@ -151,9 +152,8 @@ class AsyncAsker:
         """What a script answers: the one place where scripts are run."""
         if self._master is not None and self._master.is_due():
             self.start(self._master.look())
-        execute = self.client.execute_command if self._cluster is None else self._cluster.execute
         try:
-            return await self._store(script.awaited(execute, *call))
+            return await self._store(script.awaited(self._link, *call))
         except RateLimitError as error:
             return error
 

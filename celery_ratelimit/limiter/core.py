@@ -202,17 +202,16 @@ class Core:
     def standings(self, demands: Sequence[Demand]) -> Asks[list[Any]]:
         """How limits stand, each for itself, for :func:`~celery_ratelimit.limiter.standing.read_standing`.
 
-        In steps, of so many limits that none keeps the store for long; an error that concerns one of them is in its
-        place.
+        In one round trip, by scripts for so many limits that none keeps the store for long; an error that concerns one
+        of them is in its place.
         """
         steps = [list(part[i : i + AT_ONCE]) for part in self._by_slot(demands) for i in range(0, len(part), AT_ONCE)]
-        found: list[Any] = [None] * len(demands)
-        for step in steps:
-            call = self.calls.of_standing([demands[i] for i in step])
-            (reply,) = yield from each_of([Question(self.scripts.standing, call)])
-            for i, each in zip(step, reply, strict=True):
-                found[i] = each
-        return found
+        calls = [self.calls.of_standing([demands[i] for i in step]) for step in steps]
+        replies = yield from each_of([Question(self.scripts.standing, call) for call in calls])
+        found = {
+            i: each for step, reply in zip(steps, replies, strict=True) for i, each in zip(step, reply, strict=True)
+        }
+        return [found[i] for i in range(len(demands))]
 
     # -- How it is decided -----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What is counted: sent to the store, and read from it, for many limits with one script (on a cluster one each)."""
+"""What is counted: sent to the store, and read from it, by a script for many limits (on a cluster, for one each)."""
 
 from __future__ import annotations
 
@@ -49,35 +49,38 @@ def ask_counts(
     ``minutes``: with so many of the minutes in which something was decided, and without the rest.
     """
     which = min(minutes, MOST_MINUTES) if minutes is not None else 0 if totals else -1
-    answer: list[Stats] = []
-    for some in _together(core, names, _ASKED if which < 0 else _TOTALS):
+    parts, asked = _together(core, names, _ASKED if which < 0 else _TOTALS), []
+    for some in parts:
         keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
-        call = (), len(keys), len(keys) + 1, [bulk(*keys, which)]
-        (reply,) = yield from each_of([Question(core.scripts.counts, call)])
-        us, *said = reply
+        asked.append(Question(core.scripts.counts, ((), len(keys), len(keys) + 1, [bulk(*keys, which)])))
+    answer: list[Stats] = []
+    for some, (us, *said) in zip(parts, (yield from each_of(asked)), strict=True):
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
     return answer
 
 
 def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Asks[list[int]]:
     """Permits that were taken of these limits, each within so many seconds, up to a day; see ``lua/used.lua``."""
-    answer: list[int] = []
-    entries = [int(within) if within <= _SECONDS else int(within / 60) for _, within in asked]
-    first = 0
-    while first < len(asked):
-        last = first + 1
-        while last < len(asked) and not core.is_cluster and sum(entries[first : last + 1]) <= _ENTRIES:
-            last += 1
-        keys, values = [], list[int | str]()
-        for name, within in asked[first:last]:
-            _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
-            keys.append(seconds if within <= _SECONDS else minutes)
-            values += [1 if within <= _SECONDS else 60, round(within)]
-        call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
-        (reply,) = yield from each_of([Question(core.scripts.used, call)])
-        answer += map(int, reply)
-        first = last
-    return answer
+    parts: list[list[tuple[str, float]]] = []
+    size = 0
+    for name, within in asked:
+        entries = int(within) if within <= _SECONDS else int(within / 60)
+        if not parts or core.is_cluster or size + entries > _ENTRIES:
+            parts.append([])
+            size = 0
+        parts[-1].append((name, within))
+        size += entries
+    replies = yield from each_of([_used(core, part) for part in parts])
+    return [int(permits) for reply in replies for permits in reply]
+
+
+def _used(core: Core, asked: Sequence[tuple[str, float]]) -> Question:
+    keys, values = [], list[int | str]()
+    for name, within in asked:
+        _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
+        keys.append(seconds if within <= _SECONDS else minutes)
+        values += [1 if within <= _SECONDS else 60, round(within)]
+    return Question(core.scripts.used, ((), len(keys), len(keys) + len(values), [bulk(*keys, *values)]))
 
 
 def _told(core: Core, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..errors import STORE_TROUBLES
+from ..forks import begin_anew_after_fork
 from ..limits.concurrency import Concurrency
 from .calls import Ended
 from .core import Ids
@@ -63,28 +64,31 @@ class Leases:
 
     def __init__(self, asker: _Asker) -> None:
         self._asker = asker
+        self._said = ""
+        self.begin_anew()
+        begin_anew_after_fork(self)
+
+    def begin_anew(self) -> None:
+        """After a fork, which carries no threads across: the leases are the parent process's."""
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._held: dict[str, Ended] = {}
         self._ended: dict[str, Ended] = {}
         self._pause = LONGEST_PAUSE
-        self._pid = 0
         self._wake: threading.Event | None = None
         self._thread: threading.Thread | None = None
-        self._said = ""
 
     def begin(self, id: str, demands: Sequence[Demand], granted_at: int) -> None:
         """The run ``id`` has got its leases."""
         places = tuple(leased(demands))
         if not places:
             return
-        pause = renewal_pause(places)
+        self._check_process()
         with self._lock:
-            self._forget_parent()
             self._held[id] = Ended(id, places, granted_at)
-            sooner, self._pause = pause < self._pause, min(pause, self._pause)
             if self._wake is None:
                 self._start()
-            elif sooner:
+            elif renewal_pause(places) < self._pause:
                 self._wake.set()
 
     def end(self, id: str, *, later: bool = False, unconfirmed: Sequence[Demand] = ()) -> None:
@@ -99,8 +103,8 @@ class Leases:
             StoreUnavailable, ConfigurationError: the store did not answer, or refused; it is done later.
         """
         places = tuple(leased(unconfirmed))
+        self._check_process()
         with self._lock:
-            self._forget_parent()
             ended = self._held.pop(id, Ended(id, places, UNKNOWN) if places else None)
             if ended is None:
                 return
@@ -139,10 +143,11 @@ class Leases:
 
     def close(self) -> None:
         """End the thread, which first gives back what has ended. What is still held is held until its lease is over."""
+        self._check_process()
         with self._lock:
             wake, thread = self._wake, self._thread
             self._wake = self._thread = None
-        if wake is not None and thread is not None and self._pid == os.getpid():
+        if wake is not None and thread is not None:
             wake.set()
             thread.join(_LAST_LOOK)
 
@@ -170,12 +175,10 @@ class Leases:
         else:
             self.confirm(ended)
 
-    def _forget_parent(self) -> None:
-        """After a fork, which carries no threads across, the leases are the parent process's."""
+    def _check_process(self) -> None:
+        """A server may fork without telling Python."""
         if self._pid != os.getpid():
-            self._pid, self._wake = os.getpid(), None
-            self._held.clear()
-            self._ended.clear()
+            self.begin_anew()
 
     def _start(self) -> None:
         self._wake = wake = threading.Event()
@@ -186,6 +189,9 @@ class Leases:
 
     def _look_after(self, wake: threading.Event) -> None:
         while True:
+            with self._lock:  # while the shortest lease is held, and no longer
+                pauses = [renewal_pause(held.places) for held in self._held.values()]
+                self._pause = min([LONGEST_PAUSE, *pauses])
             wake.wait(self._pause)
             wake.clear()
             for step in (self._renew, self.release_ended):

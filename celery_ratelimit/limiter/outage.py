@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
 from .asker import Asker
 
-__all__ = ["NotAsked", "Outage"]
+__all__ = ["Deferral", "NotAsked", "Outage"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -32,6 +32,42 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
+class Deferral:
+    """What a process does with its tasks while the store does not serve: one log line a minute, and longer pauses.
+
+    Attributes:
+        since: when the outage began, by the process's clock; 0.0: there was none.
+    """
+
+    def __init__(self) -> None:
+        self.since = 0.0
+        self._warned_at = float("-inf")
+        self._all_back = 0.0  # when those that were deferred are back
+
+    def warn(self, error: RateLimitError) -> bool:
+        """Log that the store does not serve, unless that was logged in the last minute. Returns whether it was now."""
+        now = time.monotonic()
+        if now - self._warned_at < REMINDER:
+            return False
+        self._warned_at = now
+        said = str(error).rstrip(".")
+        logger.warning("%s. Limited tasks are handled as ratelimit_on_store_error says until it is back", said)
+        return True
+
+    def begin(self, *, may_go_on: bool) -> None:
+        """The store does not serve; ``may_go_on``: that is the last outage, if its tasks are not all back yet."""
+        now = time.monotonic()
+        if not may_go_on or now > self._all_back + PROBE:
+            self.since = now
+
+    def pause(self) -> float:
+        """Seconds until a deferred task comes back: as long as the outage already lasts, jittered."""
+        now = time.monotonic()
+        pause = min(LONGEST, max(SHORTEST, now - self.since)) * random.uniform(0.5, 1.5)
+        self._all_back = max(self._all_back, now + pause)
+        return pause
+
+
 class Outage:
     """Remembers that the store is lost, so that a hung store holds up the worker's event loop once, not per task.
 
@@ -48,11 +84,9 @@ class Outage:
         self, asker: Asker, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
     ) -> None:
         self._asker, self._call_soon, self._on_end = asker, call_soon, on_end
-        self._since = 0.0
-        self._reminded = float("-inf")
+        self._deferral = Deferral()
         self._said = False
         self._over: threading.Event | None = None
-        self._all_back = 0.0  # when those that were deferred are back
         self.error: RateLimitError = StoreUnavailable("the limiter's store is not lost")
 
     def __bool__(self) -> bool:
@@ -85,16 +119,11 @@ class Outage:
 
     def begin(self, error: RateLimitError, on_end: Callable[[], None] | None = None) -> None:
         """The store did not answer. ``on_end`` is called when it does again, before whoever is always called."""
-        now = time.monotonic()
-        if now - self._reminded >= REMINDER:
-            self._reminded = now
-            self._said = True
-            said = str(error).rstrip(".")
-            logger.warning("%s. Limited tasks are handled as ratelimit_on_store_error says until it is back", said)
+        self._said = self._deferral.warn(error) or self._said
         if self._over is None:
             self.error = error
-            if not isinstance(error, StoreMisconfigured) or now > self._all_back + PROBE:
-                self._since = now  # else it is the same one: the store refuses what it was not probed with
+            # A store that refuses to serve may serve a probe: then it is the same outage.
+            self._deferral.begin(may_go_on=isinstance(error, StoreMisconfigured))
             self._over = threading.Event()
             args = (self._over, [each for each in (on_end, self._on_end) if each is not None])
             threading.Thread(target=self._look, args=args, name="celery_ratelimit-outage", daemon=True).start()
@@ -105,11 +134,8 @@ class Outage:
             self._over = None
 
     def pause(self) -> float:
-        """Seconds until a deferred task comes back: as long as the outage already lasts, jittered."""
-        now = time.monotonic()
-        pause = min(LONGEST, max(SHORTEST, now - self._since)) * random.uniform(0.5, 1.5)
-        self._all_back = max(self._all_back, now + pause)
-        return pause
+        """See :meth:`Deferral.pause`."""
+        return self._deferral.pause()
 
     def _look(self, over: threading.Event, on_end: Sequence[Callable[[], None]]) -> None:
         while not over.wait(PROBE):
@@ -124,7 +150,7 @@ class Outage:
         if over is not self._over:
             return
         if self._said:  # an error that comes back whenever it is asked fills no log
-            logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._since)
+            logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._deferral.since)
         self._said = False
         self._over = None
         for each in on_end:

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..counts.arrivals import Arrival, Deduplicator
 from ..counts.would import Would, read_would
@@ -144,7 +144,8 @@ def tell_arrivals(core: Core, arrivals: Deduplicator) -> Asks[None]:
     """Tell what came, in the order in which it came, and learn what is stored."""
     nonces = _nonces()
     for several in _together(core, arrivals.take()):
-        yield from _reckon(core, several, arrivals, nonces)
+        question = _reckoning(core, several, core.shadows.limits, arrivals, nonces)
+        _read_reckoned(core, several, *(yield from each_of([question])))
 
 
 def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[str, Would]]:
@@ -163,8 +164,10 @@ def ask_shadows(
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
     nothing, names = Deduplicator(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
-    for at in range(0, len(names), most):
-        found.update((yield from _reckon(core, names[at : at + most], nothing, iter(()), limits)))
+    parts = [names[at : at + most] for at in range(0, len(names), most)]
+    replies = yield from each_of([_reckoning(core, part, limits, nothing, iter(())) for part in parts])
+    for part, reply in zip(parts, replies, strict=True):
+        found.update(_read_reckoned(core, part, reply))
     return found
 
 
@@ -191,14 +194,14 @@ def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[l
         yield batch
 
 
-def _reckon(
+def _reckoning(
     core: Core,
     several: Sequence[tuple[str, list[Arrival]]],
+    limits: Mapping[str, AnyLimit | None],
     arrivals: Deduplicator,
     nonces: Iterator[str],
-    limits: Mapping[str, AnyLimit | None] | None = None,
-) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
-    limits = core.shadows.limits if limits is None else limits
+) -> Question:
+    """What ``lua/shadow.lua`` is told, and asked, of these limits."""
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
     places: dict[str, int] = {}
@@ -217,7 +220,12 @@ def _reckon(
             values += [arrivals.age_of(each), each.number, each.cost, at, next(nonces), each.key]
     keys += places
     call = frozenset(methods.difference(_OWN)), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
-    (reply,) = yield from each_of([Question(core.scripts.shadow, call)])
+    return Question(core.scripts.shadow, call)
+
+
+def _read_reckoned(
+    core: Core, several: Sequence[tuple[str, list[Arrival]]], reply: Sequence[Any]
+) -> dict[str, tuple[StoredShadow | None, Would]]:
     us, *said = reply
     found = {
         name: (read_shadow(each[0]), read_would(each[1], int(each[2]), int(us)))

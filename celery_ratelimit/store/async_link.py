@@ -1,12 +1,14 @@
-"""The way of callers who await their answers to the nodes of a cluster: as many connections as are shared, no more."""
+"""The way of callers who await their replies to a server, or to the nodes of a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from inspect import Parameter, signature
 from typing import Any
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
@@ -24,8 +26,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .async_pool import SharedPool
+from .resp import bulk, unbulk
 
-__all__ = ["AsyncClusterLink"]
+__all__ = ["AsyncClusterLink", "AsyncLink"]
+
+#: redis-py before 5.3 wants the name of a command, and does nothing with it; later ones want none.
+_WANTS_NAME = signature(ConnectionPool.get_connection).parameters["command_name"].default is Parameter.empty
+_FOR = ("_",) if _WANTS_NAME else ()
 
 #: What looking for the nodes may end with.
 _FAILED = (RedisError, RedisClusterException, OSError)
@@ -34,8 +41,45 @@ _FAILED = (RedisError, RedisClusterException, OSError)
 _ELSEWHERE = (RedisConnectionError, ReadOnlyError, MovedError, ClusterDownError, SlotNotCoveredError)
 
 
+class AsyncLink:
+    """Sends commands in their wire form, on connections from the client's pool.
+
+    ``Redis.execute_command`` packs a command anew, and measures each call. A store in memory, and a client that has one
+    connection for all, are used as they are.
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._takes_bytes = not hasattr(client, "clock") and not getattr(client, "single_connection_client", False)
+
+    async def exchange(self, command: bytes) -> Any:
+        """Send a command and return the reply; tried again as the client's ``Retry`` says."""
+        if not self._takes_bytes:
+            return await self._client.execute_command(*_values(command))
+        pool = self._client.connection_pool
+        connection = await pool.get_connection(*_FOR)
+
+        async def once() -> Any:
+            await connection.send_packed_command(command)
+            return await connection.read_response()
+
+        try:
+            return await connection.retry.call_with_retry(once, lambda error: connection.disconnect())
+        finally:
+            await pool.release(connection)
+
+    async def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        """Run a script that the store does not know, see :class:`~celery_ratelimit.store.script.Script`."""
+        return await self.exchange(b"*%d\r\n%b" % (3 + values, bulk("EVAL", source, keys)) + b"".join(pieces))
+
+
+def _values(command: bytes) -> list[Any]:
+    name, *values = unbulk(command[command.index(b"\n") + 1 :])
+    return [name.decode(), *values]
+
+
 class AsyncClusterLink:
-    """A pool of connections for each node, whose callers wait for each other.
+    """The same for a cluster: a pool of connections for each node, whose callers wait for each other.
 
     The client of ``redis.asyncio`` has no such pool: it refuses whoever comes when all connections are in use, and
     one caller who finds that a slot has moved closes the connections that others read from. So it only tells which
@@ -69,6 +113,13 @@ class AsyncClusterLink:
         except RedisTimeoutError:
             self._look_anew()  # it hangs: who asks next shall know who has taken its place
             raise
+
+    async def exchange(self, command: bytes) -> Any:
+        """As :meth:`AsyncLink.exchange`, on the node that has the first key of a call of a script."""
+        return await self.execute(*_values(command))
+
+    async def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        return await self.execute("EVAL", source, keys, *unbulk(b"".join(pieces)))
 
     async def ping(self) -> None:
         """Ask every master whether it is there, and where one is not, who has taken its place."""

@@ -14,7 +14,6 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisClusterException,
     RedisError,
-    ResponseError,
     SlotNotCoveredError,
     TryAgainError,
 )
@@ -62,49 +61,31 @@ class ClusterLink(Link):
         )  # the source may have what looks like a tag
 
     def exchange_all(self, commands: Sequence[bytes]) -> list[Any]:
-        """Send commands to their nodes at once, and return the replies; an error in the place of one that got none.
-
-        None is sent a second time.
-        """
-        taken: dict[Link, Any] = {}
-        sent: list[Link | None] = []
-        results: list[Any] = []
+        """As :meth:`Link.exchange_all`: each node gets its commands at once, before any reply is read."""
+        replies: dict[int, Any] = {}
+        places: dict[Link, list[int]] = {}  # of each node's commands
+        for place, command in enumerate(commands):
+            try:
+                places.setdefault(self._link_for(command), []).append(place)
+            except (RedisError, RedisClusterException) as error:
+                replies[place] = error
+        connections: dict[Link, Any] = {}
         try:
-            for command in commands:
-                link = None
+            for link, own in places.items():
                 try:
-                    link = self._link_for(command)
-                    if link not in taken:
-                        taken[link] = link._take()
-                        taken[link].begin()
-                    taken[link].send_packed_command([command], check_health=False)
-                    results.append(None)
-                except (RedisError, RedisClusterException) as error:
-                    link = None
-                    results.append(error)
-                sent.append(link)
-            for i, link in enumerate(sent):
-                if link is None:
-                    continue
-                try:
-                    results[i] = taken[link].read_response()
-                except ResponseError as error:
-                    results[i] = error
+                    connections[link] = link._send(b"".join([commands[place] for place in own]))
                 except RedisError as error:
-                    link._drop(taken.pop(link))
-                    for later in range(i, len(sent)):
-                        if sent[later] is link:  # its reply would have come on the same connection
-                            sent[later], results[later] = None, error
+                    replies.update(dict.fromkeys(own, error))
+            while connections:
+                link, connection = connections.popitem()
+                replies.update(zip(places[link], link._receive(connection, len(places[link])), strict=True))
         except BaseException:
-            # Interrupted: whatever reply may still come must not be read as another's.
-            for link, connection in taken.items():
+            for link, connection in connections.items():  # interrupted: its replies are not read any more
                 link._drop(connection)
             raise
-        for link, connection in taken.items():
-            link._idle.append(connection)
-        if any(isinstance(result, RedisTimeoutError) for result in results):
+        if any(isinstance(reply, RedisTimeoutError) for reply in replies.values()):
             self._look_anew()
-        return results
+        return [replies[place] for place in range(len(commands))]
 
     def name_for_each_node(self, stem: str) -> list[str]:
         """Names that begin with ``stem``, whose keys are on one node each, one name for each node that has any keys."""

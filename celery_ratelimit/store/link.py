@@ -10,10 +10,7 @@ from typing import Any
 
 from redis import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import (
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.sentinel import SentinelConnectionPool
 
 from .deadline import with_deadline
@@ -88,27 +85,54 @@ class Link:
             while self._idle:
                 self._idle.pop().disconnect()
 
+    def exchange_all(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send commands at once and return the replies; in the place of each that failed, its error.
+
+        No command is sent a second time.
+        """
+        try:
+            connection = self._send(b"".join(commands))
+        except RedisError as error:
+            return [error] * len(commands)
+        return self._receive(connection, len(commands))
+
     def _exchange(self, command: bytes) -> Any:
+        (reply,) = self._receive(self._send(command), 1)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def _send(self, commands: bytes) -> Any:
+        """Send commands; returns the connection on which :meth:`_receive` reads all their replies."""
         connection = self._take()
         try:
             connection.begin()
-            connection.send_packed_command([command], check_health=False)
-            reply = connection.read_response()
-        except ResponseError as error:
-            if isinstance(error, ReadOnlyError) or ": -READONLY " in str(error):  # as Redis 6.2 wraps it
-                self._drop(connection)
-                raise ReadOnlyError(str(error)) from None
-            if _NOREPLICAS.search(str(error)):
-                self._drop(connection)
-                raise
-            self._idle.append(connection)  # the reply, read to its end: the connection is in order
-            raise
+            connection.send_packed_command([commands], check_health=False)
         except BaseException:
-            # Lost, timed out, interrupted: whatever reply may still come must not be read as another's.
             self._drop(connection)
             raise
-        self._idle.append(connection)
-        return reply
+        return connection
+
+    def _receive(self, connection: Any, number: int) -> list[Any]:
+        """Read so many replies; an error in the place of each that is one, or that does not come."""
+        replies: list[Any] = []
+        try:
+            while len(replies) < number:
+                if replies:
+                    connection.begin()  # each reply has a deadline of its own
+                replies.append(_reply_on(connection))
+        except RedisError as error:
+            # Lost or timed out: a reply that still comes must not be read as another command's.
+            self._drop(connection)
+            return [*replies, *[error] * (number - len(replies))]
+        except BaseException:  # interrupted
+            self._drop(connection)
+            raise
+        if any(map(_leads_elsewhere, replies)):
+            self._drop(connection)
+        else:
+            self._idle.append(connection)
+        return replies
 
     def _take(self) -> Any:
         if self._pid != os.getpid():
@@ -130,6 +154,21 @@ class Link:
         with suppress(IndexError):  # others take some meanwhile
             while True:
                 self._idle.pop().disconnect()
+
+
+def _reply_on(connection: Any) -> Any:
+    """One reply; of an error the error. Either is read to its end."""
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return ReadOnlyError(str(error)) if ": -READONLY " in str(error) else error  # as Redis 6.2 wraps it
+
+
+def _leads_elsewhere(reply: Any) -> bool:
+    """Whether a reply is that of a server that is not the master, or no longer."""
+    return isinstance(reply, ResponseError) and (
+        isinstance(reply, ReadOnlyError) or bool(_NOREPLICAS.search(str(reply)))
+    )
 
 
 class SentinelLink(Link):

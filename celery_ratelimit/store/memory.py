@@ -17,6 +17,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from ..errors import ConfigurationError
+from ..forks import begin_anew_after_fork
 from .url_text import without_password
 
 try:
@@ -37,8 +38,13 @@ class Clock:
     """The clock of every store in memory: the machine's, unless a test has stopped it and moves it by hand."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._us: int | None = None
+        self.begin_anew()
+        begin_anew_after_fork(self)
+
+    def begin_anew(self) -> None:
+        """After a fork: another thread of the parent process may have had the lock."""
+        self._lock = threading.Lock()
 
     @property
     def now(self) -> float:
@@ -90,7 +96,6 @@ clock = Clock()
 
 #: The stores by name.
 _stores: dict[str, _Server] = {}
-_lock = threading.Lock()
 
 
 def memory_client(url: str) -> Redis:
@@ -109,8 +114,7 @@ def async_memory_client(url: str) -> AsyncRedis:
 
 def clear() -> None:
     """Empty every store of this process."""
-    with _lock:
-        mine = [server for server in _stores.values() if server.pid == os.getpid()]
+    mine = [server for server in list(_stores.values()) if server.pid == os.getpid()]
     for server in mine:
         with _Client(server=server, connection_class=_Connection) as client:
             client.flushall()
@@ -122,8 +126,7 @@ def _store(url: str) -> _Server:
         raise ConfigurationError(
             f"{without_password(url)!r} does not name a store in memory: write 'memory://' or 'memory://name'"
         )
-    with _lock:
-        server = _stores.setdefault(match[1] or "", _Server())
+    server = _stores.setdefault(match[1] or "", _Server())  # in one step, also where threads ask at once
     _check_process(server)
     return server
 

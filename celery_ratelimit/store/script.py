@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -134,25 +134,17 @@ class Script:
         """A call in its wire form, for a store that knows the script."""
         return _command(self._variants.get(methods) or self._make(methods), keys, values, pieces)
 
-    async def awaited(
-        self,
-        execute: Callable[..., Awaitable[Any]],
-        methods: Hashable,
-        keys: int,
-        values: int,
-        pieces: Sequence[bytes],
-    ) -> Any:
-        """The same on a store that is awaited: ``execute`` sends a command and returns the reply."""
+    async def awaited(self, link: Any, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+        """The same on a link whose replies are awaited."""
         variant = self._variants.get(methods) or self._make(methods)
-        arguments = unbulk(b"".join(pieces))
         try:
             try:
-                return await execute("EVALSHA", variant.digest, keys, *arguments)
+                return await link.exchange(_command(variant, keys, values, pieces))
             except NoScriptError:
-                return await execute("EVAL", variant.source, keys, *arguments)
+                return await link.evaluate(variant.source, keys, values, pieces)
         except ResponseError as error:
             self._add_algorithm(methods, variant, error)
-            return await self.awaited(execute, methods, keys, values, pieces)
+            return await self.awaited(link, methods, keys, values, pieces)
 
     def _add_algorithm(self, methods: Any, asked: _Variant, error: ResponseError) -> None:
         """What is stored for a limit has an algorithm that the request does not name: from now on it is put in.

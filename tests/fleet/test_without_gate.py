@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import redis
 
-from celery_ratelimit.testing import EmbeddedServer
-from tests.fleet_of import Fleet, assert_never_over
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.fleet_of import Fleet, assert_never_over, until
 
 
 def test_a_worker_without_the_gate_holds_the_limit(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
@@ -18,3 +19,24 @@ def test_a_worker_without_the_gate_holds_the_limit(server: EmbeddedServer, store
         assert len(fleet.permits()) == fleet.started() == 60
         assert_never_over(fleet.permits(), 20)
         assert "Traceback" not in fleet.log(0) + fleet.log(1)
+
+
+def test_a_worker_without_the_gate_defers_tasks_while_the_store_is_lost(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    with (
+        embedded_server() as limits,
+        Fleet(server, tmp_path, rate="50/s", app="tests.apps.no_gate", ratelimit_url=limits.url) as fleet,
+    ):
+        fleet.start()
+        assert fleet.send("retry", 0).get(timeout=20) == 0
+        limits.kill()
+        results = [fleet.send("retry", index) for index in range(1, 21)]
+        until(lambda: len(set(re.findall(r"\[([0-9a-f-]{36})\] received", fleet.log()))) == 21, 20, "every task")
+        assert fleet.started() == 1
+        limits.start()
+        assert [result.get(timeout=60) for result in results] == list(range(1, 21))
+        assert fleet.started() == 21, "each has run once"
+        assert_never_over(fleet.permits(), 50)
+        assert "Traceback" not in fleet.log()
+        assert 1 <= fleet.log().count("the limiter's store did not serve a request") <= 2, "once in each process"

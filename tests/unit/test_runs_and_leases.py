@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_ratelimit import Concurrency, StoreUnavailable
+from celery_ratelimit.limiter import leases as leases_module
 from celery_ratelimit.limiter.calls import Ended
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.leases import Leases, run_id
+from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, Leases, run_id
 from tests.unit.a_gate import Bench
 
 PLACE = Demand(Concurrency(2, name="places"), "places")
@@ -154,6 +158,34 @@ def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases
     with pytest.raises(ZeroDivisionError):
         leases.release_ended()
     assert [each.id for each in leases.ended([PLACE])] == ["b"]
+
+
+def test_a_short_lease_is_renewed_often_while_it_is_held_and_no_longer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses, goes_on = queue.Queue[float](), queue.Queue[bool]()
+
+    class Wakeup(threading.Event):
+        """Goes on when the test says so."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            pauses.put(timeout)
+            return goes_on.get()
+
+    parts = {"Event": Wakeup, "Thread": threading.Thread, "Lock": threading.Lock}
+    monkeypatch.setattr(leases_module, "threading", SimpleNamespace(**parts))
+    leases = Leases(store)
+    leases.begin("long", [PLACE], 0)
+    assert pauses.get(timeout=10) == LONGEST_PAUSE
+    leases.begin("short", [Demand(Concurrency(2, name="short", lease=0.1), "short")], 0)
+    goes_on.put(True)
+    assert pauses.get(timeout=10) == pytest.approx(0.1 / RENEWALS)
+    leases.end("short")
+    goes_on.put(True)
+    assert pauses.get(timeout=10) == LONGEST_PAUSE
+    leases.end("long")
+    goes_on.put(True)
 
 
 def test_a_call_for_leases_asks_for_as_many_as_processes_are_free(bench: Bench) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from celery.exceptions import Ignore
 
-from celery_ratelimit import Limit, RateLimitedTask, Throttled
+from celery_ratelimit import Limit, Limiter, RateLimitedTask, StoreUnavailable, Throttled
+from celery_ratelimit.testing import EmbeddedServer
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def run(task: Any, index: int = 0, queue: str = "celery") -> Any:
         task.before_start(str(index), (index,), {})
     except Ignore:
         return {name: sent[0][name] for name in ("countdown", "queue") if name in sent[0]} if sent else "dropped"
-    except Throttled as error:
+    except (Throttled, StoreUnavailable) as error:
         return type(error)
     finally:
         task.pop_request()
@@ -71,3 +73,50 @@ def test_a_full_bucket_sends_a_task_to_another_queue_but_not_to_its_own(make: Ca
     outcomes = [run(task, index, queue) for index in range(4)]
     assert outcomes[0] == "runs"
     assert ({"queue": "later"} in outcomes) is (queue == "celery"), outcomes
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis+cluster"])
+@pytest.mark.parametrize(
+    ("choice", "outcome"),
+    [
+        ("defer", {"countdown": pytest.approx(1, abs=0.5)}),
+        ("local", {"countdown": pytest.approx(1, abs=0.5)}),
+        ("allow", "runs"),
+        ("raise", StoreUnavailable),
+    ],
+)
+def test_a_task_while_the_store_does_not_answer(
+    caplog: pytest.LogCaptureFixture, kind: str, choice: str, outcome: Any
+) -> None:
+    app = Celery("a", broker="memory://", set_as_current=False)
+    app.conf.update(ratelimit_url=f"{kind}://127.0.0.1:1/0", ratelimit_on_store_error=choice)
+    task = app.task(base=RateLimitedTask, limits="1/h")(charge)
+    assert [run(task, index) for index in range(3)] == [outcome] * 3
+    assert caplog.text.count("Limited tasks are handled as ratelimit_on_store_error says") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({}, "returned"),
+        ({"throttle": "drop"}, "dropped"),
+        ({"throttle": "fail"}, "failed"),
+        ({"max_wait": 1, "overflow": "later"}, "diverted"),
+    ],
+)
+def test_what_becomes_of_a_task_is_counted(
+    server: EmbeddedServer, store: redis.Redis, options: dict[str, Any], outcome: str
+) -> None:
+    app = Celery("a", broker=server.url, set_as_current=False)
+    limits = [Limit("100/s", burst=9, name="other"), Limit("1/h", name="api")]
+    task = app.task(base=RateLimitedTask, limits=limits, name="charge", **options)(charge)
+    limiter = Limiter.from_app(app)
+    for index in range(2):
+        run(task, index)
+    assert limiter._counting is not None
+    limiter._counting.send()
+    api, other = limiter.stats_of(["api", "other"])
+    assert {name: number for name, number in api.results.items() if number} == {"acquired": 1, outcome: 1}
+    assert {name: number for name, number in other.results.items() if number} == {"acquired": 1}
+    assert api.permits == 1
+    assert {(user.kind, user.name) for user in api.users} == {("task", "charge"), ("queue", "celery")}

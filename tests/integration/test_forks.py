@@ -1,0 +1,74 @@
+"""Forks: a child waits for no lock of its parent's threads, and does nothing of the parent's a second time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from celery_ratelimit import Concurrency, Limiter
+from celery_ratelimit.counts.counter import Counter
+from celery_ratelimit.store import memory
+
+#: From Python 3.12, where the process has threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+GPU = Concurrency(2, name="gpu")
+
+
+def in_child(work: Callable[[], object]) -> str:
+    """What ``work`` returns in a child process; or how that ended."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)  # ends a child that hangs
+            os.write(write, repr(work()).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read) as reply:
+        said = reply.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return said if status == 0 else f"ended with {status}"
+
+
+def test_a_child_holds_places_while_the_parents_thread_has_the_lock(limiter: Limiter) -> None:
+    def hold() -> tuple[bool, int]:
+        with limiter.permit(GPU) as decision:
+            left = limiter.peek(GPU).states[0].remaining
+        limiter.close()
+        return decision.allowed, left
+
+    with limiter.permit(GPU):
+        with limiter._places._lock:
+            assert in_child(hold) == "(True, 0)"
+        assert limiter.peek(GPU).states[0].remaining == 1, "the child has given back its own place, and no other"
+    assert limiter.peek(GPU).states[0].remaining == 2
+
+
+@pytest.mark.parametrize("locked", ["tally", "arrivals"])
+def test_a_child_counts_while_a_parents_thread_has_the_lock(locked: str) -> None:
+    counter = Counter(lambda seconds: None)
+    counter.happened("refused", ["parents"])
+    counter.shadowed([("parents", "", 1)])
+    with {"tally": counter._tally._lock, "arrivals": counter.arrivals._lock}[locked]:
+        assert in_child(lambda: (counter.take(), counter.arrivals.take())) == "([], [])"
+    assert [name for name, _ in counter.take()] == [name for name, _ in counter.arrivals.take()] == ["parents"]
+
+
+def test_a_child_that_only_closes_its_limiter_counts_nothing_a_second_time(limiter: Limiter) -> None:
+    limiter.quotas["gpu"] = GPU
+    limiter.acquire("gpu")
+    assert in_child(limiter.close) == "None"
+    limiter.close()
+    assert limiter.stats("gpu").results["acquired"] == 1
+
+
+def test_a_child_reads_the_clock_of_stores_in_memory() -> None:
+    with memory.clock._lock:
+        assert in_child(lambda: memory.clock.stop(None)) == "None"
