@@ -112,6 +112,11 @@ class Counter:
         self._is_due = True
         self._later(PAUSE)
 
+    def again(self) -> None:
+        """There is more to do in a while, though nothing else may be counted."""
+        if not self._is_due:
+            self.wait()
+
     def _begin_anew(self) -> None:
         """What was counted before a fork is the parent's."""
         self._process, self._pid, self._tally, self._is_due = _Process.number, os.getpid(), Tally(), False

@@ -140,7 +140,7 @@ class AsyncLimiter(Asking):
     async def aclose(self) -> None:
         """End what is under way and, if this limiter was made by :meth:`from_url`, close its connections."""
         if self._counting is not None:
-            await self._counting.send()
+            await self._counting.aclose()
         await self.asker.aclose()
         if self._owns_client:
             await async_close_client(self.client)

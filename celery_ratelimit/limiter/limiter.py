@@ -134,7 +134,7 @@ class Limiter(Verbs, StatsVerbs):
         """
         self._places.close()
         if self._counting is not None:
-            self._counting.send()
+            self._counting.close()
         self.asker.close()
         if self._owns_client:
             close_client(self.client)
