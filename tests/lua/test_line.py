@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Decision, Limiter
+from celery_ratelimit.limiter.turns import is_beyond
 from tests.conftest import START, Clock
 
 from .frozen import answer, demand, us
@@ -114,6 +115,16 @@ def test_a_look_at_a_line_under_another_rate_tells_what_a_newcomer_is_told(
     assert store.zrange(SLOTS, 0, -1, withscores=True) == slots
     assert answer(told) == answer(frozen.asker.ask(new, id="new", claim=0.0))
     assert int(standing[3]) == us(told.retry_after)
+
+
+@pytest.mark.parametrize("claim", [0.009, 0.0099995, 0.01, 0.0100004, 0.01000051, 0.011])
+def test_a_slot_is_kept_where_a_waiting_call_waits_for_it(
+    frozen: Limiter, clock: Clock, store: redis.Redis, claim: float
+) -> None:
+    wanted = [demand("100/s")]
+    frozen.asker.ask(wanted)
+    refused = frozen.asker.ask(wanted, id="a", claim=claim)
+    assert (store.zscore(SLOTS, "a") is None) == is_beyond(refused, claim)
 
 
 def test_an_overdue_slot_may_be_taken_so_that_nothing_is_wasted(line: Line) -> None:

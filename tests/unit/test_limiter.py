@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.questions import Asks
 
@@ -122,6 +123,32 @@ def test_a_blocking_call_whose_slot_has_moved_too_far_gives_it_back() -> None:
     limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
     assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
     assert limiter.forgotten == [limiter.asked[0][0]]
+
+
+def test_a_refused_call_for_which_no_slot_was_kept_has_nothing_to_give_back() -> None:
+    for refused in (answer(False, 61.0), replace(answer(False, 0.5), full=True)):
+        limiter = Scripted(refused)
+        assert limiter.acquire("stripe", max_wait=60) == refused
+        assert len(limiter.asked) == 1
+        assert not limiter.forgotten
+
+
+def test_an_outage_while_a_slot_is_given_back_does_not_hide_the_refusal() -> None:
+    limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
+
+    def fails(demands: Sequence[Demand], *, id: str) -> Asks[None]:
+        yield from ()
+        raise StoreUnavailable("gone")
+
+    core: Any = limiter.asker.core
+    core.forget = fails
+    assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
+
+
+def test_a_call_that_has_slept_until_its_permit_is_good_need_not_wait() -> None:
+    decision = Scripted(replace(answer(True, 0.02), reset_after=0.05)).acquire("stripe", max_wait=60)
+    assert (decision.allowed, decision.retry_after) == (True, 0.0)
+    assert decision.reset_after == pytest.approx(0.03)
 
 
 def test_two_blocking_calls_never_share_an_id() -> None:
