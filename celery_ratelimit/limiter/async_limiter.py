@@ -244,7 +244,7 @@ class AsyncLimiter(Asking):
     async def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> AsyncIterator[Decision]:
         decision = await self._take(demands, math.inf if max_wait is None else max_wait)
         if not decision.allowed:
-            raise throttled(decision)
+            raise throttled(decision, max_wait)
         if not leased(decision.demands):
             yield decision
             return

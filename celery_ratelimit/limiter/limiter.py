@@ -240,7 +240,7 @@ class Limiter(Verbs, StatsVerbs):
     def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> Iterator[Decision]:
         decision = self._take(demands, math.inf if max_wait is None else max_wait)
         if not decision.allowed:
-            raise throttled(decision)
+            raise throttled(decision, max_wait)
         try:
             self._places.begin(decision.id, decision.demands, decision.granted_at)
             yield decision
