@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
 from ..store.keys import DEFAULT_PREFIX
-from ..store.url import async_client_of, async_close_client
+from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .arguments import Cost, Key, reader_of
 from .async_asker import AsyncAsker
 from .async_counting import AsyncCounting
@@ -124,8 +124,7 @@ class AsyncLimiter(Asking):
             async_client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=counts
         )
         limiter._owns_client = True
-        if "timeout" in options:
-            limiter.asker.wait_for_connection(options["timeout"])
+        limiter.asker.wait_for_connection(connection_wait_of(url, **options))
         return limiter
 
     @classmethod

@@ -242,4 +242,4 @@ def _reckon(
 
 def _without_reserve(limit: AnyLimit) -> AnyLimit:
     """What is set aside for important calls holds back others, not the queue as a whole."""
-    return replace(limit, reserve=None) if isinstance(limit, Limit) and limit.reserve is not None else limit
+    return replace(limit, reserve=None, cost=1) if isinstance(limit, Limit) and limit.reserve is not None else limit
