@@ -160,6 +160,20 @@ def test_two_blocking_calls_never_share_an_id() -> None:
     assert horizon == pytest.approx(0.5, abs=0.1), "never ahead of what the caller would wait"
 
 
+def test_a_quota_is_named_once_and_read_once() -> None:
+    limiter = Limiter(NoStore(port=1), quotas={"api": "1000/s", "tenant": {"rate": "5/s", "key": "{tenant_id}"}})
+    reader = limiter.reader
+    assert reader.quota("api") is reader.quota("api")
+    for options in ({}, {"key": "7"}, {"args": {"tenant_id": 7}}):
+        name = "tenant" if options else "api"
+        one, two = [reader.demands(name, options.get("key"), None, options.get("args")) for _ in range(2)]
+        assert one[0] is two[0]
+    before = reader.quota("api")
+    limiter.quotas["api"] = Limit("5/s")
+    assert (before.rate, reader.quota("api").rate) == ("1000/s", "5/s")  # type: ignore[attr-defined]
+    assert reader.quota("api").name == "api"
+
+
 def test_no_limit_at_all_is_an_error() -> None:
     for ask in (Limiter.from_url("redis://127.0.0.1:1/0").acquire, Limiter.from_url("redis://127.0.0.1:1/0").reset):
         with pytest.raises(ConfigurationError, match="no limit was named"):
