@@ -174,6 +174,12 @@ def test_a_quota_is_named_once_and_read_once() -> None:
     assert reader.quota("api").name == "api"
 
 
+def test_a_call_that_is_to_wait_as_long_as_it_takes_does() -> None:
+    limiter = Scripted(answer(False, 0.0), answer(True, 0.0))
+    assert limiter.acquire("stripe", max_wait=None)
+    assert all(claim > 1e8 for _, _, claim in limiter.asked)
+
+
 def test_no_limit_at_all_is_an_error() -> None:
     for ask in (Limiter.from_url("redis://127.0.0.1:1/0").acquire, Limiter.from_url("redis://127.0.0.1:1/0").reset):
         with pytest.raises(ConfigurationError, match="no limit was named"):
