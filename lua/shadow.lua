@@ -6,15 +6,15 @@
 --        4 queues; 5 ends; 6 would. Then the configs of keys that requests name.
 -- ARGV   1  limits   how many
 --        2  most     requests of a limit that are reckoned at once, >= 1
---        3  reads    1: somebody looks, and what is reckoned is not kept; 0: it is
+--        3  reads    1: the script only reads, and what it reckons is not kept; 0: it is kept
 --        4+ for each limit: six, see include/read_limits.lua (- for the first: the caller does not know it, and others reckon); how
 --           many requests follow; and for each of these
 --           age us, >= 0; number, 0: what an earlier one took is corrected; permits of each; at which number in KEYS the config of
 --           its key is, 0: nowhere; a text that no other has, without a space; key of its bucket
 -- Reply  us of this clock; then for each limit a list: what is stored about its shadow; what it would have done; requests that wait
 --        to be reckoned. May end the script with the error "LOAD <algorithm>", see include/read_limits.lua
--- Writes, unless it reads only, arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; 30 days after the last. `rule` is - or what is
---        stored for the key, with commas;
+-- Writes, unless it only reads, arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; 30 days after the last. `rule`
+--        is - or what is stored for the key, with commas;
 --        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if
 --        nothing had been asked; both a minute and more beyond the last of these, 30 days at the most;
 --        would: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait), waited

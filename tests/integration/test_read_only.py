@@ -64,7 +64,7 @@ class Seen:
     """What the store holds, and the commands that it was sent."""
 
     def __init__(self, url: str) -> None:
-        store = self._store = redis.Redis.from_url(url)  # whose replies are bytes, as those of DUMP
+        store = self._store = redis.Redis.from_url(url)  # its replies are bytes, as DUMP needs
         self._writes = {name for name, each in store.command().items() if "write" in each["flags"]}
         self._before = self._dump()
         store.config_resetstat()

@@ -207,11 +207,11 @@ def test_to_look_keeps_nothing(frozen: Limiter, clock: Clock, store: Any, name: 
     assert would(frozen, limit) == said
     assert {key: store.dump(key) for key in store.keys("ratelimit:*")} == values
     process.tell()
-    assert not store.exists("ratelimit:v1:{api}::arrivals"), "who has told of them has them reckoned"
+    assert not store.exists("ratelimit:v1:{api}::arrivals"), "the process that has told of them has them reckoned"
     assert would(frozen, limit) == said
 
 
-def test_who_has_told_of_a_request_has_it_reckoned_and_asks_no_more(frozen: Limiter, clock: Clock) -> None:
+def test_a_process_has_its_requests_reckoned_and_then_asks_no_more(frozen: Limiter, clock: Clock) -> None:
     process, shadows = Process(frozen, clock), frozen.asker.shadows
     process.came(LIMITS["burst"])
     process.tell()
