@@ -1,4 +1,5 @@
-"""Scenario ``acquire``: one permit from Python, against a bare ``INCR`` on the same client.
+"""Scenario ``acquire``: one permit from Python, by each of the calls of the README, against a bare ``INCR`` on the same
+client.
 
 Rounds of a thousand calls, all contenders in each round, in an order that turns; the time of a contender is
 the median over its rounds, its ratio the median of each round's own ratio to the ``INCR`` of that round.
@@ -108,12 +109,14 @@ def row(contender: Contender, base: Contender) -> dict[str, object]:
 
 
 def _contenders(url: str) -> tuple[list[Contender], list[str]]:
-    limiter = Limiter.from_url(url)
     limit = Limit(f"{WIDE}/s", burst=1000, name="bench")
+    by_key = Limit(f"{WIDE}/s", burst=1000, key="tenant:{tenant_id}")
+    limiter = Limiter.from_url(url, quotas={"stripe": {"rate": f"{WIDE}/s", "burst": 1000}, "tenant": by_key})
     default = redis.Redis.from_url(url)
     contenders = [
         Contender(BASE, lambda: limiter.client.incr("bench:incr"), BASE),
         Contender("celery_ratelimit, Limiter.acquire", lambda: limiter.acquire(limit).allowed, BASE),
+        *[Contender(f"celery_ratelimit, {name}", call, BASE) for name, call in _readme(limiter).items()],
         Contender(KEPT, _kept_connection(limiter.client), BASE),
         Contender(BASE_DEFAULT, lambda: default.incr("bench:incr"), BASE_DEFAULT),
     ]
@@ -124,6 +127,26 @@ def _contenders(url: str) -> tuple[list[Contender], list[str]]:
         except ImportError:
             missing.append(name)
     return contenders, missing
+
+
+def _readme(limiter: Limiter) -> dict[str, Callable[[], object]]:
+    """The other ways to say it: by a quota's name, with a key or arguments, as a block, as a decorated function."""
+
+    def permit() -> object:
+        with limiter.permit("stripe", max_wait=5) as decision:
+            return decision.allowed
+
+    @limiter.limited("tenant")
+    def limited(tenant_id: int) -> object:
+        return True
+
+    return {
+        "by name": lambda: limiter.acquire("stripe").allowed,
+        "by name, key=": lambda: limiter.acquire("tenant", key="tenant:7").allowed,
+        "by name, args=": lambda: limiter.acquire("tenant", args={"tenant_id": 7}).allowed,
+        "permit": permit,
+        "limited": lambda: limited(7),
+    }
 
 
 def _kept_connection(client: Any) -> Callable[[], object]:

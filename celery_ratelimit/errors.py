@@ -74,7 +74,7 @@ class Throttled(RateLimitError):
     Attributes:
         limit: the name of the limit that said no.
         retry_after: seconds until it could have started.
-        max_wait: seconds that it would have waited; ``None``: it was not to wait.
+        max_wait: seconds that it would have waited; ``None``: it was not to wait, or there is no room to wait.
         key: of the limit's bucket; ``""``: the limit has only one.
     """
 

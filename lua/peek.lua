@@ -4,14 +4,14 @@
 -- ARGV   1  id        text; asks on behalf of that waiting request; '' for a newcomer
 --        2+ six per limit, see include/read_limits.lua; then the id of the lease, as acquire
 -- Reply  see include/reply.lua
--- Writes the states whose rule has changed since they were written, or whose clock has stepped back: written once, a change has one
---        time; else each peek would take it for one that has just happened
+-- Writes nothing
 local id = ARGV[1]
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 2
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
+--!include read_only.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
 --!include algorithms.lua
 --!include read_limits.lua
@@ -19,12 +19,7 @@ lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
 --!include joint_slot.lua
 --!include reply.lua
 
-if binding == 0 then -- it would be allowed
-    for i = 1, #limits do
-        limits[i].algorithm.note_change(limits[i], now)
-    end
-    return reply(1, now, 0, 0)
-end
+if binding == 0 then return reply(1, now, 0, 0) end -- it would be allowed
 
 local in_line, latest = '', now
 --!include refuse.lua

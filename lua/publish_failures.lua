@@ -25,7 +25,7 @@ local all, answer = call('HGETALL', FAILURES), {}
 for i = 1, #all, 2 do
     if tonumber(match(all[i + 1], '^%d+ (%d+)')) > now - KEPT then
         answer[#answer + 1], answer[#answer + 2] = all[i], all[i + 1]
-    else
+    elseif #ARGV >= FIRST then -- it is no look, which writes nothing
         call('HDEL', FAILURES, all[i])
     end
 end

@@ -6,26 +6,30 @@
 --        4 queues; 5 ends; 6 would. Then the configs of keys that requests name.
 -- ARGV   1  limits   how many
 --        2  most     requests of a limit that are reckoned at once, >= 1
---        3+ for each limit: six, see include/read_limits.lua (- for the first: the caller does not know it, and others reckon); how
+--        3  reads    1: the script only reads, and what it reckons is not kept; 0: it is kept
+--        4+ for each limit: six, see include/read_limits.lua (- for the first: the caller does not know it, and others reckon); how
 --           many requests follow; and for each of these
 --           age us, >= 0; number, 0: what an earlier one took is corrected; permits of each; at which number in KEYS the config of
 --           its key is, 0: nowhere; a text that no other has, without a space; key of its bucket
 -- Reply  us of this clock; then for each limit a list: what is stored about its shadow; what it would have done; requests that wait
 --        to be reckoned. May end the script with the error "LOAD <algorithm>", see include/read_limits.lua
--- Writes arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; an hour after the last. `rule` is - or what is
---        stored for the key, with commas;
+-- Writes, unless it only reads, arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; 30 days after the last. `rule`
+--        is - or what is stored for the key, with commas;
 --        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if
 --        nothing had been asked; both a minute and more beyond the last of these, 30 days at the most;
 --        would: string, "<name>=<number> …": since us, requests, delayed (by more than LONG_US), refused (no room to wait), waited
 --        us, longest us, and of the minute in which a bucket was asked for most: peak millionths of its rate, at us, count,
 --        period; 30 days after the last.
-local LIMITS, MOST = tonumber(ARGV[1]), tonumber(ARGV[2])
-local FIRST_LIMIT = 3
+local LIMITS, MOST, READS = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
+local FIRST_LIMIT = 4
 local LATE_US, MINUTE_US, DAYS_MS = 2500000, 60000000, 2592000000
 local LONG_US = 10000 -- a shorter delay is none that anybody would see
 local NUMBER, CORRECTS = 1, false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
+if READS then
+--!include read_only.lua
+end
 --!include config_text.lua
 --!include algorithms.lua
 --!include virtual_queue.lua
@@ -137,7 +141,9 @@ local function reckon(limit)
     end
     local said = {}
     for i, name in ipairs(NAMES) do said[i] = format('%s=%.0f', name, would[name]) end
-    call('SET', limit.would, table.concat(said, ' '), 'PX', int(DAYS_MS))
+    local text = table.concat(said, ' ')
+    call('SET', limit.would, text, 'PX', int(DAYS_MS))
+    return text
 end
 
 -- Buckets for which it is as if nothing had been asked. They are kept for some time longer than that: requests that came before are
@@ -155,11 +161,12 @@ end
 local answer = {int(now)}
 for i, limit in ipairs(limits) do
     for _, each in ipairs(limit.come) do call('ZADD', limit.arrivals, int(each[1]), each[2]) end
-    if #limit.come > 0 then call('PEXPIRE', limit.arrivals, '3600000') end
+    if #limit.come > 0 then call('PEXPIRE', limit.arrivals, int(DAYS_MS)) end
+    local would = #limit.due > 0 and reckon(limit) or call('GET', limit.would) or ''
     if #limit.due > 0 then
-        reckon(limit)
         if #limit.due < 2 * MOST then clear(limit) end -- else others that have come by then are still to be reckoned
     end
-    answer[i + 1] = {call('GET', limit.shadow) or '', call('GET', limit.would) or '', call('ZCARD', limit.arrivals)}
+    local pending = call('ZCARD', limit.arrivals) - (read_only and #limit.due / 2 or 0)
+    answer[i + 1] = {call('GET', limit.shadow) or '', would, pending}
 end
 return answer

@@ -94,6 +94,11 @@ class Counter:
         self._is_due = True
         self._later(PAUSE)
 
+    def again(self) -> None:
+        """There is more to do in a while, though nothing else may be counted."""
+        if not self._is_due:
+            self.wait()
+
     def _add_up(self) -> None:
         if self._pid == os.getpid():
             self._tally.add_up()

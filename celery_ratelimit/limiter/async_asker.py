@@ -60,9 +60,9 @@ class AsyncAsker:
         pool = getattr(client, "connection_pool", None)
         self._master = AsyncMaster(pool) if isinstance(pool, SentinelConnectionPool) and pool.is_master else None
 
-    def wait_for_connection(self, seconds: float) -> None:
-        """On a cluster: for how long at most, where all are in use."""
-        if self._cluster is not None:
+    def wait_for_connection(self, seconds: float | None) -> None:
+        """On a cluster: for how long at most, where all are in use; ``None``: for as long as it does."""
+        if self._cluster is not None and seconds is not None:
             self._cluster.timeout = seconds
 
     async def aclose(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import wraps
@@ -12,14 +11,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
 from ..store.keys import DEFAULT_PREFIX
-from ..store.url import async_client_of, async_close_client
+from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .arguments import Cost, Key, reader_of
 from .async_asker import AsyncAsker
 from .async_counting import AsyncCounting
 from .async_places import AsyncPlaces
 from .counting import note, note_lost
 from .demand import Demand, Limits, leased
-from .durations import seconds_of
+from .durations import longest_wait
 from .live_verbs import LiveVerbs
 from .questions import Asks
 from .replies import throttled
@@ -124,8 +123,7 @@ class AsyncLimiter(Asking):
             async_client_of(url, **options), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=counts
         )
         limiter._owns_client = True
-        if "timeout" in options:
-            limiter.asker.wait_for_connection(options["timeout"])
+        limiter.asker.wait_for_connection(connection_wait_of(url, **options))
         return limiter
 
     @classmethod
@@ -140,7 +138,7 @@ class AsyncLimiter(Asking):
     async def aclose(self) -> None:
         """End what is under way and, if this limiter was made by :meth:`from_url`, close its connections."""
         if self._counting is not None:
-            await self._counting.send()
+            await self._counting.aclose()
         await self.asker.aclose()
         if self._owns_client:
             await async_close_client(self.client)
@@ -242,9 +240,9 @@ class AsyncLimiter(Asking):
 
     @asynccontextmanager
     async def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> AsyncIterator[Decision]:
-        decision = await self._take(demands, math.inf if max_wait is None else max_wait)
+        decision = await self._take(demands, max_wait)
         if not decision.allowed:
-            raise throttled(decision)
+            raise throttled(decision, max_wait)
         if not leased(decision.demands):
             yield decision
             return
@@ -256,7 +254,7 @@ class AsyncLimiter(Asking):
     def _drive(self, asks: Asks[R]) -> Coroutine[Any, Any, R]:
         return self.asker.drive(asks)
 
-    async def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+    async def _take(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
         every, shadows = tuple(demands), self._core.shadows
         demands, shadow = shadows.split(every)
         if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
@@ -266,17 +264,17 @@ class AsyncLimiter(Asking):
         if shadow:
             decision = await self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
             return self._let_through(decision, shadow)
-        max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
+        max_wait = longest_wait(max_wait)
         asked = take(self._core, demands, max_wait, self.asker.clock.monotonic)
         if self._counting is None or self._core.pretended_wait is not None:
             return await self.asker.drive(asked)
-        began = self.asker.clock.monotonic() if max_wait else 0.0
+        began = self.asker.clock.monotonic() if max_wait != 0 else 0.0
         try:
             decision = await self.asker.drive(asked)
         except STORE_TROUBLES:
             note_lost(self._counting.counter, demands)
             raise
-        waited = self.asker.clock.monotonic() - began if max_wait else 0.0
+        waited = self.asker.clock.monotonic() - began if max_wait != 0 else 0.0
         note(self._counting.counter, demands, decision, waited)
         self._core.shadows.hear(decision)
         return decision

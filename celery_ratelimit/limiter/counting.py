@@ -84,8 +84,10 @@ class Counting:
         self._asker, self._is_lost = asker, is_lost
         call_after = later or _on_a_thread
 
+        self._timer: object = None
+
         def in_a_while(seconds: float) -> None:
-            call_after(seconds * times(), self.send)
+            self._timer = call_after(seconds * times(), self.send)
 
         self.counter = Counter(in_a_while)
         self._refusals = Refusals()
@@ -95,8 +97,20 @@ class Counting:
         if self._is_lost():
             self.counter.wait()
             return
+        self._send()
+        if self._asker.shadows.pending and not self._refusals:
+            self.counter.again()
+
+    def close(self) -> None:
+        """Send what there is, and end the thread."""
+        if isinstance(self._timer, threading.Timer):
+            self._timer.cancel()
+            self._timer.join()
+        self._send()
+
+    def _send(self) -> None:
         parts = self.counter.take()
-        if not (parts or self.counter.arrivals) or self._refusals:
+        if not (parts or self.counter.arrivals or self._asker.shadows.pending) or self._refusals:
             return
         try:
             self._asker.drive(tell_all(self._asker.core, self.counter, parts))
@@ -104,8 +118,9 @@ class Counting:
             self._refusals.note(error)
 
 
-def _on_a_thread(seconds: float, call: Callable[[], None]) -> None:
+def _on_a_thread(seconds: float, call: Callable[[], None]) -> threading.Timer:
     timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.name = "celery_ratelimit-counts"
     timer.start()
+    return timer

@@ -120,6 +120,8 @@ def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:
     Raises:
         ConfigurationError: two limits that differ have one name.
     """
+    if len(demands) == 1:
+        return (demands[0],)
     buckets: dict[tuple[str, str], Demand] = {}
     limits: dict[str, AnyLimit] = {}
     for demand in demands:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, shown
 
-__all__ = ["length_of", "microseconds", "seconds_of"]
+__all__ = ["length_of", "longest_wait", "microseconds", "seconds_of"]
 
 #: Seconds; thirty years.
 _FOREVER = 1e9
@@ -26,6 +26,13 @@ def seconds_of(what: str, seconds: Any, least: float = -math.inf) -> float:
             f"{what}={shown(seconds)} must be a number of seconds{', 0 or more' if least == 0 else ''}"
         )
     return float(max(-_FOREVER, min(seconds, _FOREVER)))
+
+
+def longest_wait(max_wait: Any) -> float:
+    """Seconds that a call may wait for its turn; ``None``: for ever."""
+    if max_wait == 0:  # the usual call
+        return 0.0
+    return _FOREVER if max_wait is None else seconds_of("max_wait", max_wait)
 
 
 def length_of(seconds: float, what: str) -> int:

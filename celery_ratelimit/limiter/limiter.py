@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
@@ -20,7 +19,7 @@ from .asker import Asker
 from .checks import actual_costs
 from .counting import Counting, note, note_lost
 from .demand import Demand, Limits, each_bucket_once, leased
-from .durations import seconds_of
+from .durations import longest_wait
 from .leases import Leases
 from .questions import Asks
 from .replies import throttled
@@ -134,7 +133,7 @@ class Limiter(Verbs, StatsVerbs):
         """
         self._places.close()
         if self._counting is not None:
-            self._counting.send()
+            self._counting.close()
         self.asker.close()
         if self._owns_client:
             close_client(self.client)
@@ -238,9 +237,9 @@ class Limiter(Verbs, StatsVerbs):
 
     @contextmanager
     def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> Iterator[Decision]:
-        decision = self._take(demands, math.inf if max_wait is None else max_wait)
+        decision = self._take(demands, max_wait)
         if not decision.allowed:
-            raise throttled(decision)
+            raise throttled(decision, max_wait)
         try:
             self._places.begin(decision.id, decision.demands, decision.granted_at)
             yield decision
@@ -253,7 +252,7 @@ class Limiter(Verbs, StatsVerbs):
     def _drive(self, asks: Asks[R]) -> R:
         return self.asker.drive(asks)
 
-    def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+    def _take(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
         every, shadows = tuple(demands), self._core.shadows
         demands, shadow = shadows.split(every)
         if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
@@ -265,19 +264,19 @@ class Limiter(Verbs, StatsVerbs):
             return self._let_through(decision, shadow)
         if self._counting is None or self.asker.pretended_wait is not None:
             return self._decide(demands, max_wait)
-        began = self.asker.clock.monotonic() if max_wait else 0.0
+        began = self.asker.clock.monotonic() if max_wait != 0 else 0.0
         try:
             decision = self._decide(demands, max_wait)
         except STORE_TROUBLES:
             note_lost(self._counting.counter, demands)
             raise
-        waited = self.asker.clock.monotonic() - began if max_wait else 0.0
+        waited = self.asker.clock.monotonic() - began if max_wait != 0 else 0.0
         note(self._counting.counter, demands, decision, waited)
         self._core.shadows.hear(decision)
         return decision
 
-    def _decide(self, demands: Sequence[Demand], max_wait: float) -> Decision:
-        max_wait = seconds_of("max_wait", max_wait) if max_wait != 0 else 0.0
+    def _decide(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
+        max_wait = longest_wait(max_wait)
         if max_wait > 0:
             return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
         if not leased(demands):

@@ -36,7 +36,9 @@ class Reader:
         self.quotas = quotas_of(quotas)
         self.others: Callable[[], Mapping[str, AnyLimit]] = dict
         self.goes_by: Callable[[], bool | None] = lambda: None
+        self._named: dict[str, tuple[AnyLimit, AnyLimit]] = {}
         self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
+        self._demand = lru_cache(maxsize=1024, typed=True)(_demand)
 
     # -- What a call asks ------------------------------------------------------------------------------------------
 
@@ -123,26 +125,28 @@ class Reader:
         several = _some(limits if isinstance(limits, tuple) else (limits,), key)
         return each_bucket_once([_demand(limit, key, cost) for limit in several])
 
-    @staticmethod
     def _read_arguments(
-        limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
+        self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
     ) -> tuple[Demand, ...]:
         """As from a task's arguments: each limit takes its own key and cost, unless they are given."""
         if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
             raise ConfigurationError(
                 f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
             )
-        several = _some(limits, key)
-        return each_bucket_once(
-            [
-                _demand(
-                    limit,
-                    key_of(limit, args, (), args) if key is None and limit.key is not None else key,
-                    cost_of(limit, args, (), args) if cost is None else cost,
-                )
-                for limit in several
-            ]
-        )
+        if isinstance(key, str):
+            key = short(key)
+        asked = [
+            (
+                limit,
+                short(key_of(limit, args, (), args)) if key is None and limit.key is not None else key,
+                cost_of(limit, args, (), args) if cost is None else cost,
+            )
+            for limit in _some(limits, key)
+        ]
+        try:
+            return each_bucket_once([self._demand(*each) for each in asked])
+        except TypeError:  # as in plain()
+            return each_bucket_once([_demand(*each) for each in asked])
 
     def quota(self, name: str) -> AnyLimit:
         limit = self._found(name)
@@ -152,7 +156,13 @@ class Reader:
             raise ConfigurationError(
                 f"there is no quota named {shown(name)} (quotas: {known}){f'; {close}' if close else ''}"
             )
-        return limit if limit.name is not None else replace(limit, name=name)
+        if limit.name is not None:
+            return limit
+        quota, named = self._named.get(name, (None, limit))
+        if quota is not limit:  # the first call, or another quota was put in
+            named = replace(limit, name=name)
+            self._named[name] = limit, named
+        return named
 
     def _found(self, name: str) -> AnyLimit | None:
         return self.quotas.get(name) or self.others().get(name)

@@ -89,6 +89,11 @@ def _told(demands: Sequence[Demand], error: RateLimitError) -> RateLimitError:
     return ImpossibleRequest(demands[which - 1].name, demands[which - 1].cost, size)
 
 
-def throttled(decision: Decision) -> Throttled:
-    """A refusal for a caller who cannot be told by a value."""
-    return Throttled(decision.binding or "", decision.retry_after)
+def throttled(decision: Decision, max_wait: float | None) -> Throttled:
+    """A refusal for a caller that cannot be told by a value, and would have waited for ``max_wait`` seconds: not where
+    there is no room to wait.
+    """
+    refused = decision.binding, decision.remaining, decision.reset_after
+    keys = [each.key for each in decision.states if (each.name, each.remaining, each.reset_after) == refused]
+    beyond = None if decision.full else max_wait
+    return Throttled(decision.binding or "", decision.retry_after, beyond, keys[0] if keys else "")

@@ -28,6 +28,8 @@ __all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_ar
 
 #: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 500
+#: Seconds for which a process that tells of no more requests has the store reckon those of before, at most.
+_ROUNDS = 10
 #: Seconds between two looks of a process that does not tell.
 _LOOK = 1.0
 #: The rate at which parked tasks of a limit in shadow leave: as fast as they can.
@@ -47,11 +49,14 @@ class Shadows:
     Attributes:
         limits: those that were in shadow here, by name, as the code has them.
         stored: what is stored, by name, where it is known.
+        pending: limits of which this process has told and requests are still to be reckoned: by name, how often it asks
+            for that at most.
     """
 
     def __init__(self) -> None:
         self.limits: dict[str, AnyLimit] = {}
         self.stored: dict[str, bool] = {}
+        self.pending: dict[str, int] = {}
         self._ids: dict[Hashable, None] = {}
         self._looks_at = float("-inf")
 
@@ -141,17 +146,24 @@ def passed(shadow: Sequence[Demand], id: str) -> Decision:
 
 
 def tell_arrivals(core: Core, arrivals: Deduplicator) -> Asks[None]:
-    """Tell what came, in the order in which it came, and learn what is stored."""
-    nonces = _nonces()
-    for several in _together(core, arrivals.take()):
-        question = _reckoning(core, several, core.shadows.limits, arrivals, nonces)
-        _read_reckoned(core, several, *(yield from each_of([question])))
+    """Tell what came, in the order in which it came, have it reckoned, and learn what is stored."""
+    nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
+    rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
+    earlier = [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
+    for several in _together(core, [*told, *earlier]):
+        question = _reckoning(core, several, shadows.limits, arrivals, nonces, looks=False)
+        (reply,) = yield from each_of([question])
+        for name, (_, would) in _read_reckoned(core, several, reply).items():
+            if not would.pending:
+                rounds[name] = 0
+    shadows.pending = {name: left for name, left in rounds.items() if left}
 
 
 def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[str, Would]]:
-    """What limits in shadow would have done, as far as it is reckoned; and which of them are is known from then on.
+    """What limits in shadow would have done, as far as it can be reckoned; which of them are in shadow is known then.
 
-    ``None``: a limit that is not known here, which others reckon.
+    Nothing is written: what processes have told is reckoned for good when they tell more. ``None``: a limit that is not
+    known here, which others reckon.
     """
     found = yield from ask_shadows(core, limits)
     return {name: would for name, (_, would) in found.items()}
@@ -165,7 +177,7 @@ def ask_shadows(
     nothing, names = Deduplicator(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
     parts = [names[at : at + most] for at in range(0, len(names), most)]
-    replies = yield from each_of([_reckoning(core, part, limits, nothing, iter(())) for part in parts])
+    replies = yield from each_of([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
     for part, reply in zip(parts, replies, strict=True):
         found.update(_read_reckoned(core, part, reply))
     return found
@@ -183,7 +195,7 @@ def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[l
     batch: list[tuple[str, list[Arrival]]] = []
     size = 0
     for name, those in of:
-        for at in range(0, len(those), _TOLD):
+        for at in range(0, max(1, len(those)), _TOLD):
             some = those[at : at + _TOLD]
             if batch and (core.is_cluster or len(batch) >= _LIMITS or size + len(some) > _TOLD or batch[-1][0] == name):
                 yield batch
@@ -200,12 +212,14 @@ def _reckoning(
     limits: Mapping[str, AnyLimit | None],
     arrivals: Deduplicator,
     nonces: Iterator[str],
+    *,
+    looks: bool,
 ) -> Question:
-    """What ``lua/shadow.lua`` is told, and asked, of these limits."""
+    """What ``lua/shadow.lua`` is told, and asked, of these limits; ``looks``: the process tells nothing."""
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
     places: dict[str, int] = {}
-    values: list[str | int] = [len(several), _RECKONED]
+    values: list[str | int] = [len(several), _RECKONED, int(looks)]
     methods = set()
     for name, those in several:
         limit = limits.get(name)
@@ -237,4 +251,4 @@ def _read_reckoned(
 
 def _without_reserve(limit: AnyLimit) -> AnyLimit:
     """What is set aside for important calls holds back others, not the queue as a whole."""
-    return replace(limit, reserve=None) if isinstance(limit, Limit) and limit.reserve is not None else limit
+    return replace(limit, reserve=None, cost=1) if isinstance(limit, Limit) and limit.reserve is not None else limit

@@ -194,8 +194,16 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
     if isinstance(code, Concurrency):
         ours["lease"] = code.lease
     try:
-        return Limit(**said, **ours, name=name) if "rate" in said else Concurrency(**said, **ours, name=name)
+        if "rate" not in said:
+            return Concurrency(**said, **ours, name=name)
+        limit = Limit(**said, **ours, name=name)
     except TypeError as error:  # an option that this version does not have
         raise ConfigurationError(
             f"limit {name!r} is stored as {dict(said)}, which this version of celery_ratelimit cannot read: {error}"
         ) from None
+    # Not checked together: what is stored may be too small for what a call costs, and is in force all the same.
+    if isinstance(code, Limit):
+        object.__setattr__(limit, "cost", code.cost)
+        if limit.method == "token_bucket" and not limit.debt:
+            object.__setattr__(limit, "reserve", code.reserve)
+    return limit

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from ..errors import STORE_TROUBLES, RateLimitError
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from .core import Core
 from .demand import Demand, leased
+from .durations import microseconds
 from .leases import UNKNOWN
 from .questions import Asks, Request, Sleep
 
-__all__ = ["give_back", "take"]
+__all__ = ["give_back", "is_beyond", "take"]
 
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
@@ -38,6 +41,7 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
     id = core.new_id() if waits or leased(demands) else ""
     deadline = now() + max_wait
     asked: Request | None = None
+    has_slot = False
     try:
         while True:
             left = max(0.0, deadline - now())
@@ -45,13 +49,16 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
             decision: Decision = yield asked
             if not decision.allowed and not waits:
                 return decision
-            if not decision.allowed and (decision.full or decision.retry_after > left or core.pretended_wait):
-                yield from core.forget(demands, id=id)
+            if not decision.allowed and (decision.full or is_beyond(decision, left) or core.pretended_wait):
+                if has_slot:  # of an earlier answer; no slot is kept beyond `left`
+                    with suppress(*STORE_TROUBLES):  # it lapses by itself
+                        yield from core.forget(demands, id=id)
                 return decision
             if decision.retry_after:
                 yield Sleep(nap(decision))
             if decision.allowed:
-                return decision
+                return _good_now(decision)
+            has_slot = True
     except (RateLimitError, GeneratorExit):
         raise
     except BaseException:  # a soft time limit, Ctrl-C, a greenlet that is ended, a cancellation
@@ -74,6 +81,19 @@ def give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision
                 yield from core.release(demands, id=id, granted_at=UNKNOWN)
     except STORE_TROUBLES:
         pass  # a slot lapses by itself, a lease too, and a permit is lost
+
+
+def is_beyond(decision: Decision, left: float) -> bool:
+    """Whether the slot lies too far away to be kept: in whole microseconds, as the store compares them."""
+    return round(decision.retry_after * 1e6) > microseconds(left)
+
+
+def _good_now(decision: Decision) -> Decision:
+    """The same after the call has slept until its permit is good."""
+    waited = decision.retry_after
+    if not waited:
+        return decision
+    return replace(decision, retry_after=0.0, reset_after=max(0.0, decision.reset_after - waited))
 
 
 def nap(decision: Decision) -> float:

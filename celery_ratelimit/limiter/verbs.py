@@ -92,7 +92,7 @@ class Asking:
 class Verbs(Asking):
     """Take permits, and give them back."""
 
-    def _take(self, demands: Sequence[Demand], max_wait: float) -> Decision:
+    def _take(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
         raise NotImplementedError
 
     def acquire(
@@ -103,7 +103,7 @@ class Verbs(Asking):
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
         priority: int | None = None,
-        max_wait: float = 0.0,
+        max_wait: float | None = 0.0,
     ) -> Decision:
         """Take the permits of one call from every limit in one atomic step, or none of them.
 
@@ -119,7 +119,7 @@ class Verbs(Asking):
             cost: permits to take from each; default: what each limit says.
             priority: how important the call is, in the broker's numbers, where a limit has a ``reserve``. Default: as a
                 message that is sent without one.
-            max_wait: seconds that the call may sleep for its turn.
+            max_wait: seconds that the call may sleep for its turn; ``None``: as long as it takes.
 
         Returns:
             The decision. If it allows, the permit is good now.

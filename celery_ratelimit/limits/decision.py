@@ -51,7 +51,8 @@ class GrantedAt(int):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to one ``acquire`` or ``peek``, over all the limits that it named.
+    """The answer to one ``acquire`` or ``peek``, over all the limits that it named. It is true if it allows:
+    ``if limiter.acquire("stripe"): …``.
 
     Attributes:
         allowed: every limit gave its permits; nothing was taken from any of them otherwise.
@@ -85,3 +86,6 @@ class Decision:
     granted_at: int = 0
     demands: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     shadow: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return self.allowed

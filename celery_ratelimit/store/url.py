@@ -30,6 +30,7 @@ __all__ = [
     "async_close_client",
     "client_of",
     "close_client",
+    "connection_wait_of",
     "is_sentinel",
     "without_password",
 ]
@@ -51,6 +52,9 @@ _CELERYS = (
     ("CERT_OPTIONAL", "optional"),
     ("CERT_NONE", "none"),
 )
+
+#: What a client of ``redis.asyncio`` takes besides.
+_OF_ASYNC = frozenset(("timeout", "encoder_class"))
 
 #: One of the addresses of a URL: user and password, hosts, path and query.
 _ADDRESS = re.compile(r"(?:(?P<user>[^/?]*)@)?(?P<hosts>[^/?]*)(?P<path>/[^?]*)?(?:\?(?P<query>.*))?")
@@ -126,7 +130,7 @@ def async_client_of(url: str, **options: Any) -> Any:
     class SentinelPool(AsyncSentinelConnectionPool, SharedPool):
         """Sentinel's pool, whose callers wait for each other."""
 
-    where = _read(url, options, {"timeout", "encoder_class"})
+    where = _read(url, options, _OF_ASYNC)
     where.options.setdefault("retry", AsyncRetry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)))
     try:
         if where.kind == "cluster":
@@ -142,6 +146,12 @@ def async_client_of(url: str, **options: Any) -> Any:
         return sentinel.master_for(where.master, connection_pool_class=SentinelPool)
     except (ValueError, TypeError) as error:
         raise _cannot_be(url, error) from None
+
+
+def connection_wait_of(url: str, **options: Any) -> float | None:
+    """Seconds that callers wait for a connection, if they are said: an option that a cluster's client does not have."""
+    seconds: float | None = _read(url, options, _OF_ASYNC).options.get("timeout")
+    return seconds
 
 
 def close_client(client: Any) -> None:

@@ -266,7 +266,7 @@ class Gate:
                 self._resources.release_lease(pending)
             self._concurrency.release_ended()
             if self._counting is not None and not self._outage:
-                self._counting.send()
+                self._counting.close()
             self._outage.close()
             self._limit_watcher.close()
             self._concurrency.close()

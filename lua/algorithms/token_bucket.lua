@@ -60,11 +60,12 @@ local function rescale(limit, now, at, tat, lent, interval)
     end
     if limit.cursor > at then -- who stood there then stands there still, later
         local function later(us)
-            return min(now + FAR_US, from + ceil((us - from) * factor))
+            return us and min(now + FAR_US, from + ceil((us - from) * factor))
         end
         limit.cursor = later(limit.cursor)
+        if read_only then limit.rescaled = later end -- read_line finds the slots as they were
         call('ZREMRANGEBYSCORE', limit.slots_key, '-inf', '(0')
-        local slots = call('ZRANGE', limit.slots_key, 0, -1, 'WITHSCORES')
+        local slots = read_only and {} or call('ZRANGE', limit.slots_key, 0, -1, 'WITHSCORES')
         for i = 1, #slots, 2 do
             call('ZADD', limit.slots_key, int(later(slots[i + 1])), slots[i])
         end

@@ -28,8 +28,9 @@ local GAPS = 16 -- that a request looks into at a time
 -- Of a limit that sets something aside, also `tail`: behind which tat it stands, if it has no slot.
 -- `same`: the rate has not changed since the last write.
 local function read_line(limit, now, id, same)
+    local us_of = limit.rescaled or tonumber -- of a slot, by the rate that is in force
     local last = call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')
-    limit.cursor = max(0, tonumber(last[2]) or 0)
+    limit.cursor = max(0, us_of(last[2]) or 0)
     if limit.cursor <= now then return end -- all requests have come, were forgotten, or have missed their slots
     if limit.extra < -1 then
         for own, us in string.gmatch(same and limit.raw or '', ' (%d+)=(%d+)') do
@@ -39,7 +40,7 @@ local function read_line(limit, now, id, same)
             end
         end
         if limit.passes then
-            local score = id ~= '' and tonumber(call('ZSCORE', limit.slots_key, id))
+            local score = id ~= '' and us_of(call('ZSCORE', limit.slots_key, id))
             limit.owner = score and (limit.tail > 0 and min(score, limit.tail) or score) -- others' slots may have moved, and its own
             return
         end
@@ -47,15 +48,16 @@ local function read_line(limit, now, id, same)
         local us, rem = advance(limit, limit.tat, limit.rem, call('ZCOUNT', limit.slots_key, '(0', '+inf') * limit.cost)
         limit.tail = max(limit.tail, limit.cursor, us + min(1, rem))
     end
-    if id ~= '' then limit.owner = tonumber(call('ZSCORE', limit.slots_key, id)) end
+    if id ~= '' then limit.owner = us_of(call('ZSCORE', limit.slots_key, id)) end
     if limit.owner then
-        limit.gapped = true -- perhaps: a request that has a slot seldom needs to know
+        limit.gapped = not limit.rescaled -- perhaps: a request that has a slot seldom needs to know
         return
     end
     local first = call('ZRANGE', limit.slots_key, 0, 0, 'WITHSCORES')
     limit.gapped = tonumber(first[2]) < 0
     if limit.gapped then first = call('ZRANGEBYSCORE', limit.slots_key, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1) end
-    limit.first = tonumber(first[2])
+    limit.gapped = limit.gapped and not limit.rescaled -- a change of the rate closes the gaps
+    limit.first = us_of(first[2])
     if limit.first - limit.tolerance + (limit.shares or 0) + GRACE_US < now then limit.overdue = first[1] end
 end
 

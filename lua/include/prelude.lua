@@ -1,4 +1,4 @@
--- What stands at the top of every script: short names of Lua's and Redis's functions, STEP_US, int(number), lease_id.
+-- What stands at the top of every script: short names of Lua's and Redis's functions, STEP_US, int(number), lease_id, read_only.
 local call, format, match = redis.call, string.format, string.match
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 
@@ -14,3 +14,6 @@ end
 
 -- Names the lease of the request that asks: one run of a task. nil: the request's own id does. The script that knows it sets it.
 local lease_id
+
+-- Whether the script writes nothing, see read_only.lua.
+local read_only = false

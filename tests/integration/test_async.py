@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -312,6 +313,13 @@ def test_a_waiting_call_returns_to_its_slot_and_gives_it_back_if_that_has_moved_
     assert asyncio.run(limiter.acquire(API)) == far
     assert limiter.asked == [("", 0.0, 0.0)]
     assert not limiter.forgotten
+
+    limiter = Scripted(far)
+    assert asyncio.run(limiter.acquire(API, max_wait=60)) == far
+    assert not limiter.forgotten, "no slot was kept"
+
+    limiter = Scripted(replace(yes, retry_after=0.02))
+    assert asyncio.run(limiter.acquire(API, max_wait=60)).retry_after == 0.0, "it has slept"
 
 
 def test_a_call_may_wait_for_as_long_as_it_takes(run: Run) -> None:

@@ -94,6 +94,21 @@ def test_who_decides_nothing_tells_nothing(server: EmbeddedServer, store: redis.
         until(lambda: not [t for t in threading.enumerate() if t.name == "celery_ratelimit-counts"], 5, "the thread")
 
 
+def test_a_limiter_that_is_closed_leaves_no_thread_and_counts_when_it_is_used_again(
+    server: EmbeddedServer, store: redis.Redis
+) -> None:
+    before = set(threading.enumerate())
+    limiter = Limiter.from_url(server.url, quotas=QUOTAS)
+    for _ in range(2):
+        limiter.acquire("api")
+        limiter.close()
+        assert set(threading.enumerate()) <= before
+    assert limiter.stats("api").permits == 2
+    limiter.acquire("api")
+    until(lambda: limiter.stats("api").permits == 3, 5, "the counts")
+    limiter.close()
+
+
 def _in_a_fork(limiter: Limiter) -> None:
     limiter.acquire("api")
     limiter.close()

@@ -79,16 +79,49 @@ def test_a_block_that_would_wait_for_too_long_does_not_run(limiter: Limiter) -> 
     with pytest.raises(Throttled) as caught, limiter.permit("hourly", max_wait=1000.0):
         pytest.fail("ran without a permit")
     assert time.monotonic() - began < 100, "it has not waited"
-    assert caught.value.limit == "hourly"
-    assert 3_500 < caught.value.retry_after <= 3_600
+    error = caught.value
+    assert (error.limit, error.key, error.max_wait) == ("hourly", "", 1000.0)
+    assert 3_500 < error.retry_after <= 3_600
+    assert str(error).endswith("beyond max_wait=1000 s")
+
+
+def test_a_refusal_names_the_key_and_how_long_the_call_would_have_waited(limiter: Limiter) -> None:
+    tenant = Limit("1/h", name="by tenant", key="tenant:{tenant}")
+    limiter.acquire(tenant, key="tenant:7")
+    with pytest.raises(Throttled) as caught, limiter.permit(["api", tenant], key="tenant:7", max_wait=2):
+        pytest.fail("ran without a permit")
+    assert (caught.value.limit, caught.value.key, caught.value.max_wait) == ("by tenant", "tenant:7", 2)
+
+    @limiter.limited(tenant, max_wait=3)
+    def call(tenant: int) -> None:
+        pytest.fail("ran without a permit")
+
+    with pytest.raises(Throttled) as caught:
+        call(7)
+    assert (caught.value.limit, caught.value.key, caught.value.max_wait) == ("by tenant", "tenant:7", 3)
+
+
+def test_async_a_refusal_names_the_key_and_how_long_the_call_would_have_waited(run: Callable[..., None]) -> None:
+    tenant = Limit("1/h", name="by tenant", key="tenant:{tenant}")
+
+    async def test(limiter: AsyncLimiter) -> None:
+        await limiter.acquire(tenant, key="tenant:7")
+        with pytest.raises(Throttled) as caught:
+            async with limiter.permit(tenant, key="tenant:7", max_wait=2):
+                pytest.fail("ran without a permit")
+        assert (caught.value.limit, caught.value.key, caught.value.max_wait) == ("by tenant", "tenant:7", 2)
+
+    run(test)
 
 
 def test_a_block_is_refused_where_there_is_no_room_to_wait(limiter: Limiter) -> None:
     limiter.acquire("leaky")
     waiting = Demand(QUOTAS["leaky"], "leaky")
     assert not limiter.asker.ask([waiting], id="who waits", claim=1e6).allowed
-    with pytest.raises(Throttled, match="'leaky'"), limiter.permit("leaky"):
-        pytest.fail("ran without a permit")
+    for max_wait in (None, 1e6):
+        with pytest.raises(Throttled, match="'leaky'") as caught, limiter.permit("leaky", max_wait=max_wait):
+            pytest.fail("ran without a permit")
+        assert caught.value.max_wait is None, "it is not the time that is lacking"
     limiter.asker.forget([waiting], id="who waits")
 
 

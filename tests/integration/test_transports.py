@@ -144,8 +144,9 @@ class TestEachLibrary:
             for name in ("127.0.0.1", "localhost"):
                 client.get(f"http://{name}:{upstream.port}/a")
             client.get(f"{upstream.url}/b")
-            with pytest.raises(Throttled, match="'host'"):
+            with pytest.raises(Throttled, match=r"'host', key '127\.0\.0\.1'") as caught:
                 client.get(f"{upstream.url}/c")
+            assert (caught.value.key, caught.value.max_wait) == ("127.0.0.1", 0)
             client.get(f"http://localhost:{upstream.port}/d")
         with Plain(library, limiter, "host", key="one", cost=2, max_wait=0) as client:
             client.get(f"{upstream.url}/e")

@@ -11,6 +11,7 @@ was taken: no more than the law leaves, which the model knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor
@@ -454,14 +455,18 @@ class Model:
         return self._answer(False, max(slot, self.now + 1), binding, views)
 
     def peek(self, demands: Sequence[Demand]) -> Answer:
+        """Nothing is kept of it, not even a change that has come about by then."""
+        kept = deepcopy(self.buckets)
+        answer = self._peek(demands)
+        self.buckets = kept
+        return answer
+
+    def _peek(self, demands: Sequence[Demand]) -> Answer:
         views = self._views(demands, "")
         joint, binding, _ = self._joint(views)
         slot = self.now
         if binding is not None:
             slot, _ = self._line_up(views, "", joint, self.now)
-        for view in views:
-            if view.stepped_back:
-                self._write(view)
         if binding is None:
             return self._answer(True, self.now, None, views)
         return self._answer(False, max(slot, self.now + 1), binding, views)
@@ -526,13 +531,16 @@ class Model:
     def cancel(self, demands: Sequence[Demand], id: str, back: Sequence[int] | None = None) -> bool:
         """``back``: the microseconds that come back, of each limit."""
         found = False
-        for i, view in enumerate(self._views(demands, "")):
-            ids = self._ids(view.demand)
+        for i, demand in enumerate(demands):
+            ids = self._ids(demand)
             at = ids.times.pop(id, None)
             if at is None:
                 continue
             found = True
-            if ids.settle(id, self.now) and view.give_back(at, view.demand.cost, back[i] if back else None):
+            if not ids.settle(id, self.now):
+                continue
+            (view,) = self._views([demand], "")  # only now: it notes a change of the rate
+            if view.give_back(at, demand.cost, back[i] if back else None):
                 self._write(view)
         return found
 
@@ -545,11 +553,12 @@ class Model:
         back: Sequence[int] | None = None,
     ) -> bool:
         fresh = False
-        for i, (view, cost) in enumerate(zip(self._views(demands, ""), actual, strict=True)):
-            if not self._ids(view.demand).settle(id, self.now):
+        for i, (demand, cost) in enumerate(zip(demands, actual, strict=True)):
+            if not self._ids(demand).settle(id, self.now):
                 continue
             fresh = True
-            more = cost - view.demand.cost
+            (view,) = self._views([demand], "")
+            more = cost - demand.cost
             if more > 0:
                 view.charge(more)
             if more > 0 or (more < 0 and view.give_back(granted_at, -more, back[i] if back else None)):

@@ -362,12 +362,16 @@ def test_by_the_servers_clock_no_key_expires_before_its_bucket_is_full(
 
 @pytest.mark.parametrize("before", KINDS)
 @pytest.mark.parametrize("after", KINDS)
-def test_whoever_only_looks_sees_what_comes_back_under_changed_code(
-    frozen: Limiter, clock: Clock, before: str, after: str
+def test_changed_code_counts_from_its_first_decision_and_not_from_a_look(
+    frozen: Limiter, clock: Clock, store: redis.Redis, before: str, after: str
 ) -> None:
-    """Nothing says when the code has changed: it is the first look that does."""
     while frozen.acquire(SLOW[before], max_wait=0).allowed:
         pass
+    bucket = store.dump("ratelimit:v1:{api}::state")
+    told = frozen.peek(TEN[after])
+    assert store.dump("ratelimit:v1:{api}::state") == bucket
+    decided = frozen.acquire(TEN[after])
+    assert (decided.allowed, decided.retry_after) == (told.allowed, told.retry_after)
     told = frozen.peek(TEN[after])
     for _ in range(3):
         clock.advance(told.reset_after)

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Decision, Limiter
+from celery_ratelimit.limiter.turns import is_beyond
 from tests.conftest import START, Clock
 
 from .frozen import answer, demand, us
@@ -95,6 +96,35 @@ def test_a_refused_peek_of_a_newcomer_tells_the_end_of_the_line(line: Line) -> N
     line.ask("a")
     line.ask("b")
     assert answer(line.limiter.peek(line.wanted[0].limit)) == (False, 3 * SECOND)
+
+
+@pytest.mark.parametrize(("before", "after"), [("10/s", "4/s"), ("4/s", "10/s"), ("1/h", "100/s"), ("3/s", "7/m")])
+def test_a_look_at_a_line_under_another_rate_tells_what_a_newcomer_is_told(
+    frozen: Limiter, clock: Clock, store: redis.Redis, before: str, after: str
+) -> None:
+    """The slots stay where they are, and are read as the other rate moves them."""
+    old, new = [demand(before)], [demand(after)]
+    frozen.asker.ask([*old, demand("1/h", name="slow")])
+    for id in "abc":
+        frozen.asker.ask(old, id=id, claim=1e6)
+    frozen.asker.ask([*old, demand("1/h", name="slow")], id="gap", claim=1e6)
+    clock.advance(0.03)
+    slots = store.zrange(SLOTS, 0, -1, withscores=True)
+    told = frozen.peek(new[0].limit)
+    (standing,) = frozen.asker.drive(frozen.asker.core.standings(new))
+    assert store.zrange(SLOTS, 0, -1, withscores=True) == slots
+    assert answer(told) == answer(frozen.asker.ask(new, id="new", claim=0.0))
+    assert int(standing[3]) == us(told.retry_after)
+
+
+@pytest.mark.parametrize("claim", [0.009, 0.0099995, 0.01, 0.0100004, 0.01000051, 0.011])
+def test_a_slot_is_kept_where_a_waiting_call_waits_for_it(
+    frozen: Limiter, clock: Clock, store: redis.Redis, claim: float
+) -> None:
+    wanted = [demand("100/s")]
+    frozen.asker.ask(wanted)
+    refused = frozen.asker.ask(wanted, id="a", claim=claim)
+    assert (store.zscore(SLOTS, "a") is None) == is_beyond(refused, claim)
 
 
 def test_an_overdue_slot_may_be_taken_so_that_nothing_is_wasted(line: Line) -> None:

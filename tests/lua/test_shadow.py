@@ -171,6 +171,7 @@ def test_the_rate_may_change_and_what_waits_comes_at_the_new_pace(frozen: Limite
                 delays.append(0.0 if turn is None else float(turn - clock.us))
             process.tell()
             clock.advance(LATE)
+            process.tell()
             said = would(frozen, before)
         assert said.requests == len(delays), round_
         assert said.waited * 1e6 == pytest.approx(sum(delays), abs=3 * len(delays) + 1), (round_, before, after)
@@ -181,14 +182,49 @@ def test_nothing_is_kept_for_long(frozen: Limiter, clock: Clock, store: Any) -> 
     process.came(limit, key="a")
     process.tell()
     clock.advance(LATE)
-    would(frozen, limit)
+    process.tell()
     assert store.hkeys("ratelimit:v1:{api}::queues") == ["a"]
     clock.advance(120)
     process.came(limit, key="b")
     process.tell()
     clock.advance(LATE)
-    would(frozen, limit)
+    process.tell()
     assert store.hkeys("ratelimit:v1:{api}::queues") == ["b"]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_to_look_keeps_nothing(frozen: Limiter, clock: Clock, store: Any, name: str) -> None:
+    limit, process = LIMITS[name], Process(frozen, clock)
+    for _ in range(40):
+        clock.advance(0.01)
+        process.came(limit)
+    process.tell()
+    clock.advance(LATE)
+    keys = store.keys("ratelimit:*")
+    values = {key: store.dump(key) for key in keys}
+    said = would(frozen, limit)
+    assert (said.requests, said.pending) == (40, 0)
+    assert would(frozen, limit) == said
+    assert {key: store.dump(key) for key in store.keys("ratelimit:*")} == values
+    process.tell()
+    assert not store.exists("ratelimit:v1:{api}::arrivals"), "the process that has told of them has them reckoned"
+    assert would(frozen, limit) == said
+
+
+def test_a_process_has_its_requests_reckoned_and_then_asks_no_more(frozen: Limiter, clock: Clock) -> None:
+    process, shadows = Process(frozen, clock), frozen.asker.shadows
+    process.came(LIMITS["burst"])
+    process.tell()
+    assert list(shadows.pending) == ["api"]
+    for _ in range(3):
+        clock.advance(1)
+        process.tell()
+    assert not shadows.pending
+    process.came(LIMITS["burst"])
+    process.tell()
+    for _ in range(12):
+        process.tell()
+    assert not shadows.pending, "others may tell of more without end"
 
 
 def test_what_is_said_in_a_sentence(frozen: Limiter, clock: Clock) -> None:
@@ -207,7 +243,8 @@ def test_what_is_said_in_a_sentence(frozen: Limiter, clock: Clock) -> None:
     process.tell()
     clock.advance(LATE)
     for _ in range(4):
-        said = would(frozen, usual)
+        process.tell()
+    said = would(frozen, usual)
     assert str(said).startswith("would have delayed 1,994 of 2,000 tasks, by 199.4 s at most; used 333 % of 10/s at ")
     assert (
         Would(5, 2, 1, 0.2, 0.3, 1.0, 0.5, 1.0, "1/s")

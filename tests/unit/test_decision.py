@@ -25,3 +25,8 @@ def test_the_fields_are_the_contract() -> None:
     contract = ["allowed", "limit", "remaining", "retry_after", "reset_after", "binding", "states"]
     contract += ["full", "id", "granted_at", "demands", "shadow"]
     assert [field.name for field in dataclasses.fields(Decision)] == contract
+
+
+def test_a_decision_is_true_if_it_allows() -> None:
+    assert Decision(True, 5, 0, 0.0, 1.0, None)
+    assert not Decision(False, 5, 4, 0.5, 1.0, "api")

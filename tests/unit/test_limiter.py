@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
+from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.questions import Asks
 
@@ -124,6 +125,32 @@ def test_a_blocking_call_whose_slot_has_moved_too_far_gives_it_back() -> None:
     assert limiter.forgotten == [limiter.asked[0][0]]
 
 
+def test_a_refused_call_for_which_no_slot_was_kept_has_nothing_to_give_back() -> None:
+    for refused in (answer(False, 61.0), replace(answer(False, 0.5), full=True)):
+        limiter = Scripted(refused)
+        assert limiter.acquire("stripe", max_wait=60) == refused
+        assert len(limiter.asked) == 1
+        assert not limiter.forgotten
+
+
+def test_an_outage_while_a_slot_is_given_back_does_not_hide_the_refusal() -> None:
+    limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
+
+    def fails(demands: Sequence[Demand], *, id: str) -> Asks[None]:
+        yield from ()
+        raise StoreUnavailable("gone")
+
+    core: Any = limiter.asker.core
+    core.forget = fails
+    assert limiter.acquire("stripe", max_wait=60) == answer(False, 61.0)
+
+
+def test_a_call_that_has_slept_until_its_permit_is_good_need_not_wait() -> None:
+    decision = Scripted(replace(answer(True, 0.02), reset_after=0.05)).acquire("stripe", max_wait=60)
+    assert (decision.allowed, decision.retry_after) == (True, 0.0)
+    assert decision.reset_after == pytest.approx(0.03)
+
+
 def test_two_blocking_calls_never_share_an_id() -> None:
     limiter = Scripted(answer(True, 0.0), answer(True, 0.0))
     for _ in range(2):
@@ -131,6 +158,26 @@ def test_two_blocking_calls_never_share_an_id() -> None:
     (one, horizon, _), (two, _, _) = limiter.asked
     assert one != two
     assert horizon == pytest.approx(0.5, abs=0.1), "never ahead of what the caller would wait"
+
+
+def test_a_quota_is_named_once_and_read_once() -> None:
+    limiter = Limiter(NoStore(port=1), quotas={"api": "1000/s", "tenant": {"rate": "5/s", "key": "{tenant_id}"}})
+    reader = limiter.reader
+    assert reader.quota("api") is reader.quota("api")
+    for options in ({}, {"key": "7"}, {"args": {"tenant_id": 7}}):
+        name = "tenant" if options else "api"
+        one, two = [reader.demands(name, options.get("key"), None, options.get("args")) for _ in range(2)]
+        assert one[0] is two[0]
+    before = reader.quota("api")
+    limiter.quotas["api"] = Limit("5/s")
+    assert (before.rate, reader.quota("api").rate) == ("1000/s", "5/s")  # type: ignore[attr-defined]
+    assert reader.quota("api").name == "api"
+
+
+def test_a_call_that_is_to_wait_as_long_as_it_takes_does() -> None:
+    limiter = Scripted(answer(False, 0.0), answer(True, 0.0))
+    assert limiter.acquire("stripe", max_wait=None)
+    assert all(claim > 1e8 for _, _, claim in limiter.asked)
 
 
 def test_no_limit_at_all_is_an_error() -> None:

@@ -15,7 +15,7 @@ from celery import Celery
 from redis import exceptions
 from redis.sentinel import SentinelConnectionPool
 
-from celery_ratelimit import ConfigurationError, StoreUnavailable
+from celery_ratelimit import AsyncLimiter, ConfigurationError, StoreUnavailable
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.store import url as urls
@@ -136,6 +136,24 @@ def test_the_same_for_asyncio(url: str, kind: str) -> None:
     assert type(client).__name__ == kind
     kwargs = client.connection_kwargs if kind == "RedisCluster" else client.connection_pool.connection_kwargs
     assert (kwargs["socket_timeout"], kwargs["socket_connect_timeout"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "seconds"),
+    [
+        ("redis+cluster://one:7000", {}, 5.0),
+        ("redis+cluster://one:7000?timeout=7", {}, 7.0),
+        ("redis+cluster://one:7000", {"timeout": 8.0}, 8.0),
+        ("redis+cluster://one:7000?timeout=7", {"timeout": 8.0}, 7.0),
+    ],
+)
+def test_how_long_callers_wait_for_a_connection_of_a_cluster(url: str, options: Any, seconds: float) -> None:
+    async def waits() -> float:
+        cluster = AsyncLimiter.from_url(url, **options).asker._cluster
+        assert cluster is not None
+        return cluster.timeout
+
+    assert asyncio.run(waits()) == seconds
 
 
 def test_their_options_are_known_without_parsing_python(monkeypatch: pytest.MonkeyPatch) -> None:

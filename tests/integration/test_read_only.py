@@ -1,0 +1,154 @@
+"""To look at a limit changes nothing: no operation that only reads sends a command that writes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter, RateLimitedTask
+from celery_ratelimit.app.state import limiter_of
+from celery_ratelimit.lots import ParkingLots
+from celery_ratelimit.operations.limit_status import lots_of, overview
+from celery_ratelimit.prometheus import Collector
+from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.web.looks import Looks
+from tests.conftest import PATIENT
+
+#: Two limits of one name in two apps: of every algorithm, and from one algorithm to another.
+LIMITS: dict[str, tuple[Any, Any]] = {
+    "token_bucket": (Limit("100/m", burst=3, name="api"), Limit("1/m", name="api")),
+    "leaky_bucket": (
+        Limit("100/m", algorithm="leaky_bucket", name="api"),
+        Limit("1/m", algorithm="leaky_bucket", name="api"),
+    ),
+    "interval": (Limit("100/m", refill="interval", name="api"), Limit("1/m", refill="interval", name="api")),
+    "warm-up": (Limit("100/m", warmup=1, name="api"), Limit("1/m", warmup=2, name="api")),
+    "fixed_window": (
+        Limit("3/m", algorithm="fixed_window", name="api"),
+        Limit("2/h", algorithm="fixed_window", name="api"),
+    ),
+    "sliding_window": (
+        Limit("3/m", algorithm="sliding_window", name="api"),
+        Limit("2/h", algorithm="sliding_window", name="api"),
+    ),
+    "sliding_log": (
+        Limit("3/m", algorithm="sliding_log", name="api"),
+        Limit("2/h", algorithm="sliding_log", name="api"),
+    ),
+    "another algorithm": (Limit("3/m", algorithm="sliding_log", name="api"), Limit("1/m", name="api")),
+    "concurrency": (Concurrency(2, name="api"), Concurrency(1, name="api", lease=5)),
+    "shadow": (Limit("3/m", name="api", shadow=True), Limit("1/h", name="api", shadow=True)),
+}
+
+#: What users ask of a limiter, and what its answer does not change.
+READS: dict[str, tuple[Any, ...]] = {
+    "peek": (),
+    "available": (),
+    "config": (),
+    "history": (),
+    "weights": (),
+    "stats": (),
+    "stats_of": (),
+    "would": (),
+    "ping": (),
+}
+
+
+class Seen:
+    """What the store holds, and the commands that it was sent."""
+
+    def __init__(self, url: str) -> None:
+        store = self._store = redis.Redis.from_url(url)  # its replies are bytes, as DUMP needs
+        self._writes = {name for name, each in store.command().items() if "write" in each["flags"]}
+        self._before = self._dump()
+        store.config_resetstat()
+
+    def _dump(self) -> dict[bytes, bytes]:
+        return {key: self._store.dump(key) for key in self._store.scan_iter()}
+
+    def assert_unchanged(self) -> None:
+        sent = {name.removeprefix("cmdstat_").partition("|")[0] for name in self._store.info("commandstats")}
+        assert sent & self._writes == set()
+        assert self._dump().items() <= self._before.items(), "some may have expired"
+
+
+def use_up(limiter: Limiter, limit: Any) -> None:
+    """Take all that there is, and stand in line."""
+    for _ in range(5):
+        limiter.acquire(limit)
+    if not limit.shadow:
+        demands = limiter.reader.demands(limit, None, None)
+        assert not limiter.asker.ask(demands, id="waits", claim=1e6).allowed
+    assert limiter._counting is not None
+    limiter._counting.close()
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
+def test_no_method_that_reads_writes(server: EmbeddedServer, store: redis.Redis, kind: str, make: Any) -> None:
+    here, elsewhere = LIMITS[kind]
+    with Limiter.from_url(server.url + PATIENT) as limiter:
+        use_up(limiter, here)
+
+    async def look() -> None:
+        other = make.from_url(server.url + PATIENT, quotas={"api": elsewhere})
+        for verb, args in READS.items():
+            if not hasattr(other, verb):
+                continue
+            seen = Seen(server.url)
+            said = getattr(other, verb)(*{"stats_of": (["api"],), "ping": ()}.get(verb, ("api", *args)))
+            if inspect.isawaitable(said):
+                await said
+            seen.assert_unchanged()
+        closed = other.close() if isinstance(other, Limiter) else other.aclose()
+        if inspect.isawaitable(closed):
+            await closed
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_no_page_and_no_command_that_shows_writes(server: EmbeddedServer, store: redis.Redis, kind: str) -> None:
+    """App B, on the same store, knows the limit by another rate; and one that it does not know at all."""
+    here, elsewhere = LIMITS[kind]
+    with Limiter.from_url(server.url + PATIENT) as limiter:
+        use_up(limiter, here)
+        use_up(limiter, Limit("100/m", burst=3, name="unknown"))
+    app = Celery("b", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.ratelimit_url = server.url + PATIENT
+    app.conf.ratelimit_quotas = {"api": elsewhere}
+
+    @app.task(name="b.charge", base=RateLimitedTask, limits="api", shared=False)
+    def charge() -> None: ...
+
+    limits = {"api": elsewhere}
+    looks: dict[str, Callable[[], Any]] = {
+        "status": lambda: overview(app),
+        "status of one": lambda: overview(app, "unknown"),
+        "parked": lambda: lots_of(app, limits),
+        "lots": lambda: ParkingLots(app).lots(),
+        "explain": lambda: ParkingLots(app).explain("no-such-task"),
+        "metrics": lambda: list(Collector(app).collect()),
+        "the page": lambda: Looks(app).at(""),
+        "the page of one": lambda: Looks(app).at("unknown"),
+    }
+    limiter_of(app).ping()
+    for look in looks.values():
+        seen = Seen(server.url)
+        look()
+        seen.assert_unchanged()
+
+
+def test_to_look_with_another_rate_leaves_the_bucket_as_it_is(server: EmbeddedServer, store: redis.Redis) -> None:
+    mine, theirs = Limit("100/s", burst=100, name="api"), Limit("1/h", name="api")
+    with Limiter.from_url(server.url + PATIENT) as limiter:
+        for _ in range(20):
+            limiter.acquire(mine)
+        assert limiter.peek(theirs).retry_after > 1000
+        assert limiter.acquire(mine).allowed
