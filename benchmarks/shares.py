@@ -78,8 +78,8 @@ def act(directory: Path, shares: int, tasks: int) -> None:
             messages = []
             for each in range(made, made := made + number):
                 parcel = {"id": f"{each}", "to": "q", "body": "x" * 300, "headers": {"id": f"{each}"}, "properties": {}}
-                share = {"share": f"t{each * 7919 % shares}"} if shares else {}
-                messages.append(ToPark(f"{each}@q", 1, json.dumps({**parcel, **share}), 1, **share))  # type: ignore[arg-type]
+                share = f"t{each * 7919 % shares}" if shares else None
+                messages.append(ToPark(f"{each}@q", 1, json.dumps(parcel), 1, task=f"{each}", queue="q", share=share))
             return messages
 
         def park(number: int) -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from typing import Any
+
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.limiter.demand import Demand
 
-__all__ = ["park_one"]
+__all__ = ["packed", "park_one"]
+
+
+def packed(id: str, *arguments: Any, **fields: Any) -> ToPark:
+    """A message of a task and a queue as ``id`` and the message name them."""
+    one, task = ToPark(id, *arguments, **fields), id.partition("@")[0]
+    with suppress(ValueError, AttributeError):
+        task = json.loads(one.message).get("id", task)
+    return one._replace(task=task, queue=id.rpartition("@")[2] if "@" in id else "")
 
 
 def park_one(
@@ -22,7 +34,7 @@ def park_one(
     doubts: int = 0,
 ) -> int:
     """Park it; returns what the store says."""
-    one = ToPark(id, demand.cost, message, copy, since, expires, doubts)
+    one = packed(id, demand.cost, message, copy, since, expires, doubts)
     bucket = demand.name, demand.key
     (said,) = parking.park({bucket: [one]}, only_behind=only_behind, most=most)[bucket]
     return said

@@ -7,7 +7,7 @@ If two copies of a message may exist, the store decides which of them may run. S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -28,8 +28,8 @@ from ..store.script import FAIR
 from . import tuning
 from .backlog_contents import BacklogContents
 from .deduplicator import Copies
-from .fleet_registry import ConsumedQueues, FleetRegistry
-from .messages import Bucket, Parked, PollResult, ToPark, several
+from .fleet_registry import FleetRegistry
+from .messages import Bucket, Parked, PollResult, ToPark, decoded, encoded, several
 from .scripts import PendingReports, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
@@ -127,7 +127,7 @@ class Backlog:
             for each, ahead in zip(messages, said[bucket], strict=True)
             if ahead == REPLACED
         ]
-        self.survivors = {id: text(survivor) for id, survivor in zip(replaced, reply, strict=True)}
+        self.survivors = {id: decoded(text(survivor)) for id, survivor in zip(replaced, reply, strict=True)}
         return said
 
     def acknowledged(self, bucket: Bucket, id: str) -> None:
@@ -174,7 +174,7 @@ class Backlog:
         *,
         due: bool = False,
         horizon: float = tuning.RETURN_AHEAD,
-        attendance: ConsumedQueues | None = None,
+        absent: Collection[str] = (),
     ) -> list[PollResult]:
         """Return the tasks that have slots at most ``horizon`` seconds ahead. The caller publishes them.
 
@@ -182,7 +182,7 @@ class Backlog:
             demands: one for each bucket. Each message has its own cost. A demand of cost 0 is in shadow mode.
             due: process only parking lots that are due for a poll.
             horizon: seconds.
-            attendance: which queues the workers consume. A task of a queue that no worker consumes gets no slot.
+            absent: queues that no worker consumes. Their tasks get no slots.
 
         Returns:
             A result for each parking lot that the script reached. The script did not process the remaining ones.
@@ -198,12 +198,10 @@ class Backlog:
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
         number, of_lots = self.scripts.keys_of_lots(buckets, fair=fair)
         number += KEYS * len(demands)
-        absent = sorted(attendance.absent) if attendance is not None else []
-        attended = sorted(attendance.attended) if attendance is not None and absent else []
         most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
         times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self.scripts.memory
         first: list[str | int] = [len(demands), int(due), *times, tuning.STEP_BUDGET, tuning.MAX_REPLY_BYTES]
-        first += [len(absent), len(attended), *absent, *attended, *[key for _, key in buckets]]
+        first += [len(absent), *sorted(map(encoded, absent)), *[key for _, key in buckets]]
         weights: dict[str, tuple[int, str]] = {}
         for place, demand in enumerate(demands, 1):
             if demand.limit.weights:

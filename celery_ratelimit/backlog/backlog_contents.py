@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..limiter.durations import microseconds
 from ..store.resp import text
 from . import tuning
-from .messages import Bucket, FairPosition, Lot, Parked, several
+from .messages import Bucket, Lot, Parked, Position, decoded, encoded, several
 from .scripts import Scripts
 
 __all__ = ["BacklogContents"]
@@ -48,12 +48,12 @@ class BacklogContents:
         for part in _pages(self._scripts.that_go_together(names), tuning.LOOKUPS):
             keys = [self._scripts.shared_keys(name)[2] for name in part]
             for asked in _pages([tasks], max(1, tuning.LOOKUPS // len(part))):
-                reply = self._scripts.with_keys("locate", keys, *asked)
+                reply = self._scripts.with_keys("locate", keys, *map(encoded, asked))
                 found: dict[Bucket, dict[str, str]] = {}
                 for name, places in zip(part, reply, strict=True):
                     for place in places:
                         task, id, key = text(place).split("\0", 2)
-                        found.setdefault((name, key), {})[id] = task
+                        found.setdefault((name, key), {})[id] = decoded(task)
                 yield found
 
     def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
@@ -69,24 +69,22 @@ class BacklogContents:
                 cursor, page = self._scripts.command("zscan", *arguments)
                 yield from [(bucket, text(id)) for id, _ in page]
 
-    def place(self, bucket: Bucket, id: str) -> tuple[int, str, int, int, int, bytes | str]:
-        """The position of a task in a parking lot, by the store's id: the reply of ``lua/position.lua``."""
-        now, where, before, number, cost, kept = self._scripts.run("position", bucket, id, bucket[1])
-        return int(now), text(where), int(before), int(number), int(cost), kept
-
-    def turn(self, bucket: Bucket, id: str, weights: str) -> FairPosition | None:
-        """Estimate how much comes before a task in the parking lot of a fair limit; ``None``: no index has the task.
+    def position(self, bucket: Bucket, id: str, weights: str = "") -> Position:
+        """The position of a task in a parking lot.
 
         Args:
             bucket: of the parking lot.
             id: the store's id of the task.
             weights: the weights in the code, written by :func:`~celery_ratelimit.backlog.scripts.weights_text`.
         """
-        said, tasks, permits = self._scripts.run("fair_position", bucket, id, bucket[1], weights)
-        weight = float(said)
-        if weight < 0:
-            return None
-        return FairPosition(int(tasks), float(permits) if weight else None, weight)
+        now, where, before, number, cost, stored, weight, tasks = self._scripts.run(
+            "position", bucket, id, bucket[1], weights
+        )
+        (parked,) = several([id, 0, stored])
+        position = Position(int(now), text(where), int(before), int(number), int(cost), parked)
+        if float(weight) < 0:
+            return position
+        return position._replace(before=int(tasks), weight=float(weight))
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The parking lots of these limits that are not empty, without tasks."""
@@ -167,7 +165,7 @@ class BacklogContents:
         """
         bounds = (tuning.MAX_REPLY_BYTES, tuning.PAGE, until, microseconds(overdue))
         times = (microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
-        now, *leaving = self._scripts.run("return_to_queue", bucket, *times, bucket[1], *bounds, *queues)
+        now, *leaving = self._scripts.run("return_to_queue", bucket, *times, bucket[1], *bounds, *map(encoded, queues))
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:

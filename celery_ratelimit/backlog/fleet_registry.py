@@ -17,14 +17,7 @@ from . import tuning
 from .scripts import Scripts
 from .store_calls import Asks
 
-__all__ = ["ConsumedQueues", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
-
-
-class ConsumedQueues(NamedTuple):
-    """Queues that a worker of the fleet consumes, and queues that none consumes any more."""
-
-    attended: frozenset[str]
-    absent: frozenset[str]
+__all__ = ["FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
 
 
 class Unattended(NamedTuple):
@@ -85,8 +78,8 @@ class FleetRegistry:
         """Seconds between two reports of a worker's counts: longer where workers are many."""
         return min(tuning.MAX_COUNTS_INTERVAL, max(1.0, self.workers / tuning.MANY_WORKERS))
 
-    def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> ConsumedQueues:
-        """Report a worker's queues; returns which queues a worker consumes, and which none does.
+    def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> frozenset[str]:
+        """Report a worker's queues; returns the queues that no worker consumes any more.
 
         Args:
             worker: its name.
@@ -96,10 +89,9 @@ class FleetRegistry:
         """
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(lasts), microseconds(tuning.QUEUE_KNOWN), len(queues))
-        reply = self._scripts.with_keys("heartbeat_queues", keys, worker, *numbers, *queues, *given_up)
-        attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
-        self.workers = max(1, int(reply[2]))
-        return ConsumedQueues(attended | set(queues), absent - set(queues))
+        absent, workers = self._scripts.with_keys("heartbeat_queues", keys, worker, *numbers, *queues, *given_up)
+        self.workers = max(1, int(workers))
+        return frozenset(map(text, absent)).difference(queues)
 
     def seen(
         self,
@@ -183,7 +175,7 @@ class QueueHeartbeat:
         recall: called when tasks may be aside for a queue that is consumed again.
 
     Attributes:
-        heard: the last reply.
+        absent: queues that no worker consumes, by the last reply; ``None``: there was none.
     """
 
     def __init__(
@@ -195,7 +187,7 @@ class QueueHeartbeat:
     ) -> None:
         self._worker, self._registry = worker, registry
         self._on_new_queues, self._recall = on_new_queues, recall
-        self.heard: ConsumedQueues | None = None
+        self.absent: frozenset[str] | None = None
         self._queues: frozenset[str] = frozenset()
         self._reported_at = self._recall_until = 0.0
 
@@ -218,22 +210,19 @@ class QueueHeartbeat:
         pause = tuning.REST_INTERVAL if is_idle else tuning.HEARTBEAT
         if queues == self._queues and time.monotonic() < self._reported_at + pause:
             return
-        absent = self.heard.absent if self.heard is not None else None
-        given_up = sorted(self._queues - queues)
+        before, given_up = self.absent, sorted(self._queues - queues)
         attend = self._registry.attend
-        heard: ConsumedQueues = yield partial(
-            attend, self._worker.hostname, sorted(queues), given_up, tuning.MISSED_REPORTS * pause
-        )
-        self.heard = heard
+        lasts = tuning.MISSED_REPORTS * pause
+        self.absent = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
         has_new = queues - self._queues
         self._queues, self._reported_at = queues, time.monotonic()
         if has_new:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
             self._recall_until = self._reported_at + tuning.MISSED_REPORTS * tuning.HEARTBEAT
             self._on_new_queues()
-        if absent is None or absent - heard.absent or self._reported_at < self._recall_until:
+        if before is None or before - self.absent or self._reported_at < self._recall_until:
             self._recall()
 
     def end(self) -> Callable[[], object]:
         """This worker ends, or connects anew. Returns the call that reports it."""
-        given_up, self._queues, self.heard = sorted(self._queues), frozenset(), None
+        given_up, self._queues, self.absent = sorted(self._queues), frozenset(), None
         return partial(self._registry.attend, self._worker.hostname, (), given_up, 0.0)

@@ -88,7 +88,7 @@ local function let_go()
 end
 
 local function index(id, place)
-    local share = shares.of(call('HGET', MESSAGES, id) or '}}') or ''
+    local share = match(call('HGET', MESSAGES, id) or '', SHARE) or ''
     keep()
     if call('ZADD', SHARES, 0, shares.entry(share, place, id)) == 1 and not call('ZSCORE', TURNS, share) then
         shares.add(share, weight_in_code(in_code, share))

@@ -11,10 +11,11 @@ import pytest
 from kombu.utils.json import dumps
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.backlog.backlog import Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.publisher import Publisher
 from celery_ratelimit.backlog.tuning import MAX_PUBLISH_PAUSE, PUBLISH_TIMEOUT
 from tests.conftest import START, Clock
+from tests.parks import packed
 
 from .test_parking import BUCKET, let_out
 
@@ -36,7 +37,7 @@ class World:
         self.seconds = 0.0
         monkeypatch.setattr("time.monotonic", lambda: 1000.0 + self.seconds)
         self.publisher = Publisher(worker, parking, MagicMock(), store_clock)
-        parking.park({BUCKET: [ToPark("task@orders", 1, dumps(PARCEL), copy=1)]})
+        parking.park({BUCKET: [packed("task@orders", 1, dumps(PARCEL), copy=1)]})
 
     def publish(self, parcels: Any) -> set[str]:
         self.tries.append(self.seconds)
@@ -71,7 +72,7 @@ def test_it_is_found_as_long_as_it_is_not_at_the_broker(world: World) -> None:
     world.wait(2 * PUBLISH_TIMEOUT)
     assert len(world.tries) > 1
     assert world.found
-    assert world.parking.contents.place(BUCKET, "task@orders")[1] == "leaving"
+    assert world.parking.contents.position(BUCKET, "task@orders").where == "leaving"
     world.answer = set
     world.wait(2 * PUBLISH_TIMEOUT)
     assert not world.found
