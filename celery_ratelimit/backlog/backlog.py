@@ -198,11 +198,10 @@ class Backlog:
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
         number, of_lots = self.scripts.keys_of_lots(buckets, fair=fair)
         number += KEYS * len(demands)
-        queues = sorted(map(encoded, absent))
         most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
         times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self.scripts.memory
         first: list[str | int] = [len(demands), int(due), *times, tuning.STEP_BUDGET, tuning.MAX_REPLY_BYTES]
-        first += [len(queues), *queues, *[key for _, key in buckets]]
+        first += [len(absent), *sorted(map(encoded, absent)), *[key for _, key in buckets]]
         weights: dict[str, tuple[int, str]] = {}
         for place, demand in enumerate(demands, 1):
             if demand.limit.weights:

@@ -213,9 +213,9 @@ class ReturnScheduler:
         while self._revoked or self._revoked_in:
             if self._revoked_in:
                 bucket, ids = self._revoked_in[-1]
-                _, leaving, remaining = self.parking.contents.remove(bucket, ids, purge=False)
+                _, leaving, remaining = self.parking.contents.remove(bucket, ids[: tuning.STEP_BUDGET], purge=False)
                 self._revoked_in.pop()
-                if remaining:
+                if remaining := [*remaining, *ids[tuning.STEP_BUDGET :]]:
                     self._revoked_in.append((bucket, remaining))
                 self._publisher.publish({bucket: leaving} if leaving else {})
             else:

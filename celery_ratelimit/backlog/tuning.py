@@ -59,8 +59,8 @@ QUIET_POLL_INTERVAL = 1.0
 REST_INTERVAL = 20.0
 #: The share by which pauses differ at random, so that workers do not poll at the same time.
 JITTER = 0.25
-#: Seconds of one turn of the worker's loop that polls may take. The last step may take some 40 ms more: it
-#: publishes up to :data:`PAGE` tasks.
+#: Seconds of one turn of the worker's loop that polls may take. The last step may take some 30 ms more: it
+#: publishes up to :data:`STEP_BUDGET` tasks.
 TURN = 0.01
 #: Seconds until the next turn. A timer without a delay goes off in the same turn, which took 290 ms then (ADR 15).
 NEXT_TURN = 0.001
