@@ -9,7 +9,6 @@
 --            does not count here. Period, count and extra are the rule it was written under: when another is in force, what
 --            was used is in use in the window that is open now, or in that of the newest permit if it lies ahead; what exceeds
 --            its count is `forgiven` when that window ends, where an overdraft (settle) is taken from those after it.
---            Version 26778aa wrote what comes before the newest permit.
 local fixed_window = {letter = 'f'}
 
 -- The window that is open at `at`. What was overdrawn (settle) is taken from the windows in between.
@@ -33,12 +32,8 @@ function fixed_window.read(limit, now)
     limit.start, limit.used = limit.extra == 1 and now or now - now % limit.period, 0
     limit.forgiven, limit.newest, limit.began, limit.rest = 0, 0, now, false
     local start, used, written, waiting, period, newest, forgiven, rest, began, count, extra =
-        match(limit.raw or '', '^f(%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*) ?(%d*) ?((%d*) ?(%d*) ?(%d*))$')
+        match(limit.raw or '', '^f(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ((%d+) (%d+) (%d+))$')
     if not start then return end
-    if extra == '' then
-        newest = start - written > 0 and start + period - 1 or written + 0
-        forgiven, began, count, extra, rest = 0, newest + 1, limit.count, limit.extra, false
-    end
     limit.used, limit.written, limit.waiting = used + 0, written + 0, waiting + 0
     local back = lost(limit, now)
     if back > 0 then newest, began, rest = newest - back, began - back, false end

@@ -33,8 +33,8 @@ function sliding_log.read(limit, now)
     local head = limit.raw or call('LRANGE', limit.state_key, 0, FIRST) -- see read_keys.lua
     if #head == 0 then return end
     limit.fresh = false
-    local total, newest, offset, written, waiting, began = match(head[1], '(%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*)')
-    limit.total, limit.newest, limit.began = total + 0, newest + 0, began == '' and 0 or began + 0
+    local total, newest, offset, written, waiting, began = match(head[1], '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)')
+    limit.total, limit.newest, limit.began = total + 0, newest + 0, began + 0
     limit.written, limit.waiting = written + 0, waiting + 0
     limit.offset = offset + lost(limit, now)
     limit.clock = max(now + limit.offset, limit.written + offset) -- what had passed by then may be cut off

@@ -9,7 +9,6 @@
 --            <burst> <count> <period us>"; expires when the bucket is full and the line is empty. Tokens are below zero
 --            after an overdraft (settle). `began`: what was granted earlier does not count here. The last three are the rule
 --            it was written under: when another is in force, what is missing stays missing, and no more is there than was.
---            Version 26778aa wrote the first four.
 local stepped_bucket = {letter = 's'}
 
 local function refill(limit, at)
@@ -49,13 +48,9 @@ end
 
 function stepped_bucket.read(limit, now)
     limit.tokens, limit.tick, limit.newest, limit.began = limit.burst, now, 0, now
-    local tokens, tick, written, waiting, more = match(limit.raw or '', '^s(%-?%d+) (%d+) (%d+) (%d+)(.*)')
+    local tokens, tick, written, waiting, newest, began, size, n, each =
+        match(limit.raw or '', '^s(%-?%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
     if not tokens then return end
-    local newest, began, size, n, each = match(more, '^ (%d+) (%d+) (%d+) (%d+) (%d+)$')
-    if not newest then
-        tokens, newest = min(limit.burst, tonumber(tokens)), max(tonumber(tick), tonumber(written))
-        began, size, n, each = newest + 1, limit.burst, limit.count, limit.period
-    end
     limit.written, limit.waiting = tonumber(written), tonumber(waiting)
     local back = lost(limit, now)
     limit.tokens, limit.tick, limit.newest, limit.began = tonumber(tokens), tick - back, newest - back, began - back

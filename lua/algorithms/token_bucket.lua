@@ -14,14 +14,13 @@
 --                      millionths of the burst that the call leaves, less the millionths that are set aside in all. A call goes
 --                      through when what it leaves is there besides what it costs; it takes what it costs.
 -- state key: string "<tat us> <remainder> <us from the last write to tat> <cursor us> <us by which the newest permit lay ahead
---            then> <emission interval us> <since> <lines> <the interval again>"; expires when the bucket is full and the line is
---            empty. `lines` are those of important calls that wait, see token_line.lua; there may be none.
+--            then> <emission interval us> <since> <lines>"; expires when the bucket is full and the line is empty. `lines` are
+--            those of important calls that wait, see token_line.lua; there may be none.
 --            `cursor` is the highest score in slots: while it is past, there is no line. For the newest permit and `since` see
 --            give_back. The interval is the one of the rate at the last write: when another is in force, the permits that are
 --            missing are kept, and not the time that they took to come back.
 --            `since` is the us at which the bucket was full last; after a change of the rate, with colons between them, also
---            the us at which the new one began and the shortest interval that was in force before. Version 26778aa wrote no
---            `since`, and looks for the interval at the sixth place and at the end.
+--            the us at which the new one began and the shortest interval that was in force before.
 --!include new_rate.lua
 local token_bucket = {letter = '', evenly = true, lends = true}
 
@@ -41,8 +40,8 @@ end
 local function write_state(limit, now)
     if limit.tat - now > FAR_US then limit.tat, limit.rem = now + FAR_US, 0 end
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    local state = format('%d %d %d %d %d %s %s%s %s', limit.tat, limit.rem, limit.tat - now, limit.cursor,
-        max(0, limit.newest - now), limit.interval, limit.lent, limit.lines or '', limit.interval)
+    local state = format('%d %d %d %d %d %s %s%s', limit.tat, limit.rem, limit.tat - now, limit.cursor,
+        max(0, limit.newest - now), limit.interval, limit.lent, limit.lines or '')
     call('SET', limit.state_key, state, 'PX', int(ceil((full - now + STEP_US) / 1000)))
 end
 
@@ -103,14 +102,13 @@ function token_bucket.check(limit, now, id)
     end
 
     local tat, rem, ahead, cursor, newest, interval, lent =
-        match(limit.raw or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) ?(%S*)')
+        match(limit.raw or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+)')
     local same = interval and interval - period / count == 0 -- 17 digits say which number it is
     limit.interval = same and interval or format('%.17g', period / count)
     if tat then
         tat, cursor = tat + 0, cursor + 0
         local written = tat - ahead
         limit.newest = written + newest
-        if lent == '' then lent = int(limit.newest + 1) end -- it is not known: nothing of before is given back
         local back = written - now
         if back > STEP_US then -- no time has passed since the write; the slots mean nothing now
             tat, cursor, limit.newest, limit.changed = tat - back, 0, max(0, limit.newest - back), true

@@ -10,7 +10,6 @@
 --            <count> <period us> <extra>"; expires when it is cold again and the line is empty. `stored` grows while no request
 --            comes; the more, the colder, the dearer a permit. The last three are the rule it was written under: when another
 --            is in force, it is as cold as before in proportion, and what is still to be paid is so many permits.
---            Version 26778aa wrote the first four.
 --!include new_rate.lua
 local COLD = 3 -- times the stable interval
 local warm_up = {letter = 'u', one_by_one = true}
@@ -52,13 +51,9 @@ warm_up.advance = rest
 function warm_up.read(limit, now)
     reckon(limit, limit.count, limit.period, limit.extra)
     limit.next, limit.saved, limit.newest = now, limit.most, 0
-    local next, stored, written, waiting, more = match(limit.raw or '', '^u(%d+) (%S+) (%d+) (%d+)(.*)')
+    local next, stored, written, waiting, newest, count, period, extra =
+        match(limit.raw or '', '^u(%d+) (%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
     if not next then return end
-    local newest, count, period, extra = match(more, '^ (%d+) (%d+) (%d+) (%d+)$')
-    if not newest then
-        stored, newest = min(limit.most, tonumber(stored)), next
-        count, period, extra = limit.count, limit.period, limit.extra
-    end
     limit.written, limit.waiting = tonumber(written), tonumber(waiting)
     local back = lost(limit, now)
     limit.next, limit.newest, limit.saved = next - back, newest - back, tonumber(stored)

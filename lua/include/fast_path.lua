@@ -60,7 +60,7 @@ do
             local log = call('LRANGE', KEYS[3 * i - 2], '0', '6') -- its header, and three entries
             got[3 * i - 2] = log
             local total, newest, offset, written, began = 0, '0', '0', '0', '0'
-            if log[1] then total, newest, offset, written, began = match(log[1], '^(%d+) (%d+) (%d+) (%d+) 0 ?(%d*)') end
+            if log[1] then total, newest, offset, written, began = match(log[1], '^(%d+) (%d+) (%d+) (%d+) 0 (%d+)') end
             if not total then
                 joint = nil
                 break
@@ -74,7 +74,7 @@ do
                 joint = nil
                 break
             end
-            local header = format('%d %d %s %s 0 %d', count - left, here, offset, now_text, began == '' and 0 or began)
+            local header = format('%d %d %s %s 0 %s', count - left, here, offset, now_text, began)
             limits[i] = {method, header, int(here), log[1], gone, left, version and {burst, '0', period, version}, period}
         elseif method == 'concurrency' then
             now_text, buckets_only = now_text or int(now), false
@@ -115,7 +115,7 @@ do
                     new = max(new, joint) + ARGV[FIRST_LIMIT + 6 * i - 2] * interval
                     local ahead, newest = new - now, max(limit[3], joint) - now
                     local state = rest and format('%d 0 %d 0 %d%s', new, ahead, newest, rest)
-                        or format('%d 0 %d 0 %d %d %d %d', new, ahead, newest, interval, now, interval)
+                        or format('%d 0 %d 0 %d %d %d', new, ahead, newest, interval, now)
                     call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((ahead + 1 + STEP_US) / 1000)))
                 end
                 answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)

@@ -31,24 +31,15 @@ local function read_other(limit, now)
             local newest, changed = at(number[1] - number[3], number[1] - number[3] + number[5])
             return ceil(max(0, min(number[1] - changed, number[3])) / number[6]), newest, changed
         end
-        if letter == 'f' then
-            return number[2], at(number[3], number[6] or number[1] > number[3] and number[1] + number[5] - 1 or number[3])
-        end
-        if letter == 's' then
-            return (number[7] or limit.burst) - number[1], at(number[3], number[5] or max(number[2], number[3]))
-        end
+        if letter == 'f' then return number[2], at(number[3], number[6]) end
+        if letter == 's' then return number[7] - number[1], at(number[3], number[5]) end
         if letter == 'u' then
-            local newest, changed = at(number[3], number[5] or number[1])
+            local newest, changed = at(number[3], number[5])
             return number[1] > changed and limit.burst or 0, newest, changed
         end
-        local sum, newest = 0, match(numbers, '%a+$')
-        for i = 6, #number do sum = sum + number[i] end
-        if newest then
-            newest = string.gsub(newest, '%a', function(figure) return string.byte(figure) - 97 end)
-        else -- see sliding_window.lua
-            newest = number[5] * number[4] > number[1] + number[3] and (number[5] + 1) * number[4] - 1 or number[1] + number[3]
-        end
-        return sum, at(number[1], newest - number[3])
+        local sum = 0
+        for i = 8, #number do sum = sum + number[i] end
+        return sum, at(number[1], number[6] - number[3])
     end
 
     local permits, newest, changed = in_use()
