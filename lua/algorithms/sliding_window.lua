@@ -6,10 +6,10 @@
 --      of a sub-window's calls came at its end. For a limit that must never be exceeded: sliding_log.
 --
 -- extra      precision: how many sub-windows, >= 1
--- state key: string "w<us of the last write> <waiting> <offset us> <width us> <began us> <us of the newest permit> <index of the
+-- state key: string "w<us of the last write> <us of the newest permit> <waiting> <offset us> <began us> <width us> <index of the
 --            newest sub-window> <its counter> <the one before> ...", counters as far back as they are not zero. Expires when
 --            all have passed, or with the line.
---            Times are this clock's plus the offset, by which it has stepped back since: time stands still meanwhile. When
+--            Sub-windows and `began` are of this clock's time plus the offset, by which it has stepped back since. When
 --            sub-windows of another width are in force, what they held counts as taken now, or with the newest permit if
 --            that lies ahead. `began`: what was granted earlier does not count here.
 local sliding_window = {letter = 'w'}
@@ -32,14 +32,15 @@ end
 function sliding_window.read(limit, now)
     limit.precision, limit.width, limit.offset, limit.counters = limit.extra, ceil(limit.period / limit.extra), 0, {}
     limit.began, limit.newest = now, 0
-    local written, waiting, offset, width, began, newest, index, counters =
+    local written, newest, waiting, offset, began, width, index, counters =
         match(limit.raw or '', '^w(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
     if not written then
         limit.index = floor(now / limit.width)
         return
     end
-    limit.written, limit.waiting, offset, width, index = written + 0, waiting + 0, offset + 0, width + 0, index + 0
-    limit.offset, limit.began, limit.newest = offset + lost(limit, now), began + 0, newest + 0
+    limit.written, limit.newest, limit.waiting = written + 0, newest + offset, waiting + 0
+    limit.offset, limit.began = offset + lost(limit.written, now), began + 0
+    width, index = width + 0, index + 0
     local i, all, most = 0, 0, width == limit.width and limit.precision or math.huge
     for used in string.gmatch(counters, '%d+') do
         if i <= most then limit.counters[i], all = used + 0, all + used end
@@ -69,8 +70,8 @@ end
 
 function sliding_window.write(limit, now, ttl)
     local newest, oldest = newest_used(limit), limit.precision
-    local text = format('w%d %d %d %d %d %d %d', now, limit.waiting, limit.offset, limit.width, limit.began, limit.newest,
-        limit.index)
+    local text = format('w%d %d %d %d %d %d %d', now, max(0, limit.newest - limit.offset), limit.waiting, limit.offset,
+        limit.began, limit.width, limit.index)
     if newest then
         while (limit.counters[oldest] or 0) == 0 do oldest = oldest - 1 end
         for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i] or 0) end

@@ -1,7 +1,7 @@
 -- The limits of the request: as the caller sent them, or as people have stored them; and the state of each.
 --
--- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; algorithms; got, see read_keys.lua; read_other, see
--- from_other_algorithm.lua; CONFIG and put_in_force; open, see open_limit.lua. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the same where
+-- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; algorithms; got, see read_keys.lua; begin_used_up, see
+-- changed_algorithm.lua; CONFIG and put_in_force; open, see open_limit.lua. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the same where
 -- it has none), KEYS[3 NUMBER + i] its slots; from ARGV[FIRST_LIMIT + 6(i-1)] on
 --   algorithm   text      the name of a file beside this one
 --   count       permits   per period, whole, >= 1
@@ -13,7 +13,7 @@
 -- Gives limits, a table each. May end the script with the error "LOAD <algorithm>": the caller asks again with that one put in.
 --!include config_text.lua
 --!include read_keys.lua
---!include from_other_algorithm.lua
+--!include changed_algorithm.lua
 local limits = {}
 for i = 1, NUMBER do
     local at = FIRST_LIMIT + 6 * (i - 1)
@@ -32,7 +32,7 @@ for i = 1, NUMBER do
         behind = false,
         paused = false,
         stored = false,
-        in_use = false,
+        used_up = false,
         changed = false, -- there is something to write, though nothing is taken
         since = 0, -- slots from before this us were made for another rate,
         resumed = 0, -- slots from before this us for a pause that was ended
@@ -48,6 +48,6 @@ for i = 1, NUMBER do
             open(limit, now)
         end
     end
-    if not limit.in_shadow then read_other(limit, now) end
+    if not limit.in_shadow then begin_used_up(limit, now) end
     limits[i] = limit
 end
