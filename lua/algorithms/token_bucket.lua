@@ -40,7 +40,7 @@ end
 local function write_state(limit, now)
     if limit.tat - now > FAR_US then limit.tat, limit.rem = now + FAR_US, 0 end
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    local state = format('t%d %d %d %d %d %s %s%s', now, max(0, limit.newest), limit.tat, limit.rem, limit.cursor,
+    local state = format('t%d %d %d %d %d %.17g %s%s', now, max(0, limit.newest), limit.tat, limit.rem, limit.cursor,
         limit.interval, limit.lent, limit.lines or '')
     call('SET', limit.state_key, state, 'PX', int(ceil((full - now + STEP_US) / 1000)))
 end
@@ -50,12 +50,12 @@ end
 -- come back and at which waiting requests are due move with the rate, as new_rate.lua says. Once a change, so it is written at
 -- once; nothing is taken.
 local function rescale(limit, now, at, tat, lent, interval)
-    local factor = limit.period / limit.count / interval
+    local factor = limit.interval / interval
     local full, from = moved(limit, at, max(at, tat), factor, advance(limit, 0, 0, limit.burst + max(0, limit.extra)))
     if full >= now then
         local since, fastest = match(lent, '^(%d+):?%d*:?(%S*)')
-        if fastest == '' or fastest - interval > 0 then fastest = interval end
-        limit.tat, limit.rem, limit.lent = full, 0, format('%s:%d:%s', since, from, fastest)
+        fastest = min(tonumber(fastest) or interval, interval)
+        limit.tat, limit.rem, limit.lent = full, 0, format('%s:%d:%.17g', since, from, fastest)
     end
     if limit.cursor > at then -- who stood there then stands there still, later
         local function later(us)
@@ -103,10 +103,10 @@ function token_bucket.check(limit, now, id)
 
     local written, newest, tat, rem, cursor, interval, lent =
         match(limit.raw or '', '^t(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+)')
-    local same = interval and interval - period / count == 0 -- 17 digits say which number it is
-    limit.interval = same and interval or format('%.17g', period / count)
+    limit.interval = period / count
     if written then
-        written, tat, cursor, limit.newest = written + 0, tat + 0, cursor + 0, newest + 0
+        written, limit.newest, tat, rem, cursor, interval = written + 0, newest + 0, tat + 0, rem + 0, cursor + 0, interval + 0
+        local same = interval == limit.interval -- 17 digits say which number it is
         local back = lost(written, now)
         if back > 0 then -- the slots mean nothing now
             tat, cursor, limit.newest, limit.changed = tat - back, 0, limit.newest - back, true
@@ -115,9 +115,9 @@ function token_bucket.check(limit, now, id)
         limit.cursor = cursor
         if written < limit.resumed then limit.cursor, limit.changed = 0, true end
         if not same then
-            rescale(limit, now, changed_at(limit, now, written), rem == '0' and tat or tat + 1, lent, interval)
+            rescale(limit, now, changed_at(limit, now, written), tat + min(1, rem), lent, interval)
         elseif tat >= now then
-            limit.tat, limit.rem, limit.lent = tat, rem + 0, lent
+            limit.tat, limit.rem, limit.lent = tat, rem, lent
         end
         if limit.cursor > now then read_line(limit, now, id, same) end
     end
@@ -202,7 +202,7 @@ if CORRECTS then
         local price = permits * limit.whole + floor(permits * limit.part / limit.count)
         local gone = max(0, now - at)
         if fastest ~= '' and changed - at > 0 then
-            gone = now - changed + ceil((changed - at) * (limit.period / limit.count / fastest))
+            gone = now - changed + ceil((changed - at) * (limit.interval / fastest))
         end
         local back = min(price - gone, limit.tat - max(now, at))
         if back <= 0 then return end

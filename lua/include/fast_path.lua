@@ -4,7 +4,7 @@
 -- and of places have to be there now. A request of one bucket is refused here if it keeps no slot. The answer and what is written
 -- are those of the algorithms' own files. Every other request goes on below this file.
 --
--- Uses NUMBER; FIRST_LIMIT; id, HORIZON_US and CLAIM_US as in acquire.lua, the last two as texts; got; CONFIG; STEP_US.
+-- Uses NUMBER; FIRST_LIMIT; id, HORIZON_US and CLAIM_US as in acquire.lua; got; CONFIG; STEP_US.
 -- Gives the reply of what it decides (see reply.lua): it ends the script. Puts into got what it has read of logs and places.
 --!include config_text.lua
 --!include read_keys.lua
@@ -102,7 +102,7 @@ do
     end
     local taken = joint and joint <= now + HORIZON_US
     -- Refused, and no slot is kept.
-    local refused = joint and not taken and NUMBER == 1 and joint > now and (id == '' or joint - now > CLAIM_US + 0)
+    local refused = joint and not taken and NUMBER == 1 and joint > now and (id == '' or joint - now > CLAIM_US)
     if taken or refused then
         local answer = taken and format('1 %d 0 %d', joint - now, joint) or format('0 %d 1 %d', joint - now, now)
         for i = 1, NUMBER do
