@@ -15,7 +15,6 @@ local IDS = 4 * NUMBER
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua
 --!include joint_slot.lua

@@ -39,7 +39,6 @@ local MONTH_US = 2592000000000 -- 30 days
 local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_keys.lua
 --!include shadow_in_code.lua
 --!include read_limits.lua

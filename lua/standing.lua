@@ -11,7 +11,6 @@ local id = ''
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_limits.lua
 
 local answer = {}

@@ -24,7 +24,7 @@ from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk, text
-from ..store.script import FAIR, Script
+from ..store.script import Script
 from .backlog_contents import AGAIN, BYTES, LOTS, BacklogContents
 from .copies import Copies
 from .fleet_registry import WOKEN, ConsumedQueues, FleetRegistry
@@ -172,7 +172,7 @@ class Backlog:
         found: list[Bucket] | None = None
         for part in self._scripts.that_go_together(names) if names else ():
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
-            reply = self._scripts.call("due", (), len(keys), len(keys) + 2, [bulk(*keys, LOTS, fleet)])
+            reply = self._scripts.call("due", len(keys), len(keys) + 2, [bulk(*keys, LOTS, fleet)])
             for name, due in zip(part, reply, strict=True):
                 if due is not None:
                     found = [*(found or ()), *[(name, text(key)) for key in due]]
@@ -195,7 +195,7 @@ class Backlog:
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
-        now, moved = self._scripts.call("reschedule", (), len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
+        now, moved = self._scripts.call("reschedule", len(keys), len(keys) + 3, [bulk(*keys, since, WOKEN, code)])
         return int(now), int(moved) == WOKEN
 
     def return_due(
@@ -222,10 +222,8 @@ class Backlog:
         demands = [
             self._asker.shadows.opened(demand) for demand in _of_one_script(demands, is_cluster=self._asker.is_cluster)
         ]
-        methods = {demand.method for demand in demands}
-        keys_of, lot_keys = self._scripts.keys_of, LOT_KEYS
-        if any(demand.limit.fair is not None for demand in demands):
-            methods, keys_of, lot_keys = {*methods, FAIR}, self._scripts.fair_keys_of, FAIR_KEYS
+        fair = any(demand.limit.fair is not None for demand in demands)
+        keys_of, lot_keys = (self._scripts.fair_keys_of, FAIR_KEYS) if fair else (self._scripts.keys_of, LOT_KEYS)
         buckets = [(demand.name, demand.key) for demand in demands]
         of_limits = [self._scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
@@ -245,11 +243,7 @@ class Backlog:
             pieces.append(bulk(*last))
         number = (KEYS + lot_keys) * len(demands)
         reply = self._scripts.call(
-            "return_due",
-            methods.pop() if len(methods) == 1 else frozenset(methods),
-            number,
-            number + len(first) + ARGUMENTS * len(demands) + len(last),
-            pieces,
+            "return_due", number, number + len(first) + ARGUMENTS * len(demands) + len(last), pieces, fair=fair
         )
         return [
             PollResult(bucket, None if int(again) < 0 else int(again) / 1e6, int(another) == 1, tuple(several(leaving)))

@@ -44,7 +44,7 @@ class BacklogContents:
         found: list[str] = []
         for part in self._scripts.that_go_together(names):
             keys = [lots_key(self._scripts.prefix, name, self._scripts.fleet) for name in part]
-            reply = self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]) if keys else ()
+            reply = self._scripts.call("count_lots", len(keys), len(keys), [bulk(*keys)]) if keys else ()
             found += [name for name, some in zip(part, reply, strict=True) if int(some)]
         return found
 
@@ -57,7 +57,7 @@ class BacklogContents:
             for first in range(0, len(some), COUNTED)
         ]:
             keys = [key for name in part for key in self._scripts.shared_keys(name)[:3:2]]
-            replies = iter(self._scripts.call("count_lots", (), len(keys), len(keys), [bulk(*keys)]))
+            replies = iter(self._scripts.call("count_lots", len(keys), len(keys), [bulk(*keys)]))
             for name, lots, parked in zip(part, replies, replies, strict=False):
                 if lots:
                     found[name] = int(lots), int(parked)
@@ -71,7 +71,7 @@ class BacklogContents:
             size = max(1, FOUND // len(part))
             for first in range(0, len(tasks), size):
                 asked = tasks[first : first + size]
-                reply = self._scripts.call("locate", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
+                reply = self._scripts.call("locate", len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
                 found: dict[Bucket, dict[str, str]] = {}
                 for name, places in zip(part, reply, strict=True):
                     for place in places:
@@ -161,7 +161,7 @@ class BacklogContents:
             asked += [parked, leaving, messages, aside, costs]
         arguments = (*(which or ("", "")), BYTES, *[key for _, key in buckets])
         number = len(asked)
-        _, *found = self._scripts.call("list_lots", (), number, number + len(arguments), [bulk(*asked, *arguments)])
+        _, *found = self._scripts.call("list_lots", number, number + len(arguments), [bulk(*asked, *arguments)])
         return [
             Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
             for bucket, (parked, leaving, oldest, cost, *tasks) in zip(buckets, found, strict=True)

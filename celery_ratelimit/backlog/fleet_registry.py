@@ -110,9 +110,7 @@ class FleetRegistry:
         keys = attendance_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(lasts), microseconds(KNOWN), len(queues))
         arguments: list[str | int] = [worker, *numbers, *queues, *given_up]
-        reply = self._scripts.call(
-            "heartbeat_queues", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
-        )
+        reply = self._scripts.call("heartbeat_queues", len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
         attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
         self.workers = max(1, int(reply[2]))
         return ConsumedQueues(attended | set(queues), absent - set(queues))
@@ -138,9 +136,7 @@ class FleetRegistry:
         keys = seen_keys(self._scripts.prefix, self._scripts.fleet)
         numbers = (microseconds(REMEMBERED), microseconds(after), most, len(limits), len(returns))
         arguments: list[str | int] = [*numbers, *limits, *["\0".join(each) for each in returns], *forget]
-        reply = self._scripts.call(
-            "heartbeat_limits", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
-        )
+        reply = self._scripts.call("heartbeat_limits", len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)])
         of_limits, of_returns, of_queues = [
             {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
         ]
@@ -162,7 +158,7 @@ class FleetRegistry:
         arguments: list[str | int] = [microseconds(FAILURE_KEPT), MAX_FAILURES, len(published)]
         arguments += ["\0".join(each) for each in published]
         arguments += [value for each, error in failed.items() for value in ("\0".join(each), error)]
-        reply = self._scripts.call("publish_failures", (), 1, 1 + len(arguments), [bulk(key, *arguments)])
+        reply = self._scripts.call("publish_failures", 1, 1 + len(arguments), [bulk(key, *arguments)])
         found: dict[str, list[PublishFailure]] = {}
         for field, value in sorted(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True)):
             name, queue, task = field.split("\0", 2)
@@ -188,7 +184,7 @@ class FleetRegistry:
         """
         lots, _, _, asides, _ = self._scripts.shared_keys(name)
         first = "-" if after is None else f"({after}"
-        reply = self._scripts.call("wake_suspended", (), 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
+        reply = self._scripts.call("wake_suspended", 2, 5, [bulk(lots, asides, first, offset, WOKEN)])
         return (text(reply[-1]) if len(reply) == WOKEN else None), offset + len(reply)
 
 

@@ -12,7 +12,7 @@ from ..limiter.durations import microseconds
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk
-from ..store.script import FAIR, Script
+from ..store.script import Script
 from .messages import Bucket, ToPark
 
 __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
@@ -21,6 +21,7 @@ __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
 LOT_KEYS = 13
 #: The same with the keys for shares: for scripts of fair limits, and for some scripts in any case.
 FAIR_KEYS = 16
+_OF_FAIR = ("park", "return_due")
 _FAIR_IN_ANY_CASE = ("confirm_published", "remove", "return_to_queue", "fair_position", "reconcile")
 
 _NAMES = (
@@ -40,6 +41,7 @@ class Scripts:
 
     Attributes:
         by_name: all scripts.
+        for_fair: those that do more where a limit is fair.
         prefix: of all keys in the store.
     """
 
@@ -47,6 +49,7 @@ class Scripts:
         self.asker, self.fleet = asker, fleet
         self.prefix = asker.prefix
         self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
+        self.for_fair = {name: Script(name, asker.replace_includes, fair=True) for name in _OF_FAIR}
         self.keys_of = lru_cache(maxsize=1024)(self._keys_of)
         self.fair_keys_of = lru_cache(maxsize=1024)(self._fair_keys_of)
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
@@ -70,9 +73,9 @@ class Scripts:
         state, slots = bucket_keys(self.prefix, name, key, method)
         return bulk(state, *config_keys(self.prefix, name, key)), bulk(slots)
 
-    def call(self, name: str, *call: Any) -> Any:
-        """See :meth:`Asker.run_script`."""
-        return self.asker.run_script(self.by_name[name], *call)
+    def call(self, name: str, *call: Any, fair: bool = False) -> Any:
+        """See :meth:`Asker.run_script`; ``fair``: one of the limits is fair."""
+        return self.asker.run_script((self.for_fair if fair else self.by_name)[name], *call)
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
         """Run a script for one parking lot."""
@@ -84,8 +87,7 @@ class Scripts:
         if fair or name in _FAIR_IN_ANY_CASE:
             keys_of, each = self.fair_keys_of, FAIR_KEYS
         keys = each * len(buckets)
-        methods = FAIR if fair else ()
-        return self.call(name, methods, keys, keys + len(arguments), [*map(keys_of, buckets), bulk(*arguments)])
+        return self.call(name, keys, keys + len(arguments), [*map(keys_of, buckets), bulk(*arguments)], fair=fair)
 
     def tell(self, buckets: Sequence[Bucket], arguments: Sequence[str | int]) -> None:
         """Report published and acknowledged messages of these parking lots, see ``lua/confirm_published.lua``."""

@@ -32,7 +32,7 @@ def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
     for some in _told(core, parts):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
-        call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+        call = len(keys), len(keys) + len(values), [bulk(*keys, *values)]
         yield from each_of([Question(core.scripts.count, call)])
 
 
@@ -52,7 +52,7 @@ def ask_counts(
     answer: list[Stats] = []
     for some in _together(core, names, _ASKED if which < 0 else _TOTALS):
         keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
-        call = (), len(keys), len(keys) + 1, [bulk(*keys, which)]
+        call = len(keys), len(keys) + 1, [bulk(*keys, which)]
         (reply,) = yield from each_of([Question(core.scripts.counts, call)])
         us, *said = reply
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
@@ -73,7 +73,7 @@ def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Asks[list[int]]:
             _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
             keys.append(seconds if within <= _SECONDS else minutes)
             values += [1 if within <= _SECONDS else 60, round(within)]
-        call = (), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+        call = len(keys), len(keys) + len(values), [bulk(*keys, *values)]
         (reply,) = yield from each_of([Question(core.scripts.used, call)])
         answer += map(int, reply)
         first = last

@@ -1,4 +1,3 @@
---!include counted.lua
 -- Fixed window: so many in each window, counted anew in the next (Redis's INCR + EXPIRE pattern, made atomic).
 --
 -- Law: at most `count` in each window of `period` us; up to twice that in an interval as long that lies across two.

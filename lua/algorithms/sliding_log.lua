@@ -1,4 +1,3 @@
---!include counted.lua
 -- Sliding log: every call is written down with its time, one entry a call whatever its cost (rolling windows as
 -- Redisson's RRateLimiter keeps them).
 --

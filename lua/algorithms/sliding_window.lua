@@ -1,4 +1,3 @@
---!include counted.lua
 -- Sliding window, estimated: the window is cut into sub-windows, each a counter; the oldest is passing out of the window, and counts
 -- in proportion to the part that is still inside (with one sub-window: the well-known previous * (1 - x) + current).
 --

@@ -1,4 +1,3 @@
---!include counted.lua
 -- Token bucket that is refilled in steps: `count` tokens come together every `period`, at most `burst` are kept (the
 -- classic bucket of capacity, tokens per interval and interval).
 --

@@ -21,7 +21,6 @@
 --            missing are kept, and not the time that they took to come back.
 --            `since` is the us at which the bucket was full last; after a change of the rate, with colons between them, also
 --            the us at which the new one began and the shortest interval that was in force before.
---!include new_rate.lua
 local token_bucket = {letter = 't', evenly = true, lends = true}
 
 -- The time `permits` emission intervals after (us, rem).

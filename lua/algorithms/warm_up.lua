@@ -1,4 +1,3 @@
---!include counted.lua
 -- Token bucket that has to warm up: after a rest it starts at a third of its rate, which rises to the full rate over
 -- `extra` us of use (Guava's SmoothWarmingUp, cold factor 3). A request goes when those before it are paid for, and its
 -- own price is paid by the next; nothing is saved up.
@@ -10,7 +9,6 @@
 --            <count> <period us> <extra>"; expires when it is cold again and the line is empty. `stored` grows while no request
 --            comes; the more, the colder, the dearer a permit. The last three are the rule it was written under: when another
 --            is in force, it is as cold as before in proportion, and what is still to be paid is so many permits.
---!include new_rate.lua
 local COLD = 3 -- times the stable interval
 local warm_up = {letter = 'u', one_by_one = true}
 

@@ -4,7 +4,6 @@
 -- includes limits, joint, binding, behind, fits and reply. For refuse.lua it makes in_line and latest.
 -- Gives the reply: it ends the script, or the function that it stands in.
 --!include fast_path.lua
---!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua
 --!include joint_slot.lua
