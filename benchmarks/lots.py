@@ -305,7 +305,7 @@ def _park(
     limiter.asker.ask((demand,))
     parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1)]}, only_behind=True)
     known: set[str] = set()
-    digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
+    digest, asks = script.digest, ask.digest
     with client.pipeline(transaction=False) as pipe:
         for count, (tenant, index, expires) in enumerate(tasks):
             headers = {"lang": "py", "task": NAME, "id": f"task-{index}", RETURN_HEADER: _MARKER, "expires": ends}
@@ -317,7 +317,7 @@ def _park(
             kept = (0, -1, tenant, 1, 0, *each)  # one lot with one message, and nothing that was acknowledged
             if tenant not in known:
                 known.add(tenant)
-                _, number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
+                number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
                 pipe.execute_command("EVALSHA", asks, number, *_values(pieces))
             keys = _values(parking.scripts.keys_of_lots([(NAME, tenant)], fair=False)[1])
             pipe.execute_command("EVALSHA", digest, len(keys), *keys, *kept)

@@ -39,9 +39,8 @@ def main() -> None:
             pipeline = client.pipeline(transaction=False)
             for number in range(first, min(keys, first + IN_A_PIPELINE)):
                 demands = (Demand(limit, "tenants", f"tenant:{number}"),)
-                methods, of_keys, _, pieces = core.calls.of_script(core.scripts.acquire, demands, ("", 0, 0), None, ())
-                digest = core.scripts.acquire._variants[methods].digest
-                pipeline.execute_command("EVALSHA", digest, of_keys, *unbulk(b"".join(pieces)))
+                of_keys, _, pieces = core.calls.of_script(core.scripts.acquire, demands, ("", 0, 0), None, ())
+                pipeline.execute_command("EVALSHA", core.scripts.acquire.digest, of_keys, *unbulk(b"".join(pieces)))
             pipeline.execute()
         took = time.monotonic() - began
         there, used = client.dbsize(), client.info("memory")["used_memory"] - before

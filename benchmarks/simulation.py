@@ -582,7 +582,7 @@ class Fleet:
         """What the store was asked, by script."""
         scripts = [*vars(self.limiter.asker.core.scripts).values()]
         scripts += [script for parking in self._parking for script in parking.scripts.by_name.values()]
-        names = {variant.digest: script.name for script in scripts for variant in script._variants.values()}
+        names = {script.digest: script.name for script in scripts}
         asked: Counter[str] = Counter()
         for what, count in self.link.asked.items():
             asked[names.get(what, what)] += count

@@ -12,7 +12,7 @@
 -- Reply  see include/reply.lua
 -- Writes allowed: each limit's state, TTL until it is full again.
 --        refused: the slots of each limit, TTL until a second after the last slot.
-local id, HORIZON_US, CLAIM_US = ARGV[1], ARGV[2], ARGV[3] -- as texts: Lua reckons with them, and seldom has to
+local id, HORIZON_US, CLAIM_US = ARGV[1], ARGV[2] + 0, ARGV[3] + 0
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 4
 local CORRECTS = false -- see include/algorithms.lua

@@ -6,7 +6,7 @@
 -- ARGV   as acquire, for the first of them; then the ids of the others
 -- Reply  the reply of acquire for each, up to the first that has neither permits nor a slot that is kept: those behind it were not asked
 -- Writes as acquire
-local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
+local HORIZON_US, CLAIM_US = ARGV[2] + 0, ARGV[3] + 0
 local NUMBER = #KEYS / 4 -- of limits
 local FIRST_LIMIT = 4
 local CORRECTS = false -- see include/algorithms.lua

@@ -10,7 +10,7 @@
 --        6+ six per limit, see include/read_limits.lua; then the id of the lease, as acquire
 -- Reply  see include/reply.lua; binding -1: the reservation was known; the error "RESERVED <limit>", see reserve.lua
 -- Writes as acquire.lua and reserve.lua do
-local id, HORIZON_US, CLAIM_US, EARLIEST_US, known = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] -- numbers as texts, see acquire.lua
+local id, HORIZON_US, CLAIM_US, EARLIEST_US, known = ARGV[1], ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5]
 local in_line = known == '' and id or '' -- a reservation is noted by its id, and keeps no slot
 local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 6
@@ -19,7 +19,6 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
---!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua
 --!include joint_slot.lua

@@ -13,7 +13,6 @@ local IDS, TOUCHED, BUCKETS = 4 * NUMBER, 5 * NUMBER, FIRST_LIMIT + 6 * NUMBER -
 local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_limits.lua
 --!include ids.lua
 --!include touch.lua

@@ -12,7 +12,7 @@
 -- Reply  for each request that acquires, up to the first that has neither permits nor a slot, the reply of acquire; 0: it may not run.
 --        Then for each copy the reply of dedup
 -- Writes as acquire and dedup
-local HORIZON_US, CLAIM_US = ARGV[2], ARGV[3]
+local HORIZON_US, CLAIM_US = ARGV[2] + 0, ARGV[3] + 0
 local NUMBER, MEMORY_US, ASKING = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local FIRST_LIMIT = 6
 local CORRECTS = false -- see include/algorithms.lua

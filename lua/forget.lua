@@ -12,7 +12,6 @@ local TOUCHED, BUCKETS = 4 * NUMBER, FIRST_LIMIT + 6 * NUMBER - 1 -- where those
 local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_limits.lua
 --!include touch.lua
 

@@ -13,7 +13,6 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include now.lua
 --!include read_only.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
---!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua
 --!include joint_slot.lua

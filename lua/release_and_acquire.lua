@@ -63,7 +63,6 @@ local function let_others_first(limit, id)
 end
 
 local function acquire(id, HORIZON_US)
---!include algorithms.lua
 --!include read_limits.lua
     for i = 1, #limits do
         if limits[i].method == 'concurrency' then let_others_first(limits[i], id) end

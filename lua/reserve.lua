@@ -8,14 +8,13 @@
 -- Reply  see include/reply.lua; refused: no permit could be had within the horizon, and nothing was taken; the error
 --        "RESERVED <limit>": under this id other limits were reserved
 -- Writes each limit's state; ids: see include/ids.lua; TTL an hour after the last, which is how long an id is known.
-local id, HORIZON_US = ARGV[1], ARGV[2] -- a text, see acquire.lua
+local id, HORIZON_US = ARGV[1], ARGV[2] + 0
 local NUMBER = #KEYS / 5 -- of limits
 local FIRST_LIMIT = 3
 local IDS = 4 * NUMBER
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua
 --!include joint_slot.lua

@@ -37,7 +37,6 @@ local MONTH_US = 2592000000000 -- 30 days
 local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_keys.lua
 --!include shadow_in_code.lua
 --!include read_limits.lua
@@ -75,8 +74,8 @@ end
 
 -- Reads the stored state of a limit again: this script reserves slots of the same limit several times.
 local function read_again(limit)
-    limit.raw, limit.in_use, limit.changed = call('MGET', limit.state_key)[1], nil, nil
-    read_other(limit, now)
+    limit.raw, limit.used_up, limit.changed = call('MGET', limit.state_key)[1], nil, nil
+    begin_used_up(limit, now)
 end
 
 -- The slot of task `id`, if it is near enough. If not: nil, and the time at which a slot may be available.

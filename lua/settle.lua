@@ -19,7 +19,6 @@ local BUCKETS = ACTUAL + NUMBER
 local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
---!include algorithms.lua
 --!include read_limits.lua
 --!include ids.lua
 --!include touch.lua

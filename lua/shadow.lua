@@ -12,7 +12,7 @@
 --           age us, >= 0; number, 0: what an earlier one took is corrected; permits of each; at which number in KEYS the config of
 --           its key is, 0: nowhere; a text that no other has, without a space; key of its bucket
 -- Reply  us of this clock; then for each limit a list: what is stored about its shadow; what it would have done; requests that wait
---        to be reckoned. May end the script with the error "LOAD <algorithm>", see include/read_limits.lua
+--        to be reckoned
 -- Writes, unless it only reads, arrivals: sorted set, "<number> <permits> <rule> <text> <key>" -> us; 30 days after the last. `rule`
 --        is - or what is stored for the key, with commas;
 --        queues: hash, key of a bucket -> see include/virtual_queue.lua; ends: sorted set, the same key -> us at which it is as if
@@ -31,10 +31,11 @@ if READS then
 --!include read_only.lua
 end
 --!include config_text.lua
---!include algorithms.lua
---!include virtual_queue.lua
+
+local used = {} -- algorithms, see include/algorithms.lua
 
 local function rule_of(method, count, period, burst, extra)
+    used[method] = true
     return {method = method, count = tonumber(count), period = tonumber(period), burst = tonumber(burst), extra = tonumber(extra)}
 end
 
@@ -46,10 +47,6 @@ local function stored_in(text)
     return not is_none and rule_of(method, count, period, size, extra) or nil, tonumber(paused)
 end
 
-local function needs(rule)
-    return KEPT[rule.method] and not algorithms[rule.method] and rule.method or nil
-end
-
 local function packed(rule)
     return format('%s,%d,%d,%d,%d', rule.method, rule.count, rule.period, rule.burst, rule.extra)
 end
@@ -59,8 +56,7 @@ local function unpacked(text)
     return method and rule_of(method, count, period, burst, extra) or nil
 end
 
--- Nothing is written before it is known that this script has all algorithms.
-local limits, at, missing = {}, FIRST_LIMIT, nil
+local limits, at = {}, FIRST_LIMIT
 for i = 1, LIMITS do
     local first, number = 6 * (i - 1), tonumber(ARGV[at + 6])
     local config, paused = stored_in(call('GET', KEYS[first + 1]))
@@ -68,22 +64,21 @@ for i = 1, LIMITS do
         or ARGV[at] ~= '-' and rule_of(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]) or nil
     local limit = {rule = rule, paused = paused, shadow = KEYS[first + 2], arrivals = KEYS[first + 3], queues = KEYS[first + 4],
         ends = KEYS[first + 5], would = KEYS[first + 6], come = {}}
-    missing = missing or rule and needs(rule)
     for j = at + 7, at + 6 + 6 * number, 6 do
         local own = ARGV[j + 3] ~= '0' and stored_in(call('GET', KEYS[tonumber(ARGV[j + 3])]))
-        missing = missing or own and needs(own)
         limit.come[#limit.come + 1] = {now - tonumber(ARGV[j]), format('%s %s %s %s %s', ARGV[j + 1], ARGV[j + 2],
             own and packed(own) or '-', ARGV[j + 4], ARGV[j + 5])}
     end
     if match(call('GET', limit.shadow) or '', '^0') then limit.come = {} end -- it is in force: who told does not know yet
     limit.due = rule and call('ZRANGEBYSCORE', limit.arrivals, '-inf', int(now - LATE_US), 'WITHSCORES', 'LIMIT', 0, MOST) or {}
     for j = 1, #limit.due, 2 do
-        local own = unpacked(match(limit.due[j], '^%d+ %-?%d+ (%S+)'))
-        missing = missing or own and needs(own)
+        local method = match(limit.due[j], '^%d+ %-?%d+ ([%a_]+),')
+        if method then used[method] = true end
     end
     limits[i], at = limit, at + 7 + 6 * number
 end
-if missing then return redis.error_reply('LOAD ' .. missing) end
+--!include algorithms.lua
+--!include virtual_queue.lua
 
 local NAMES = {'since', 'requests', 'delayed', 'refused', 'waited', 'longest', 'peak', 'at', 'count', 'period'}
 

@@ -12,7 +12,6 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_only.lua
---!include algorithms.lua
 --!include read_limits.lua
 
 local answer = {}

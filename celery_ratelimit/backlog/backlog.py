@@ -24,7 +24,6 @@ from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk, text
-from ..store.script import FAIR
 from . import tuning
 from .backlog_contents import BacklogContents
 from .deduplicator import Copies
@@ -193,7 +192,6 @@ class Backlog:
         buckets = self.parts(demand_of)[0][: tuning.LOTS_PER_RETURN]
         demands = [self._asker.shadows.opened(demand_of[bucket]) for bucket in buckets]
         fair = any(demand.limit.fair is not None for demand in demands)
-        methods = {*[demand.method for demand in demands], *([FAIR] if fair else [])}
         of_limits = [self.scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
         number, of_lots = self.scripts.keys_of_lots(buckets, fair=fair)
@@ -209,10 +207,10 @@ class Backlog:
         last = [value for pair in weights.values() for value in pair]
         reply = self.scripts.call(
             "return_due",
-            methods.pop() if len(methods) == 1 else frozenset(methods),
             number,
             number + len(first) + ARGUMENTS * len(demands) + len(last),
             [*keys, *of_lots, bulk(*first), *[demand.wire for demand in demands], *([bulk(*last)] if last else [])],
+            fair=fair,
         )
         return [
             PollResult(bucket, None if int(again) < 0 else int(again) / 1e6, int(another) == 1, tuple(several(leaving)))

@@ -16,7 +16,7 @@ from ..limiter.durations import microseconds
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk
-from ..store.script import FAIR, Script
+from ..store.script import Script
 from .messages import Bucket, Parked, ToPark, record_of
 
 __all__ = ["PendingReports", "Scripts", "arguments_of", "weights_text"]
@@ -25,6 +25,7 @@ __all__ = ["PendingReports", "Scripts", "arguments_of", "weights_text"]
 LOT_KEYS = 13
 #: The same with the keys for shares: for scripts of fair limits, and for some scripts in any case.
 FAIR_KEYS = 16
+_OF_FAIR = ("park", "return_due")
 _FAIR_IN_ANY_CASE = ("confirm_published", "remove", "return_to_queue", "position", "reconcile")
 
 _NAMES = (
@@ -45,6 +46,7 @@ class Scripts:
 
     Attributes:
         by_name: all scripts.
+        for_fair: those that do more where a limit is fair.
         prefix: of all keys in the store.
     """
 
@@ -52,6 +54,7 @@ class Scripts:
         self.asker, self.fleet, self.memory = asker, fleet, memory
         self.prefix = asker.prefix
         self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
+        self.for_fair = {name: Script(name, asker.replace_includes, fair=True) for name in _OF_FAIR}
         self._keys_of = lru_cache(maxsize=1024)(lambda bucket, number: bulk(*self.lot_keys(bucket)[:number]))
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
 
@@ -68,9 +71,9 @@ class Scripts:
         state, slots = bucket_keys(self.prefix, name, key, method)
         return bulk(state, *config_keys(self.prefix, name, key)), bulk(slots)
 
-    def call(self, name: str, *call: Any) -> Any:
-        """See :meth:`Asker.run_script`."""
-        return self.asker.run_script(self.by_name[name], *call)
+    def call(self, name: str, *call: Any, fair: bool = False) -> Any:
+        """See :meth:`Asker.run_script`; ``fair``: one of the limits is fair."""
+        return self.asker.run_script((self.for_fair if fair else self.by_name)[name], *call)
 
     def with_keys(self, name: str, keys: Sequence[str], *arguments: str | int) -> Any:
         """Run a script with these keys."""
@@ -90,7 +93,7 @@ class Scripts:
     def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int, fair: bool = False) -> Any:
         """Run a script for several parking lots; ``fair``: one of their limits is fair."""
         number, keys = self.keys_of_lots(buckets, fair=fair or name in _FAIR_IN_ANY_CASE)
-        return self.call(name, FAIR if fair else (), number, number + len(arguments), [*keys, bulk(*arguments)])
+        return self.call(name, number, number + len(arguments), [*keys, bulk(*arguments)], fair=fair)
 
     def keys_of_lots(self, buckets: Sequence[Bucket], *, fair: bool) -> tuple[int, list[bytes]]:
         """The number of keys of these parking lots, and the keys; ``fair``: with the keys for shares."""
@@ -170,7 +173,7 @@ class PendingReports:
 
 
 def _call(keys: Sequence[str], arguments: Sequence[str | int]) -> Call:
-    return (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
+    return len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
 
 
 def arguments_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -163,9 +163,9 @@ class Asker:
         """One round trip for the leases of many holders. False for each that has expired."""
         return self.drive(self.core.renew(leases))
 
-    def run_script(self, script: Script, methods: Hashable, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
+    def run_script(self, script: Script, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
         """Run a script of somebody else's, see :class:`~celery_ratelimit.store.script.Script`."""
-        return self.store(script, self._link, methods, keys, values, pieces)
+        return self.store(script, self._link, keys, values, pieces)
 
     def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Run it several times, in one round trip. The first error is raised."""
@@ -204,7 +204,7 @@ class Asker:
         link = self._link
         names = link.name_for_each_node("start-up") if isinstance(link, ClusterLink) else ["start-up"]
         for name in names:
-            self.store(self.core.scripts.probe, link, (), 1, 1, [bulk(bucket_key(self.prefix, name, "", "probe"))])
+            self.store(self.core.scripts.probe, link, 1, 1, [bulk(bucket_key(self.prefix, name, "", "probe"))])
 
     @property
     def is_moving(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from .demand import Demand
 __all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Scripts"]
 
 #: What a script is called with: the algorithms, how many keys, how many keys and arguments, and these as pieces.
-Call = tuple[Hashable, int, int, list[bytes]]
+Call = tuple[int, int, list[bytes]]
 
 #: Where the virtual queues are among the keys of a limit's shadow.
 _QUEUES = 3
@@ -77,7 +77,6 @@ class Packed(NamedTuple):
     """Demands as they go over the wire."""
 
     number: int
-    methods: Hashable
     keys: bytes
     arguments: bytes
 
@@ -148,7 +147,6 @@ class Calls:
             slots.append(of_slots)
         return Packed(
             len(demands),
-            demands[0].method if len(demands) == 1 else frozenset([demand.method for demand in demands]),
             bulk(*states, *slots),
             b"".join([demand.wire for demand in demands]),
         )
@@ -170,7 +168,7 @@ class Calls:
             kind: one more key for each of them, of that kind.
             last: the arguments behind them.
         """
-        number, methods, packed_keys, arguments = self.packed(demands)
+        number, packed_keys, arguments = self.packed(demands)
         if script is self._scripts.settle and isinstance(first[1], GrantedAt):
             first = (first[0], first[1].of(demands[0].name))  # by the clock of the node that is asked
         pieces = [packed_keys]
@@ -185,18 +183,18 @@ class Calls:
         pieces += (bulk(*first), arguments)
         if last:
             pieces.append(bulk(*last))
-        return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
+        return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_dedup_and_acquire(
         self, demands: tuple[Demand, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
     ) -> Call:
-        number, methods, packed_keys, arguments = self.packed(demands)
+        number, packed_keys, arguments = self.packed(demands)
         first = (number, horizon, claim, along.memory, len(ids))
         asking = [value for pair in zip(ids, along.places, strict=True) for value in pair]
         keys = KEYS * number + along.number
         pieces = [packed_keys, *along.keys, bulk(*first), arguments, bulk(*asking, *along.copies)]
         values = keys + len(first) + ARGUMENTS * number + len(asking) + len(along.copies)
-        return methods, keys, values, pieces
+        return keys, values, pieces
 
     @cached_property
     def _touching(self) -> frozenset[Script]:
@@ -214,14 +212,14 @@ class Calls:
                 shadow_keys(self.prefix, each.name)[_QUEUES],
             )
         ]
-        return (), len(keys), len(keys) + 1 + len(demands), [bulk(*keys), bulk(note, *[each.key for each in demands])]
+        return len(keys), len(keys) + 1 + len(demands), [bulk(*keys), bulk(note, *[each.key for each in demands])]
 
     def _leases(self, demand: Demand) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
     def of_release(self, leases: Sequence[tuple[Demand, Ended]]) -> Call:
         keys, arguments = self._to_release(leases)
-        return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+        return len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 
     def _to_release(self, leases: Sequence[tuple[Demand, Ended]]) -> tuple[list[str], list[str]]:
         """Keys and arguments: two and three for each lease."""
@@ -234,20 +232,20 @@ class Calls:
 
     def of_release_and_acquire(self, demands: tuple[Demand, ...], asking: Asking, ended: Sequence[Ended]) -> Call:
         """For ``release_and_acquire.lua``: ``demands`` of each who asks, and places of those that have ended."""
-        number, methods, packed_keys, arguments = self.packed(demands)
+        number, packed_keys, arguments = self.packed(demands)
         released, released_as = self._to_release([(demand, each) for each in ended for demand in each.places])
         first = number, asking.horizon, asking.claim, asking.ear, asking.most, int(asking.all), len(asking.ids)
         pairs = zip(asking.ids, asking.lease_ids or asking.ids, strict=True)
         last = [*[id for pair in pairs for id in pair], *released_as]
         keys = KEYS * number + len(released)
         pieces = [packed_keys, bulk(*released, *first), arguments, bulk(*last)]
-        return methods, keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
+        return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_renew(self, leases: Sequence[tuple[Demand, str]]) -> Call:
         keys = [self._leases(demand) for demand, _ in leases]
         holders = [holder for _, holder in leases]
         times = [demand.limit.wire(1)[2] for demand, _ in leases]
-        return (), len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
+        return len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
 
     # -- About what is stored for a limit --------------------------------------------------------------------------
 
@@ -269,25 +267,25 @@ class Calls:
     def of_weight(self, name: str, share: str, weight: float | None, note: str) -> Call:
         keys = (*self.change_keys(name, None), weights_key(self.prefix, name))
         arguments = (escape(short(share)), "" if weight is None else repr(weight), note)
-        return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+        return len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 
     def of_weights(self, name: str) -> Call:
-        return (), 1, 1, [bulk(weights_key(self.prefix, name))]
+        return 1, 1, [bulk(weights_key(self.prefix, name))]
 
     def of_config(self, name: str, key: str | None) -> Call:
-        return (), 3, 3, [bulk(*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name))]
+        return 3, 3, [bulk(*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name))]
 
     def of_shadow(self, name: str, on: bool | None, note: str) -> Call:
         """What ``lua/set_shadow.lua`` is called with."""
         keys = (*self.change_keys(name, None), *shadow_keys(self.prefix, name)[1:])
-        return (), len(keys), len(keys) + 2, [bulk(*keys, "" if on is None else int(on), note)]
+        return len(keys), len(keys) + 2, [bulk(*keys, "" if on is None else int(on), note)]
 
     def of_history(self, name: str) -> Call:
-        return (), 1, 1, [bulk(history_key(self.prefix, name))]
+        return 1, 1, [bulk(history_key(self.prefix, name))]
 
     def of_length(self, name: str, key: str | None, us: int, note: str) -> Call:
-        return (), 4, 7, [bulk(*self.change_keys(name, key), us, short(key or ""), note)]
+        return 4, 7, [bulk(*self.change_keys(name, key), us, short(key or ""), note)]
 
     def of_standing(self, demands: Sequence[Demand]) -> Call:
-        number, methods, keys, arguments = self._pack(tuple(demands))
-        return methods, KEYS * number, (KEYS + ARGUMENTS) * number, [keys, arguments]
+        number, keys, arguments = self._pack(tuple(demands))
+        return KEYS * number, (KEYS + ARGUMENTS) * number, [keys, arguments]

@@ -39,8 +39,8 @@ class LiveVerbs(Asking):
     ) -> Asks[bool]:
         """Put a rate in the place of the code's, for every process and from its next decision on.
 
-        Tokens are kept, not time: what was used stays used, and comes back at the new rate, also when the algorithm
-        becomes another. Those who wait come earlier or later accordingly.
+        Tokens are kept, not time: what was used stays used, and comes back at the new rate. Another algorithm begins
+        as used up. Those who wait come earlier or later accordingly.
 
         Args:
             name: the limit's name, or the limit.

@@ -36,8 +36,6 @@ _LOOK = 1.0
 _OPEN = "1000000/s"
 #: Reservations and settlements that a process remembers.
 _REMEMBERED = 10_000
-#: What the script reckons by itself; other algorithms are put in.
-_OWN = ("token_bucket", "leaky_bucket", "sliding_log", "concurrency")
 
 
 class Shadows:
@@ -220,11 +218,8 @@ def _reckoning(
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
     places: dict[str, int] = {}
     values: list[str | int] = [len(several), _RECKONED, int(looks)]
-    methods = set()
     for name, those in several:
         limit = limits.get(name)
-        if limit is not None:
-            methods.add(limit.method)
         values += [*(_without_reserve(limit).wire(1) if limit is not None else ("-", 1, 1, 1, 1, 0)), len(those)]
         for each in those:
             at = 0
@@ -233,7 +228,7 @@ def _reckoning(
                 at = places.setdefault(own, len(keys) + len(places) + 1)
             values += [arrivals.age_of(each), each.number, each.cost, at, next(nonces), each.key]
     keys += places
-    call = frozenset(methods.difference(_OWN)), len(keys), len(keys) + len(values), [bulk(*keys, *values)]
+    call = len(keys), len(keys) + len(values), [bulk(*keys, *values)]
     return Question(core.scripts.shadow, call)
 
 

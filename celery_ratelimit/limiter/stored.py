@@ -138,7 +138,7 @@ def change_of(
     note = note_of(by, reason, said)
     extra = 0 if limit.reserve is not None else extra  # what is set aside is the code's
     arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
-    return (), len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+    return len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
 
 
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:

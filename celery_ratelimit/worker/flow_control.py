@@ -216,7 +216,7 @@ class ArrivalBatch:
         self._bulk_receive, self._occupied, self._capacity = worker.bulk_receive, attendant.occupied, capacity
         self._prefetch, self._dispatch = prefetch, dispatch
         self._arrived: list[tuple[LimitQueue, PendingRequest]] = []
-        self._bulk_receive.configure(load_source("broker/fetch_batch", ()), worker.timers.guarded(self._on_all_arrived))
+        self._bulk_receive.configure(load_source("broker/fetch_batch"), worker.timers.guarded(self._on_all_arrived))
 
     def add(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
         """Whether a request arrives together with others. The messages behind a new one are received with it, if they

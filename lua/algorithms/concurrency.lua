@@ -1,4 +1,3 @@
---!include counted.lua
 -- Concurrency: so many requests hold a place at once. A request that is allowed holds a lease until it gives it back (release.lua);
 -- the lease of a holder that was killed expires when it has not been renewed (renew.lua) for `period` us.
 --

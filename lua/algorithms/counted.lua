@@ -11,14 +11,9 @@
 -- and `counted` makes of it what the scripts ask for, see lua/README.md.
 --
 -- In the limit: `began` us: what was granted earlier was not granted by this algorithm, and cannot be given back; `written` us, of
--- the last write; `waiting` permits that the requests in the line ask for. The last two are part of the state.
+-- the last write; `newest` us, of the newest permit; `waiting` permits that the requests in the line ask for. The last three are
+-- part of the state.
 -- slots key: sorted set, id of a waiting request -> us of its slot. Expires a second after the last slot.
-
--- For `read`: the us by which the clock has stepped back since the last write; 0 for a small step, see STEP_US.
-local function lost(limit, now)
-    local back = limit.written - now
-    return back > STEP_US and back or 0
-end
 
 local ROUNDS = 8
 
@@ -99,15 +94,15 @@ local function counted(algorithm)
 
     function algorithm.check(limit, now, id)
         limit.waiting, limit.written, limit.id = 0, now, id
-        if limit.in_use then
-            algorithm.read(limit, limit.in_use_at)
-            if limit.in_use > 0 then algorithm.take(limit, limit.in_use_at, limit.in_use) end
+        if limit.used_up then
+            algorithm.read(limit, limit.used_up)
+            algorithm.take(limit, limit.used_up, limit.burst)
             algorithm.advance(limit, now)
-            limit.began = limit.in_use_at + min(1, limit.in_use)
+            limit.began = limit.used_up + 1
         else
             algorithm.read(limit, now)
         end
-        if lost(limit, now) > 0 or limit.written < max(limit.since, limit.resumed) then
+        if lost(limit.written, now) > 0 or limit.written < max(limit.since, limit.resumed) then
             limit.waiting, limit.changed = 0, true -- the slots mean nothing now: a request that comes gets another
         end
         local ahead = limit.waiting > 0 and read_line(limit, now, id) or 0

@@ -1,15 +1,13 @@
---!include counted.lua
 -- Fixed window: so many in each window, counted anew in the next (Redis's INCR + EXPIRE pattern, made atomic).
 --
 -- Law: at most `count` in each window of `period` us; up to twice that in an interval as long that lies across two.
 --
 -- extra      0: windows are aligned to the clock, counted from 1970; 1: a window is opened by the first use after the last
--- state key: string "f<start us> <used> <us of the last write> <waiting> <period us> <us of the newest permit> <forgiven>
---            <began us> <count> <extra>"; expires with the window, or with the line. `began`: what was granted earlier
---            does not count here. Period, count and extra are the rule it was written under: when another is in force, what
+-- state key: string "f<us of the last write> <us of the newest permit> <waiting> <start us> <used> <forgiven> <began us> <count>
+--            <period us> <extra>"; expires with the window, or with the line. `began`: what was granted earlier
+--            does not count here. Count, period and extra are the rule it was written under: when another is in force, what
 --            was used is in use in the window that is open now, or in that of the newest permit if it lies ahead; what exceeds
 --            its count is `forgiven` when that window ends, where an overdraft (settle) is taken from those after it.
---            Version 26778aa wrote what comes before the newest permit.
 local fixed_window = {letter = 'f'}
 
 -- The window that is open at `at`. What was overdrawn (settle) is taken from the windows in between.
@@ -31,21 +29,17 @@ fixed_window.advance = roll
 
 function fixed_window.read(limit, now)
     limit.start, limit.used = limit.extra == 1 and now or now - now % limit.period, 0
-    limit.forgiven, limit.newest, limit.began, limit.rest = 0, 0, now, false
-    local start, used, written, waiting, period, newest, forgiven, rest, began, count, extra =
-        match(limit.raw or '', '^f(%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*) ?(%d*) ?((%d*) ?(%d*) ?(%d*))$')
-    if not start then return end
-    if extra == '' then
-        newest = start - written > 0 and start + period - 1 or written + 0
-        forgiven, began, count, extra, rest = 0, newest + 1, limit.count, limit.extra, false
-    end
-    limit.used, limit.written, limit.waiting = used + 0, written + 0, waiting + 0
-    local back = lost(limit, now)
-    if back > 0 then newest, began, rest = newest - back, began - back, false end
-    limit.start, limit.newest, limit.began, limit.forgiven = start - back, newest, began, forgiven + 0 -- two of them texts, perhaps
-    if count - limit.count ~= 0 or period - limit.period ~= 0 or extra - limit.extra ~= 0 then
+    limit.forgiven, limit.newest, limit.began = 0, 0, now
+    local written, newest, waiting, start, used, forgiven, began, count, period, extra =
+        match(limit.raw or '', '^f(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    if not written then return end
+    limit.written, limit.waiting, limit.used, limit.forgiven = written + 0, waiting + 0, used + 0, forgiven + 0
+    local back = lost(limit.written, now)
+    limit.start, limit.newest, limit.began = start - back, newest - back, began - back
+    count, period, extra = count + 0, period + 0, extra + 0
+    if count ~= limit.count or period ~= limit.period or extra ~= limit.extra then
         local at, new_count, new_period, new_extra = changed_at(limit, now, limit.written), limit.count, limit.period, limit.extra
-        limit.count, limit.period, limit.extra = count + 0, period + 0, extra + 0
+        limit.count, limit.period, limit.extra = count, period, extra
         roll(limit, at) -- by the old rule until then, by the new one from then on
         local kept = min(limit.used - limit.forgiven, limit.count)
         limit.forgiven = limit.forgiven + max(0, kept - new_count)
@@ -58,16 +52,13 @@ function fixed_window.read(limit, now)
             limit.start = from
         end
         limit.used = min(limit.used, limit.forgiven + limit.count * max(1, floor(FAR_US / limit.period)))
-    else
-        limit.rest = rest -- of the state, as it was: it is written again
     end
     roll(limit, now)
 end
 
 function fixed_window.write(limit, now, ttl)
-    local rest = limit.rest or format('%d %d %d', max(0, limit.began), limit.count, limit.extra)
-    local state = format('f%d %d %d %d %d %d %d %s', limit.start, limit.used, now, limit.waiting, limit.period,
-        max(0, limit.newest), limit.forgiven, rest)
+    local state = format('f%d %d %d %d %d %d %d %d %d %d', now, max(0, limit.newest), limit.waiting, limit.start, limit.used,
+        limit.forgiven, max(0, limit.began), limit.count, limit.period, limit.extra)
     call('SET', limit.state_key, state, 'PX', ttl(limit.start + windows(limit, limit.used) * limit.period))
 end
 

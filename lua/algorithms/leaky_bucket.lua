@@ -1,4 +1,3 @@
---!include token_bucket.lua
 -- Leaky bucket, as a queue: requests go one by one, evenly spaced, and at most `capacity` wait; a request that finds the queue full
 -- is refused at once. A token bucket of burst 1 whose line has an end.
 --

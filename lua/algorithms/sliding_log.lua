@@ -1,4 +1,3 @@
---!include counted.lua
 -- Sliding log: every call is written down with its time, one entry a call whatever its cost (rolling windows as
 -- Redisson's RRateLimiter keeps them).
 --
@@ -6,11 +5,11 @@
 --      the (p - count)-th. It costs memory: some 12 to 20 bytes an entry, as many entries as calls in one period.
 --
 -- extra      0
--- state key: list: "<permits in all entries> <time of the last> <offset us> <us of the last write> <waiting> <began us>", then for
---            each call its time in us and its cost. Times are this clock's plus the offset, by which the clock has
---            stepped back since: the log's own time stands still meanwhile. A list of whole numbers is the smallest thing that Redis keeps in order.
+-- state key: list: "l<us of the last write> <us of the newest permit> <waiting> <permits in all entries> <offset us> <began us>",
+--            then for each call its time in us and its cost. Times of calls, and `began`, are this clock's plus the offset, by
+--            which the clock has stepped back since: the log's own time stands still meanwhile. A list of whole numbers is the smallest thing that Redis keeps in order.
 --            Expires when the last entry has passed out of the window, or with the line.
-local sliding_log = {}
+local sliding_log = {letter = 'l'}
 local FIRST, CHUNK = 6, 16 -- list elements that are read with the header, and at a time behind these: three calls, and eight
 
 -- Calls visit(time, cost) for each entry, oldest first, until that returns true.
@@ -29,14 +28,13 @@ end
 function sliding_log.read(limit, now)
     limit.total, limit.newest, limit.offset, limit.gone, limit.chunk, limit.fresh = 0, 0, 0, 0, {}, true
     limit.entries, limit.clock, limit.began = {}, now, 0
-    if limit.in_use then return end
+    if limit.used_up then return end
     local head = limit.raw or call('LRANGE', limit.state_key, 0, FIRST) -- see read_keys.lua
     if #head == 0 then return end
     limit.fresh = false
-    local total, newest, offset, written, waiting, began = match(head[1], '(%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*)')
-    limit.total, limit.newest, limit.began = total + 0, newest + 0, began == '' and 0 or began + 0
-    limit.written, limit.waiting = written + 0, waiting + 0
-    limit.offset = offset + lost(limit, now)
+    local written, newest, waiting, total, offset, began = match(head[1], '^l(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    limit.written, limit.newest, limit.waiting = written + 0, newest + offset, waiting + 0
+    limit.total, limit.offset, limit.began = total + 0, offset + lost(limit.written, now), began + 0
     limit.clock = max(now + limit.offset, limit.written + offset) -- what had passed by then may be cut off
     for i = 2, #head do limit.chunk[i - 1] = head[i] end
     -- Entries that have passed out of the window are skipped here and cut off at the next write.
@@ -53,16 +51,17 @@ function sliding_log.advance(limit, now)
 end
 
 function sliding_log.write(limit, now, ttl)
-    if limit.in_use then call('DEL', limit.state_key) end
+    if limit.used_up then call('DEL', limit.state_key) end -- it is a string
     if limit.gone > 0 then call('LTRIM', limit.state_key, int(1 + 2 * limit.gone), -1) end
-    local header = format('%d %d %d %d %d %d', limit.total, limit.newest, limit.offset, now, limit.waiting, limit.began)
+    local header = format('l%d %d %d %d %d %d', now, max(0, limit.newest - limit.offset), limit.waiting, limit.total, limit.offset,
+        limit.began)
     if limit.fresh or limit.gone > 0 then
         call('LPUSH', limit.state_key, header)
     else
         call('LSET', limit.state_key, 0, header)
     end
     if #limit.entries > 0 then call('RPUSH', limit.state_key, unpack(limit.entries)) end
-    call('PEXPIRE', limit.state_key, ttl(limit.newest - limit.offset + limit.period))
+    call('PEXPIRE', limit.state_key, ttl(limit.total > 0 and limit.newest - limit.offset + limit.period or now))
 end
 
 function sliding_log.earliest(limit, now, ahead, permits)

@@ -1,4 +1,3 @@
---!include counted.lua
 -- Sliding window, estimated: the window is cut into sub-windows, each a counter; the oldest is passing out of the window, and counts
 -- in proportion to the part that is still inside (with one sub-window: the well-known previous * (1 - x) + current).
 --
@@ -6,26 +5,13 @@
 --      of a sub-window's calls came at its end. For a limit that must never be exceeded: sliding_log.
 --
 -- extra      precision: how many sub-windows, >= 1
--- state key: string "w<us of the last write> <waiting> <offset us> <width us> <index of the newest sub-window> <its counter>
---            <the one before> ... <began us> <us of the newest permit>", counters as far back as they are not zero. The last
---            two are in letters, from a for 0, or - where they say no more than the rest: version 26778aa did not have them, and
---            takes all figures for counters. Expires when all have passed, or with the line.
---            Times are this clock's plus the offset, by which it has stepped back since: time stands still meanwhile. When
+-- state key: string "w<us of the last write> <us of the newest permit> <waiting> <offset us> <began us> <width us> <index of the
+--            newest sub-window> <its counter> <the one before> ...", counters as far back as they are not zero. Expires when
+--            all have passed, or with the line.
+--            Sub-windows and `began` are of this clock's time plus the offset, by which it has stepped back since. When
 --            sub-windows of another width are in force, what they held counts as taken now, or with the newest permit if
 --            that lies ahead. `began`: what was granted earlier does not count here.
 local sliding_window = {letter = 'w'}
-
-local function letters(number)
-    local figures = {string.byte(int(number), 1, -1)}
-    for i = 1, #figures do figures[i] = figures[i] + 49 end
-    return string.char(unpack(figures))
-end
-
-local function figures(text)
-    local number, letters = 0, {string.byte(text, 1, -1)}
-    for i = 1, #letters do number = 10 * number + letters[i] - 97 end
-    return number
-end
 
 -- counters[0] is the newest, counters[precision] the one that is passing out of the window; a missing one is as good as 0.
 local function shift(limit, index)
@@ -44,28 +30,23 @@ end
 
 function sliding_window.read(limit, now)
     limit.precision, limit.width, limit.offset, limit.counters = limit.extra, ceil(limit.period / limit.extra), 0, {}
-    limit.began, limit.newest, limit.began_as = now, 0, false
-    local written, waiting, offset, width, index, counters, began, newest =
-        match(limit.raw or '', '^w(%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)([-%a]*) ?([-%a]*)$')
+    limit.began, limit.newest = now, 0
+    local written, newest, waiting, offset, began, width, index, counters =
+        match(limit.raw or '', '^w(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
     if not written then
         limit.index = floor(now / limit.width)
         return
     end
-    limit.written, limit.waiting, offset, width, index = written + 0, waiting + 0, offset + 0, width + 0, index + 0
-    limit.offset, limit.newest = offset + lost(limit, now), limit.written + offset
-    if newest ~= '' and newest ~= '-' then
-        limit.newest = figures(newest)
-    elseif index * width > limit.newest then
-        limit.newest = (index + 1) * width - 1 -- taken ahead
-    end
-    limit.began = began == '' and limit.newest + 1 or began == '-' and 0 or figures(began)
+    limit.written, limit.newest, limit.waiting = written + 0, newest + offset, waiting + 0
+    limit.offset, limit.began = offset + lost(limit.written, now), began + 0
+    width, index = width + 0, index + 0
     local i, all, most = 0, 0, width == limit.width and limit.precision or math.huge
     for used in string.gmatch(counters, '%d+') do
         if i <= most then limit.counters[i], all = used + 0, all + used end
         i = i + 1
     end
     if width == limit.width then
-        limit.index, limit.began_as = index, began ~= '' and began ~= '-' and began -- in letters
+        limit.index = index
     else
         limit.changed = true
         limit.index = floor(max(changed_at(limit, now, limit.written) + limit.offset, limit.newest) / limit.width)
@@ -88,14 +69,12 @@ end
 
 function sliding_window.write(limit, now, ttl)
     local newest, oldest = newest_used(limit), limit.precision
-    local text = format('w%d %d %d %d %d', now, limit.waiting, limit.offset, limit.width, limit.index)
+    local text = format('w%d %d %d %d %d %d %d', now, max(0, limit.newest - limit.offset), limit.waiting, limit.offset,
+        limit.began, limit.width, limit.index)
     if newest then
         while (limit.counters[oldest] or 0) == 0 do oldest = oldest - 1 end
         for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i] or 0) end
     end
-    local counts_from = limit.began > (limit.index - limit.precision) * limit.width
-    text = format('%s %s %s', text, counts_from and (limit.began_as or letters(limit.began)) or '-',
-        limit.newest > now + limit.offset and letters(limit.newest) or '-')
     call('SET', limit.state_key, text, 'PX', ttl(newest and empty_at(limit, newest) or limit.index * limit.width - limit.offset))
 end
 

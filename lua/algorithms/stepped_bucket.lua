@@ -1,15 +1,13 @@
---!include counted.lua
 -- Token bucket that is refilled in steps: `count` tokens come together every `period`, at most `burst` are kept (the
 -- classic bucket of capacity, tokens per interval and interval).
 --
 -- Law: at most  burst + count * (floor(T/period) + 1)  permits in any interval of length T.
 --
 -- extra      0
--- state key: string "s<tokens> <us of the last refill> <us of the last write> <waiting> <us of the newest permit> <began us>
+-- state key: string "s<us of the last write> <us of the newest permit> <waiting> <tokens> <us of the last refill> <began us>
 --            <burst> <count> <period us>"; expires when the bucket is full and the line is empty. Tokens are below zero
 --            after an overdraft (settle). `began`: what was granted earlier does not count here. The last three are the rule
 --            it was written under: when another is in force, what is missing stays missing, and no more is there than was.
---            Version 26778aa wrote the first four.
 local stepped_bucket = {letter = 's'}
 
 local function refill(limit, at)
@@ -49,18 +47,14 @@ end
 
 function stepped_bucket.read(limit, now)
     limit.tokens, limit.tick, limit.newest, limit.began = limit.burst, now, 0, now
-    local tokens, tick, written, waiting, more = match(limit.raw or '', '^s(%-?%d+) (%d+) (%d+) (%d+)(.*)')
-    if not tokens then return end
-    local newest, began, size, n, each = match(more, '^ (%d+) (%d+) (%d+) (%d+) (%d+)$')
-    if not newest then
-        tokens, newest = min(limit.burst, tonumber(tokens)), max(tonumber(tick), tonumber(written))
-        began, size, n, each = newest + 1, limit.burst, limit.count, limit.period
-    end
-    limit.written, limit.waiting = tonumber(written), tonumber(waiting)
-    local back = lost(limit, now)
-    limit.tokens, limit.tick, limit.newest, limit.began = tonumber(tokens), tick - back, newest - back, began - back
+    local written, newest, waiting, tokens, tick, began, size, n, each =
+        match(limit.raw or '', '^s(%d+) (%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    if not written then return end
+    limit.written, limit.waiting = written + 0, waiting + 0
+    local back = lost(limit.written, now)
+    limit.tokens, limit.tick, limit.newest, limit.began = tokens + 0, tick - back, newest - back, began - back
     local burst, count, period = limit.burst, limit.count, limit.period
-    limit.burst, limit.count, limit.period = tonumber(size), tonumber(n), tonumber(each)
+    limit.burst, limit.count, limit.period = size + 0, n + 0, each + 0
     if limit.burst ~= burst or limit.count ~= count or limit.period ~= period then
         local at = changed_at(limit, now, limit.written)
         refill(limit, at)
@@ -71,8 +65,8 @@ function stepped_bucket.read(limit, now)
 end
 
 function stepped_bucket.write(limit, now, ttl)
-    call('SET', limit.state_key, format('s%d %d %d %d %d %d %d %d %d', limit.tokens, limit.tick, now, limit.waiting,
-        max(0, limit.newest), max(0, limit.began), limit.burst, limit.count, limit.period), 'PX', ttl(full_at(limit)))
+    call('SET', limit.state_key, format('s%d %d %d %d %d %d %d %d %d', now, max(0, limit.newest), limit.waiting, limit.tokens,
+        limit.tick, max(0, limit.began), limit.burst, limit.count, limit.period), 'PX', ttl(full_at(limit)))
 end
 
 function stepped_bucket.earliest(limit, now, ahead, permits)

@@ -13,17 +13,15 @@
 --                      below -1: the limit sets a part of its burst aside for important calls, and has no debt: less 10^6 times the
 --                      millionths of the burst that the call leaves, less the millionths that are set aside in all. A call goes
 --                      through when what it leaves is there besides what it costs; it takes what it costs.
--- state key: string "<tat us> <remainder> <us from the last write to tat> <cursor us> <us by which the newest permit lay ahead
---            then> <emission interval us> <since> <lines> <the interval again>"; expires when the bucket is full and the line is
---            empty. `lines` are those of important calls that wait, see token_line.lua; there may be none.
+-- state key: string "t<us of the last write> <us of the newest permit> <tat us> <remainder> <cursor us> <emission interval us>
+--            <since> <lines>"; expires when the bucket is full and the line is empty. `lines` are those of important calls that
+--            wait, see token_line.lua; there may be none.
 --            `cursor` is the highest score in slots: while it is past, there is no line. For the newest permit and `since` see
 --            give_back. The interval is the one of the rate at the last write: when another is in force, the permits that are
 --            missing are kept, and not the time that they took to come back.
 --            `since` is the us at which the bucket was full last; after a change of the rate, with colons between them, also
---            the us at which the new one began and the shortest interval that was in force before. Version 26778aa wrote no
---            `since`, and looks for the interval at the sixth place and at the end.
---!include new_rate.lua
-local token_bucket = {letter = '', evenly = true, lends = true}
+--            the us at which the new one began and the shortest interval that was in force before.
+local token_bucket = {letter = 't', evenly = true, lends = true}
 
 -- The time `permits` emission intervals after (us, rem).
 local function advance(limit, us, rem, permits)
@@ -41,8 +39,8 @@ end
 local function write_state(limit, now)
     if limit.tat - now > FAR_US then limit.tat, limit.rem = now + FAR_US, 0 end
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    local state = format('%d %d %d %d %d %s %s%s %s', limit.tat, limit.rem, limit.tat - now, limit.cursor,
-        max(0, limit.newest - now), limit.interval, limit.lent, limit.lines or '', limit.interval)
+    local state = format('t%d %d %d %d %d %.17g %s%s', now, max(0, limit.newest), limit.tat, limit.rem, limit.cursor,
+        limit.interval, limit.lent, limit.lines or '')
     call('SET', limit.state_key, state, 'PX', int(ceil((full - now + STEP_US) / 1000)))
 end
 
@@ -51,12 +49,12 @@ end
 -- come back and at which waiting requests are due move with the rate, as new_rate.lua says. Once a change, so it is written at
 -- once; nothing is taken.
 local function rescale(limit, now, at, tat, lent, interval)
-    local factor = limit.period / limit.count / interval
+    local factor = limit.interval / interval
     local full, from = moved(limit, at, max(at, tat), factor, advance(limit, 0, 0, limit.burst + max(0, limit.extra)))
     if full >= now then
         local since, fastest = match(lent, '^(%d+):?%d*:?(%S*)')
-        if fastest == '' or fastest - interval > 0 then fastest = interval end
-        limit.tat, limit.rem, limit.lent = full, 0, format('%s:%d:%s', since, from, fastest)
+        fastest = min(tonumber(fastest) or interval, interval)
+        limit.tat, limit.rem, limit.lent = full, 0, format('%s:%d:%.17g', since, from, fastest)
     end
     if limit.cursor > at then -- who stood there then stands there still, later
         local function later(us)
@@ -96,33 +94,30 @@ function token_bucket.check(limit, now, id)
         limit.shares = advance(limit, 0, 0, floor(most * limit.burst / 1000000) + 1)
     end
     limit.tat, limit.rem, limit.cursor, limit.newest, limit.lent, limit.gapped, limit.room = now, 0, 0, 0, false, false, false
-    if limit.in_use then
-        limit.newest = limit.in_use_at
-        local tat, rem = advance(limit, limit.newest, 0, limit.in_use)
+    if limit.used_up then
+        limit.newest = limit.used_up
+        local tat, rem = advance(limit, limit.newest, 0, limit.burst)
         if tat >= now then limit.tat, limit.rem = tat, rem end
-        limit.lent = int(max(now, limit.newest + min(1, limit.in_use))) -- which of it was whose is not known: nothing of it is given back
+        limit.lent = int(max(now, limit.newest + 1)) -- nothing of it is given back
     end
 
-    local tat, rem, ahead, cursor, newest, interval, lent =
-        match(limit.raw or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) ?(%S*)')
-    local same = interval and interval - period / count == 0 -- 17 digits say which number it is
-    limit.interval = same and interval or format('%.17g', period / count)
-    if tat then
-        tat, cursor = tat + 0, cursor + 0
-        local written = tat - ahead
-        limit.newest = written + newest
-        if lent == '' then lent = int(limit.newest + 1) end -- it is not known: nothing of before is given back
-        local back = written - now
-        if back > STEP_US then -- no time has passed since the write; the slots mean nothing now
-            tat, cursor, limit.newest, limit.changed = tat - back, 0, max(0, limit.newest - back), true
+    local written, newest, tat, rem, cursor, interval, lent =
+        match(limit.raw or '', '^t(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+)')
+    limit.interval = period / count
+    if written then
+        written, limit.newest, tat, rem, cursor, interval = written + 0, newest + 0, tat + 0, rem + 0, cursor + 0, interval + 0
+        local same = interval == limit.interval -- 17 digits say which number it is
+        local back = lost(written, now)
+        if back > 0 then -- the slots mean nothing now
+            tat, cursor, limit.newest, limit.changed = tat - back, 0, limit.newest - back, true
             lent = int(match(lent, '^%d+') - back) -- what was granted by that clock has had its day
         end
         limit.cursor = cursor
         if written < limit.resumed then limit.cursor, limit.changed = 0, true end
         if not same then
-            rescale(limit, now, changed_at(limit, now, written), rem == '0' and tat or tat + 1, lent, interval)
+            rescale(limit, now, changed_at(limit, now, written), tat + min(1, rem), lent, interval)
         elseif tat >= now then
-            limit.tat, limit.rem, limit.lent = tat, rem + 0, lent
+            limit.tat, limit.rem, limit.lent = tat, rem, lent
         end
         if limit.cursor > now then read_line(limit, now, id, same) end
     end
@@ -207,7 +202,7 @@ if CORRECTS then
         local price = permits * limit.whole + floor(permits * limit.part / limit.count)
         local gone = max(0, now - at)
         if fastest ~= '' and changed - at > 0 then
-            gone = now - changed + ceil((changed - at) * (limit.period / limit.count / fastest))
+            gone = now - changed + ceil((changed - at) * (limit.interval / fastest))
         end
         local back = min(price - gone, limit.tat - max(now, at))
         if back <= 0 then return end

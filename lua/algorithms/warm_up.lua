@@ -1,4 +1,3 @@
---!include counted.lua
 -- Token bucket that has to warm up: after a rest it starts at a third of its rate, which rises to the full rate over
 -- `extra` us of use (Guava's SmoothWarmingUp, cold factor 3). A request goes when those before it are paid for, and its
 -- own price is paid by the next; nothing is saved up.
@@ -6,12 +5,10 @@
 -- Law: at most  burst + count/period * T  permits in any interval of length T; `burst` is the dearest single call.
 --
 -- extra      us      time to warm up, >= 1
--- state key: string "u<us of the next permit> <stored permits> <us of the last write> <waiting> <us of the newest permit>
+-- state key: string "u<us of the last write> <us of the newest permit> <waiting> <us of the next permit> <stored permits>
 --            <count> <period us> <extra>"; expires when it is cold again and the line is empty. `stored` grows while no request
 --            comes; the more, the colder, the dearer a permit. The last three are the rule it was written under: when another
 --            is in force, it is as cold as before in proportion, and what is still to be paid is so many permits.
---            Version 26778aa wrote the first four.
---!include new_rate.lua
 local COLD = 3 -- times the stable interval
 local warm_up = {letter = 'u', one_by_one = true}
 
@@ -52,17 +49,14 @@ warm_up.advance = rest
 function warm_up.read(limit, now)
     reckon(limit, limit.count, limit.period, limit.extra)
     limit.next, limit.saved, limit.newest = now, limit.most, 0
-    local next, stored, written, waiting, more = match(limit.raw or '', '^u(%d+) (%S+) (%d+) (%d+)(.*)')
-    if not next then return end
-    local newest, count, period, extra = match(more, '^ (%d+) (%d+) (%d+) (%d+)$')
-    if not newest then
-        stored, newest = min(limit.most, tonumber(stored)), next
-        count, period, extra = limit.count, limit.period, limit.extra
-    end
-    limit.written, limit.waiting = tonumber(written), tonumber(waiting)
-    local back = lost(limit, now)
-    limit.next, limit.newest, limit.saved = next - back, newest - back, tonumber(stored)
-    if count - limit.count ~= 0 or period - limit.period ~= 0 or extra - limit.extra ~= 0 then
+    local written, newest, waiting, next, stored, count, period, extra =
+        match(limit.raw or '', '^u(%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+)$')
+    if not written then return end
+    limit.written, limit.waiting = written + 0, waiting + 0
+    local back = lost(limit.written, now)
+    limit.next, limit.newest, limit.saved = next - back, newest - back, stored + 0
+    count, period, extra = count + 0, period + 0, extra + 0
+    if count ~= limit.count or period ~= limit.period or extra ~= limit.extra then
         local at = changed_at(limit, now, limit.written)
         limit.changed = true
         reckon(limit, count, period, extra)
@@ -82,8 +76,8 @@ local function cold_at(limit)
 end
 
 function warm_up.write(limit, now, ttl)
-    call('SET', limit.state_key, format('u%d %.17g %d %d %d %d %d %d', limit.next, limit.saved, now, limit.waiting,
-        max(0, limit.newest), limit.count, limit.period, limit.extra), 'PX', ttl(cold_at(limit)))
+    call('SET', limit.state_key, format('u%d %d %d %d %.17g %d %d %d', now, max(0, limit.newest), limit.waiting, limit.next,
+        limit.saved, limit.count, limit.period, limit.extra), 'PX', ttl(cold_at(limit)))
 end
 
 function warm_up.earliest(limit, now, ahead)

@@ -1,10 +1,9 @@
 -- The permits of one request, from all of its limits or from none: what acquire.lua does, and acquire_next.lua several times.
 --
--- Uses NUMBER, of limits; FIRST_LIMIT; CORRECTS; id, HORIZON_US and CLAIM_US as in acquire.lua, all three as texts; and of its own
+-- Uses NUMBER, of limits; FIRST_LIMIT; CORRECTS; id, HORIZON_US and CLAIM_US as in acquire.lua; and of its own
 -- includes limits, joint, binding, behind, fits and reply. For refuse.lua it makes in_line and latest.
 -- Gives the reply: it ends the script, or the function that it stands in.
 --!include fast_path.lua
---!include algorithms.lua
 --!include read_limits.lua
 --!include check.lua
 --!include joint_slot.lua

@@ -4,7 +4,7 @@
 -- and of places have to be there now. A request of one bucket is refused here if it keeps no slot. The answer and what is written
 -- are those of the algorithms' own files. Every other request goes on below this file.
 --
--- Uses NUMBER; FIRST_LIMIT; id, HORIZON_US and CLAIM_US as in acquire.lua, the last two as texts; got; CONFIG; STEP_US.
+-- Uses NUMBER; FIRST_LIMIT; id, HORIZON_US and CLAIM_US as in acquire.lua; got; CONFIG; STEP_US.
 -- Gives the reply of what it decides (see reply.lua): it ends the script. Puts into got what it has read of logs and places.
 --!include config_text.lua
 --!include read_keys.lua
@@ -40,14 +40,12 @@ do
                 joint = nil
                 break
             elseif raw then
-                local full, ahead, newest, kept, of = match(raw, '^(%d+) 0 (%d+) 0 (%d+)( (%d+) .+)')
-                full = full and full + 0 -- once: each reckoning with a text reads it anew
-                local written = full and full - ahead
-                if not full or written > now or of - interval ~= 0 then
+                local written, newest, full, kept, of = match(raw, '^t(%d+) (%d+) (%d+) 0 0( (%d+) .+)')
+                if not written or written - now > 0 or of - interval ~= 0 then
                     joint = nil
                     break
                 end
-                last = written + newest
+                last, full = newest + 0, full + 0
                 if full >= now then tat, rest = full, kept end
             elseif call('EXISTS', KEYS[3 * i - 2]) == 1 then
                 joint = nil
@@ -59,9 +57,9 @@ do
             now_text, buckets_only = now_text or int(now), false
             local log = call('LRANGE', KEYS[3 * i - 2], '0', '6') -- its header, and three entries
             got[3 * i - 2] = log
-            local total, newest, offset, written, began = 0, '0', '0', '0', '0'
-            if log[1] then total, newest, offset, written, began = match(log[1], '^(%d+) (%d+) (%d+) (%d+) 0 ?(%d*)') end
-            if not total then
+            local written, newest, total, offset, began = '0', '0', 0, '0', '0'
+            if log[1] then written, newest, total, offset, began = match(log[1], '^l(%d+) (%d+) 0 (%d+) (%d+) (%d+)$') end
+            if not written then
                 joint = nil
                 break
             end
@@ -70,11 +68,11 @@ do
             while log[2 + 2 * gone] and log[2 + 2 * gone] - passed <= 0 do
                 left, gone = left + log[3 + 2 * gone], gone + 1
             end
-            if left < 0 or gone == 3 or written - now > 0 or newest - here > 0 then
+            if left < 0 or gone == 3 or written - now > 0 or newest - now > 0 then
                 joint = nil
                 break
             end
-            local header = format('%d %d %s %s 0 %d', count - left, here, offset, now_text, began == '' and 0 or began)
+            local header = format('l%s %s 0 %d %s %s', now_text, now_text, count - left, offset, began)
             limits[i] = {method, header, int(here), log[1], gone, left, version and {burst, '0', period, version}, period}
         elseif method == 'concurrency' then
             now_text, buckets_only = now_text or int(now), false
@@ -104,7 +102,7 @@ do
     end
     local taken = joint and joint <= now + HORIZON_US
     -- Refused, and no slot is kept.
-    local refused = joint and not taken and NUMBER == 1 and joint > now and (id == '' or joint - now > CLAIM_US + 0)
+    local refused = joint and not taken and NUMBER == 1 and joint > now and (id == '' or joint - now > CLAIM_US)
     if taken or refused then
         local answer = taken and format('1 %d 0 %d', joint - now, joint) or format('0 %d 1 %d', joint - now, now)
         for i = 1, NUMBER do
@@ -113,10 +111,10 @@ do
                 local new, burst, interval, rest = limit[2], limit[4], limit[5], limit[6]
                 if taken then
                     new = max(new, joint) + ARGV[FIRST_LIMIT + 6 * i - 2] * interval
-                    local ahead, newest = new - now, max(limit[3], joint) - now
-                    local state = rest and format('%d 0 %d 0 %d%s', new, ahead, newest, rest)
-                        or format('%d 0 %d 0 %d %d %d %d', new, ahead, newest, interval, now, interval)
-                    call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((ahead + 1 + STEP_US) / 1000)))
+                    local newest = max(limit[3], joint)
+                    local state = rest and format('t%d %d %d 0 0%s', now, newest, new, rest)
+                        or format('t%d %d %d 0 0 %d %d', now, newest, new, interval, now)
+                    call('SET', KEYS[3 * i - 2], state, 'PX', format('%d', ceil((new - now + 1 + STEP_US) / 1000)))
                 end
                 answer = answer .. format(' %d %d', max(0, floor((now - new) / interval + burst)), new - now)
             elseif limit[1] == 'sliding_log' then

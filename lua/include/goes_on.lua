@@ -4,5 +4,5 @@
 local function goes_on(answer)
     if match(answer, '^1') then return true end
     local wait = match(answer, '^0 (%d+)')
-    return wait ~= nil and tonumber(wait) <= tonumber(CLAIM_US)
+    return wait and wait + 0 <= CLAIM_US
 end

@@ -1,24 +1,23 @@
 -- What is stored for a limit takes the place of what the caller sent: a rate, and a pause.
 --
--- Uses algorithms; CONFIG, see config_text.lua.
--- Gives put_in_force(limit, now, text): puts into `limit` what the text of a config says. False: the rate has an algorithm that is
--- not in this script.
+-- Uses CONFIG, see config_text.lua.
+-- Gives put_in_force(limit, now, text): puts into `limit` what the text of a config says.
 local function put_in_force(limit, now, text)
     local version, expiry, paused, method, count, period, size, extra, since, resumed = match(text, CONFIG)
     if limit.method ~= 'concurrency' and match(version, '^0%d') then limit.in_shadow = true end
-    if paused - now > 0 then limit.paused = max(limit.paused or 0, tonumber(paused)) end
-    local ended = expiry ~= '0' and expiry - now <= 0
-    if expiry ~= '0' and not ended then limit.ends = min(limit.ends or expiry, tonumber(expiry)) end
-    limit.since = max(limit.since, tonumber(ended and expiry or since))
-    limit.resumed = max(limit.resumed, tonumber(resumed))
-    if method == '-' or ended then return true end
-    if (method == 'concurrency') ~= (limit.method == 'concurrency') then return true end -- places are no rate
-    limit.method, limit.algorithm = method, algorithms[method]
-    limit.count, limit.burst = tonumber(count), tonumber(size)
-    if method ~= 'concurrency' then limit.period = tonumber(period) end -- holders renew their leases by the code's length
+    expiry, paused = expiry + 0, paused + 0
+    if paused > now then limit.paused = max(limit.paused or 0, paused) end
+    local ended = expiry > 0 and expiry <= now
+    if expiry > now then limit.ends = min(limit.ends or expiry, expiry) end
+    limit.since = max(limit.since, ended and expiry or since + 0)
+    limit.resumed = max(limit.resumed, resumed + 0)
+    if method == '-' or ended then return end
+    if (method == 'concurrency') ~= (limit.method == 'concurrency') then return end -- places are no rate
+    limit.method = method
+    limit.count, limit.burst = count + 0, size + 0
+    if method ~= 'concurrency' then limit.period = period + 0 end -- holders renew their leases by the code's length
     -- What the code's limit sets aside stays so, in proportion, where the stored one is such a bucket.
     limit.code = limit.code or limit.extra
-    limit.extra = limit.code < -1 and method == 'token_bucket' and extra == '0' and limit.code or tonumber(extra)
-    limit.version, limit.stored = tonumber(version), true
-    return limit.algorithm ~= nil
+    limit.extra = limit.code < -1 and method == 'token_bucket' and extra == '0' and limit.code or extra + 0
+    limit.version, limit.stored = version + 0, true
 end

@@ -1,8 +1,8 @@
 -- The limits of the request: as the caller sent them, or as people have stored them; and the state of each.
 --
--- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; algorithms; got, see read_keys.lua; read_other, see
--- from_other_algorithm.lua; CONFIG and put_in_force; open, see open_limit.lua. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the same where
--- it has none), KEYS[3 NUMBER + i] its slots; from ARGV[FIRST_LIMIT + 6(i-1)] on
+-- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; and of its own includes got, CONFIG, put_in_force, algorithms,
+-- begin_used_up and open. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the
+-- same where it has none), KEYS[3 NUMBER + i] its slots; from ARGV[FIRST_LIMIT + 6(i-1)] on
 --   algorithm   text      the name of a file beside this one
 --   count       permits   per period, whole, >= 1
 --   period      us        whole, >= 1
@@ -10,16 +10,14 @@
 --   cost        permits   whole, >= 1, and no more than could ever be granted (checked by the caller)
 --   extra       whole     what the algorithm takes besides, see its file
 --
--- Gives limits, a table each. May end the script with the error "LOAD <algorithm>": the caller asks again with that one put in.
+-- Gives limits, a table each; used, a set of the names of their algorithms.
 --!include config_text.lua
 --!include read_keys.lua
---!include from_other_algorithm.lua
-local limits = {}
+local limits, used = {}, {}
 for i = 1, NUMBER do
     local at = FIRST_LIMIT + 6 * (i - 1)
     local limit = {
         method = ARGV[at],
-        algorithm = algorithms[ARGV[at]],
         state_key = KEYS[3 * i - 2],
         slots_key = KEYS[3 * NUMBER + i],
         raw = got[3 * i - 2],
@@ -32,7 +30,7 @@ for i = 1, NUMBER do
         behind = false,
         paused = false,
         stored = false,
-        in_use = false,
+        used_up = false,
         changed = false, -- there is something to write, though nothing is taken
         since = 0, -- slots from before this us were made for another rate,
         resumed = 0, -- slots from before this us for a pause that was ended
@@ -40,14 +38,20 @@ for i = 1, NUMBER do
     local config, own = got[3 * i - 1], got[3 * i]
     if config or own then -- seldom: so it is made here
 --!include put_in_force.lua
-        if config and not put_in_force(limit, now, config) or own and own ~= config and not put_in_force(limit, now, own) then
-            return redis.error_reply('LOAD ' .. limit.method)
-        end
-        if limit.in_shadow then
---!include open_limit.lua
-            open(limit, now)
-        end
+        if config then put_in_force(limit, now, config) end
+        if own and own ~= config then put_in_force(limit, now, own) end
     end
-    if not limit.in_shadow then read_other(limit, now) end
-    limits[i] = limit
+    limits[i], used[limit.method] = limit, true
+end
+--!include algorithms.lua
+--!include changed_algorithm.lua
+for i = 1, NUMBER do
+    local limit = limits[i]
+    limit.algorithm = algorithms[limit.method]
+    if limit.in_shadow then
+--!include open_limit.lua
+        open(limit, now)
+    else
+        begin_used_up(limit, now)
+    end
 end

@@ -12,9 +12,9 @@
 -- algorithm>".
 --
 -- Uses algorithms, see algorithms.lua.
--- Gives KEPT, by the methods whose files have to be in the script; queue_of(rule, text, at): a table, `rule` being one with method,
--- count, period, burst and extra; queue_up(queue, at, permits, paused): us of its turn; nil: there is no room to wait;
--- correct(queue, at, permits); full_at(queue): when all is as if nothing had been asked; text_of(queue).
+-- Gives queue_of(rule, text, at): a table, `rule` being one with method, count, period, burst and extra;
+-- queue_up(queue, at, permits, paused): us of its turn; nil: there is no room to wait; correct(queue, at, permits);
+-- full_at(queue): when all is as if nothing had been asked; text_of(queue).
 local BY_TIME = {token_bucket = true, leaky_bucket = true}
 local KEPT = {fixed_window = {'start', 'used'}, stepped_bucket = {'tokens', 'tick'}, warm_up = {'next', 'saved'},
     sliding_window = {'index', 'newest'}}

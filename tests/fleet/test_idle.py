@@ -20,10 +20,7 @@ from tests.parks import park_one
 NAME = "tests.apps.fleet.retry"
 
 #: Scripts by what they are called by.
-VERBS = {
-    hashlib.sha1(load_source(verb, methods).encode()).hexdigest(): verb
-    for verb, methods in (("heartbeat_queues", ()), ("return_due", ["token_bucket"]))
-}
+VERBS = {hashlib.sha1(load_source(verb).encode()).hexdigest(): verb for verb in ("heartbeat_queues", "return_due")}
 
 
 def asked(store: redis.Redis) -> int:

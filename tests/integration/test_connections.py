@@ -134,7 +134,7 @@ def test_a_long_reply_may_come_in_many_pieces(server: EmbeddedServer, store: red
 
 def test_an_error_of_the_store_leaves_the_connection_in_order(limiter: Limiter) -> None:
     limiter.client.set("ratelimit:v1:{api}::slots", "not a sorted set", ex=60)
-    limiter.client.set("ratelimit:v1:{api}::state", "9999999999999999 0 9999999999999999 9999999999999999 0 1", ex=60)
+    limiter.client.set("ratelimit:v1:{api}::state", "t1 1 9999999999999999 0 9999999999999999 1 1", ex=60)
     with pytest.raises(ConfigurationError, match=r"WRONGTYPE.*ratelimit_prefix"):
         limiter.acquire(LIMIT)
     assert connection_id(limiter) == connection_id(limiter)

@@ -30,7 +30,7 @@ class Worker:
         self.queues = [Queue(name)(self.channel) for name in names.split()]
         broker: Any = SimpleNamespace(no_event_loop=False)
         self.bulk_receive = BulkReceive(broker)
-        self.bulk_receive.configure(load_source("broker/fetch_batch", ()), lambda: self.after.append(len(self.come)))
+        self.bulk_receive.configure(load_source("broker/fetch_batch"), lambda: self.after.append(len(self.come)))
         self.channel.basic_qos(0, prefetch, False)
         self.consumer = Consumer(self.channel, self.queues, on_message=self._on_message)
         self.consumer.consume()
@@ -242,7 +242,7 @@ def test_those_of_a_topic_go_back_to_their_own_queue(connection: Connection, sto
 def test_a_broker_that_is_full_for_now_is_asked_again(connection: Connection, store: redis.Redis) -> None:
     worker = Worker(connection, store)
     full = "if redis.call('EXISTS', 'full') == 1 then return redis.error_reply('OOM command not allowed') end\n"
-    worker.bulk_receive.configure(full + load_source("broker/fetch_batch", ()), lambda: None)
+    worker.bulk_receive.configure(full + load_source("broker/fetch_batch"), lambda: None)
     worker.publish(*range(30))
     store.set("full", 1)
     assert worker.turn() == [0]

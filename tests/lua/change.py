@@ -4,6 +4,7 @@ At a change so many permits are *in use*: what the old law says that cannot be h
 holds for what is granted, in every interval:
 
 - in one that begins with the change, what was in use at it counts as taken then, as far as the new limit can hold it;
+- another algorithm begins as used up: all that it holds counts as taken with the last that was granted before;
 - a log, and a window of sub-windows that are as wide as before, know when each of those was taken: there they count
   as taken at their own time, the newest that the new limit can hold;
 - what had been granted ahead stays. It counts in the intervals that begin with the last of it, or later: the new rule
@@ -21,6 +22,9 @@ from math import floor
 
 from .counted import Numbers
 from .windows import Start, most
+
+#: Token and leaky bucket keep the same state.
+SAME_STATE = dict.fromkeys(("token_bucket", "leaky_bucket"), ("token_bucket", "leaky_bucket"))
 
 
 def in_use(numbers: Numbers, starts: Sequence[Start], at: int) -> int:
@@ -52,11 +56,12 @@ def judge(
 
     ``kept``: how much of that was in use when the store forgot it, nobody having asked before it was back.
     """
-    size = after.burst
-    used = min(size, in_use(before, old, at)) if kept is None else kept
+    used = min(after.burst, in_use(before, old, at)) if kept is None else kept
     ahead = [start for start in old if start.at > at and kept is None]
     behind = max((start.at for start in ahead), default=at)
     held = newest(old, at, used) if knows_times(before, after) else [Start(at, used)]
+    if (used or ahead) and kept is None and not same_state(before, after):
+        held = [Start(max(start.at for start in old), after.burst)]
     for last in new:
         taken = [*held, *(start for start in new if start.at <= last.at)]
         for first in held:
@@ -69,8 +74,13 @@ def judge(
                 check(permits, last.at - first.at, after, "after the change")
     if after.algorithm == "fixed_window" and not after.extra:
         for window, starts in groupby(sorted(new), key=lambda start: start.at // after.period):
-            permits = sum(start.cost for start in starts) + (used if window == at // after.period else 0)
+            permits = sum(start.cost for start in (*starts, *held) if start.at // after.period == window)
             assert permits <= after.count, f"{permits} permits of {after} in a window"
+
+
+def same_state(before: Numbers, after: Numbers) -> bool:
+    """Whether the new rule goes on with what the old one has written."""
+    return after.algorithm in SAME_STATE.get(before.algorithm, (before.algorithm,))
 
 
 def knows_times(before: Numbers, after: Numbers) -> bool:

@@ -135,10 +135,6 @@ class Counter:
         """From when on a new bucket is as good."""
         return self.now + self.state()[1]
 
-    def in_use(self, burst: int, now: int) -> int:
-        """Permits that count as taken when another algorithm goes on: as they were written down last."""
-        raise NotImplementedError
-
     @property
     def newest_at(self) -> int:
         """When the newest permit is good, by the clock of the last write."""
@@ -200,9 +196,6 @@ class FixedWindow(Counter):
         if max(self.start, self.since) <= at < self.start + self.w:
             less = min(less, self.used)
             self.used, self.forgiven = self.used - less, max(0, self.forgiven - less)
-
-    def in_use(self, burst: int, now: int) -> int:
-        return self.used
 
     def follow(self, numbers: Numbers, at: int, back: int) -> int:
         """What was used is in use in the window of ``at``, or of the newest permit; what exceeds that is not owed."""
@@ -280,9 +273,6 @@ class SlidingWindow(Counter):
         if 0 <= j <= self.x and at + self.lag >= self.since:
             self.c[j] = max(0, self.c[j] - less)
 
-    def in_use(self, burst: int, now: int) -> int:
-        return sum(self.c)
-
     def changes(self, numbers: Numbers) -> bool:
         return -(-numbers.period // numbers.extra) != self.sub
 
@@ -356,9 +346,6 @@ class SlidingLog(Counter):
             if time == at >= self.since:
                 self.entries[i], less = (time, weight - min(weight, less)), less - min(weight, less)
 
-    def in_use(self, burst: int, now: int) -> int:
-        return self.total
-
     @property
     def newest_at(self) -> int:
         return self.last
@@ -407,9 +394,6 @@ class Stepped(Counter):
         refills = max(0, -((at - self.tick) // self.w))
         self.tokens = min(self.b, self.tokens + max(0, less - self.n * refills))
 
-    def in_use(self, burst: int, now: int) -> int:
-        return self.b - self.tokens
-
     def follow(self, numbers: Numbers, at: int, back: int) -> int:
         """What is missing stays missing, no more is left than was, and the new pace begins now."""
         self._step_back(back)
@@ -447,9 +431,6 @@ class WarmUp(Counter):
         self.most = self.threshold + 2 * self.x / (4 * self.stable)
         self.slope = 2 * self.stable / (self.most - self.threshold)
         self.cool = self.x / self.most
-
-    def in_use(self, burst: int, now: int) -> int:
-        return burst if self.next > now else 0
 
     def changes(self, numbers: Numbers) -> bool:
         return (numbers.count, numbers.period, numbers.extra) != (self.n, self.w, self.x)
@@ -491,12 +472,15 @@ class WarmUp(Counter):
     def take(self, joint: int, cost: int) -> None:
         self._rest(joint)
         self.newest = max(self.newest, joint)
-        self.taken += ((joint, Fraction(cost * self.w, self.n)),)
-        self.next += ceil(self._spend(cost))
-        self.stored = self.stored - min(self.stored, cost)
+        self._pay(joint, cost)
 
     def charge(self, more: int) -> None:
-        self.take(self.now, more)
+        self._pay(self.now, more)
+
+    def _pay(self, at: int, permits: int) -> None:
+        self.taken += ((at, Fraction(permits * self.w, self.n)),)
+        self.next += ceil(self._spend(permits))
+        self.stored = self.stored - min(self.stored, permits)
 
     def give_back(self, at: int, less: int, back: int | None) -> None:
         price = Fraction(less * self.w, self.n)
@@ -583,12 +567,11 @@ class CountedView:
         self.earliest = self._behind_all(now) if self.ahead else max(now, self.counter.earliest(0, self.cost))
         self.behind = self.ahead > 0 and self.earliest > now
 
-    def begin_with(self, numbers: Numbers, used: int, at: int) -> None:
-        """Another algorithm has lent so many, the newest of them for ``at``."""
+    def begin_used_up(self, numbers: Numbers, at: int) -> None:
+        """Another algorithm has written the state: all that the bucket holds counts as taken at ``at``."""
         self.counter = self.bucket.counter = type(self.counter)(numbers, at)
-        if used:
-            self.counter.take(at, used)
-        self.counter.since = at + min(1, used)
+        self.counter.take(at, numbers.burst)
+        self.counter.since = at + 1
         self.counter.read(self.now, 0)
         self.earliest = max(self.now, self.counter.earliest(0, self.cost))
         self.stepped_back = True

@@ -114,7 +114,7 @@ class Bucket:
         self.line = {} if back else {id: start + ceil((score - start) * factor) for id, score in self.line.items()}
         self.full_at = Fraction(max(now, full_at))
         self.end = max(self.line.values(), default=0)
-        self.seen, self.newest = now, max(self.newest, now)
+        self.seen = now
         self.rate, self.rates = rate, (*self.rates, (start, Fraction(rate[1], rate[0])))
         if full_at < now:
             self.taken, self.rates = (), self.rates[-1:]
@@ -378,7 +378,7 @@ class View:
     def written(self) -> Bucket:
         """The bucket as it is kept from now on."""
         bucket = self.bucket
-        bucket.seen, bucket.rate, bucket.newest = self.now, self.rate, max(bucket.newest, self.now)
+        bucket.seen, bucket.rate = self.now, self.rate
         bucket.expires = self.now + up(max(floor(bucket.full_at) + 1, bucket.end + GRACE) - self.now + STEP)
         return bucket
 
@@ -386,18 +386,12 @@ class View:
 AnyView = View | CountedView
 
 
-def in_use(kept: Bucket | Counted, burst: int, now: int, since: int) -> tuple[int, int]:
-    """Permits that another algorithm has lent, no more than the new one holds, and for when: how that begins."""
-    seen = kept.seen if isinstance(kept, Bucket) else kept.written
-    at = changed_at(since, seen, now)
+def used_up_at(kept: Bucket | Counted, now: int) -> int:
+    """When all of a bucket counts as taken that begins in the place of another algorithm's."""
     if isinstance(kept, Bucket):
-        missing = max(0, floor(kept.full_at) - max(at, seen))
-        used, newest = ceil(missing / (kept.rate[1] / kept.rate[0])), kept.newest
-    else:
-        assert kept.counter is not None
-        used, newest = kept.counter.in_use(burst, at), kept.counter.newest_at
-    used = max(0, min(burst, used))
-    return used, max(at, newest - lost(seen, now)) if used else now
+        return max(0, kept.newest - lost(kept.seen, now))
+    assert kept.counter is not None
+    return max(0, kept.counter.newest_at - lost(kept.written, now))
 
 
 @dataclass
@@ -621,7 +615,7 @@ class Model:
             view = CountedView(demand, same, self.now, id, void, self.since.get(demand.name, 0))
             if of_another:
                 assert kept is not None
-                view.begin_with(numbers, *in_use(kept, numbers.burst, self.now, self.since.get(demand.name, 0)))
+                view.begin_used_up(numbers, used_up_at(kept, self.now))
         else:
             void = isinstance(kept, Bucket) and kept.seen < self.resumed.get(demand.name, 0)
             if void:
@@ -640,8 +634,8 @@ class Model:
             view = View(demand, None if isinstance(kept, Counted) else kept, self.now, id, is_paused, reserve)
             if of_another:
                 assert kept is not None
-                used, at = in_use(kept, numbers.burst, self.now, self.since.get(demand.name, 0))
-                begun = Bucket(at + used * numbers.interval, self.now, ((at, Fraction(used)),), rate=rate, newest=at)
+                at, used = used_up_at(kept, self.now), Fraction(numbers.burst)
+                begun = Bucket(at + used * numbers.interval, self.now, ((at, used),), rate=rate, newest=at)
                 begun.expires, begun.rates = self.now + HOUR * 10**6, ((0, numbers.interval),)
                 view = View(demand, begun, self.now, id, reserve=reserve)
                 view.stepped_back = True

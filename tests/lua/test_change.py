@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 import redis
 
@@ -143,6 +145,73 @@ def test_nothing_comes_back_by_a_lowered_rate_because_a_permit_lies_further_ahea
     assert granted(frozen, wanted) == 0
     clock.advance(2)
     assert granted(frozen, wanted) <= 1
+
+
+# -- Another algorithm begins as used up -------------------------------------------------------------------------------
+
+#: Token and leaky bucket keep the same state: a change between them is one of the rate.
+CHANGES = [
+    (before, after) for before, after in permutations(KINDS, 2) if {before, after} != {"token_bucket", "leaky_bucket"}
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+@pytest.mark.parametrize("change", ["set_rate", "code"])
+def test_another_algorithm_grants_nothing_at_first_and_all_after_a_period(
+    frozen: Limiter, clock: Clock, before: str, after: str, change: str
+) -> None:
+    """One of ten was used. The new one counts ten as taken then, and has them all again after its period."""
+    wanted = TEN[before]
+    assert frozen.acquire(wanted).allowed
+    if change == "set_rate":
+        frozen.set_rate("api", TEN[after])
+    else:
+        wanted = TEN[after]
+    assert granted(frozen, wanted) == 0
+    refused = frozen.peek(wanted)
+    assert not refused.allowed
+    assert 0 < refused.retry_after <= 2, "two seconds under a warm-up"
+    clock.advance(refused.retry_after)
+    assert frozen.acquire(wanted).allowed
+    clock.advance(frozen.peek(wanted).reset_after)
+    assert frozen.peek(wanted).remaining == TEN[after].size
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_another_algorithm_begins_behind_the_last_permit_that_was_granted_ahead(
+    frozen: Limiter, clock: Clock, before: str, after: str
+) -> None:
+    wanted, slow = TEN[before], limit("1/m", name="slow")
+    frozen.acquire([wanted, slow])
+    assert frozen.reserve([wanted, slow], id="r", horizon=60).retry_after == 60
+    frozen.set_rate("api", TEN[after])
+    clock.advance(59.999_999)
+    assert granted(frozen, wanted) == 0
+    clock.advance(0.000_001)
+    assert granted(frozen, wanted) == 0
+    clock.advance(3)
+    assert frozen.acquire(wanted).allowed
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_two_algorithms_in_turn_grant_permits_in_every_period_and_never_too_many(
+    frozen: Limiter, clock: Clock, before: str, after: str
+) -> None:
+    """A rolling deploy that changes the algorithm: processes of either code wait for the same bucket."""
+    allowed = 0
+    for step in range(2000):
+        wanted = (TEN[before], TEN[after])[step % 2]
+        allowed += frozen.asker.ask([Demand(wanted, "api")], id=f"{step % 2}", claim=1e6).allowed
+        clock.advance(0.01)
+    assert 8 <= allowed <= 10 * 20 + 10
+
+
+def test_a_bucket_of_another_algorithm_that_was_full_again_leaves_nothing(frozen: Limiter, clock: Clock) -> None:
+    """The store has forgotten it: the new one is full."""
+    frozen.acquire(TEN["token_bucket"])
+    clock.advance(1)
+    frozen.set_rate("api", TEN["sliding_log"])
+    assert granted(frozen, TEN["token_bucket"]) == 10
 
 
 # -- Settled or cancelled after a change -------------------------------------------------------------------------------

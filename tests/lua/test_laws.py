@@ -175,7 +175,7 @@ def test_law_9_every_key_expires_and_a_bucket_has_two_at_most(world: World, trac
                 assert dues[state] >= world.model.now + full, "forgotten before it is full"
             if slots in keys and state in keys:
                 last = world.store.zrange(slots, -1, -1, withscores=True)[0][1]
-                cursor = int(world.store.get(state).split()[3])
+                cursor = int(world.store.get(state).split()[4])
                 assert last <= dues[slots], "a slot is forgotten before its time"
                 assert cursor <= dues[state], "the line is forgotten before its end"
 
