@@ -89,7 +89,7 @@ class Lot:
             parcel = {"id": f"{each}", "to": "q", "body": "x" * 300, "headers": {"id": f"{each}"}, "properties": {}}
             share = f"t{each * 7919 % self.shares}" if shared else None
             said = {"share": share} if shared else {}
-            yield ToPark(f"{each}@q", 1, json.dumps({**parcel, **said}), 1, share=share)
+            yield ToPark(f"{each}@q", 1, json.dumps({**parcel, **said}), 1, "t", share=share)
 
     def look(self, asked: Demand) -> None:
         """What has left is at the broker, and has started: its slot is free again."""

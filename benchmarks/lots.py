@@ -303,7 +303,7 @@ def _park(
     script, ask = parking.scripts["park"], limiter.asker.core.scripts.acquire
     demand = Demand(LIMIT, NAME, "first")
     limiter.asker.ask((demand,))
-    parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1)]}, only_behind=True)
+    parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1, "t")]}, only_behind=True)
     known: set[str] = set()
     digest, asks = script._variants[()].digest, ask._variants["token_bucket"].digest
     with client.pipeline(transaction=False) as pipe:
@@ -313,8 +313,8 @@ def _park(
             message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": body, "headers": headers}
             message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}
             message |= {"priority": 0, "delivery_mode": 2, "expires": None, "properties": {}}
-            each = (0, 0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, 0, "", json.dumps(message))
-            kept = (0, -1, tenant, 1, 0, *each)  # one lot with one message, and nothing that was acknowledged
+            each = (0, 0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, "t", 0, "", json.dumps(message))
+            kept = (0, -1, 1, tenant, 1, 0, *each)  # one lot with one message, and nothing that was acknowledged
             if tenant not in known:
                 known.add(tenant)
                 _, number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())

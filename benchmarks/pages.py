@@ -75,7 +75,8 @@ def park(app: Celery, name: str, task: str, number: int) -> None:
         marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery", "id": f"{id}~0@celery"}
         headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{'tenant_id': 'acme'}"}
         parcel = {"id": id, "to": "celery", "headers": {**headers, "celery-ratelimit-return": marker}, "body": ""}
-        messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, since=-(5_000_000 + 40_000 * (number - n))))
+        since = -(5_000_000 + 40_000 * (number - n))
+        messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, "t", since))
     parking = backlog_of(app)
     parking.register.seen([name], [])
     parking.park({(name, ""): messages})

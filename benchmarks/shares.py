@@ -79,7 +79,8 @@ def act(directory: Path, shares: int, tasks: int) -> None:
             for each in range(made, made := made + number):
                 parcel = {"id": f"{each}", "to": "q", "body": "x" * 300, "headers": {"id": f"{each}"}, "properties": {}}
                 share = {"share": f"t{each * 7919 % shares}"} if shares else {}
-                messages.append(ToPark(f"{each}@q", 1, json.dumps({**parcel, **share}), 1, **share))  # type: ignore[arg-type]
+                message = json.dumps({**parcel, **share})
+                messages.append(ToPark(f"{each}@q", 1, message, 1, "t", **share))  # type: ignore[arg-type]
             return messages
 
         def park(number: int) -> None:

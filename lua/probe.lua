@@ -44,8 +44,4 @@ call('HEXISTS', key, 'one')
 call('HLEN', key)
 call('HSCAN', key, 0)
 call('HDEL', key, 'one')
-call('SADD', key, 'one')
-call('PEXPIRE', key, 1000)
-call('SREM', key, 'one')
-call('DEL', key)
 return 1

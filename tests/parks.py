@@ -19,10 +19,11 @@ def park_one(
     expires: float = 0.0,
     only_behind: bool = False,
     most: int | None = None,
-    doubts: int = 0,
+    token: str = "",
+    attempt: int = 0,
 ) -> int:
-    """Park it; returns what the store says."""
-    one = ToPark(id, demand.cost, message, copy, since, expires, doubts)
+    """Park it; returns what the store says. ``token``: another one for each copy, if none is given."""
+    one = ToPark(id, demand.cost, message, copy, token or f"t{copy}", since, expires, attempt)
     bucket = demand.name, demand.key
     (said,) = parking.park({bucket: [one]}, only_behind=only_behind, most=most)[bucket]
     return said

@@ -84,6 +84,6 @@ def park(
             "properties": {},
             **({} if share is None else {"share": share}),
         }
-        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, share=share))
+        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, "t", share=share))
     parking.park({(name, key): messages})
     return ids

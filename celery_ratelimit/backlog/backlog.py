@@ -34,12 +34,12 @@ from .reconciliation import Reconciliation
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
-__all__ = ["FULL", "HORIZON", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
+__all__ = ["FULL", "HORIZON", "NOBODY", "REPLACED", "Backlog", "PollResult", "ToPark"]
 
 #: Seconds by which a broker may redeliver a message late: on Redis, kombu polls for such messages every 100 seconds.
 LATE = 300.0
 #: Results of :meth:`Backlog.park` for a message that was not parked; ``FULL`` is less the cost of the tasks ahead.
-NOBODY, REPLACED, OVERTAKEN, FULL = -1, -2, -3, -4
+NOBODY, REPLACED, FULL = -1, -2, -3
 
 #: Seconds before its slot at which a task returns: delays of the broker and of timers, and a short stall of a worker.
 HORIZON = 1.0
@@ -80,7 +80,7 @@ class Backlog:
         self.survivors: dict[str, str] = {}
         self.register = FleetRegistry(scripts)
         self.contents = BacklogContents(scripts, self._memory)
-        self.copies = Copies(limiter.asker, scripts, self._memory)
+        self.copies = Copies(limiter.asker, scripts)
         self.reconciliation = Reconciliation(scripts, self._memory)
 
     def another(self) -> Backlog:
@@ -128,8 +128,7 @@ class Backlog:
         Returns:
             For each message the cost of the tasks ahead of it, in permits. :data:`NOBODY`: no task is parked there;
             :data:`REPLACED`: another task waits in its place (``survivors``);
-            :data:`FULL` and less: ``FULL`` less that cost, which has reached ``most``;
-            :data:`OVERTAKEN`: the message was sent anew meanwhile, and the new message may run.
+            :data:`FULL` and less: ``FULL`` less that cost, which has reached ``most``.
         """
         return asked(self.parks(messages_of, only_behind=only_behind, most=most, later=later))
 
@@ -144,7 +143,7 @@ class Backlog:
         """:meth:`park`, as a generator of calls (:data:`Asks`): the caller need not wait for replies."""
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
         with self.untold.telling(messages_of) as (told, _):
-            arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
+            arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most, memory=self._memory)
             reply = iter((yield partial(self._scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         replaced = [
@@ -156,9 +155,9 @@ class Backlog:
         self.survivors = {id: text(survivor) for id, survivor in zip(replaced, reply, strict=True)}
         return said
 
-    def acknowledged(self, bucket: Bucket, id: str) -> None:
+    def acknowledged(self, bucket: Bucket, id: str, token: str) -> None:
         """Note that the broker has forgotten a parked message. The next call reports it to the store."""
-        self.untold.note_acknowledged(bucket, id)
+        self.untold.note_acknowledged(bucket, id, token)
 
     def flush(self, *, at_once: bool = False) -> None:
         """Report to the store if a report has been pending for :data:`TELL` seconds; ``at_once``: in any case."""

@@ -20,37 +20,27 @@ class Copies:
     Args:
         asker: calls the store.
         scripts: the scripts for its parking lots.
-        memory: microseconds during which the broker may deliver an older copy of a message.
     """
 
-    def __init__(self, asker: Asker, scripts: Scripts, memory: int) -> None:
-        self._asker, self._scripts, self._memory = asker, scripts, memory
+    def __init__(self, asker: Asker, scripts: Scripts) -> None:
+        self._asker, self._scripts = asker, scripts
 
-    def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
-        """Report copies that the broker has delivered. Returns the ids of copies that must not run: another copy does.
+    def arrive(self, bucket: Bucket, copies: Mapping[str, int]) -> set[str]:
+        """Report copies that the broker delivered. Returns the ids of copies that must not run: another copy does."""
+        return {id for _, id in self.arrive_all({bucket: copies})}
 
-        ``doubts``: how often they were sent anew because their worker did not know whether they were parked.
-        """
-        return {id for _, id in self.arrive_all({bucket: copies}, doubts)}
-
-    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]], doubts: int = 0) -> set[tuple[Bucket, str]]:
+    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> set[tuple[Bucket, str]]:
         """:meth:`arrive` for the parking lots of one of :meth:`Backlog.parts`."""
-        arguments: list[str | int] = [self._memory]
-        for copies in copies_of.values():
-            arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]
-        reply = self._scripts.of_lots("dedup", list(copies_of), *arguments)
+        reply = self._scripts.of_lots("dedup", list(copies_of), *_arguments(copies_of))
         asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
         return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
 
     def along(self, copies_of: Mapping[Bucket, Mapping[str, int]], asking: Sequence[tuple[str, int]]) -> Along:
         """The report of :meth:`arrive_all`, for the call in which some of these copies acquire their permits."""
-        copies: list[str | int] = []
-        for those in copies_of.values():
-            copies += [len(those), *[value for id, copy in those.items() for value in (id, copy, 0)]]
         every = [pair for those in copies_of.values() for pair in those.items()]
         places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
         keys = [self._scripts.keys_of(bucket) for bucket in copies_of]
-        return Along(keys, LOT_KEYS * len(keys), self._memory, copies, places)
+        return Along(keys, LOT_KEYS * len(keys), _arguments(copies_of), places)
 
     def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
         """Whether one script can access the limits of a request and the parking lot that it returns from."""
@@ -61,3 +51,11 @@ class Copies:
         """Return tasks once more that could not be published. ``pauses``: seconds until then, by id."""
         arguments = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
         self._scripts.run("postpone", bucket, bucket[1], *arguments)
+
+
+def _arguments(copies_of: Mapping[Bucket, Mapping[str, int]]) -> list[str | int]:
+    """ARGV of ``lua/dedup.lua``."""
+    arguments: list[str | int] = []
+    for copies in copies_of.values():
+        arguments += [len(copies), *[value for pair in copies.items() for value in pair]]
+    return arguments

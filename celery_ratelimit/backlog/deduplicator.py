@@ -32,15 +32,13 @@ IN_AN_OUTAGE = 0.2
 class Arrived(Protocol):
     """A request in the gate.
 
-    ``id`` is the store's id of its task. It acquires ``demands`` and ``shadow``. ``unconfirmed_parks`` is how often its
-    message was sent anew because the worker did not know whether it was parked.
+    ``id`` is the store's id of its task. It acquires ``demands`` and ``shadow``.
     """
 
     request: Any
     id: str
     demands: tuple[Demand, ...]
     shadow: tuple[Demand, ...]
-    unconfirmed_parks: int
 
 
 class ArrivalCheck:
@@ -91,9 +89,8 @@ class Deduplicator:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
         if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
-        request = held.request
-        copy, again = copy_in(request.message), marker_in(request.message).get("again")
-        if not copy or request.delivery_info.get("redelivered") or again:
+        copy = copy_in(held.request.message)
+        if not copy or _may_have_copies(held.request):
             return False
         name, key = copy["lot"]
         has_come = self._arriving.get((name, key), {}).get(held.id) == int(copy["copy"])
@@ -129,13 +126,9 @@ class Deduplicator:
         request = held.request
         said = copy_in(request.message)
         copy = int(said.get("copy", 0))
-        if request.delivery_info.get("redelivered") or marker_in(request.message).get("again"):
-            # It may have been parked before its worker was killed or the store's reply was lost, in the parking lot of
-            # any of its limits.
+        if _may_have_copies(request):  # in the parking lot of any of its limits
             buckets = [(demand.name, demand.key) for demand in (*held.demands, *held.shadow)]
-            return not any(
-                self._parking.copies.arrive(bucket, {held.id: copy}, held.unconfirmed_parks) for bucket in buckets
-            )
+            return not any(self._parking.copies.arrive(bucket, {held.id: copy}) for bucket in buckets)
         if copy and (self._telling.locked() or any(held.id in copies for copies in self._arriving.values())):
             self._tell_all()
         if (held.id, copy) in self._barred:
@@ -209,3 +202,8 @@ class Deduplicator:
         self._arriving.clear()
         self._beside.clear()
         self._since.clear()
+
+
+def _may_have_copies(request: Any) -> bool:
+    """Whether a worker has had this message, and may have parked it or sent it back without acknowledging it."""
+    return bool(request.delivery_info.get("redelivered") or marker_in(request.message).get("again"))

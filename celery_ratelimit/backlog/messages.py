@@ -73,10 +73,11 @@ class ToPark(NamedTuple):
         cost: permits that the task costs.
         message: the message.
         copy: number of this copy when the task returns.
+        token: names this delivery of the message.
         since: microseconds since 1970, the store's clock: when the task was first throttled; 0: the task goes behind
             tasks of equal priority.
         expires: seconds since 1970 at which the task expires; 0.0: never.
-        doubts: how often the message was sent anew because its worker did not know whether it was parked.
+        attempt: 0; more: the replies to earlier attempts to park this delivery were lost.
         order: steps by which the task stands behind tasks without a priority, see ``lua/include/order.lua``.
         alone: identifies duplicates, of which only one is to wait, see ``lua/park.lua``. Empty: all may wait.
         share: the task's share of a fair limit, see ``lua/include/shares.lua``; ``None``: the limit is not fair.
@@ -87,9 +88,10 @@ class ToPark(NamedTuple):
     cost: int
     message: str
     copy: int
+    token: str
     since: int = 0
     expires: float = 0.0
-    doubts: int = 0
+    attempt: int = 0
     order: int = 0
     alone: str = ""
     share: str | None = None

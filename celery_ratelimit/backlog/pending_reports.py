@@ -15,7 +15,7 @@ class PendingReports:
     """Reports of messages that were acknowledged after a park, and of returned tasks that were published.
 
     Attributes:
-        acknowledged: ids, by the parking lot's bucket.
+        acknowledged: an id and a token for each message, by the parking lot's bucket.
         published: tasks, by the parking lot's bucket.
     """
 
@@ -32,8 +32,9 @@ class PendingReports:
         """Whether a report has been pending for that many seconds."""
         return min(self._noted_at.values(), default=float("inf")) <= time.monotonic() - seconds
 
-    def note_acknowledged(self, bucket: Bucket, id: str) -> None:
-        self.acknowledged.setdefault(bucket, []).append(id)
+    def note_acknowledged(self, bucket: Bucket, *names: str) -> None:
+        """Note messages that were acknowledged: an id and a token for each."""
+        self.acknowledged.setdefault(bucket, []).extend(names)
         self._noted_at.setdefault(bucket, time.monotonic())
 
     def note_published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
@@ -45,7 +46,7 @@ class PendingReports:
     def telling(
         self, buckets: Iterable[Bucket], *, published: bool = False
     ) -> Iterator[tuple[Mapping[Bucket, Sequence[str]], Mapping[Bucket, Sequence[Parked]]]]:
-        """Take out the acknowledged ids, and with ``published`` the published tasks. An error keeps them."""
+        """Take out the acknowledged messages, and with ``published`` the published tasks. An error keeps them."""
         told, left = {}, {}
         for bucket in buckets:
             told[bucket] = self.acknowledged.pop(bucket, [])
@@ -55,8 +56,8 @@ class PendingReports:
         try:
             yield told, left
         except BaseException:
-            for bucket, ids in told.items():
-                for id in ids:
-                    self.note_acknowledged(bucket, id)
+            for bucket, names in told.items():
+                if names:
+                    self.note_acknowledged(bucket, *names)
             self.note_published({bucket: tasks for bucket, tasks in left.items() if tasks})
             raise

@@ -48,7 +48,7 @@ class RequestToPark(Protocol):
         queue: that it came from.
         id: by which the store knows it.
         demands: its limits.
-        unconfirmed_parks: how often it was sent again because the store did not confirm its park.
+        token, attempt: see :class:`ToPark`.
         coalesce_key: the same for tasks of which one is to wait.
         gone: the broker has its message again, and delivers it anew.
     """
@@ -57,7 +57,8 @@ class RequestToPark(Protocol):
     queue: str
     id: str
     demands: tuple[Demand, ...]
-    unconfirmed_parks: int
+    token: str
+    attempt: int
     coalesce_key: str
 
     @property
@@ -109,7 +110,7 @@ class ReturnScheduler:
         self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)
         self.occupied = BacklogCache(limits)
         self._due = DueBuckets(parking, limits)
-        self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
+        self._not_acknowledged: deque[tuple[Bucket, RequestToPark]] = deque()
         self._bell = parking.bell()
         self._polls = PollTimer(worker, outage, calls, self._poll, self._pause, self._may_poll)
         self._polled_at, self._polls_from = time.monotonic(), 0.0
@@ -148,9 +149,10 @@ class ReturnScheduler:
             demand.cost,
             written({"id": request.id, **parcel, **last}),
             copy=int(copy_in(request.message).get("copy", 0)) + 1,
+            token=held.token,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
-            doubts=held.unconfirmed_parks,
+            attempt=held.attempt,
             order=order,
             alone=held.coalesce_key,
             share=share,
@@ -186,13 +188,13 @@ class ReturnScheduler:
             self._polls.soon(self.occupied.looks_in(bucket))
         self._busy_at = time.monotonic()
         self._worker.republisher.acknowledge(held.request)
-        self._not_acknowledged.append((bucket, held.id, held.request.message))
+        self._not_acknowledged.append((bucket, held))
 
     def _note_acknowledged(self) -> None:
         """The worker acknowledges in its next turn: the store hears of it with the next call."""
-        while self._not_acknowledged and self._not_acknowledged[0][2].acknowledged:
-            bucket, id, _ = self._not_acknowledged.popleft()
-            self.parking.acknowledged(bucket, id)
+        while self._not_acknowledged and self._not_acknowledged[0][1].request.message.acknowledged:
+            bucket, held = self._not_acknowledged.popleft()
+            self.parking.acknowledged(bucket, held.id, held.token)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 

@@ -115,19 +115,21 @@ def arguments_of(
     *,
     only_behind: bool,
     most: int | None,
+    memory: int,
 ) -> list[str | int]:
     """ARGV of ``lua/park.lua``; see :meth:`Backlog.park <celery_ratelimit.backlog.backlog.Backlog.park>`.
 
-    ``told``: ids of messages that were acknowledged, by bucket.
+    ``told``: by bucket, an id and a token for each message that was acknowledged. ``memory``: microseconds for which a
+    call may come late.
     """
-    arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
+    arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most), memory]
     for bucket, messages in messages_of.items():
         acknowledged = told.get(bucket, ())
         arguments += [bucket[1], microseconds(later.get(bucket, 0.0)), len(messages), len(acknowledged)]
         for each in messages:
             order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
             arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]
-            arguments += [each.copy, each.doubts, each.alone, each.message]
+            arguments += [each.copy, each.token, each.attempt, each.alone, each.message]
         arguments += acknowledged
     return arguments
 

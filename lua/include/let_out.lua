@@ -27,15 +27,12 @@ local function let_out(id, wait, known, message)
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)
-    if call('SREM', UNACKED, id) == 1 then
+    local unacked = call('HGET', UNACKED, id)
+    if unacked then
+        call('HDEL', UNACKED, id)
         local copy = match(message, '^%d+ (%d+)')
-        local _, newest, several = copies(id)
-        if several == '0' then
-            several = '2'
-        elseif several and several ~= '1' then
-            several = several == '9' and '1' or int(several + 1)
-        end
-        note_for_a_while(id, copy, max(copy, newest or 0), several or '0')
+        local _, newest, tokens = copies(id)
+        note_for_a_while(id, copy, max(copy, newest or 0), (tokens or '') .. string.sub(unacked, tokens and 2 or 1))
     end
     out[#out + 1] = id
     out[#out + 1] = int(wait)

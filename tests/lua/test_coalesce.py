@@ -37,7 +37,7 @@ def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 
     said |= {"alone": alone} if alone else {}
     said |= {"leaves": leaves} if leaves else {}
     said |= {"order": order} if order else {}
-    return ToPark(id, 1, json.dumps(said), copy, since, order=order, alone=alone)
+    return ToPark(id, 1, json.dumps(said), copy, f"t{copy}", since, order=order, alone=alone)
 
 
 def park(parking: Backlog, *messages: ToPark) -> list[int]:

@@ -20,7 +20,7 @@ def to_park(share: str, id: str, *, alone: str = "", leaves: int = 0, copy: int 
     parcel = {"id": id, "headers": {"id": id}, **({"alone": alone} if alone else {})}
     parcel |= {"leaves": leaves} if leaves else {}
     message = json.dumps(parcel | {"share": escape(share)})
-    return ToPark(id, 1, message, copy, since, alone=alone, share=escape(share))
+    return ToPark(id, 1, message, copy, f"t{copy}", since, alone=alone, share=escape(share))
 
 
 def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Backlog, store: redis.Redis, clock: Clock) -> None:

@@ -45,7 +45,7 @@ def to_park(
     if order:
         parcel["order"] = order
     message = json.dumps(parcel)
-    return ToPark(id, cost, message, copy, since, expires, order=order, share=share, weight=weight)
+    return ToPark(id, cost, message, copy, f"t{copy}", since, expires, order=order, share=share, weight=weight)
 
 
 def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:

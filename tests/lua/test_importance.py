@@ -37,7 +37,7 @@ def message_of(id: str, order: int) -> str:
 
 
 def to_park(id: str, order: int = 0, *, cost: int = 1, copy: int = 1, since: int = 0) -> ToPark:
-    return ToPark(id, cost, message_of(id, order), copy, since, order=order)
+    return ToPark(id, cost, message_of(id, order), copy, f"t{copy}", since, order=order)
 
 
 def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:

@@ -26,7 +26,7 @@ BACK = ConsumedQueues(frozenset({"here", "absent"}), frozenset())
 
 def to_park(id: str) -> ToPark:
     said = {"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}, "share": id[0]}
-    return ToPark(id, 2, json.dumps(said), 1, share=id[0])
+    return ToPark(id, 2, json.dumps(said), 1, "t", share=id[0])
 
 
 def run_all(parking: Backlog, clock: Clock, asked: Demand, attendance: ConsumedQueues, seconds: int) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
 ) -> None:
     bucket = ("api", asked.key)
     parking.park({bucket: [to_park("x@here")]})
-    parking.acknowledged(bucket, "x@here")
+    parking.acknowledged(bucket, "x@here", "t")
     (looked,) = parking.return_due([asked])
     assert [each.copy for each in looked.leaving] == [1]
     lose("leaving")

@@ -16,7 +16,7 @@ SHADOW: dict[str, Any] = {"name": "api", "shadow": True}
 
 
 def park(parking: Backlog, number: int) -> None:
-    parking.park({BUCKET: [ToPark(f"id{each}", 1, "{}", 1) for each in range(number)]})
+    parking.park({BUCKET: [ToPark(f"id{each}", 1, "{}", 1, "t") for each in range(number)]})
 
 
 def let_out(parking: Backlog, limit: Limit) -> int:

@@ -35,7 +35,7 @@ class World:
         self.seconds = 0.0
         monkeypatch.setattr("time.monotonic", lambda: 1000.0 + self.seconds)
         self.publisher = Publisher(worker, parking, MagicMock(), store_clock)
-        parking.park({BUCKET: [ToPark("task@orders", 1, dumps(PARCEL), copy=1)]})
+        parking.park({BUCKET: [ToPark("task@orders", 1, dumps(PARCEL), copy=1, token="t")]})
 
     def publish(self, parcels: Any) -> set[str]:
         self.tries.append(self.seconds)

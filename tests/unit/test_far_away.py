@@ -206,7 +206,7 @@ class Lots:
     def __init__(self) -> None:
         self.only_behind: list[bool] = []
 
-    def acknowledged(self, bucket: Any, id: str) -> None: ...
+    def acknowledged(self, bucket: Any, id: str, token: str) -> None: ...
 
     def parks(self, messages_of: Any, *, only_behind: bool, most: int | None, later: Any) -> Any:
         yield lambda: self.only_behind.append(only_behind)
