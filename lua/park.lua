@@ -55,17 +55,17 @@ local function park(order, since, expires, id, cost, copy, token, attempt, alone
     local number = parked + call('ZCARD', ASIDE)
     local ahead = number
     if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = ahead + (call('HGET', COSTS, bucket) or 0) end
-    local attempts, chosen, newest, tokens = id .. '\0' .. token, nil, nil, nil
-    if twice then
+    local chosen, newest, tokens
+    if twice or attempt > 0 then
+        local attempts = id .. '\0' .. token
         if tonumber(call('HGET', TWICE, attempts) or 0) > attempt then return -1 end
-        chosen, newest, tokens = copies(id)
+        if attempt > 0 then
+            call('HSET', TWICE, attempts, int(attempt))
+            call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+        end
+        twice, chosen, newest, tokens = true, copies(id)
     end
-    if attempt > 0 then
-        call('HSET', TWICE, attempts, int(attempt))
-        call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
-        twice = true
-    end
-    if without(tokens, token) then return ahead end -- an earlier call has parked it, and it was returned since
+    if tokens and without(tokens, token) then return ahead end -- an earlier call has parked it, and it was returned since
     local kept = call('HGET', MESSAGES, id)
     if kept then
         if tonumber(match(kept, '^%d+ (%d+)')) >= copy or is_parked(id) then
