@@ -61,7 +61,7 @@ class Lot:
         self.show("parked by the dozen", calls, lambda: self.park(12))
         fast, slow = self.demand("1000/s"), self.demand("1/2s")
         some = [f"{each}@q" for each in range(0, tasks, max(1, tasks // 10))]
-        self.show("forecasts, ten", 1, lambda: [self.parking.contents.turn(BUCKET, id, "") for id in some])
+        self.show("forecasts, ten", 1, lambda: [self.parking.contents.position(BUCKET, id) for id in some])
         self.show("let out, as many as may", calls, lambda: self.look(fast))
         self.show("let out, one a look", calls, lambda: self.look(slow))
         for number in range(60):
@@ -88,8 +88,7 @@ class Lot:
         for each in itertools.islice(self.numbers, number):
             parcel = {"id": f"{each}", "to": "q", "body": "x" * 300, "headers": {"id": f"{each}"}, "properties": {}}
             share = f"t{each * 7919 % self.shares}" if shared else None
-            said = {"share": share} if shared else {}
-            yield ToPark(f"{each}@q", 1, json.dumps({**parcel, **said}), 1, "t", share=share)
+            yield ToPark(f"{each}@q", 1, json.dumps(parcel), 1, "t", task=f"{each}", queue="q", share=share)
 
     def look(self, asked: Demand) -> None:
         """What has left is at the broker, and has started: its slot is free again."""

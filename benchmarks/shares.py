@@ -78,9 +78,9 @@ def act(directory: Path, shares: int, tasks: int) -> None:
             messages = []
             for each in range(made, made := made + number):
                 parcel = {"id": f"{each}", "to": "q", "body": "x" * 300, "headers": {"id": f"{each}"}, "properties": {}}
-                share = {"share": f"t{each * 7919 % shares}"} if shares else {}
-                message = json.dumps({**parcel, **share})
-                messages.append(ToPark(f"{each}@q", 1, message, 1, "t", **share))  # type: ignore[arg-type]
+                share = f"t{each * 7919 % shares}" if shares else None
+                one = ToPark(f"{each}@q", 1, json.dumps(parcel), 1, "t", task=f"{each}", queue="q", share=share)
+                messages.append(one)
             return messages
 
         def park(number: int) -> None:

@@ -8,7 +8,7 @@
 --        3  known     us: for how long a queue without workers is known; a queue that no worker ever consumed is not known
 --        4  number    of queues that follow and that the worker consumes
 --        5+           these queues; then the queues that the worker no longer consumes
--- Reply  queues that a worker consumes, empty if no queue lacks a worker; queues that no worker consumes; number of workers on time
+-- Reply  queues that no worker consumes; number of workers on time
 -- Writes all; time to live: until the last of their times has passed
 local ALIVE, WORKERS, QUEUES, worker = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 local LASTS, KNOWN, FIRST_QUEUE = tonumber(ARGV[2]), tonumber(ARGV[3]), 5
@@ -48,4 +48,4 @@ end
 call('ZREMRANGEBYSCORE', QUEUES, '-inf', int(now - KNOWN))
 call('PEXPIRE', QUEUES, int(ceil(KNOWN / 1000)))
 local absent = call('ZRANGE', QUEUES, int(now), '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1000) -- the latest: some names are one worker's
-return {#absent > 0 and call('ZRANGEBYSCORE', QUEUES, '(' .. int(now), '+inf') or {}, absent, call('ZCARD', ALIVE)}
+return {absent, call('ZCARD', ALIVE)}

@@ -12,14 +12,14 @@ local from, to, BYTES, FIRST_BUCKET = ARGV[1], ARGV[2], tonumber(ARGV[3]), 4
 --!include prelude.lua
 --!include now.lua
 --!include ids_of_lot.lua
---!include order.lua
+--!include record.lua
 
 local messages
 
 -- The time since which the task with this place is throttled.
 local function since_of(id, place)
     if place <= now and place > now - ORDER_US then return place end -- it has no importance
-    return tonumber(match(call('HGET', messages, id) or '', '^%d+ %d+ (%d+)') or place)
+    return tonumber(match(call('HGET', messages, id) or '', THROTTLED_AT) or place)
 end
 
 -- The earliest time since which the first task of any priority is throttled.
@@ -47,7 +47,7 @@ for i = 1, #KEYS, KEYS_A_LOT do
     end
     number = number + call('ZCARD', parked)
     local lot = {number, call('ZCARD', leaving), oldest == math.huge and '0' or int(oldest)}
-    lot[4] = number + (number > 0 and call('HGET', costs, ARGV[FIRST_BUCKET + (i - 1) / KEYS_A_LOT]) or 0)
+    lot[4] = number == 0 and 0 or max(number, call('HGET', costs, ARGV[FIRST_BUCKET + (i - 1) / KEYS_A_LOT]) or 0)
     for _, id in ipairs(from ~= '' and ids_of_lot(parked, aside, from, to) or {}) do
         if bytes >= BYTES then break end
         local message = call('HGET', messages, id) or ''

@@ -6,9 +6,7 @@
 --        3  memory    us, > 0: for how long a call may come late
 --        4+           for each parking lot: the key of its bucket, text; us until the first poll of the parking lot if it is empty now;
 --                     number of messages that follow; number of values after them;
---                     for each message ten:
---                     order    steps by which the task stands behind tasks without a priority, see include/order.lua; if the limit is
---                              fair, then " <its weight in the code> <its share>", see include/shares.lua
+--                     for each message nine:
 --                     since    us: when the task was first throttled; 0: now, and the task goes behind tasks of equal priority
 --                     expires  us; 0: never
 --                     id       text
@@ -16,9 +14,8 @@
 --                     copy     least number of the copy when the task is returned
 --                     token    names this delivery of the message
 --                     attempt  0; more: the replies to earlier calls for this delivery were lost, and they may come late
---                     alone    identifies duplicates, of which only one is to wait: n (the newest stays) or o (the oldest stays), and hex
---                              digits; '': all may wait. The message contains it, too
---                     message  text
+--                     weight   of its share, in the code; '': the limit is not fair
+--                     record   from the field `order` on, see include/record.lua, with the message
 --                     and pairs of an id and a token: of messages that were parked before, and are acknowledged by now
 -- Reply  for each message: cost in permits of the tasks before it. If less important tasks are parked, too: the number of tasks before
 --        it times the average cost of a task. If the limit is fair: the cost of its share's tasks before it, times the weight of all
@@ -29,13 +26,12 @@
 --        Then for each -2 the id of the task that waits
 --
 -- Of duplicates one stays, at the place of the one that was first throttled. If the new message stays, the message of the other task is
--- marked with the id of the new task ("by"). The other task is returned like an expired task, and the worker that receives it ends it.
+-- marked with the id of the new task (`survivor`). The other task is returned like an expired task, and the worker that receives it ends it.
 -- Writes the parking lots; no time to live: they hold work
-local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), 10
+local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), 9
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
---!include order.lua
 --!fair shares.lua
 --!fair join_share.lua
 --!include bell.lua
@@ -44,17 +40,15 @@ local twice -- whether some tasks of the parking lot in use have several message
 local is_due, is_new -- whether the parking lot is due at once; whether it was empty
 local survivors = {}
 
-local function park(order, since, expires, id, cost, copy, token, attempt, alone, sent)
-    local steps, weight, share, entry, is_there, again -- the share, where the limit is fair
-    if shares then
-        steps, weight, share = match(order, '^(%S+) (%S+) (.*)$')
-        order, again = steps or order, copy > 1
-    end
+local function park(since, expires, id, cost, copy, token, attempt, weight, sent)
+    local order, share, unique, new_survivor = match(sent, '^(%-?%d+) %d* ([^ ]*) ([^ ]*) [^ ]* [^ ]* ([^ ]*) ')
+    local entry, is_there, again = nil, nil, copy > 1
+    if not shares or weight == '' then share = nil end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
     local number = parked + call('ZCARD', ASIDE)
     local ahead = number
-    if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = ahead + (call('HGET', COSTS, bucket) or 0) end
+    if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = cost_of(ahead) end
     local chosen, newest, tokens
     if twice or attempt > 0 then
         local attempts = id .. '\0' .. token
@@ -68,7 +62,7 @@ local function park(order, since, expires, id, cost, copy, token, attempt, alone
     if tokens and without(tokens, token) then return ahead end -- an earlier call has parked it, and it was returned since
     local kept = call('HGET', MESSAGES, id)
     if kept then
-        if tonumber(match(kept, '^%d+ (%d+)')) >= copy or is_parked(id) then
+        if tonumber(match(kept, COPY) or 0) >= copy or is_parked(id) then
             local unacked = call('HGET', UNACKED, id)
             if not without(unacked, token) then call('HSET', UNACKED, id, (unacked or ',') .. token .. ',') end
             return ahead
@@ -86,14 +80,14 @@ local function park(order, since, expires, id, cost, copy, token, attempt, alone
         end
         since = max(now, equal - before + 1)
     end
-    -- The waiting duplicate, and its value in `messages`. A task without "alone" in its message could not end: it continues to wait.
-    local other = alone ~= '' and call('HGET', ALONE, string.sub(alone, 2))
+    -- The waiting duplicate, and its value in `messages`. A task that is not unique could not end: it continues to wait.
+    local other = unique ~= '' and call('HGET', ALONE, string.sub(unique, 2))
     local its = other and other ~= id and is_parked(other) and call('HGET', MESSAGES, other)
-    if not its or not match(its, ', "alone": "[^"]*"[^{}]*}$') then other = false end
+    if (its and match(its, UNIQUE) or '') == '' then other = false end
     if other then
         local head, its_since, rest = match(its, '^(%d+ %d+ )(%d+)( .*)$')
         its_since = tonumber(its_since)
-        if (since >= its_since) ~= (string.sub(alone, 1, 1) == 'n') then -- it stays, at the place of the earlier one
+        if (since >= its_since) ~= (string.sub(unique, 1, 1) == 'n') then -- it stays, at the place of the earlier one
             if since < its_since and call('ZSCORE', PARKED, other) then
                 local kept = head .. int(since) .. rest
                 call('HSET', MESSAGES, other, kept)
@@ -103,7 +97,7 @@ local function park(order, since, expires, id, cost, copy, token, attempt, alone
                 end
                 is_due = true
             end
-            survivors[#survivors + 1] = match(rest, '^ {"id": "([^"\\]*)"') or other
+            survivors[#survivors + 1] = match(its, TASK) or ''
             return -2
         end
         since, ahead = min(since, its_since), ahead - match(head, '^%d+')
@@ -125,13 +119,12 @@ local function park(order, since, expires, id, cost, copy, token, attempt, alone
     local message = format('%s %d %d ', cost, copy, since) .. sent
     local where = place_of(id, message)
     if other then -- it ends in favour of this one: the worker that gets it ends it
-        local before_last, last_of_it = match(its, '^(.*, )("alone": .-)$')
-        local by = match(sent, '^{"id": ("[^"\\]*")') or '"' .. (match(id, '^[%w%-]+') or '') .. '"'
-        call('HSET', MESSAGES, other, before_last .. '"by": ' .. by .. ', ' .. last_of_it)
+        local before_it, after_it = match(its, '^(' .. NUMBERS .. '[^ ]* [^ ]* )[^ ]*( .*)$')
+        call('HSET', MESSAGES, other, before_it .. new_survivor .. after_it)
         call('ZADD', EXPIRING, int(now), other)
         is_due = true
     end
-    if alone ~= '' then call('HSET', ALONE, string.sub(alone, 2), id) end
+    if unique ~= '' then call('HSET', ALONE, string.sub(unique, 2), id) end
     call('HSET', MESSAGES, id, message)
     if where then call('ZADD', WHERE, 0, where) end
     call('ZADD', PARKED, int(place), id)
@@ -158,8 +151,8 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     acknowledged(last, last + ARGV[at + 3] - 1)
     twice, is_due, is_new = call('EXISTS', TWICE) == 1, false, false
     for i = first, last - 1, FIELDS do
-        local order, since, expires, id, cost, copy, token, attempt, alone, sent = unpack(ARGV, i, i + FIELDS - 1)
-        said[#said + 1] = park(order, tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), alone, sent)
+        local since, expires, id, cost, copy, token, attempt, weight, sent = unpack(ARGV, i, i + FIELDS - 1)
+        said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), weight, sent)
     end
     if is_due or is_new or not call('ZSCORE', LOTS, bucket) then -- or its place in the index is lost
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does

@@ -15,7 +15,6 @@ local MEMORY_US, MOST = tonumber(ARGV[1]), ARGV[2]
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
---!include order.lua
 --!include renew_copy.lua
 LOT_KEYS, shares = 16, {} -- the shares end with the parking lot, see shares.lua
 
@@ -24,11 +23,7 @@ local function place_of_entry(entry)
 end
 
 local function is_aside(id, message)
-    if call('EXISTS', ASIDE) == 0 then return false end
-    for _, queue in ipairs(queues_of(id)) do
-        if call('ZSCORE', ASIDE, aside(queue, place_in(message), id)) then return true end
-    end
-    return false
+    return call('ZSCORE', ASIDE, aside(match(message, QUEUE) or '', place_in(message), id))
 end
 
 local function index(id, message)
@@ -39,7 +34,7 @@ end
 local function agrees(parked)
     if call('HLEN', MESSAGES) ~= parked + call('ZCARD', LEAVING) + call('ZCARD', ASIDE) then return false end
     local first = call('ZRANGE', PARKED, 0, 0)[1]
-    local where = first and place_of(first, call('HGET', MESSAGES, first))
+    local where = first and place_of(first, call('HGET', MESSAGES, first) or '')
     return not where or call('ZSCORE', WHERE, where)
 end
 

@@ -20,9 +20,7 @@ local FROM, UNTIL, LAST, FIRST_ID = ARGV[7], tonumber(ARGV[8]), ARGV[9], 10
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
---!include order.lua
 --!include shares.lua
---!include share_of.lua
 --!include let_out.lua
 --!include parked_by.lua
 
@@ -32,7 +30,7 @@ if FROM == 'aside' then
     local found = call('ZRANGEBYLEX', ASIDE, LAST == '' and '-' or '(' .. LAST, '+', 'LIMIT', 0, MOST)
     for i, entry in ipairs(found) do
         local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
-        local since = match(call('HGET', MESSAGES, id) or '', '^%d+ %d+ (%d+)')
+        local since = match(call('HGET', MESSAGES, id) or '', THROTTLED_AT)
         ids[i], places[i] = since and tonumber(since) <= UNTIL and id or '', entry
     end
     if #found == MOST then from, last = 'aside', found[#found] end

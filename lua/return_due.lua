@@ -14,8 +14,7 @@
 --        8  work      >= 1: bound of returned tasks and processed parking lots together; a parking lot counts as LOT tasks
 --        9  bytes     >= 1: no more tasks are returned once their messages are that long
 --        10 absent    number of queues that follow and that no worker consumes
---        11 attended  number of queues that follow and that a worker consumes; 0 if none is absent
---        12+          these queues; for each parking lot the key of its bucket, text; then its limit, see include/read_limits.lua (each
+--        11+          these queues; for each parking lot the key of its bucket, text; then its limit, see include/read_limits.lua (each
 --                     message has its own cost; the limit's cost only shows with 0 that the limit is in shadow mode, see
 --                     include/shadow_in_code.lua); then, for each limit that has weights in the code, the number of its first parking
 --                     lot, from 1, and the weights, see turns.lua (included if a limit is fair)
@@ -27,9 +26,8 @@ local NUMBER, DUE = tonumber(ARGV[1]), ARGV[2] == '1'
 local HORIZON_US, MOST, PACE_US = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local AGAIN_US, MEMORY_US = tonumber(ARGV[6]), tonumber(ARGV[7])
 local WORK, BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
-local FIRST_ABSENT = 12
-local FIRST_ATTENDED = FIRST_ABSENT + ARGV[10]
-local FIRST_BUCKET = FIRST_ATTENDED + ARGV[11]
+local FIRST_ABSENT = 11
+local FIRST_BUCKET = FIRST_ABSENT + ARGV[10]
 local FIRST_LIMIT = FIRST_BUCKET + NUMBER
 local SHARED = 0.75 -- of the horizon
 local LOT = 2 -- what it takes to look after a lot, in tasks that are let out
@@ -44,10 +42,8 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include shadow_in_code.lua
 --!include read_limits.lua
 --!include lot.lua
---!include order.lua
 --!fair shares.lua
 --!fair share_weights.lua
---!fair share_of.lua
 --!include let_out.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
@@ -57,9 +53,8 @@ local work, horizon = 0, HORIZON_US
 local weights = {}
 for i = FIRST_LIMIT + 6 * NUMBER, #ARGV, 2 do weights[KEYS[4 * NUMBER + LOT_KEYS * ARGV[i]]] = ARGV[i + 1] end
 
-local absent, attended = {}, {}
-for i = FIRST_ABSENT, FIRST_ATTENDED - 1 do absent[ARGV[i]] = true end
-for i = FIRST_ATTENDED, FIRST_BUCKET - 1 do attended[ARGV[i]] = true end
+local absent = {}
+for i = FIRST_ABSENT, FIRST_BUCKET - 1 do absent[ARGV[i]] = true end
 
 -- How many more tasks may be returned.
 local function room()
@@ -86,11 +81,9 @@ end
 
 -- The slot of task `id`, if it is near enough. If not: nil, and the time at which a slot may be available.
 local function slot_of(limit, extra, id, message)
-    limit.extra, limit.cost = extra, tonumber(match(message, '^%d+'))
-    if extra < -1 then -- the message contains the permits that the task leaves to more important ones
-        local leaves = match(string.sub(message, -180), '"leaves": (%d+)[^{}]*}$')
-        if leaves then limit.extra = -leaves end
-    end
+    limit.extra, limit.cost = extra, tonumber(match(message, COST) or 1)
+    local leaves = extra < -1 and match(message, LEAVES)
+    if leaves and leaves ~= '' then limit.extra = -leaves end
     limit.grant, limit.owner, limit.first, limit.overdue, limit.behind = now, nil, nil, nil, nil
     limit.algorithm.check(limit, now, id)
     local paused = max(limit.grant, limit.paused or now)
@@ -156,7 +149,6 @@ local function bring_back(back, before)
         while first and first.place <= before and room() > 0 do
             work = work + 1
             if call('ZREM', ASIDE, first.entry) == 1 then
-                no_more_aside(first.id, first.place)
                 call('ZADD', PARKED, int(first.place), first.id)
                 if is_shared then turns.index(first.id, first.place) else before = first.place end
             end
@@ -168,13 +160,9 @@ end
 
 -- Sets a task aside if no worker consumes its queue.
 local function set_aside(id, place)
-    local entries = {}
-    for _, queue in ipairs(queues_of(id)) do
-        if attended[queue] then return false end
-        if absent[queue] then entries[#entries + 1] = aside(queue, place, id) end
-    end
-    if #entries == 0 then return false end
-    for _, entry in ipairs(entries) do call('ZADD', ASIDE, 0, entry) end
+    local queue = match(call('HGET', MESSAGES, id) or '', QUEUE)
+    if not queue or not absent[queue] then return false end
+    call('ZADD', ASIDE, 0, aside(queue, place, id))
     call('ZREM', PARKED, id)
     call('ZADD', ASIDES, 0, bucket)
     work = work + 1
@@ -235,7 +223,7 @@ local function let_out_next(limit, back)
         if is_shared and not message then
             turns.count()
         else
-            slot, later = slot_of(limit, extra, id, message or '1')
+            slot, later = slot_of(limit, extra, id, message or '')
             if not slot then return sooner(limit, later) end
             local wait = max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0))
             local was_here = let_one_out(id, wait, is_shared, message)

@@ -18,9 +18,7 @@ local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
---!include order.lua
 --!include shares.lua
---!include share_of.lua
 --!include let_out.lua
 --!include parked_by.lua
 
@@ -32,7 +30,7 @@ local function those_aside(from, to)
     if #ids >= MOST then return end
     for _, entry in ipairs(call('ZRANGEBYLEX', ASIDE, from, to, 'LIMIT', 0, MOST - #ids)) do
         local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
-        if tonumber(match(call('HGET', MESSAGES, id) or '', '^%d+ %d+ (%d+)') or 0) <= latest then ids[#ids + 1] = id end
+        if tonumber(match(call('HGET', MESSAGES, id) or '', THROTTLED_AT) or 0) <= latest then ids[#ids + 1] = id end
     end
 end
 

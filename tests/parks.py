@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from typing import Any
+
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.limiter.demand import Demand
 
-__all__ = ["park_one"]
+__all__ = ["packed", "park_one"]
+
+
+def packed(id: str, cost: int, message: str, copy: int, since: int = 0, *, token: str = "", **fields: Any) -> ToPark:
+    """A message of a task and a queue as ``id`` and the message name them. Each copy has another ``token``."""
+    one, task = ToPark(id, cost, message, copy, token or f"t{copy}", since, **fields), id.partition("@")[0]
+    with suppress(ValueError, AttributeError):
+        task = json.loads(one.message).get("id", task)
+    return one._replace(task=task, queue=id.rpartition("@")[2] if "@" in id else "")
 
 
 def park_one(
@@ -22,8 +34,8 @@ def park_one(
     token: str = "",
     attempt: int = 0,
 ) -> int:
-    """Park it; returns what the store says. ``token``: another one for each copy, if none is given."""
-    one = ToPark(id, demand.cost, message, copy, token or f"t{copy}", since, expires, attempt)
+    """Park it; returns what the store says."""
+    one = packed(id, demand.cost, message, copy, since, expires=expires, token=token, attempt=attempt)
     bucket = demand.name, demand.key
     (said,) = parking.park({bucket: [one]}, only_behind=only_behind, most=most)[bucket]
     return said

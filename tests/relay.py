@@ -18,7 +18,7 @@ __all__ = ["TROUBLES", "Relay", "relay_to"]
 TROUBLES = ("late", "frozen", "cut", "deaf")
 
 #: What only a request to park has in it: the beginning of a message.
-_PARKS = b'{"id": "'
+_PARKS = b'{"to": "'
 
 
 class Relay:

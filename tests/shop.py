@@ -82,8 +82,7 @@ def park(
             "delivery_mode": 2,
             "expires": None,
             "properties": {},
-            **({} if share is None else {"share": share}),
         }
-        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, "t", share=share))
+        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, "t", task=id, queue=queue, share=share))
     parking.park({(name, key): messages})
     return ids

@@ -88,10 +88,10 @@ def copy_in(message: Any) -> dict[str, Any]:
     return dict(named or {}) if _names_copy(named) else {}
 
 
-def with_survivor(parcel: Parcel) -> Parcel:
-    """Add to a parked parcel the header of the task in whose favour it ends, if it does."""
-    if isinstance(parcel.get("by"), str):
-        parcel["headers"] = {**parcel["headers"], SURVIVOR_HEADER: parcel["by"]}
+def with_survivor(parcel: Parcel, survivor: str) -> Parcel:
+    """Add to a parked parcel the header of the task in whose favour it ends; ``""``: it does not."""
+    if survivor:
+        parcel["headers"] = {**parcel["headers"], SURVIVOR_HEADER: survivor}
     return parcel
 
 

@@ -7,7 +7,7 @@ If two copies of a message may exist, the store decides which of them may run. S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -27,8 +27,8 @@ from ..store.resp import bulk, text
 from ..store.script import FAIR, Script
 from .backlog_contents import AGAIN, BYTES, LOTS, BacklogContents
 from .copies import Copies
-from .fleet_registry import WOKEN, ConsumedQueues, FleetRegistry
-from .messages import Bucket, Parked, PollResult, ToPark, several
+from .fleet_registry import WOKEN, FleetRegistry
+from .messages import Bucket, Parked, PollResult, ToPark, decoded, encoded, several
 from .pending_reports import PendingReports
 from .reconciliation import Reconciliation
 from .scripts import FAIR_KEYS, LOT_KEYS, Scripts, arguments_of, weights_text
@@ -152,7 +152,7 @@ class Backlog:
             for each, ahead in zip(messages, said[bucket], strict=True)
             if ahead == REPLACED
         ]
-        self.survivors = {id: text(survivor) for id, survivor in zip(replaced, reply, strict=True)}
+        self.survivors = {id: decoded(text(survivor)) for id, survivor in zip(replaced, reply, strict=True)}
         return said
 
     def acknowledged(self, bucket: Bucket, id: str, token: str) -> None:
@@ -203,7 +203,7 @@ class Backlog:
         *,
         due: bool = False,
         horizon: float = HORIZON,
-        attendance: ConsumedQueues | None = None,
+        absent: Collection[str] = (),
     ) -> list[PollResult]:
         """Return the tasks that have slots at most ``horizon`` seconds ahead. The caller publishes them.
 
@@ -211,7 +211,7 @@ class Backlog:
             demands: one for each bucket. Each message has its own cost. A demand of cost 0 is in shadow mode.
             due: process only parking lots that are due for a poll.
             horizon: seconds.
-            attendance: which queues the workers consume. A task of a queue that no worker consumes gets no slot.
+            absent: queues that no worker consumes. Their tasks get no slots.
 
         Returns:
             A result for each parking lot that the script reached. The script did not process the remaining ones.
@@ -230,9 +230,8 @@ class Backlog:
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
         most = max(MOST, MOST_EACH * self.register.workers)
         numbers = (len(demands), int(due), microseconds(horizon), most, microseconds(LOOK_APART), microseconds(AGAIN))
-        absent = sorted(attendance.absent) if attendance is not None else []
-        attended = sorted(attendance.attended) if attendance is not None and absent else []
-        first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(absent), len(attended), *absent, *attended]
+        queues = sorted(map(encoded, absent))
+        first: list[str | int] = [*numbers, self._memory, WORK, BYTES, len(queues), *queues]
         first += [demand.key for demand in demands]
         weights: dict[str, tuple[int, str]] = {}
         for number, demand in enumerate(demands, 1):

@@ -9,7 +9,7 @@ from typing import Any
 from ..limiter.durations import microseconds
 from ..store.keys import lots_key
 from ..store.resp import bulk, text
-from .messages import Bucket, FairPosition, Lot, Parked, several
+from .messages import Bucket, Lot, Parked, Position, decoded, encoded, several
 from .scripts import Scripts
 
 __all__ = ["AGAIN", "BYTES", "FOUND", "LOTS", "PAGE", "BacklogContents"]
@@ -71,12 +71,13 @@ class BacklogContents:
             size = max(1, FOUND // len(part))
             for first in range(0, len(tasks), size):
                 asked = tasks[first : first + size]
-                reply = self._scripts.call("locate", (), len(keys), len(keys) + len(asked), [bulk(*keys, *asked)])
+                arguments = bulk(*keys, *map(encoded, asked))
+                reply = self._scripts.call("locate", (), len(keys), len(keys) + len(asked), [arguments])
                 found: dict[Bucket, dict[str, str]] = {}
                 for name, places in zip(part, reply, strict=True):
                     for place in places:
                         task, id, key = text(place).split("\0", 2)
-                        found.setdefault((name, key), {})[id] = task
+                        found.setdefault((name, key), {})[id] = decoded(task)
                 yield found
 
     def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
@@ -92,24 +93,22 @@ class BacklogContents:
                 cursor, page = self._scripts.command("zscan", *arguments)
                 yield from [(bucket, text(id)) for id, _ in page]
 
-    def place(self, bucket: Bucket, id: str) -> tuple[int, str, int, int, int, bytes | str]:
-        """The position of a task in a parking lot, by the store's id: the reply of ``lua/position.lua``."""
-        now, where, before, number, cost, kept = self._scripts.run("position", bucket, id, bucket[1])
-        return int(now), text(where), int(before), int(number), int(cost), kept
-
-    def turn(self, bucket: Bucket, id: str, weights: str) -> FairPosition | None:
-        """Estimate how much comes before a task in the parking lot of a fair limit; ``None``: no index has the task.
+    def position(self, bucket: Bucket, id: str, weights: str = "") -> Position:
+        """The position of a task in a parking lot.
 
         Args:
             bucket: of the parking lot.
             id: the store's id of the task.
             weights: the weights in the code, written by :func:`~celery_ratelimit.backlog.scripts.weights_text`.
         """
-        said, tasks, permits = self._scripts.run("fair_position", bucket, id, bucket[1], weights)
-        weight = float(said)
-        if weight < 0:
-            return None
-        return FairPosition(int(tasks), float(permits) if weight else None, weight)
+        now, where, before, number, cost, stored, weight, tasks = self._scripts.run(
+            "position", bucket, id, bucket[1], weights
+        )
+        (parked,) = several([id, 0, stored])
+        position = Position(int(now), text(where), int(before), int(number), int(cost), parked)
+        if float(weight) < 0:
+            return position
+        return position._replace(before=int(tasks), weight=float(weight))
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The parking lots of these limits that are not empty, without tasks. A script reads :data:`LOTS` of them."""
@@ -201,7 +200,7 @@ class BacklogContents:
             The store's clock in microseconds since 1970, and the returned tasks; no tasks: none are left.
         """
         numbers = (microseconds(AGAIN), self._memory, bucket[1], BYTES, PAGE, until, microseconds(overdue))
-        now, *leaving = self._scripts.run("return_to_queue", bucket, *numbers, *queues)
+        now, *leaving = self._scripts.run("return_to_queue", bucket, *numbers, *map(encoded, queues))
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:

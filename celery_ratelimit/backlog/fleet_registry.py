@@ -15,7 +15,7 @@ from ..store.resp import bulk, text
 from .scripts import Scripts
 from .store_calls import Asks
 
-__all__ = ["UNATTENDED", "WOKEN", "ConsumedQueues", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
+__all__ = ["UNATTENDED", "WOKEN", "FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
 
 #: Seconds for which a queue is known that no worker consumes. A queue that was never consumed is not known.
 KNOWN = 30 * 86_400.0
@@ -35,13 +35,6 @@ WOKEN = 500
 ATTEND, ATTENDED = 2.0, 6.0
 #: The same where no task is parked: no slot is given.
 ATTEND_IDLE, ATTENDED_IDLE = 20.0, 50.0
-
-
-class ConsumedQueues(NamedTuple):
-    """Queues that a worker of the fleet consumes, and queues that none consumes any more."""
-
-    attended: frozenset[str]
-    absent: frozenset[str]
 
 
 class Unattended(NamedTuple):
@@ -98,8 +91,8 @@ class FleetRegistry:
         """Seconds between two reports of a worker's counts: longer where workers are many."""
         return min(COUNTS_APART, max(1.0, self.workers / MANY))
 
-    def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> ConsumedQueues:
-        """Report a worker's queues; returns which queues a worker consumes, and which none does.
+    def attend(self, worker: str, queues: Sequence[str], given_up: Sequence[str], lasts: float) -> frozenset[str]:
+        """Report a worker's queues; returns the queues that no worker consumes any more.
 
         Args:
             worker: its name.
@@ -113,9 +106,9 @@ class FleetRegistry:
         reply = self._scripts.call(
             "heartbeat_queues", (), len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
         )
-        attended, absent = [frozenset([text(queue) for queue in each]) for each in reply[:2]]
-        self.workers = max(1, int(reply[2]))
-        return ConsumedQueues(attended | set(queues), absent - set(queues))
+        absent, workers = reply
+        self.workers = max(1, int(workers))
+        return frozenset(map(text, absent)).difference(queues)
 
     def seen(
         self,
@@ -202,7 +195,7 @@ class QueueHeartbeat:
         recall: called when tasks may be aside for a queue that is consumed again.
 
     Attributes:
-        heard: the last reply.
+        absent: queues that no worker consumes, by the last reply; ``None``: there was none.
     """
 
     def __init__(
@@ -214,7 +207,7 @@ class QueueHeartbeat:
     ) -> None:
         self._worker, self._registry = worker, registry
         self._on_new_queues, self._recall = on_new_queues, recall
-        self.heard: ConsumedQueues | None = None
+        self.absent: frozenset[str] | None = None
         self._queues: frozenset[str] = frozenset()
         self._reported_at = self._recall_until = 0.0
 
@@ -237,20 +230,18 @@ class QueueHeartbeat:
         pause, lasts = (ATTEND_IDLE, ATTENDED_IDLE) if is_idle else (ATTEND, ATTENDED)
         if queues == self._queues and time.monotonic() < self._reported_at + pause:
             return
-        absent = self.heard.absent if self.heard is not None else None
-        given_up = sorted(self._queues - queues)
+        before, given_up = self.absent, sorted(self._queues - queues)
         attend = self._registry.attend
-        heard: ConsumedQueues = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
-        self.heard = heard
+        self.absent = yield partial(attend, self._worker.hostname, sorted(queues), given_up, lasts)
         has_new = queues - self._queues
         self._queues, self._reported_at = queues, time.monotonic()
         if has_new:  # a worker that has not heard of it may set their tasks aside anew, and end before it hears
             self._recall_until = self._reported_at + ATTENDED
             self._on_new_queues()
-        if absent is None or absent - heard.absent or self._reported_at < self._recall_until:
+        if before is None or before - self.absent or self._reported_at < self._recall_until:
             self._recall()
 
     def end(self) -> Callable[[], object]:
         """This worker ends, or connects anew. Returns the call that reports it."""
-        given_up, self._queues, self.heard = sorted(self._queues), frozenset(), None
+        given_up, self._queues, self.absent = sorted(self._queues), frozenset(), None
         return partial(self._registry.attend, self._worker.hostname, (), given_up, 0.0)

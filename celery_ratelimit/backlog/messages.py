@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from kombu.utils.json import dumps, loads
 
@@ -14,13 +14,16 @@ from ..store.resp import text
 
 __all__ = [
     "Bucket",
-    "FairPosition",
     "Lot",
     "Parked",
     "PollResult",
+    "Position",
     "ToPark",
+    "decoded",
+    "encoded",
     "marker_of",
     "read_parcel",
+    "record_of",
     "several",
     "written",
 ]
@@ -40,6 +43,9 @@ class Parked(NamedTuple):
         since: microseconds since 1970, the store's clock: when the task was first throttled.
         wait: seconds until its turn; 0.0: not known.
         message: the text that was parked.
+        task: the task's id.
+        share: the task's share of the limit; empty: the limit was not fair when it was parked.
+        survivor: the id of the task that waits in its place, if one does.
     """
 
     id: str
@@ -47,6 +53,9 @@ class Parked(NamedTuple):
     since: int
     wait: float
     message: str
+    task: str = ""
+    share: str = ""
+    survivor: str = ""
 
 
 class PollResult(NamedTuple):
@@ -66,7 +75,7 @@ class PollResult(NamedTuple):
 
 
 class ToPark(NamedTuple):
-    """A message that is to be parked. The message itself contains ``order``, ``alone`` and ``share``, too.
+    """A message that is to be parked.
 
     Attributes:
         id: the store's id of the task.
@@ -78,8 +87,9 @@ class ToPark(NamedTuple):
             tasks of equal priority.
         expires: seconds since 1970 at which the task expires; 0.0: never.
         attempt: 0; more: the replies to earlier attempts to park this delivery were lost.
-        order: steps by which the task stands behind tasks without a priority, see ``lua/include/order.lua``.
-        alone: identifies duplicates, of which only one is to wait, see ``lua/park.lua``. Empty: all may wait.
+        task: the task's id.
+        queue: that the task was sent to.
+        order, leaves, unique: see ``lua/include/record.lua``.
         share: the task's share of a fair limit, see ``lua/include/shares.lua``; ``None``: the limit is not fair.
         weight: of its share, in the code.
     """
@@ -92,24 +102,43 @@ class ToPark(NamedTuple):
     since: int = 0
     expires: float = 0.0
     attempt: int = 0
+    task: str = ""
+    queue: str = ""
     order: int = 0
-    alone: str = ""
+    leaves: int | None = None
+    unique: str = ""
     share: str | None = None
     weight: float = USUAL
 
 
-class FairPosition(NamedTuple):
-    """An estimate of the tasks that have their turns before a parked task of a fair limit.
+class Position(NamedTuple):
+    """The position of a task in a parking lot.
 
     Attributes:
-        tasks: number of tasks.
-        permits: that these tasks cost; ``None``: the task's share is held back, so the task has no turn.
-        weight: of the task's share.
+        now: microseconds since 1970, the store's clock.
+        where: ``parked``; ``aside``: no worker consumes its queue; ``leaving``: returned, and not confirmed to be at
+            the broker; ``""``: not known here.
+        before: number of tasks parked before it; an estimate if the limit is fair; -1: it is not parked.
+        number: of parked tasks.
+        cost: permits that all of these cost.
+        parked: the task.
+        weight: of the task's share; 0.0: the share is held back; ``None``: the limit is not fair.
     """
 
-    tasks: int
-    permits: float | None
-    weight: float
+    now: int
+    where: str
+    before: int
+    number: int
+    cost: int
+    parked: Parked
+    weight: float | None = None
+
+    @property
+    def permits(self) -> float | None:
+        """About how many permits the tasks before it cost; ``None``: it has no turn yet."""
+        if self.where == "aside" or self.weight == 0:
+            return None
+        return self.before * self.cost / self.number if self.where == "parked" and self.number else 0.0
 
 
 def marker_of(bucket: Bucket, parked: Parked, now_us: int | None = None) -> dict[str, Any]:
@@ -143,6 +172,22 @@ class Lot(NamedTuple):
     tasks: tuple[Parked, ...]
 
 
+def encoded(of_user: str) -> str:
+    """A task's id, or a queue's name, as a field of a record: percent-encoded but for harmless characters."""
+    return quote(of_user, safe="@/.-_~+=,", errors="surrogatepass")
+
+
+def decoded(field: str) -> str:
+    return unquote(field, errors="surrogatepass")
+
+
+def record_of(each: ToPark) -> str:
+    """The record of a task that is to be parked, from its field ``order`` on, and the message."""
+    leaves = "" if each.leaves is None else each.leaves
+    texts = f"{each.share or ''} {each.unique}  {encoded(each.queue)} {encoded(each.task)}"
+    return f"{each.order} {leaves} {texts} {each.message}"
+
+
 def written(parcel: Parcel) -> str:
     """The text that is parked for a parcel.
 
@@ -157,13 +202,13 @@ def written(parcel: Parcel) -> str:
 
 
 def read_parcel(parked: Parked) -> Parcel:
-    """The parked parcel, with the id of the task that replaces it, if one does; empty if it cannot be read."""
+    """The parked parcel, with the id of the task that waits in its place, if one does; empty if it cannot be read."""
     try:
         parcel = loads(parked.message)
     except ValueError:
         return {}
     is_whole = isinstance(parcel, dict) and parcel.keys() >= _FIELDS and marker_in_headers(parcel["headers"])
-    return with_survivor(parcel) if is_whole else {}
+    return with_survivor(parcel, parked.survivor) if is_whole else {}
 
 
 def several(reply: Sequence[Any]) -> list[Parked]:
@@ -172,6 +217,8 @@ def several(reply: Sequence[Any]) -> list[Parked]:
 
 
 def _read(id: Any, wait: Any, stored: Any) -> Parked:
-    found = re.fullmatch(r"\d+ (\d+) (\d+) (.*)", text(stored), re.DOTALL)
-    copy, since, message = found.groups() if found else ("0", "0", "")
-    return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message)
+    fields = text(stored).split(" ", 10)
+    if len(fields) < 11 or not (fields[1].isdecimal() and fields[2].isdecimal()):
+        return Parked(text(id), 0, 0, int(wait) / 1e6, "")
+    _, copy, since, _, _, share, _, survivor, _, task, message = fields
+    return Parked(text(id), int(copy), int(since), int(wait) / 1e6, message, decoded(task), share, decoded(survivor))

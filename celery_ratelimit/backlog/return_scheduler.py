@@ -136,26 +136,21 @@ class ReturnScheduler:
         request = held.request
         marker = marker_in(request.message)
         parcel = parcel_of(request, held.queue, self._return_queue_for(held.queue), held.id)
-        order = self._worker.consumption.broker_order(request.message, held.queue)
-        share = None if demand.share is None else escape(demand.share)
-        last = {
-            **({"alone": held.coalesce_key} if held.coalesce_key else {}),
-            **demand.said_of_reserve,
-            **({} if share is None else {"share": share}),
-            **({"order": order} if order else {}),
-        }
         return ToPark(
             held.id,
             demand.cost,
-            written({"id": request.id, **parcel, **last}),
+            written(parcel),
+            task=request.id,
+            queue=held.queue,
             copy=int(copy_in(request.message).get("copy", 0)) + 1,
             token=held.token,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
             attempt=held.attempt,
-            order=order,
-            alone=held.coalesce_key,
-            share=share,
+            order=self._worker.consumption.broker_order(request.message, held.queue),
+            leaves=demand.leaves_in_record,
+            unique=held.coalesce_key,
+            share=None if demand.share is None else escape(demand.share),
             weight=demand.limit.weights.get(demand.share or "", USUAL),
         )
 
@@ -283,7 +278,7 @@ class ReturnScheduler:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
             demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
-            return_due = partial(self.parking.return_due, demands, due=True, attendance=self._heartbeat.heard)
+            return_due = partial(self.parking.return_due, demands, due=True, absent=self._heartbeat.absent or ())
             looked: Sequence[PollResult] = yield return_due
             due.note(looked)
             for each in looked:

@@ -13,7 +13,7 @@ from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk
 from ..store.script import FAIR, Script
-from .messages import Bucket, ToPark
+from .messages import Bucket, ToPark, record_of
 
 __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
 
@@ -21,13 +21,13 @@ __all__ = ["FAIR_KEYS", "LOT_KEYS", "Scripts", "arguments_of", "weights_text"]
 LOT_KEYS = 13
 #: The same with the keys for shares: for scripts of fair limits, and for some scripts in any case.
 FAIR_KEYS = 16
-_FAIR_IN_ANY_CASE = ("confirm_published", "remove", "return_to_queue", "fair_position", "reconcile")
+_FAIR_IN_ANY_CASE = ("confirm_published", "remove", "return_to_queue", "position", "reconcile")
 
 _NAMES = (
     *("park", "return_due", "confirm_published", "dedup", "due"),
     *("reschedule", "wake_suspended", "heartbeat_queues", "heartbeat_limits", "count_lots"),
     *("list_lots", "locate", "remove", "return_to_queue", "position"),
-    *("fair_position", "reconcile", "publish_failures", "postpone"),
+    *("reconcile", "publish_failures", "postpone"),
 )
 
 
@@ -127,9 +127,9 @@ def arguments_of(
         acknowledged = told.get(bucket, ())
         arguments += [bucket[1], microseconds(later.get(bucket, 0.0)), len(messages), len(acknowledged)]
         for each in messages:
-            order = each.order if each.share is None else f"{each.order} {each.weight!r} {each.share}"
-            arguments += [order, each.since, int(each.expires * 1e6), each.id, each.cost]
-            arguments += [each.copy, each.token, each.attempt, each.alone, each.message]
+            weight = "" if each.share is None else repr(each.weight)
+            arguments += [each.since, int(each.expires * 1e6), each.id, each.cost, each.copy, each.token, each.attempt]
+            arguments += [weight, record_of(each)]
         arguments += acknowledged
     return arguments
 

@@ -83,11 +83,11 @@ class Demand:
         return self.limit.reserve is not None and self._leaves < self.limit.reserve.most
 
     @cached_property
-    def said_of_reserve(self) -> dict[str, int]:
-        """What a parked message says, so that ``lua/return_due.lua`` asks for its slot alike: see :attr:`wire`."""
+    def leaves_in_record(self) -> int | None:
+        """The field ``leaves`` of a parked task's record, so that ``lua/return_due.lua`` asks for its slot alike."""
         if self.leaves is None or self.limit.reserve is None:
-            return {}
-        return {"leaves": -int(self.limit.wire(self.cost, self.leaves)[5])}
+            return None
+        return -int(self.limit.wire(self.cost, self.leaves)[5])
 
     def left(self, size: int) -> int:
         """Permits that it leaves of so many that the limit holds, as ``lua/algorithms/token_bucket.lua`` reckons."""

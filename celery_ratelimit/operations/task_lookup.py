@@ -13,7 +13,7 @@ from .._celery import BrokerDidNotAnswer, query_workers
 from .._celery.saved_message import marker_in_headers
 from ..app.plan import limits_of_app, plan_of
 from ..backlog.backlog import Backlog
-from ..backlog.messages import Bucket, read_parcel, several
+from ..backlog.messages import Bucket, read_parcel
 from ..backlog.scripts import weights_text
 from ..counts.would import Would
 from ..limiter.stored import LimitConfig
@@ -169,38 +169,33 @@ def _in_lots(app: Celery, backlog: Backlog, id: str) -> Explanation | None:
 
 
 def _in_lot(app: Celery, backlog: Backlog, id: str, bucket: Bucket, stored_id: str) -> Explanation | None:
-    us, where, place, number, cost, stored = backlog.contents.place(bucket, stored_id)
-    (parked,) = several([stored_id, 0, stored])
-    parcel = read_parcel(parked)
-    if not where or parcel.get("id") != id:
+    limits = limits_of_app(app)
+    limit = limits.get(bucket[0])
+    found = backlog.contents.position(bucket, stored_id, weights_text(limit) if limit is not None else "")
+    parcel = read_parcel(found.parked)
+    if not found.where or not parcel or found.parked.task != id:
         return None
-    now, headers, limits = us / 1e6, parcel["headers"], limits_of_app(app)
+    now, headers = found.now / 1e6, parcel["headers"]
     (standing,) = standings_of(app, limits, [bucket])
-    limit, share, turn = limits.get(bucket[0]), None, None
-    ahead: float | None = None if where == "aside" else place * cost / number if where == "parked" and number else 0.0
-    if where == "parked" and limit is not None and limit.fair is not None and "share" in parcel:
-        share, turn = parcel["share"], backlog.contents.turn(bucket, stored_id, weights_text(limit))
-        if turn is not None:
-            place, ahead = turn.tasks, turn.permits
     wait = None
-    if standing.interval and ahead is not None:
-        wait = max(standing.retry_after, standing.config.paused) + ahead * standing.interval
+    if standing.interval and found.permits is not None:
+        wait = max(standing.retry_after, standing.config.paused) + found.permits * standing.interval
     return Explanation(
         id,
-        where,
+        found.where,
         now,
         task=str(headers.get("task", "")),
         queue=str(marker_in_headers(headers)["queue"]),
         limit=bucket[0],
         key=bucket[1],
-        place=max(0, place),
-        parked=number,
-        since=parked.since / 1e6,
+        place=max(0, found.before),
+        parked=found.number,
+        since=found.parked.since / 1e6,
         starts_at=now + wait if wait is not None else None,
         band=BAND * wait + MIN_BAND if wait is not None else 0.0,
         config=standing.config,
-        share=share,
-        weight=turn.weight if turn is not None else None,
+        share=found.parked.share if found.weight is not None else None,
+        weight=found.weight,
     )
 
 

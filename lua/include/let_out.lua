@@ -2,14 +2,13 @@
 -- confirms it (confirm_published.lua), or when the message arrives; until then it is `leaving`.
 --
 -- Uses AGAIN_US, after which a task is returned once more; a parking lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE,
--- EXPIRING, WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; place_in of order.lua; note_for_a_while of
--- renew_copy.lua.
+-- EXPIRING, WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; COST, COPY, SHARE, UNIQUE, place_in of
+-- record.lua; note_for_a_while of renew_copy.lua.
 -- Gives let_out(id, wait, known, message): `wait`, us until its turn; `known`, the caller removes the task from `shares`, unless the
 -- result is false: then the task was not parked, and was not returned; `message`, its value in `messages`, if the caller has read
 -- it; out, of each returned task its id, us until its turn, its message; bytes, the length of all these messages.
 --!include renew_copy.lua
 local out, bytes = {}, 0
-local has_alone = {} -- by key: whether the parking lot has tasks of which duplicates must not wait
 
 local function let_out(id, wait, known, message)
     message = message or call('HGET', MESSAGES, id)
@@ -17,20 +16,18 @@ local function let_out(id, wait, known, message)
     if known and not was_here then return false end
     call('ZREM', EXPIRING, id)
     if not message then return end
-    if not was_here then was_here = no_more_aside(id, place_in(message)) end
-    if was_here then count_cost(match(message, '^%d+'), -1) end
-    local share = shares and not known and shares.of(message)
-    if share then call('ZREM', SHARES, shares.entry(share, place_in(message), id)) end
-    if has_alone[ALONE] == nil then has_alone[ALONE] = call('EXISTS', ALONE) == 1 end
-    local alone = has_alone[ALONE] and match(string.sub(message, -260), '"alone": "%w(%x+)"[^{}]*}$')
-    if alone and call('HGET', ALONE, alone) == id then call('HDEL', ALONE, alone) end
+    if not was_here then was_here = no_more_aside(id, message) end
+    if was_here then count_cost(match(message, COST) or 0, -1) end
+    if shares and not known then call('ZREM', SHARES, shares.entry(match(message, SHARE) or '', place_in(message), id)) end
+    local unique = string.sub(match(message, UNIQUE) or '', 2)
+    if unique ~= '' and call('HGET', ALONE, unique) == id then call('HDEL', ALONE, unique) end
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)
     local unacked = call('HGET', UNACKED, id)
     if unacked then
         call('HDEL', UNACKED, id)
-        local copy = match(message, '^%d+ (%d+)')
+        local copy = match(message, COPY) or '0'
         local _, newest, tokens = copies(id)
         note_for_a_while(id, copy, max(copy, newest or 0), (tokens or '') .. string.sub(unacked, tokens and 2 or 1))
     end

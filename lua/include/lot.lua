@@ -3,8 +3,8 @@
 --
 -- Gives use_lot(lot, key): from then on the names below are keys of the parking lot in KEYS[lot + 1] to KEYS[lot + LOT_KEYS],
 -- and `bucket` is `key`, the key of its bucket.
---   1  parked     sorted set, id -> us: its place in the order, see order.lua
---   2  messages   hash, id -> "<cost> <copy> <since us> <message>": of tasks that are parked or leaving
+--   1  parked     sorted set, id -> us: its place in the order, see record.lua
+--   2  messages   hash, id -> "<record> <message>", see record.lua: of tasks that are parked or leaving
 --   3  leaving    sorted set, id -> us: of returned tasks; at that time the message is published once more, unless its publishing
 --                 is confirmed by then
 --   4  unacked    hash, id -> tokens: of parked tasks, the deliveries whose messages may still be at the broker
@@ -14,30 +14,31 @@
 --                 id NUL token -> attempt: the newest attempt of this delivery to park its message, see park.lua
 --   6  expiring   sorted set, id -> us at which the task expires
 --   7  aside      sorted set, "<queue> NUL <its place, 16 digits> NUL <id>" -> 0: parked tasks, too, of queues that no worker consumes.
---                 Until a worker does, they do not delay other tasks. One entry for each queue that the task may belong to
+--                 Until a worker does, they do not delay other tasks
 --   8  lots       sorted set, key of a bucket -> us at which a worker has to process its parking lot; one for each limit
 --   9  code       string: the limit as it is in the code of the worker that last processed one of these parking lots; one for each
 --                 limit. With another code that worker would have planned another time: see same_code.lua
 --   10 where      sorted set, "<task's id> NUL <id> NUL <key of a bucket>" -> 0: where a task is parked; one for each limit
 --   11 asides     sorted set, key of a bucket -> 0: its parking lot has tasks set aside; one for each limit
---   12 costs      hash, key of a bucket -> permits that its parked tasks cost, less one for each task; one for each limit
+--   12 costs      hash, key of a bucket -> permits that its parked tasks cost; one for each limit
 --   13 alone      hash, identifier of duplicates, of which only one is to wait -> id of the one that waits, see park.lua
 -- and in scripts that process shares of a fair limit
 --   14 shares     sorted set, "<share> NUL <its place, 16 digits> NUL <id>" -> 0: the share of each parked task; and
 --   15 turns      sorted set, share -> its tag in virtual time: see shares.lua. These two are an index of `parked`
 --   16 weights    hash, share -> "<weight> <us since> <note>": weights that people have stored; see shares.lua; one for each limit of
 --                 a store, for all fleets
--- A message begins with {"id": "<task's id>".
 -- Copies of a message are numbered: 0 is the user's own, each returned copy has one more than the copy before.
 -- A token names one delivery of a message to a worker. A list of tokens has a comma before, between and behind them.
 --
 -- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS,
--- WEIGHTS. Gives also shares, which is nil except in scripts that process shares; for the parking lot in use and by a task's id:
--- without, copies, note_copies, at_broker, acknowledged, place_of, is_parked, queues_of, aside, no_more_aside, count_cost; and
--- for the whole parking lot nobody_is_left(), end_lot().
+-- WEIGHTS. Uses COPY, QUEUE, TASK, place_in of record.lua. Gives also
+-- shares, which is nil except in scripts that process shares; for the parking lot in use and by a task's id:
+-- without, copies, note_copies, at_broker, acknowledged, place_of, is_parked, aside, no_more_aside, count_cost; and for the whole
+-- parking lot cost_of(number), nobody_is_left(), end_lot().
 local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS, WEIGHTS
 local LOT_KEYS, shares = 13, nil
 local bucket
+--!include record.lua
 
 local function use_lot(lot, key)
     bucket = key
@@ -62,7 +63,7 @@ end
 
 -- Notes that this copy is at the broker. A task that has arrived meanwhile and is parked again has another copy number.
 local function at_broker(id, copy)
-    if match(call('HGET', MESSAGES, id) or '', '^%d+ (%d+)') == copy then
+    if match(call('HGET', MESSAGES, id) or '', COPY) == copy then
         call('HDEL', MESSAGES, id)
         call('ZREM', LEAVING, id)
     end
@@ -85,24 +86,10 @@ local function acknowledged(first, last)
     end
 end
 
--- A task's id with characters that JSON escapes; nil if it cannot be read.
-local function unescaped(message)
-    local _, at = string.find(message, '^%d+ %d+ %d+ {"id": "')
-    local first = at and at + 1
-    while at do
-        at = string.find(message, '["\\]', at + 1)
-        if at and string.sub(message, at, at) == '"' then
-            local read, id = pcall(cjson.decode, '["' .. string.sub(message, first, at - 1) .. '"]')
-            return read and not string.find(id[1], '\0', 1, true) and id[1] or nil
-        end
-        at = at and at + 1
-    end
-end
-
--- The entry of `where` for a task, by its value in `messages`; nil if the task's id cannot be read.
+-- The entry of `where` for a task, by its value in `messages`; nil if it has no id.
 local function place_of(id, message)
-    local task = match(message, '^%d+ %d+ %d+ {"id": "([^"\\]+)"') or unescaped(message)
-    return task and task .. '\0' .. id .. '\0' .. bucket -- Lua's format ends a text at its first NUL
+    local task = match(message, TASK)
+    return task and task ~= '' and task .. '\0' .. id .. '\0' .. bucket -- Lua's format ends a text at its first NUL
 end
 
 -- Deletes an empty parking lot. Entries of `where` without a message are deleted with the limit's last parking lot.
@@ -124,30 +111,21 @@ local function is_parked(id)
     return call('EXISTS', ASIDE) == 1 and call('HEXISTS', MESSAGES, id) == 1 and not call('ZSCORE', LEAVING, id)
 end
 
--- The queues that a task may belong to: the text behind each @ of its id, which may have several.
-local function queues_of(id)
-    local queues, at = {}, string.find(id, '@', 1, true)
-    while at do
-        queues[#queues + 1] = string.sub(id, at + 1)
-        at = string.find(id, '@', at + 1, true)
-    end
-    return queues
-end
-
 local function aside(queue, place, id)
     return format('%s\0%016d\0%s', queue, place, id)
 end
 
--- Removes a task from `aside`. Returns whether it was there.
-local function no_more_aside(id, place)
-    local was = 0
-    for _, queue in ipairs(queues_of(id)) do was = was + call('ZREM', ASIDE, aside(queue, place, id)) end
-    return was > 0
+-- Removes a task from `aside`, by its value in `messages`. Returns whether it was there.
+local function no_more_aside(id, message)
+    return call('ZREM', ASIDE, aside(match(message, QUEUE) or '', place_in(message), id)) == 1
 end
 
 -- Notes that a task of that cost is parked (1), or is no longer parked (-1).
 local function count_cost(cost, sign)
-    if cost == '1' then return end
-    local all = (tonumber(call('HGET', COSTS, bucket)) or 0) + sign * (tonumber(cost) - 1)
-    if all > 0 then call('HSET', COSTS, bucket, int(all)) else call('HDEL', COSTS, bucket) end
+    if call('HINCRBY', COSTS, bucket, int(sign * cost)) <= 0 then call('HDEL', COSTS, bucket) end
+end
+
+-- Permits that all parked tasks cost; there are `number` of them.
+local function cost_of(number)
+    return number == 0 and 0 or max(number, call('HGET', COSTS, bucket) or 0)
 end

@@ -1,7 +1,6 @@
 -- The shares of a fair limit have their turns by weight: start-time fair queueing (Goyal, Vin, Cheng 1996).
 --
--- The share of a task is a text of letters, digits and @/.-_~+=,%# (store/keys.py escapes it). The task's message contains it:
--- it ends in "share": "<share>"}, or in "share": "<share>", "order": <steps>}. Any other message ends in }}.
+-- The share of a task is a text of letters, digits and @/.-_~+=,%# (store/keys.py escapes it); the task's record contains it.
 -- `turns` has each share with parked tasks, and its tag: the virtual time at which the next of its tasks starts. The share with the
 -- least tag is next. Then virtual time moves to that tag, and the share's tag grows by the task's cost divided by the share's
 -- weight. A share without tasks stays until it would be next, so that it gains no advantage by leaving and joining anew; a share that
@@ -15,7 +14,7 @@
 -- and from HELD on the shares of weight 0, with the number of the weights by which they were held back, see turns.lua.
 -- `parked` has all tasks, and decides: older versions, and scripts for limits that are not fair, do not write the index.
 -- An entry of a task that is no longer parked at its place is dropped when a script meets it; a task without an
--- entry gets one, with the share in its message, or else ''.
+-- entry gets one, with the share in its record.
 -- The index is kept for KEPT_MS after the last poll, which happens at least once a month: an older version, or a script for a
 -- limit that is not fair, deletes a parking lot without its index.
 -- `weights`, field NUL: "<us> <share> <us> <share> ... ", the last changes, each later than the one before.
@@ -28,7 +27,7 @@ local HELD, STORED, MARKS = 4503599627370496, 1099511627776, 6 -- 2^52, 2^40
 local KEPT_MS = '5184000000' -- 60 days
 local CLOCK, SINCE, FROM_PLACE, SOME_HELD, SUM, IN_CODE = '\0', '\0since', '\0from', '\0held', '\0sum', '\0code'
 LOT_KEYS = 16
-shares = {entry = false, ahead = false, join = false, add = false, changes = false, weight = false, of = false} -- has room for all
+shares = {entry = false, ahead = false, join = false, add = false, changes = false, weight = false} -- has room for all
 local known = {}
 
 function shares.entry(share, place, id)

@@ -19,7 +19,6 @@ from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.cli import ratelimit
 from celery_ratelimit.limiter.demand import Demand
@@ -381,9 +380,8 @@ ODD_IDS = ["a@b", "@", "a.1~0@q", "*", "[a-z]?", "^id", "back\\slash", 'a "quote
 
 def look(app: Celery, *, absent: Sequence[str] = ()) -> list[Parked]:
     """A worker looks at the lot of ``stripe``, while no worker consumes some queues."""
-    attendance = ConsumedQueues(frozenset(), frozenset(absent))
     demand = Demand(Limit("100/s"), "stripe", "")
-    return [task for lot in backlog_of(app).return_due([demand], attendance=attendance) for task in lot.leaving]
+    return [task for lot in backlog_of(app).return_due([demand], absent=absent) for task in lot.leaving]
 
 
 @pytest.mark.parametrize("queue", ["celery", "q@r", "@"])

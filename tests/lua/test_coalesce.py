@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 import redis
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import FULL, REPLACED, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked, read_parcel
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
+from tests.parks import packed
 
 from .frozen import FROZEN_STORE, demand
 
@@ -34,10 +34,7 @@ def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 
     marker = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
     said = {"id": id.partition("@")[0], "headers": {"id": id, RETURN_HEADER: marker}, "to": "celery"}
     said |= {"body": "", "priority": 0, "expires": None, "properties": {}}
-    said |= {"alone": alone} if alone else {}
-    said |= {"leaves": leaves} if leaves else {}
-    said |= {"order": order} if order else {}
-    return ToPark(id, 1, json.dumps(said), copy, f"t{copy}", since, order=order, alone=alone)
+    return packed(id, 1, json.dumps(said), copy, since, order=order, unique=alone, leaves=leaves or None)
 
 
 def park(parking: Backlog, *messages: ToPark) -> list[int]:
@@ -49,19 +46,18 @@ def close(parking: Backlog) -> None:
     parking._limiter.asker.ask([demand("1/d", name="api")])
 
 
-def leave(parking: Backlog, attendance: ConsumedQueues | None = None) -> list[Parked]:
+def leave(parking: Backlog, absent: Collection[str] = ()) -> list[Parked]:
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([demand("1/d", name="api")], attendance=attendance)
+        (looked,) = parking.return_due([demand("1/d", name="api")], absent=absent)
         left, again = [*left, *looked.leaving], looked.again
     return left
 
 
 def ended(left: list[Parked]) -> dict[str, str]:
     """Those that end, and in whose favour."""
-    parcels = {each.id: read_parcel(each) for each in left}
-    return {id: parcel["by"] for id, parcel in parcels.items() if "by" in parcel}
+    return {each.id: each.survivor for each in left if each.survivor}
 
 
 def waiting(parking: Backlog) -> list[str]:
@@ -182,7 +178,7 @@ def test_who_has_ended_is_let_out_again_until_it_is_published(parking: Backlog, 
 def test_a_queue_that_nobody_consumes(parking: Backlog, clock: Clock) -> None:
     close(parking)
     parking._limiter.reset(demand("1/d", name="api").limit, force=True)
-    absent = ConsumedQueues(frozenset(), frozenset({"celery"}))
+    absent = frozenset({"celery"})
     park(parking, to_park("a@celery", "n1"))
     assert leave(parking, absent) == []
     park(parking, to_park("b@celery", "n1"))
@@ -280,7 +276,7 @@ def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_w
 ) -> None:
     close(parking)
     park(parking, to_park("a@absent", "n1"))
-    leave(parking, ConsumedQueues(frozenset({"celery"}), frozenset({"absent"})))
+    leave(parking, frozenset({"absent"}))
     park(parking, to_park("b@celery", "n1"))
     if how == "released":
         (taken,) = parking.contents.remove(BUCKET, ["a@absent"], purge=False)[1]

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter, StoreUnavailable
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
-from celery_ratelimit.backlog.backlog import Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.deduplicator import TELL, Deduplicator
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.deduplication import Deduplication
 from tests.conftest import Clock
+from tests.parks import packed
 
 from .frozen import FROZEN_STORE, demand
 from .test_parked_at_once import NOW, contents, messages
@@ -140,7 +141,7 @@ def come(arrivals: Deduplicator, *pairs: tuple[str, int]) -> list[Any]:
 def test_all_of_a_lot_are_told_with_the_first_that_asks(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
-    parking.park({BUCKET: [ToPark("b", 1, "{}", 2, "t")]})  # an older copy of it comes
+    parking.park({BUCKET: [packed("b", 1, "{}", 2)]})  # an older copy of it comes
     first, second, third = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
     assert all(map(arrivals.asks_along, (first, second, third)))
     with arrivals.told_along([first]) as told:
@@ -160,7 +161,7 @@ def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock, asks_first: int, along: bool
 ) -> None:
     """Who had published the first was killed before it said so, and others let the task out once more."""
-    parking.park({BUCKET: [ToPark("a", 1, "{}", 1, "t")]})
+    parking.park({BUCKET: [packed("a", 1, "{}", 1)]})
     assert [each.copy for each in let_out(parking)] == [1]
     clock.advance(60)
     assert [each.copy for each in let_out(parking)] == [2]
@@ -181,7 +182,7 @@ def test_of_two_copies_that_come_to_one_worker_together_one_may_run(
 def test_a_copy_that_comes_while_another_one_is_told_of_in_vain_asks_for_itself(
     arrivals: Deduplicator, parking: Backlog, clock: Clock
 ) -> None:
-    parking.park({BUCKET: [ToPark("a", 1, "{}", 1, "t")]})
+    parking.park({BUCKET: [packed("a", 1, "{}", 1)]})
     let_out(parking)
     clock.advance(60)
     let_out(parking)
@@ -200,7 +201,7 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
     """On RabbitMQ a task that is sent again, with the same id and arguments, is known by the same id."""
 
     def parks(copy: int) -> None:
-        parking.park({BUCKET: [ToPark("a", 1, "{}", copy, f"t{copy}")]})
+        parking.park({BUCKET: [packed("a", 1, "{}", copy)]})
         parking.acknowledged(BUCKET, "a", f"t{copy}")
         parking.flush(at_once=True)
 
@@ -230,7 +231,7 @@ def test_if_no_answer_comes_they_are_told_once_more(arrivals: Deduplicator) -> N
 def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
     arrivals: Deduplicator, parking: Backlog, frozen: Limiter, clock: Clock
 ) -> None:
-    parking.park({BUCKET: [ToPark("c", 1, "{}", 2, "t")]})
+    parking.park({BUCKET: [packed("c", 1, "{}", 2)]})
     several = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
     with arrivals.told_along(several) as told:
         assert told is not None
@@ -241,7 +242,7 @@ def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
 
 
 def test_who_may_not_run_takes_no_permit(parking: Backlog, frozen: Limiter, clock: Clock) -> None:
-    parking.park({BUCKET: [ToPark("a", 1, "{}", 2, "t")]})
+    parking.park({BUCKET: [packed("a", 1, "{}", 2)]})
     told = parking.copies.along({BUCKET: {"a": 1}}, [("a", 1), ("x", 1)])
     decisions, may = frozen.asker.ask_along((API,), ["a", "x"], told, horizon=0.0, claim=0.0)
     assert (may, decisions[0]) == ([False], None)
@@ -278,7 +279,7 @@ def test_who_does_not_ask_for_long_is_told_of_all_the_same(
 
 def test_who_was_told_of_meanwhile_does_not_ask_unseen(arrivals: Deduplicator, parking: Backlog, clock: Clock) -> None:
     """Where greenlets switch, another one may tell of it between a look at it and its question."""
-    parking.park({BUCKET: [ToPark("a", 1, "{}", 2, "t")]})
+    parking.park({BUCKET: [packed("a", 1, "{}", 2)]})
     first, second, third = come(arrivals, ("a", 1), ("b", 1), ("c", 1))
     for each in (first, second, third):
         each.duplicate_checked = False

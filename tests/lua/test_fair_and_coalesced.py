@@ -11,16 +11,14 @@ from celery_ratelimit.backlog.backlog import REPLACED, Backlog, ToPark
 from celery_ratelimit.limiter.demand import Demand, with_priority
 from celery_ratelimit.store.keys import escape
 from tests.conftest import START, Clock
+from tests.parks import packed
 
 from .test_fair_shares import BUCKET, SHARES, leave, park
 
 
 def to_park(share: str, id: str, *, alone: str = "", leaves: int = 0, copy: int = 1, since: int = 0) -> ToPark:
-    """As a worker has it: what it says of itself stands at the end, in this order."""
-    parcel = {"id": id, "headers": {"id": id}, **({"alone": alone} if alone else {})}
-    parcel |= {"leaves": leaves} if leaves else {}
-    message = json.dumps(parcel | {"share": escape(share)})
-    return ToPark(id, 1, message, copy, f"t{copy}", since, alone=alone, share=escape(share))
+    message = json.dumps({"id": id, "headers": {"id": id}})
+    return packed(id, 1, message, copy, since, unique=alone, leaves=leaves or None, share=escape(share))
 
 
 def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
@@ -50,7 +48,7 @@ def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Ba
     for _ in range(5):
         assert frozen.asker.ask((low,)).allowed
     assert not frozen.asker.ask((low,)).allowed
-    parking.park({BUCKET: [to_park("a", "low", leaves=low.said_of_reserve["leaves"])]})
+    parking.park({BUCKET: [to_park("a", "low", leaves=low.leaves_in_record or 0)]})
     (looked,) = parking.return_due([low])
     assert [(each.id, each.wait) for each in looked.leaving] == [("low", 0.1)]
     assert frozen.asker.ask((high,)).allowed

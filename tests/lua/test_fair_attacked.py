@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, REPLACED, Backlog
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
@@ -99,9 +98,8 @@ class Lot:
             each = to_park(share, f"{self.number}@{queue}", cost=cost, order=order)
             if expires:
                 each = each._replace(expires=self.now / 1e6 + expires)
-            if alone:  # before its share, as a worker writes it
-                first, last = '"properties": {"share": "x"}', f', "alone": "{alone}"'
-                each = each._replace(alone=alone, message=each.message.replace(first, first + last))
+            if alone:
+                each = each._replace(unique=alone)
             messages.append(each)
         self._park(messages)
 
@@ -122,9 +120,8 @@ class Lot:
         self.now += tenths * 100_000
         self.store.set("test:clock", self.now)
         absent = frozenset({"away"}) if away else frozenset[str]()
-        attendance = ConsumedQueues(attended=frozenset({"q", "away"}) - absent, absent=absent)
         for _ in range(50):
-            (looked,) = self.parking.return_due([self.asked], attendance=attendance, horizon=0.5)
+            (looked,) = self.parking.return_due([self.asked], absent=absent, horizon=0.5)
             self._left(looked.leaving)
             if looked.again != 0:
                 return
@@ -180,8 +177,8 @@ class Lot:
         assert parked.parked == len(self.waiting)
         assert sorted(each.id for each in parked.tasks) == sorted(self.waiting)
         for id in list(self.waiting)[::5]:
-            turn = self.parking.contents.turn(BUCKET, id, "")
-            assert turn is None or turn.tasks <= 2 * self.number
+            found = self.parking.contents.position(BUCKET, id)
+            assert found.before <= 2 * self.number
 
 
 def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: redis.Redis) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.store.keys import escape
 from tests.conftest import Clock
+from tests.parks import packed
 
 BUCKET = ("api", "")
 SHARES, TURNS = "ratelimit:v1:{api}::shares@fleet", "ratelimit:v1:{api}::turns@fleet"
@@ -38,28 +38,22 @@ def to_park(
     weight: float = 1.0,
     expires: float = 0.0,
 ) -> ToPark:
-    """As a worker has it; a version before this one, or a limit that is not fair, knows no share."""
-    parcel = {"id": id.partition("@")[0], "headers": {"id": id}, "properties": {"share": "x"}}
-    if share is not None:
-        parcel["share"] = share = escape(share)
-    if order:
-        parcel["order"] = order
-    message = json.dumps(parcel)
-    return ToPark(id, cost, message, copy, f"t{copy}", since, expires, order=order, share=share, weight=weight)
+    """As a worker has it; a limit that is not fair has no shares."""
+    message = json.dumps({"id": id.partition("@")[0], "headers": {"id": id}, "properties": {"share": "x"}})
+    share = None if share is None else escape(share)
+    return packed(id, cost, message, copy, since, expires=expires, order=order, share=share, weight=weight)
 
 
 def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
     return parking.park({BUCKET: messages}, most=most)[BUCKET]
 
 
-def leave(
-    parking: Backlog, asked: Demand = FAIR, attendance: ConsumedQueues | None = None, horizon: float = 1.0
-) -> list[Parked]:
+def leave(parking: Backlog, asked: Demand = FAIR, absent: Collection[str] = (), horizon: float = 1.0) -> list[Parked]:
     """Who leaves, in their order."""
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([asked], attendance=attendance, horizon=horizon)
+        (looked,) = parking.return_due([asked], absent=absent, horizon=horizon)
         left, again = [*left, *looked.leaving], looked.again
     return left
 
@@ -225,11 +219,11 @@ def test_those_whose_queue_nobody_consumes_are_passed_over_until_it_is(parking: 
     park(parking, *[to_park("a", f"a{number}@absent") for number in range(40)])
     park(parking, *[to_park("b", f"b{number}@here") for number in range(3)])
     park(parking, to_park(None, "old@absent"))
-    away = ConsumedQueues(attended=frozenset({"here"}), absent=frozenset({"absent"}))
-    assert ids(leave(parking, attendance=away)) == ["b0@here", "b1@here", "b2@here"]
+    away = frozenset({"absent"})
+    assert ids(leave(parking, absent=away)) == ["b0@here", "b1@here", "b2@here"]
     park(parking, *[to_park("c", f"c{number}@here") for number in range(2)])
-    back = ConsumedQueues(attended=frozenset({"here", "absent"}), absent=frozenset())
-    left = ids(leave(parking, attendance=back))
+    back = frozenset()
+    left = ids(leave(parking, absent=back))
     assert len(left) == 43
     assert {"c0@here", "c1@here", "old@absent"} <= set(left[:8])
 

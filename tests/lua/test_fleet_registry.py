@@ -14,7 +14,7 @@ IDLE, BUSY = 50.0, 6.0
 
 def attend(parking: Backlog, worker: str, *queues: str, lasts: float, left: Sequence[str] = ()) -> frozenset[str]:
     """The queues that no worker consumes."""
-    return parking.register.attend(worker, queues, left, lasts).absent
+    return parking.register.attend(worker, queues, left, lasts)
 
 
 def test_a_busy_worker_that_is_killed_does_not_take_an_idle_workers_queue_along(parking: Backlog, clock: Clock) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 import redis
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import FULL, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
+from tests.parks import packed
 
 from .frozen import FROZEN_STORE, demand
 
@@ -30,26 +30,25 @@ def world(server: EmbeddedServer) -> Iterator[tuple[redis.Redis, Limiter]]:
         yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})
 
 
-def message_of(id: str, order: int) -> str:
+def message_of(id: str) -> str:
     """As a worker has it."""
-    first = {"id": id.partition("@")[0], "headers": {"id": id}, "properties": {"order": 7}}
-    return json.dumps({**first, "order": order} if order else first)
+    return json.dumps({"id": id.partition("@")[0], "headers": {"id": id}, "properties": {"order": 7}})
 
 
 def to_park(id: str, order: int = 0, *, cost: int = 1, copy: int = 1, since: int = 0) -> ToPark:
-    return ToPark(id, cost, message_of(id, order), copy, f"t{copy}", since, order=order)
+    return packed(id, cost, message_of(id), copy, since, order=order)
 
 
 def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
     return parking.park({BUCKET: messages}, most=most)[BUCKET]
 
 
-def leave(parking: Backlog, attendance: ConsumedQueues | None = None) -> list[str]:
+def leave(parking: Backlog, absent: Collection[str] = ()) -> list[str]:
     """Who leaves, in their order."""
     ids: list[str] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([API], attendance=attendance)
+        (looked,) = parking.return_due([API], absent=absent)
         ids, again = [*ids, *[each.id for each in looked.leaving]], looked.again
     return ids
 
@@ -106,10 +105,10 @@ def test_where_they_cost_different_numbers_it_is_told_by_what_they_cost_on_avera
 @pytest.mark.parametrize("order", [-255, -3, 3, 9])
 def test_what_is_aside_keeps_its_place_too(parking: Backlog, order: int) -> None:
     park(parking, to_park("x@absent"), to_park("y@absent", order), to_park("z@here"), to_park("w@here", order))
-    away = ConsumedQueues(attended=frozenset({"here"}), absent=frozenset({"absent"}))
+    away = frozenset({"absent"})
     first = ["w@here", "z@here"] if order < 0 else ["z@here", "w@here"]
     assert leave(parking, away) == first
-    back = ConsumedQueues(attended=frozenset({"here", "absent"}), absent=frozenset())
+    back = frozenset()
     assert leave(parking, back) == (["y@absent", "x@absent"] if order < 0 else ["x@absent", "y@absent"])
 
 
@@ -118,7 +117,7 @@ def test_the_oldest_is_found_whatever_its_importance(parking: Backlog, clock: Cl
     clock.advance(10)
     park(parking, to_park("a", -255), to_park("b"), to_park("c", 3))
     assert parking.contents.lot(BUCKET, 0, -1).oldest == START / 1e6
-    leave(parking, ConsumedQueues(attended=frozenset({"here"}), absent=frozenset({"absent"})))
+    leave(parking, frozenset({"absent"}))
     assert parking.contents.lot(BUCKET, 0, -1).oldest == (START + 1) / 1e6, "it is aside"
 
 
@@ -151,7 +150,7 @@ def test_all_that_are_parked_now_are_taken_out_whatever_their_importance(
 def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: Clock) -> None:
     park(parking, *[to_park(f"{number}@absent", ORDERS[number % len(ORDERS)]) for number in range(100)])
     park(parking, *[to_park(f"{number}@here", ORDERS[number % len(ORDERS)]) for number in range(100)])
-    frozen_out = ConsumedQueues(attended=frozenset(), absent=frozenset({"absent", "here"}))
+    frozen_out = frozenset({"absent", "here"})
     assert leave(parking, frozen_out) == []
     clock.advance(1)
     handed: list[str] = []

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 import redis
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Bucket
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limits.limit import Limit
 from tests.conftest import Clock
+from tests.parks import packed
 
 OF_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside", "alone", "shares", "turns")
 SHARED = ("lots", "code", "where", "asides", "costs")
 LOST = [*itertools.combinations((*OF_LOT, *SHARED), 1), *itertools.combinations((*OF_LOT, *SHARED), 2)]
-HERE = ConsumedQueues(frozenset({"here"}), frozenset({"absent"}))
-BACK = ConsumedQueues(frozenset({"here", "absent"}), frozenset())
+HERE = frozenset({"absent"})
+BACK = frozenset()
 
 
 def to_park(id: str) -> ToPark:
-    said = {"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}, "share": id[0]}
-    return ToPark(id, 2, json.dumps(said), 1, "t", share=id[0])
+    said = {"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}}
+    return packed(id, 2, json.dumps(said), 1, share=id[0])
 
 
-def run_all(parking: Backlog, clock: Clock, asked: Demand, attendance: ConsumedQueues, seconds: int) -> list[str]:
+def run_all(parking: Backlog, clock: Clock, asked: Demand, absent: Collection[str], seconds: int) -> list[str]:
     """What leaves if a lot is looked at when it is due and never else."""
     left: list[str] = []
     for _ in range(2 * seconds):
         for name, key in parking.due([asked.name]) or ():
-            (looked,) = parking.return_due([Demand(asked.limit, name, key)], due=True, attendance=attendance)
+            (looked,) = parking.return_due([Demand(asked.limit, name, key)], due=True, absent=absent)
             left += [each.id for each in looked.leaving]
             parking.published({looked.bucket: looked.leaving})
         clock.advance(0.5)
@@ -75,7 +75,7 @@ def test_what_has_its_message_runs(
     bucket: Bucket = ("api", asked.key)
     names = [f"{share}{number}@{queue}" for number in range(6) for share in "xy" for queue in ("here", "absent")]
     parking.park({bucket: list(map(to_park, names))})
-    (looked,) = parking.return_due([asked], attendance=HERE, horizon=0.8)
+    (looked,) = parking.return_due([asked], absent=HERE, horizon=0.8)
     left = [each.id for each in looked.leaving]
     assert left
     assert store.zcard(f"ratelimit:v1:{{api}}:{asked.key}:aside@fleet"), "some are leaving, some are set aside"
@@ -129,7 +129,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
 ) -> None:
     bucket = ("api", asked.key)
     parking.park({bucket: [to_park("x@here")]})
-    parking.acknowledged(bucket, "x@here", "t")
+    parking.acknowledged(bucket, "x@here", "t1")
     (looked,) = parking.return_due([asked])
     assert [each.copy for each in looked.leaving] == [1]
     lose("leaving")
@@ -143,7 +143,7 @@ def test_a_whole_backlog_costs_no_writes(frozen: Limiter, parking: Backlog, stor
     parking.park(
         {("api", asked.key): [to_park(f"x{number}@{'absent' if number % 2 else 'here'}") for number in range(40)]}
     )
-    parking.return_due([asked], attendance=HERE)
+    parking.return_due([asked], absent=HERE)
     before = {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")}
     assert reconcile(parking) == (0, 0)
     assert {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")} == before

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.backlog.backlog import Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import Clock
+from tests.parks import packed
 
 BUCKET = ("api", "")
 SHADOW: dict[str, Any] = {"name": "api", "shadow": True}
 
 
 def park(parking: Backlog, number: int) -> None:
-    parking.park({BUCKET: [ToPark(f"id{each}", 1, "{}", 1, "t") for each in range(number)]})
+    parking.park({BUCKET: [packed(f"id{each}", 1, "{}", 1) for each in range(number)]})
 
 
 def let_out(parking: Backlog, limit: Limit) -> int:

@@ -23,16 +23,17 @@ messages = st.builds(
     ToPark,
     id=st.sampled_from(["a", "b", "c", "d", "e"]),
     cost=st.integers(1, 5),
-    message=st.sampled_from(
-        ["{}", '{"id": "a"}', '{"id": "a", "alone": "nab"}', '{"id": "b", "to": "q", "alone": "oab"}']
-    ),
+    message=st.sampled_from(["{}", '{"id": "a"}', '{"id": "b", "to": "q"}']),
     copy=st.integers(1, 3),
     token=st.sampled_from(["s", "t", "u", "v"]),
     since=st.sampled_from([0, 0, 0, NOW - 5_000_000, NOW + 1]),
     expires=st.sampled_from([0.0, NOW / 1e6 - 10, NOW / 1e6 + 60]),
     attempt=st.integers(0, 2),
     order=st.sampled_from([0, 0, 3, -9]),
-    alone=st.sampled_from(["", "", "nab", "oab", "ncd"]),
+    task=st.sampled_from(["", "a", "b c"]),
+    queue=st.sampled_from(["", "q", "q r"]),
+    leaves=st.sampled_from([None, 5]),
+    unique=st.sampled_from(["", "", "nab", "oab", "ncd"]),
     share=st.none(),  # of a limit that is fair every task has one
     weight=st.just(1.0),
 )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, LATE, NOBODY, Backlog, ToPark
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
+from celery_ratelimit.backlog.backlog import FULL, LATE, NOBODY, Backlog
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
-from tests.parks import park_one
+from tests.parks import packed, park_one
 
 from .frozen import demand, expiries, us
 
@@ -95,7 +94,7 @@ def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
 
 
 def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Backlog, clock: Clock) -> None:
-    some = [ToPark(id, 1, message_of(id), 1, "t") for id in "abc"]
+    some = [packed(id, 1, message_of(id), 1) for id in "abc"]
     parking.park({BUCKET: some[:1]}, later={BUCKET: 0.15})
     assert parking.due(["api"]) == []
     clock.set(START + 100_000)
@@ -110,7 +109,7 @@ def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Backlog,
 def test_what_has_its_place_before_the_first_is_looked_for_at_once(parking: Backlog, clock: Clock) -> None:
     for id, since in (("a", START - 1_000_000), ("b", START - 2_000_000)):
         assert parking.due(["api"]) in (None, [])
-        parking.park({BUCKET: [ToPark(id, 1, message_of(id), 1, "t", since)]}, later={BUCKET: 0.15})
+        parking.park({BUCKET: [packed(id, 1, message_of(id), 1, since)]}, later={BUCKET: 0.15})
     assert parking.due(["api"]) == [BUCKET]
 
 
@@ -246,31 +245,31 @@ def test_those_that_are_picked_leave_and_nobody_else(parking: Backlog, store: re
 # -- Queues that nobody consumes -----------------------------------------------------------------------------------
 
 
-def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = ()) -> ConsumedQueues:
+def attend(parking: Backlog, worker: str, *queues: str, left: Sequence[str] = ()) -> frozenset[str]:
     return parking.register.attend(worker, queues, left, 6)
 
 
-NOBODY_AT_A = ConsumedQueues(frozenset("b"), frozenset("a"))
+NOBODY_AT_A = frozenset("a")
 
 
 def test_a_queue_is_absent_when_the_last_worker_that_consumed_it_has_gone(
     frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
-    assert attend(parking, "one", "a", "b") == ({"a", "b"}, set())
-    assert attend(parking, "two", "b") == ({"b"}, set())
-    assert attend(parking, "three", "a") == ({"a"}, set())
-    assert attend(parking, "one", left=["a", "b"]) == (set(), set()), "others do"
-    assert attend(parking, "three", left=["a"]) == ({"b"}, {"a"})
-    assert attend(parking, "two", "b") == ({"b"}, {"a"})
+    assert attend(parking, "one", "a", "b") == set()
+    assert attend(parking, "two", "b") == set()
+    assert attend(parking, "three", "a") == set()
+    assert attend(parking, "one", left=["a", "b"]) == set(), "others do"
+    assert attend(parking, "three", left=["a"]) == {"a"}
+    assert attend(parking, "two", "b") == {"a"}
     clock.advance(5.9)
-    assert attend(parking, "four", "c").absent == {"a"}
+    assert attend(parking, "four", "c") == {"a"}
     clock.advance(0.1)
-    assert attend(parking, "four", "c").absent == {"a", "b"}, "it was killed, or hangs"
-    assert attend(parking, "three", "a").absent == {"b"}
+    assert attend(parking, "four", "c") == {"a", "b"}, "it was killed, or hangs"
+    assert attend(parking, "three", "a") == {"b"}
     clock.advance(30 * 86_400 - 1)
-    assert attend(parking, "four", "c").absent == {"a", "b"}
+    assert attend(parking, "four", "c") == {"a", "b"}
     clock.advance(2)
-    assert attend(parking, "four", "c") == ({"c"}, {"a"}), "after a month nobody knows of b"
+    assert attend(parking, "four", "c") == {"a"}, "after a month nobody knows of b"
 
 
 def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
@@ -279,7 +278,7 @@ def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"{number}@{queue}" for number in range(30) for queue in "ab"])
     park(parking, "odd@a@b", "odd@b@a", "unknown@c", "none")
-    (looked,) = parking.return_due([API], attendance=NOBODY_AT_A)
+    (looked,) = parking.return_due([API], absent=NOBODY_AT_A)
     assert [(each.id, us(each.wait)) for each in looked.leaving] == [
         (f"{number}@b", (number + 1) * 100_000) for number in range(10)
     ]
@@ -293,10 +292,10 @@ def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     assert lot.oldest == START / 1e6
     # Somebody consumes it again: first in, first out.
     clock.advance(1)
-    (looked,) = parking.return_due([API], attendance=ConsumedQueues(frozenset("ab"), frozenset()))
+    (looked,) = parking.return_due([API], absent=frozenset())
     assert [each.id for each in looked.leaving] == [f"{number}@a" for number in range(10)]
     clock.advance(1)
-    (looked,) = parking.return_due([API], attendance=ConsumedQueues(frozenset("ab"), frozenset()))
+    (looked,) = parking.return_due([API], absent=frozenset())
     assert [each.id for each in looked.leaving] == [f"{number}@{queue}" for number in range(10, 15) for queue in "ab"]
 
 
@@ -308,10 +307,10 @@ def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
         park(parking, "1@a", "2@a", asked=asked)
     left = list(several)
     while left:
-        left = left[len(parking.return_due(left, attendance=NOBODY_AT_A)) :]
+        left = left[len(parking.return_due(left, absent=NOBODY_AT_A)) :]
     left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
     while left:
-        parking.return_due(left, due=True, attendance=NOBODY_AT_A)
+        parking.return_due(left, due=True, absent=NOBODY_AT_A)
         left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
     clock.advance(86_400)
     assert parking.due(["api"]) == []
@@ -339,7 +338,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
 ) -> None:
     park(parking, "short@a", expires=START / 1e6 + 2)
     park(parking, *[f"{number}@a" for number in range(250)])
-    while parking.return_due([API], attendance=NOBODY_AT_A)[0].again == 0:
+    while parking.return_due([API], absent=NOBODY_AT_A)[0].again == 0:
         pass
     assert park(parking, "behind@b", only_behind=True) == 251
     assert park(parking, "behind@b", most=3) == 252, "it is there"
@@ -347,7 +346,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
     assert parking.copies.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
     clock.advance(2)
     assert parking.due(["api"]) == [BUCKET]
-    (looked,) = parking.return_due([API], attendance=NOBODY_AT_A)
+    (looked,) = parking.return_due([API], absent=NOBODY_AT_A)
     assert "short@a" in [each.id for each in looked.leaving]
     assert parking.contents.remove(BUCKET, ["100@a", "nobody@a"], purge=False)[0] == 1
     assert list(parking.contents.find(["api"], ["101", "100"])) == [{BUCKET: {"101@a": "101"}}]
@@ -367,7 +366,7 @@ def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Backlog, store: r
     park(parking, *[f"{number}@a" for number in range(1000)], "last@b")
     leaving, steps, again = [], 0, 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([API], attendance=NOBODY_AT_A)
+        (looked,) = parking.return_due([API], absent=NOBODY_AT_A)
         leaving, steps, again = [*leaving, *looked.leaving], steps + 1, looked.again
     assert [each.id for each in leaving] == ["last@b"]
     assert 20 <= steps <= 23
@@ -861,12 +860,12 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, s
 # -- The next look is never later than the next turn ---------------------------------------------------------------
 
 
-def out_when_due(parking: Backlog, clock: Clock, asked: Demand, attendance: ConsumedQueues | None = None) -> list[str]:
+def out_when_due(parking: Backlog, clock: Clock, asked: Demand, absent: Collection[str] = ()) -> list[str]:
     """Who leaves within three seconds, if a lot is looked at when it is due and never else."""
     gone: list[str] = []
     for _ in range(30):
         while parking.due([asked.name]):
-            for looked in parking.return_due([asked], due=True, attendance=attendance):
+            for looked in parking.return_due([asked], due=True, absent=absent):
                 gone += [each.id for each in looked.leaving]
                 parking.published({looked.bucket: looked.leaving})
         clock.advance(0.1)
@@ -882,11 +881,11 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
     for id in ids:
         text = json.dumps({"id": id, "body": "x" * size})
         park_one(parking, asked, id, text)
-    while parking.return_due([asked], attendance=NOBODY_AT_A)[0].again == 0:
+    while parking.return_due([asked], absent=NOBODY_AT_A)[0].again == 0:
         pass
     clock.advance(5)
     parking.register.recall("api", None, 0)
-    assert out_when_due(parking, clock, asked, ConsumedQueues(frozenset("ab"), frozenset())) == ids
+    assert out_when_due(parking, clock, asked, frozenset()) == ids
 
 
 def test_as_many_as_may_have_slots_and_a_burst(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
@@ -909,7 +908,7 @@ def test_queues_of_which_nobody_has_heard_for_long_do_not_hide_the_others(parkin
     clock.advance(10)
     attend(parking, "one", "a", "b")
     attend(parking, "one", left=["a"])
-    assert "a" in attend(parking, "one", "b").absent
+    assert "a" in attend(parking, "one", "b")
 
 
 @pytest.mark.parametrize("key", ["a\0b", "\0", "a\0" + "b" * 200, "%s", "\udc80"])

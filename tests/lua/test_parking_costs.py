@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import FULL, Backlog
 from celery_ratelimit.backlog.backlog_contents import AGAIN
-from celery_ratelimit.backlog.fleet_registry import ConsumedQueues
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.demand import Demand
 from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
-NOBODY_AT_A = ConsumedQueues(frozenset("b"), frozenset("a"))
+NOBODY_AT_A = frozenset("a")
 
 
 def park(parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
@@ -70,7 +69,7 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
         elif what == "expiring":
             park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
         elif what == "return_due":
-            (looked,) = parking.return_due([Demand(LIMIT, "api", "", 1)], attendance=NOBODY_AT_A if one else None)
+            (looked,) = parking.return_due([Demand(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
             left += looked.leaving
         elif what == "pick":
             left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]

@@ -11,9 +11,10 @@ import pytest
 from kombu.utils.json import dumps
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.backlog.backlog import AGAIN, Backlog, ToPark
+from celery_ratelimit.backlog.backlog import AGAIN, Backlog
 from celery_ratelimit.backlog.publisher import MAX_RETRY, Publisher
 from tests.conftest import START, Clock
+from tests.parks import packed
 
 from .test_parking import BUCKET, let_out
 
@@ -35,7 +36,7 @@ class World:
         self.seconds = 0.0
         monkeypatch.setattr("time.monotonic", lambda: 1000.0 + self.seconds)
         self.publisher = Publisher(worker, parking, MagicMock(), store_clock)
-        parking.park({BUCKET: [ToPark("task@orders", 1, dumps(PARCEL), copy=1, token="t")]})
+        parking.park({BUCKET: [packed("task@orders", 1, dumps(PARCEL), copy=1)]})
 
     def publish(self, parcels: Any) -> set[str]:
         self.tries.append(self.seconds)
@@ -70,7 +71,7 @@ def test_it_is_found_as_long_as_it_is_not_at_the_broker(world: World) -> None:
     world.wait(2 * AGAIN)
     assert len(world.tries) > 1
     assert world.found
-    assert world.parking.contents.place(BUCKET, "task@orders")[1] == "leaving"
+    assert world.parking.contents.position(BUCKET, "task@orders").where == "leaving"
     world.answer = set
     world.wait(2 * AGAIN)
     assert not world.found
