@@ -110,7 +110,7 @@ def _park(parking: Backlog, lots: list[tuple[str, str, int]]) -> None:
 def _message(id: str) -> ToPark:
     marker = {"queue": QUEUE, "eta": None, "exchange": "", "routing_key": QUEUE}
     headers = {"id": id, "task": "benchmark", "celery-ratelimit-return": marker}
-    return ToPark(f"{id}~0@{QUEUE}", 1, json.dumps({"to": QUEUE, "headers": headers}), 1, task=id, queue=QUEUE)
+    return ToPark(f"{id}~0@{QUEUE}", 1, json.dumps({"to": QUEUE, "headers": headers}), 1, "t", task=id, queue=QUEUE)
 
 
 def _ask(client: redis.Redis, what: str, question: Callable[[], Any]) -> None:

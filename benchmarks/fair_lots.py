@@ -88,7 +88,7 @@ class Lot:
         for each in itertools.islice(self.numbers, number):
             parcel = {"id": f"{each}", "to": "q", "body": "x" * 300, "headers": {"id": f"{each}"}, "properties": {}}
             share = f"t{each * 7919 % self.shares}" if shared else None
-            yield ToPark(f"{each}@q", 1, json.dumps(parcel), 1, task=f"{each}", queue="q", share=share)
+            yield ToPark(f"{each}@q", 1, json.dumps(parcel), 1, "t", task=f"{each}", queue="q", share=share)
 
     def look(self, asked: Demand) -> None:
         """What has left is at the broker, and has started: its slot is free again."""

@@ -29,6 +29,7 @@ from benchmarks.workers import QUEUE, Fleet, scripts
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
+from celery_ratelimit.backlog.scripts import arguments_of
 from celery_ratelimit.backlog.tuning import PAGE
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.lots import ParkingLots
@@ -303,7 +304,7 @@ def _park(
     script, ask = parking.scripts.by_name["park"], limiter.asker.core.scripts.acquire
     demand = Demand(LIMIT, NAME, "first")
     limiter.asker.ask((demand,))
-    parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1)]}, only_behind=True)
+    parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1, "t")]}, only_behind=True)
     known: set[str] = set()
     digest, asks = script.digest, ask.digest
     with client.pipeline(transaction=False) as pipe:
@@ -313,8 +314,9 @@ def _park(
             message = {"id": f"task-{index}", "to": f"{QUEUE}.throttled", "body": body, "headers": headers}
             message |= {"content_type": "application/json", "content_encoding": "utf-8", "compression": None}
             message |= {"priority": 0, "delivery_mode": 2, "expires": None, "properties": {}}
-            each = (0, 0, int(expires * 1e6), f"task-{index}@{QUEUE}", 1, 1, 0, "", json.dumps(message))
-            kept = (0, -1, tenant, 1, 0, *each)  # one lot with one message, and nothing that was acknowledged
+            fields = {"expires": expires, "task": f"task-{index}", "queue": QUEUE}
+            one = ToPark(f"task-{index}@{QUEUE}", 1, json.dumps(message), 1, "t", **fields)  # type: ignore[arg-type]
+            kept = arguments_of({(NAME, tenant): [one]}, {}, {}, only_behind=False, most=None, memory=1)
             if tenant not in known:
                 known.add(tenant)
                 number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())

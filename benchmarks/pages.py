@@ -76,7 +76,7 @@ def park(app: Celery, name: str, task: str, number: int) -> None:
         headers = {"id": id, "task": task, "argsrepr": f"({n},)", "kwargsrepr": "{'tenant_id': 'acme'}"}
         parcel = {"id": id, "to": "celery", "headers": {**headers, "celery-ratelimit-return": marker}, "body": ""}
         since = -(5_000_000 + 40_000 * (number - n))
-        messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, since, task=id, queue="celery"))
+        messages.append(ToPark(f"{id}~0@celery", 1, json.dumps(parcel), 1, "t", since, task=id, queue="celery"))
     parking = backlog_of(app)
     parking.register.seen([name], [])
     parking.park({(name, ""): messages})

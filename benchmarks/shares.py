@@ -79,7 +79,8 @@ def act(directory: Path, shares: int, tasks: int) -> None:
             for each in range(made, made := made + number):
                 parcel = {"id": f"{each}", "to": "q", "body": "x" * 300, "headers": {"id": f"{each}"}, "properties": {}}
                 share = f"t{each * 7919 % shares}" if shares else None
-                messages.append(ToPark(f"{each}@q", 1, json.dumps(parcel), 1, task=f"{each}", queue="q", share=share))
+                one = ToPark(f"{each}@q", 1, json.dumps(parcel), 1, "t", task=f"{each}", queue="q", share=share)
+                messages.append(one)
             return messages
 
         def park(number: int) -> None:

@@ -490,11 +490,8 @@ class Worker:
         request.acknowledged = request.message.acknowledged = True
         request.message.channel.unacknowledged -= 1
 
-    def send_back(
-        self, request: Request, queue: str, return_queue: str, delay: float, _: Any, unconfirmed_parks: int
-    ) -> None:
-        marker = {"again": unconfirmed_parks} if unconfirmed_parks else {}
-        self.publish([(parcel_of(request, queue, return_queue), max(0.0, delay), marker)])
+    def send_back(self, request: Request, queue: str, return_queue: str, delay: float, _: Any) -> None:
+        self.publish([(parcel_of(request, queue, return_queue), max(0.0, delay), {})])
         self.fleet.sent_back += 1
         self.acknowledge(request)
 

@@ -1,8 +1,8 @@
 -- confirm_published: note that the messages of these returned tasks are at the broker again.
 --
 -- KEYS   for each parking lot the keys of include/lot.lua, with its keys for shares
--- ARGV   for each parking lot: the key of its bucket, text; number of pairs that follow; number of ids after them;
---        pairs of a task's id and the number of its copy; ids of tasks with older copies that are acknowledged by now
+-- ARGV   for each parking lot: the key of its bucket, text; number of pairs that follow; number of values after them;
+--        pairs of a task's id and the number of its copy; pairs of an id and a token of messages that are acknowledged by now
 -- Reply  1
 -- Writes the parking lots
 --!include prelude.lua

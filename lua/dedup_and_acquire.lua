@@ -5,16 +5,15 @@
 -- ARGV   1  number    of limits
 --        2  horizon   as acquire
 --        3  claim     as acquire
---        4  memory    us, > 0: as dedup
---        5  asking    number of requests that acquire
---        6+           six per limit, as acquire; for each request that acquires its id, and the index, from 1, of its copy in the list
---                     below, 0: it is not in the list; then for each parking lot, as dedup: number of copies, and three for each of them
+--        4  asking    number of requests that acquire
+--        5+           six per limit, as acquire; for each request that acquires its id, and the index, from 1, of its copy in the list
+--                     below, 0: it is not in the list; then for each parking lot, as dedup: number of copies, and two for each of them
 -- Reply  for each request that acquires, up to the first that has neither permits nor a slot, the reply of acquire; 0: it may not run.
 --        Then for each copy the reply of dedup
 -- Writes as acquire and dedup
 local HORIZON_US, CLAIM_US = ARGV[2] + 0, ARGV[3] + 0
-local NUMBER, MEMORY_US, ASKING = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local FIRST_LIMIT = 6
+local NUMBER, ASKING = tonumber(ARGV[1]), tonumber(ARGV[4])
+local FIRST_LIMIT = 5
 local CORRECTS = false -- see include/algorithms.lua
 local FIRST_ASKING = FIRST_LIMIT + 6 * NUMBER
 local FIRST_LOT = FIRST_ASKING + 2 * ASKING
@@ -31,9 +30,9 @@ end
 local may, at = {}, FIRST_LOT
 for lot = 4 * NUMBER, #KEYS - 1, LOT_KEYS do
     use_lot(lot, '')
-    local twice, last = call('EXISTS', TWICE) == 1, at + 3 * ARGV[at]
-    for i = at + 1, last, 3 do
-        may[#may + 1] = arrive(twice, ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]))
+    local twice, last = call('EXISTS', TWICE) == 1, at + 2 * ARGV[at]
+    for i = at + 1, last, 2 do
+        may[#may + 1] = arrive(twice, ARGV[i], ARGV[i + 1])
     end
     at = last + 1
 end

@@ -3,30 +3,32 @@
 -- KEYS   for each parking lot the keys of include/lot.lua; if one of the limits is fair, with its keys for shares
 -- ARGV   1  behind    1: park only behind parked tasks; 0: also in an empty parking lot
 --        2  most      >= 0: park only if the parked tasks cost fewer permits; -1: no bound
---        3+           for each parking lot: the key of its bucket, text; us until the first poll of the parking lot if it is empty now;
---                     number of messages that follow; number of ids after them;
---                     for each message eight:
+--        3  memory    us, > 0: for how long a call may come late
+--        4+           for each parking lot: the key of its bucket, text; us until the first poll of the parking lot if it is empty now;
+--                     number of messages that follow; number of values after them;
+--                     for each message nine:
 --                     since    us: when the task was first throttled; 0: now, and the task goes behind tasks of equal priority
 --                     expires  us; 0: never
 --                     id       text
 --                     cost     permits
 --                     copy     least number of the copy when the task is returned
---                     doubts   how often its message was sent anew because the worker did not know whether it was parked
+--                     token    names this delivery of the message
+--                     attempt  0; more: the replies to earlier calls for this delivery were lost, and they may come late
 --                     weight   of its share, in the code; '': the limit is not fair
 --                     record   from the field `order` on, see include/record.lua, with the message
---                     and ids of tasks that were parked before, with older copies that are acknowledged by now
+--                     and pairs of an id and a token: of messages that were parked before, and are acknowledged by now
 -- Reply  for each message: cost in permits of the tasks before it. If less important tasks are parked, too: the number of tasks before
 --        it times the average cost of a task. If the limit is fair: the cost of its share's tasks before it, times the weight of all
 --        shares, divided by the weight of its share; at most the cost of all tasks.
---        -1: no task is parked; -2: another task waits in its place;
---        -3: this call comes late: the message was sent anew meanwhile, and the new message may run;
---        -4 and less: -4 less the cost of the tasks before it, which is `most` or more.
+--        The same if an earlier call for this delivery has parked it, also if the task was returned since.
+--        -1: no task is parked, or a later attempt was made before; -2: another task waits in its place;
+--        -3 and less: -3 less the cost of the tasks before it, which is `most` or more.
 --        Then for each -2 the id of the task that waits
 --
 -- Of duplicates one stays, at the place of the one that was first throttled. If the new message stays, the message of the other task is
 -- marked with the id of the new task (`survivor`). The other task is returned like an expired task, and the worker that receives it ends it.
 -- Writes the parking lots; no time to live: they hold work
-local BEHIND, MOST, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), 8
+local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), 9
 --!include prelude.lua
 --!include now.lua
 --!include lot.lua
@@ -38,7 +40,7 @@ local twice -- whether some tasks of the parking lot in use have several message
 local is_due, is_new -- whether the parking lot is due at once; whether it was empty
 local survivors = {}
 
-local function park(since, expires, id, cost, copy, doubts, weight, sent)
+local function park(since, expires, id, cost, copy, token, attempt, weight, sent)
     local order, share, unique, new_survivor = match(sent, '^(%-?%d+) %d* ([^ ]*) ([^ ]*) [^ ]* [^ ]* ([^ ]*) ')
     local entry, is_there, again = nil, nil, copy > 1
     if not shares or weight == '' then share = nil end
@@ -47,12 +49,26 @@ local function park(since, expires, id, cost, copy, doubts, weight, sent)
     local number = parked + call('ZCARD', ASIDE)
     local ahead = number
     if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = cost_of(ahead) end
+    local chosen, newest, tokens
+    if twice or attempt > 0 then
+        local attempts = id .. '\0' .. token
+        if tonumber(call('HGET', TWICE, attempts) or 0) > attempt then return -1 end
+        if attempt > 0 then
+            call('HSET', TWICE, attempts, int(attempt))
+            call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+        end
+        twice, chosen, newest, tokens = true, copies(id)
+    end
+    if tokens and without(tokens, token) then return ahead end -- an earlier call has parked it, and it was returned since
     local kept = call('HGET', MESSAGES, id)
     if kept then
-        if tonumber(match(kept, COPY) or 0) >= copy or is_parked(id) then return ahead end
+        if tonumber(match(kept, COPY) or 0) >= copy or is_parked(id) then
+            local unacked = call('HGET', UNACKED, id)
+            if not without(unacked, token) then call('HSET', UNACKED, id, (unacked or ',') .. token .. ',') end
+            return ahead
+        end
         call('ZREM', LEAVING, id) -- the returned task was parked in another store or under other keys since, and returned from there
     end
-    if twice and is_overtaken(id, copy - 1, doubts) then return -3 end
     if BEHIND and ahead == 0 then return -1 end
 
     local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
@@ -94,13 +110,11 @@ local function park(since, expires, id, cost, copy, doubts, weight, sent)
         local one = other and 1 or 0
         ahead = ceil(ahead * max(0, call('ZCOUNT', PARKED, '-inf', int(place)) - one) / max(1, parked - one))
     end
-    if MOST ~= -1 and ahead >= MOST then return -4 - ahead end
+    if MOST ~= -1 and ahead >= MOST then return -3 - ahead end
 
-    local chosen, newest, several
-    if twice then chosen, newest, several = copies(id) end
     if chosen then -- this is the one that may run, under a number that no other has
         copy = max(copy, newest + 1)
-        note_copies(id, copy, copy, several)
+        note_copies(id, copy, copy, tokens)
     end
     local message = format('%s %d %d ', cost, copy, since) .. sent
     local where = place_of(id, message)
@@ -115,7 +129,7 @@ local function park(since, expires, id, cost, copy, doubts, weight, sent)
     if where then call('ZADD', WHERE, 0, where) end
     call('ZADD', PARKED, int(place), id)
     count_cost(cost, 1)
-    call('SADD', UNACKED, id)
+    call('HSET', UNACKED, id, ',' .. token .. ',')
     if share and shares.join(share, weight, entry, is_there, again and cost) then is_due = true end -- the others may all be held back
     if expires ~= '0' then
         call('ZADD', EXPIRING, expires, id)
@@ -129,7 +143,7 @@ local function park(since, expires, id, cost, copy, doubts, weight, sent)
     return ahead
 end
 
-local said, at = {}, 3
+local said, at = {}, 4
 for lot = 0, #KEYS - 1, LOT_KEYS do
     use_lot(lot, ARGV[at])
     local later, first = tonumber(ARGV[at + 1]), at + 4
@@ -137,8 +151,8 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     acknowledged(last, last + ARGV[at + 3] - 1)
     twice, is_due, is_new = call('EXISTS', TWICE) == 1, false, false
     for i = first, last - 1, FIELDS do
-        local since, expires, id, cost, copy, doubts, weight, sent = unpack(ARGV, i, i + FIELDS - 1)
-        said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), tonumber(doubts), weight, sent)
+        local since, expires, id, cost, copy, token, attempt, weight, sent = unpack(ARGV, i, i + FIELDS - 1)
+        said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), weight, sent)
     end
     if is_due or is_new or not call('ZSCORE', LOTS, bucket) then -- or its place in the index is lost
         local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does

@@ -45,8 +45,4 @@ call('HINCRBY', key, 'two', '1')
 call('HLEN', key)
 call('HSCAN', key, 0)
 call('HDEL', key, 'one', 'two')
-call('SADD', key, 'one')
-call('PEXPIRE', key, 1000)
-call('SREM', key, 'one')
-call('DEL', key)
 return 1

@@ -12,9 +12,9 @@ from celery_ratelimit.limiter.demand import Demand
 __all__ = ["packed", "park_one"]
 
 
-def packed(id: str, *arguments: Any, **fields: Any) -> ToPark:
-    """A message of a task and a queue as ``id`` and the message name them."""
-    one, task = ToPark(id, *arguments, **fields), id.partition("@")[0]
+def packed(id: str, cost: int, message: str, copy: int, since: int = 0, *, token: str = "", **fields: Any) -> ToPark:
+    """A message of a task and a queue as ``id`` and the message name them. Each copy has another ``token``."""
+    one, task = ToPark(id, cost, message, copy, token or f"t{copy}", since, **fields), id.partition("@")[0]
     with suppress(ValueError, AttributeError):
         task = json.loads(one.message).get("id", task)
     return one._replace(task=task, queue=id.rpartition("@")[2] if "@" in id else "")
@@ -31,10 +31,11 @@ def park_one(
     expires: float = 0.0,
     only_behind: bool = False,
     most: int | None = None,
-    doubts: int = 0,
+    token: str = "",
+    attempt: int = 0,
 ) -> int:
     """Park it; returns what the store says."""
-    one = packed(id, demand.cost, message, copy, since, expires, doubts)
+    one = packed(id, demand.cost, message, copy, since, expires=expires, token=token, attempt=attempt)
     bucket = demand.name, demand.key
     (said,) = parking.park({bucket: [one]}, only_behind=only_behind, most=most)[bucket]
     return said

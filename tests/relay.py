@@ -14,7 +14,8 @@ __all__ = ["TROUBLES", "Relay", "relay_to"]
 
 #: ``late``: what is sent on this connection from now on arrives later, also when nobody listens any more. ``frozen``:
 #: so does everything, on all connections. ``cut``: the request arrives, and the connection ends before its answer.
-TROUBLES = ("late", "frozen", "cut")
+#: ``deaf``: the same, and then everything is frozen.
+TROUBLES = ("late", "frozen", "cut", "deaf")
 
 #: What only a request to park has in it: the beginning of a message.
 _PARKS = b'{"to": "'
@@ -56,15 +57,17 @@ class Relay:
                 late = self._seconds if how == "late" else late
                 if how == "late":
                     loop.call_later(late + 0.1, self._over.set)
-                if how == "frozen":
+                if how in ("frozen", "deaf"):
                     self._frozen.clear()
                     loop.call_later(self._seconds, self._thaw)
-                await self._frozen.wait()
+                if how != "deaf":
+                    await self._frozen.wait()
                 loop.call_later(late, there_writer.write, chunk)
                 if how == "cut":
+                    loop.call_later(0.1, self._over.set)
+                if how in ("cut", "deaf"):
                     back.cancel()
                     writer.close()
-                    loop.call_later(0.1, self._over.set)
                     break
         except (ConnectionError, asyncio.CancelledError):
             pass

@@ -83,6 +83,6 @@ def park(
             "expires": None,
             "properties": {},
         }
-        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, task=id, queue=queue, share=share))
+        messages.append(ToPark(f"{id}~0@{queue}", cost, json.dumps(parcel), 1, "t", task=id, queue=queue, share=share))
     parking.park({(name, key): messages})
     return ids

@@ -71,24 +71,15 @@ class Republisher:
         self._consumer, self._broker = consumer, broker
         self._acknowledgements, self._publisher, self._return_queue = acknowledgements, publisher, return_queue
 
-    def send_back(
-        self,
-        request: Any,
-        queue: str,
-        return_queue: str,
-        delay: float,
-        slot_us: int | None,
-        unconfirmed_parks: int = 0,
-    ) -> None:
+    def send_back(self, request: Any, queue: str, return_queue: str, delay: float, slot_us: int | None) -> None:
         """Publish the message to return after ``delay`` seconds, and acknowledge this copy.
 
         In that order: a crash between the two leaves a duplicate with the same id, never a gap. Raises what the publish
         raises; the message then is still unacknowledged. ``slot_us``: its slot by the store's clock, if it has one.
-        ``unconfirmed_parks``: see :func:`~.saved_message.unconfirmed_parks_in`.
         """
         slot = {} if slot_us is None else {"slot": slot_us}
         parcel = parcel_of(request, queue, return_queue, stored_id(request, queue))
-        self._republish(request, parcel, delay, {"again": unconfirmed_parks or True, **slot}, self._return_queue)
+        self._republish(request, parcel, delay, {"again": True, **slot}, self._return_queue)
 
     def redirect(self, request: Any, queue: str) -> None:
         """Publish the message as its sender did, to another queue, and acknowledge this copy.

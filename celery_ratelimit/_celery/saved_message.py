@@ -23,7 +23,6 @@ __all__ = [
     "publish_all",
     "set_countdown",
     "survivor_in",
-    "unconfirmed_parks_in",
     "with_survivor",
     "without_marker",
 ]
@@ -119,12 +118,6 @@ def set_countdown(message: Any, seconds_until: Callable[[int], float | None], le
     at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
     message.headers["eta"] = at.isoformat() if seconds > 0 else None
     return seconds
-
-
-def unconfirmed_parks_in(message: Any) -> int:
-    """How often a message was sent again because the store did not confirm its park."""
-    again = marker_in(message).get("again", 0)
-    return again if _is_count(again) else 0
 
 
 def _is_ours(marker: Any) -> bool:

@@ -32,10 +32,10 @@ from .messages import Bucket, Parked, PollResult, ToPark, decoded, encoded, seve
 from .scripts import PendingReports, Scripts, arguments_of, weights_text
 from .store_calls import Asks, asked
 
-__all__ = ["FULL", "NOBODY", "OVERTAKEN", "REPLACED", "Backlog", "PollResult", "ToPark"]
+__all__ = ["FULL", "NOBODY", "REPLACED", "Backlog", "PollResult", "ToPark"]
 
 #: Results of :meth:`Backlog.park` for a message that was not parked; ``FULL`` is less the cost of the tasks ahead.
-NOBODY, REPLACED, OVERTAKEN, FULL = -1, -2, -3, -4
+NOBODY, REPLACED, FULL = -1, -2, -3
 
 
 class Backlog:
@@ -101,8 +101,7 @@ class Backlog:
         Returns:
             For each message the cost of the tasks ahead of it, in permits. :data:`NOBODY`: no task is parked there;
             :data:`REPLACED`: another task waits in its place (``survivors``);
-            :data:`FULL` and less: ``FULL`` less that cost, which has reached ``most``;
-            :data:`OVERTAKEN`: the message was sent anew meanwhile, and the new message may run.
+            :data:`FULL` and less: ``FULL`` less that cost, which has reached ``most``.
         """
         return asked(self.parks(messages_of, only_behind=only_behind, most=most, later=later))
 
@@ -117,7 +116,9 @@ class Backlog:
         """:meth:`park`, as a generator of calls (:data:`Asks`): the caller need not wait for replies."""
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
         with self.untold.telling(messages_of) as (told, _):
-            arguments = arguments_of(messages_of, told, later, only_behind=only_behind, most=most)
+            arguments = arguments_of(
+                messages_of, told, later, only_behind=only_behind, most=most, memory=self.scripts.memory
+            )
             reply = iter((yield partial(self.scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
         said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
         replaced = [
@@ -129,9 +130,9 @@ class Backlog:
         self.survivors = {id: decoded(text(survivor)) for id, survivor in zip(replaced, reply, strict=True)}
         return said
 
-    def acknowledged(self, bucket: Bucket, id: str) -> None:
+    def acknowledged(self, bucket: Bucket, id: str, token: str) -> None:
         """Note that the broker has forgotten a parked message. The next call reports it to the store."""
-        self.untold.note_acknowledged(bucket, id)
+        self.untold.note_acknowledged(bucket, id, token)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 

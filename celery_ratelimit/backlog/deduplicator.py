@@ -37,36 +37,35 @@ class Copies:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    def arrive(self, bucket: Bucket, copies: Mapping[str, int], doubts: int = 0) -> set[str]:
-        """Report copies that the broker has delivered. Returns the ids of copies that must not run: another copy does.
+    def arrive(self, bucket: Bucket, copies: Mapping[str, int]) -> set[str]:
+        """Report copies that the broker delivered. Returns the ids of copies that must not run: another copy does."""
+        return {id for _, id in self.arrive_all({bucket: copies})}
 
-        ``doubts``: how often they were sent anew because their worker did not know whether they were parked.
-        """
-        return {id for _, id in self.arrive_all({bucket: copies}, doubts)}
-
-    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]], doubts: int = 0) -> set[tuple[Bucket, str]]:
+    def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> set[tuple[Bucket, str]]:
         """:meth:`arrive` for the parking lots of one of :meth:`Backlog.parts`."""
-        arguments: list[str | int] = [self._scripts.memory]
-        for copies in copies_of.values():
-            arguments += [len(copies), *[value for id, copy in copies.items() for value in (id, copy, doubts)]]
-        reply = self._scripts.of_lots("dedup", list(copies_of), *arguments)
+        reply = self._scripts.of_lots("dedup", list(copies_of), *_arguments(copies_of))
         asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
         return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
 
     def along(self, copies_of: Mapping[Bucket, Mapping[str, int]], asking: Sequence[tuple[str, int]]) -> Along:
         """The report of :meth:`arrive_all`, for the call in which some of these copies acquire their permits."""
-        copies: list[str | int] = []
-        for those in copies_of.values():
-            copies += [len(those), *[value for id, copy in those.items() for value in (id, copy, 0)]]
         every = [pair for those in copies_of.values() for pair in those.items()]
         places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
         number, keys = self._scripts.keys_of_lots(list(copies_of), fair=False)
-        return Along(keys, number, self._scripts.memory, copies, places)
+        return Along(keys, number, _arguments(copies_of), places)
 
     def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
         """Whether one script can access the limits of a request and the parking lot that it returns from."""
         buckets = [(demand.name, demand.key) for demand in demands]
         return bucket in buckets and self._scripts.asker.core.takes_one_script(demands)
+
+
+def _arguments(copies_of: Mapping[Bucket, Mapping[str, int]]) -> list[str | int]:
+    """ARGV of ``lua/dedup.lua``."""
+    arguments: list[str | int] = []
+    for copies in copies_of.values():
+        arguments += [len(copies), *[value for pair in copies.items() for value in pair]]
+    return arguments
 
 
 class GateRequest(Protocol):
@@ -78,7 +77,7 @@ class GateRequest(Protocol):
         id: by which the store knows its task.
         demands: its limits.
         shadow: its limits in shadow mode.
-        unconfirmed_parks: how often it was sent again because the store did not confirm its park.
+        token, attempt: see :class:`~celery_ratelimit.backlog.messages.ToPark`.
         coalesce_key: the same for tasks of which one is to wait.
         gone: the broker has its message again, and delivers it anew.
     """
@@ -88,7 +87,8 @@ class GateRequest(Protocol):
     id: str
     demands: tuple[Demand, ...]
     shadow: tuple[Demand, ...]
-    unconfirmed_parks: int
+    token: str
+    attempt: int
     coalesce_key: str
 
     @property
@@ -142,9 +142,8 @@ class Deduplicator:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
         if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
-        request = held.request
-        copy, again = copy_in(request.message), marker_in(request.message).get("again")
-        if not copy or request.delivery_info.get("redelivered") or again:
+        copy = copy_in(held.request.message)
+        if not copy or _may_have_copies(held.request):
             return False
         name, key = copy["lot"]
         has_come = self._arriving.get((name, key), {}).get(held.id) == int(copy["copy"])
@@ -180,13 +179,9 @@ class Deduplicator:
         request = held.request
         said = copy_in(request.message)
         copy = int(said.get("copy", 0))
-        if request.delivery_info.get("redelivered") or marker_in(request.message).get("again"):
-            # It may have been parked before its worker was killed or the store's reply was lost, in the parking lot of
-            # any of its limits.
+        if _may_have_copies(request):  # in the parking lot of any of its limits
             buckets = [(demand.name, demand.key) for demand in (*held.demands, *held.shadow)]
-            return not any(
-                self._parking.copies.arrive(bucket, {held.id: copy}, held.unconfirmed_parks) for bucket in buckets
-            )
+            return not any(self._parking.copies.arrive(bucket, {held.id: copy}) for bucket in buckets)
         if copy and (self._telling.locked() or any(held.id in copies for copies in self._arriving.values())):
             self._tell_all()
         if (held.id, copy) in self._barred:
@@ -260,3 +255,8 @@ class Deduplicator:
         self._arriving.clear()
         self._beside.clear()
         self._since.clear()
+
+
+def _may_have_copies(request: Any) -> bool:
+    """Whether a worker has had this message, and may have parked it or sent it back without acknowledging it."""
+    return bool(request.delivery_info.get("redelivered") or marker_in(request.message).get("again"))

@@ -82,10 +82,11 @@ class ToPark(NamedTuple):
         cost: permits that the task costs.
         message: the message.
         copy: number of this copy when the task returns.
+        token: names this delivery of the message.
         since: microseconds since 1970, the store's clock: when the task was first throttled; 0: the task goes behind
             tasks of equal priority.
         expires: seconds since 1970 at which the task expires; 0.0: never.
-        doubts: how often the message was sent anew because its worker did not know whether it was parked.
+        attempt: 0; more: the replies to earlier attempts to park this delivery were lost.
         task: the task's id.
         queue: that the task was sent to.
         order, leaves, unique: see ``lua/include/record.lua``.
@@ -97,9 +98,10 @@ class ToPark(NamedTuple):
     cost: int
     message: str
     copy: int
+    token: str
     since: int = 0
     expires: float = 0.0
-    doubts: int = 0
+    attempt: int = 0
     task: str = ""
     queue: str = ""
     order: int = 0

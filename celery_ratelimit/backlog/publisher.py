@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 
 from .._celery import Worker, fetch_messages, message_count, publish_on
-from .._celery.saved_message import Parcel, as_sent, marker_in, marker_in_headers, parcel_in, unconfirmed_parks_in
+from .._celery.saved_message import Parcel, as_sent, marker_in, marker_in_headers, parcel_in
 from ..limiter.durations import microseconds
 from ..limiter.store_clock import StoreClock
 from . import tuning
@@ -206,8 +206,8 @@ class QueueReturner:
         if "lot" in marker:
             name, key = marker["lot"]
             copy = {str(marker["id"]): int(marker["copy"])}
-            is_duplicate = bool(self._backlog.copies.arrive((name, key), copy, unconfirmed_parks_in(message)))
-        elif unconfirmed_parks_in(message):
+            is_duplicate = bool(self._backlog.copies.arrive((name, key), copy))
+        elif marker.get("again") and self._backlog.can_park:
             names = list(self._backlog.register.seen().limits)
             places = self._backlog.contents.find(names, [str(message.headers.get("id"))])
             is_duplicate = any(marker.get("id") in ids for found in places for ids in found.values())

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
@@ -77,7 +76,7 @@ class ReturnScheduler:
         self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)
         self.occupied = BacklogCache(limits)
         self._due = DueBuckets(parking, limits)
-        self._not_acknowledged: deque[tuple[Bucket, str, Any]] = deque()
+        self._not_acknowledged: deque[tuple[Bucket, GateRequest]] = deque()
         self._bell = parking.bell()
         self._polls = PollTimer(worker, outage, calls, self._poll, self._pause, self._may_poll)
         self._polled_at, self._polls_from = time.monotonic(), 0.0
@@ -110,9 +109,10 @@ class ReturnScheduler:
             task=request.id,
             queue=held.queue,
             copy=int(copy_in(request.message).get("copy", 0)) + 1,
+            token=held.token,
             since=int(marker.get("since", since)),
             expires=expires_at(request) or 0.0,
-            doubts=held.unconfirmed_parks,
+            attempt=held.attempt,
             order=self._worker.consumption.broker_order(request.message, held.queue),
             leaves=demand.leaves_in_record,
             unique=held.coalesce_key,
@@ -148,13 +148,13 @@ class ReturnScheduler:
             self._polls.soon(self.occupied.looks_in(bucket))
         self._busy_at = time.monotonic()
         self._worker.republisher.acknowledge(held.request)
-        self._not_acknowledged.append((bucket, held.id, held.request.message))
+        self._not_acknowledged.append((bucket, held))
 
     def _note_acknowledged(self) -> None:
         """The worker acknowledges in its next turn: the store hears of it with the next call."""
-        while self._not_acknowledged and self._not_acknowledged[0][2].acknowledged:
-            bucket, id, _ = self._not_acknowledged.popleft()
-            self.parking.acknowledged(bucket, id)
+        while self._not_acknowledged and self._not_acknowledged[0][1].request.message.acknowledged:
+            bucket, held = self._not_acknowledged.popleft()
+            self.parking.acknowledged(bucket, held.id, held.token)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class PendingReports:
     """Reports of messages that were acknowledged after a park, and of returned tasks that were published.
 
     Attributes:
-        acknowledged: ids, by the parking lot's bucket.
+        acknowledged: an id and a token for each message, by the parking lot's bucket.
         published: tasks, by the parking lot's bucket.
     """
 
@@ -142,8 +142,9 @@ class PendingReports:
         """Whether a report has been pending for that many seconds."""
         return min(self._noted_at.values(), default=float("inf")) <= time.monotonic() - seconds
 
-    def note_acknowledged(self, bucket: Bucket, id: str) -> None:
-        self.acknowledged.setdefault(bucket, []).append(id)
+    def note_acknowledged(self, bucket: Bucket, *names: str) -> None:
+        """Note messages that were acknowledged: an id and a token for each."""
+        self.acknowledged.setdefault(bucket, []).extend(names)
         self._noted_at.setdefault(bucket, time.monotonic())
 
     def note_published(self, leaving: Mapping[Bucket, Sequence[Parked]]) -> None:
@@ -155,7 +156,7 @@ class PendingReports:
     def telling(
         self, buckets: Iterable[Bucket], *, published: bool = False
     ) -> Iterator[tuple[Mapping[Bucket, Sequence[str]], Mapping[Bucket, Sequence[Parked]]]]:
-        """Take out the acknowledged ids, and with ``published`` the published tasks. An error keeps them."""
+        """Take out the acknowledged messages, and with ``published`` the published tasks. An error keeps them."""
         told, left = {}, {}
         for bucket in buckets:
             told[bucket] = self.acknowledged.pop(bucket, [])
@@ -165,9 +166,9 @@ class PendingReports:
         try:
             yield told, left
         except BaseException:
-            for bucket, ids in told.items():
-                for id in ids:
-                    self.note_acknowledged(bucket, id)
+            for bucket, names in told.items():
+                if names:
+                    self.note_acknowledged(bucket, *names)
             self.note_published({bucket: tasks for bucket, tasks in left.items() if tasks})
             raise
 
@@ -183,18 +184,20 @@ def arguments_of(
     *,
     only_behind: bool,
     most: int | None,
+    memory: int,
 ) -> list[str | int]:
     """ARGV of ``lua/park.lua``; see :meth:`Backlog.park <celery_ratelimit.backlog.backlog.Backlog.park>`.
 
-    ``told``: ids of messages that were acknowledged, by bucket.
+    ``told``: by bucket, an id and a token for each message that was acknowledged. ``memory``: microseconds for which a
+    call may come late.
     """
-    arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most)]
+    arguments: list[str | int] = [int(only_behind), -1 if most is None else max(0, most), memory]
     for bucket, messages in messages_of.items():
         acknowledged = told.get(bucket, ())
         arguments += [bucket[1], microseconds(later.get(bucket, 0.0)), len(messages), len(acknowledged)]
         for each in messages:
             weight = "" if each.share is None else repr(each.weight)
-            arguments += [each.since, int(each.expires * 1e6), each.id, each.cost, each.copy, each.doubts]
+            arguments += [each.since, int(each.expires * 1e6), each.id, each.cost, each.copy, each.token, each.attempt]
             arguments += [weight, record_of(each)]
         arguments += acknowledged
     return arguments

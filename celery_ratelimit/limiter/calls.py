@@ -87,14 +87,12 @@ class Along(NamedTuple):
     Attributes:
         keys: of their lots, as they go over the wire.
         number: of these keys.
-        memory: microseconds for which a call about an older copy may come late.
-        copies: for each lot how many there are, and three values for each, see ``lua/dedup.lua``.
+        copies: for each lot how many there are, and two values for each, see ``lua/dedup.lua``.
         places: for each request that asks, the how-manieth of the copies it is; 0: it is none of them.
     """
 
     keys: Sequence[bytes]
     number: int
-    memory: int
     copies: Sequence[str | int]
     places: Sequence[int]
 
@@ -189,7 +187,7 @@ class Calls:
         self, demands: tuple[Demand, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
     ) -> Call:
         number, packed_keys, arguments = self.packed(demands)
-        first = (number, horizon, claim, along.memory, len(ids))
+        first = (number, horizon, claim, len(ids))
         asking = [value for pair in zip(ids, along.places, strict=True) for value in pair]
         keys = KEYS * number + along.number
         pieces = [packed_keys, *along.keys, bulk(*first), arguments, bulk(*asking, *along.copies)]

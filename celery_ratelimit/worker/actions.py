@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import monotonic
 
 from .._celery import Worker, requests
-from ..backlog.backlog import FULL, NOBODY, OVERTAKEN, REPLACED
+from ..backlog.backlog import FULL, NOBODY, REPLACED
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import STORE_TROUBLES
 from ..limiter.outage import Outage
@@ -143,21 +143,19 @@ class Actions:
         return True
 
     def on_parked(self, park: PendingPark, ahead: int | None) -> None:
-        """A request is parked behind ``ahead`` permits, or not (see ``Backlog.park``); ``None``: no reply."""
+        """A request is parked behind ``ahead`` permits, or not (see ``Backlog.park``).
+
+        ``None``: the store refuses to serve, or has not answered for as long as a message may be held.
+        """
         queue, pending, action, now = park.limit_queue, park.pending, park.action, monotonic()
         demand, interval = action.demand, permit_interval(queue, action.demand)
         if ahead is None:
-            # The store's answer was lost. If it is parked, its message ends when it comes back: it must not start now.
-            pending.unconfirmed_parks, pending.park_unconfirmed = pending.unconfirmed_parks + 1, True
             self._send_back(queue, pending, Republish(self._outage.pause() + RETURN_EARLY), now)
         elif ahead == NOBODY:
             pass  # it asks by itself
         elif ahead == REPLACED:
             self._leave_for_good(queue, pending)
             self._deduplication.end_coalesced(pending, self._batch.survivor_of(pending))
-        elif ahead == OVERTAKEN:
-            self._resources.leave(queue, pending)
-            self._deduplication.end(pending)
         elif ahead <= FULL:
             wait = action.wait + (FULL - ahead) * interval
             self._end(queue, pending, Reject(pending.plan.policy.overflow, demand, wait), now)
@@ -172,9 +170,7 @@ class Actions:
         try:
             return_queue = self._worker.consumption.return_queue_for(pending.queue)
             slot_us = self._clock.slot_in(delay + RETURN_EARLY)
-            self._worker.republisher.send_back(
-                pending.request, pending.queue, return_queue, delay, slot_us, pending.unconfirmed_parks
-            )
+            self._worker.republisher.send_back(pending.request, pending.queue, return_queue, delay, slot_us)
         except Exception as error:
             self._hold_on(limit_queue, pending, error, now)
             return

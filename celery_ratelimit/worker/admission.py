@@ -254,7 +254,7 @@ class FallbackLimiter:
         if self._outage.is_a_move:
             return BlockQueue(now + POLL_INTERVAL)
         self._outage.begin(self._outage.error)  # which is said again after a while
-        choice = "defer" if pending.park_unconfirmed else self._choice  # it may be parked
+        choice = self._choice
         may_start = choice in ("local", "allow") and self._capacity.has_for_permit(now)
         wait = self._wait(pending.demands) if choice == "local" and may_start else 0.0
         if choice == "local" and may_start and wait <= 0:

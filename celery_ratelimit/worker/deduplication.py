@@ -26,7 +26,7 @@ logger = logging.getLogger("celery_ratelimit")
 
 
 class Deduplication:
-    """Asks the store once about each request that has come back, or that may have been parked.
+    """Asks the store once about each request that has come back, or was delivered again.
 
     Args:
         outage: while it lasts the store is not asked.
@@ -41,11 +41,9 @@ class Deduplication:
         return may_wait and self._arrivals.asks_along(pending)
 
     def may_run(self, pending: PendingRequest) -> bool:
-        """Ask about a request. True also where the store does not answer; ``park_unconfirmed`` stays as it is then."""
+        """Ask about a request. True also where the store does not answer."""
         # Of a task that is never parked there are no copies.
-        may_run = not pending.parks or self._outage.ask(lambda: self._arrivals.may_run(pending), None)
-        pending.park_unconfirmed = pending.park_unconfirmed and may_run is None
-        return may_run is not False
+        return not pending.parks or self._outage.ask(lambda: self._arrivals.may_run(pending), True)
 
     def ends(self, pending: PendingRequest) -> bool:
         """Ask about a request, and end it if another copy may run. Returns whether it has ended."""
@@ -57,8 +55,7 @@ class Deduplication:
 
     def ends_unchecked(self, pending: PendingRequest) -> bool:
         """End a duplicate that is about to ask for its permit, unless the script for the permit checks it, too."""
-        is_known = pending.duplicate_checked and not pending.park_unconfirmed
-        return not is_known and not self.is_checked_with_permit(pending) and self.ends(pending)
+        return not pending.duplicate_checked and not self.is_checked_with_permit(pending) and self.ends(pending)
 
     def end(self, pending: PendingRequest) -> None:
         """Another copy is parked or may run."""

@@ -2,6 +2,9 @@
 
 Requests that arrive while a script is in flight are parked by the next one: two threads could have two scripts at the
 store in either order.
+
+A call whose reply is lost may have parked its requests: they are held, and parked again when the store answers. The
+script knows what an earlier call has done.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import NamedTuple
 
 from .._celery import Worker
@@ -17,6 +21,7 @@ from ..backlog.backlog import ToPark
 from ..backlog.messages import Bucket
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.store_calls import Reply, StoreCalls
+from ..errors import StoreMisconfigured
 from ..limiter.demand import Demand
 from ..limiter.outage import NotAsked, Outage
 from .flow_control import PrefetchAccounting
@@ -54,8 +59,18 @@ class PendingPark(NamedTuple):
     def bucket(self) -> Bucket:
         return self.action.demand.name, self.action.demand.key
 
+    @property
+    def may_be_parked(self) -> bool:
+        """Whether the reply to an earlier attempt was lost."""
+        return self.packed.attempt > 0
 
-#: Called with a request, and what the store says of it; ``None``: no reply came.
+    def repeated(self, *, alone: bool) -> PendingPark:
+        """The next attempt."""
+        self.pending.attempt += 1
+        return self._replace(packed=self.packed._replace(attempt=self.pending.attempt), alone=alone)
+
+
+#: Called with a request, and what the store says of it; ``None``: it refuses to serve, or has not answered for long.
 OnParked = Callable[[PendingPark, "Reply[int | None]"], None]
 
 
@@ -128,13 +143,12 @@ class ParkingBatch:
 
         Args:
             on_parked: is called with each request.
-            on_end: is called with their queues. A request that is left there asks: in an outage, or if nothing is
-                parked any more where it was to stand behind others.
+            on_end: is called with their queues. A request that is left there asks: in an outage, unless it may be
+                parked, or if nothing is parked any more where it was to stand behind others.
         """
         while self._waiting and not self._in_flight:
             if self._outage:
-                waiting, self._waiting = self._waiting, []
-                on_end(_ask(waiting))
+                self._wait_for_store(on_parked, on_end)
                 return
             part, only_behind = self._next_part()
             if not part:
@@ -145,6 +159,15 @@ class ParkingBatch:
                 requests_of.setdefault(park.bucket, []).append((park.pending, park.packed))
             asks = self._attendant.parks(requests_of, only_behind=only_behind, most=part[0].most)
             self._store_calls.run(asks, partial(self._are_parked, part, on_parked, on_end))
+
+    def _wait_for_store(self, on_parked: OnParked, on_end: Callable[[list[LimitQueue]], None]) -> None:
+        """Hold the requests that may be parked, until the broker would take them for lost; the others ask."""
+        now, waiting = monotonic(), self._waiting
+        held = [park for park in waiting if park.may_be_parked and not park.pending.gone]
+        self._waiting = [park for park in held if now < park.pending.release_deadline]
+        _tell([park for park in held if now >= park.pending.release_deadline], None, on_parked)
+        if asking := [park for park in waiting if not park.may_be_parked]:
+            on_end(_ask(asking))
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: the broker has their messages."""
@@ -199,14 +222,26 @@ class ParkingBatch:
         except Exception as error:
             if len(part) > 1:
                 logger.error("%r where %d tasks are parked together: each is parked alone", error, len(part))
-                self._waiting[:0] = [park._replace(alone=True) for park in part]
+                self._waiting[:0] = [park.repeated(alone=True) for park in part]
                 ended = ()
             else:
                 on_parked(part[0], Reply(error=error))
         else:
-            if not isinstance(reply.error, NotAsked):
+            if said_of is not None or isinstance(reply.error, StoreMisconfigured):
                 _tell(part, said_of, on_parked)
+            else:
+                ended = self._hold(part, was_sent=not isinstance(reply.error, NotAsked))
         on_end(_ask(ended))
+
+    def _hold(self, part: Sequence[PendingPark], *, was_sent: bool) -> list[PendingPark]:
+        """No reply came: hold the requests that may be parked, to park them again. Returns the others."""
+        if was_sent:
+            part = [park.repeated(alone=park.may_be_parked) for park in part]
+        held = [park for park in part if park.may_be_parked and not park.pending.gone]
+        for park in held:
+            self._prefetch.widen(park.pending)
+        self._waiting[:0] = held
+        return [park for park in part if not park.may_be_parked]
 
 
 def _tell(part: Sequence[PendingPark], said_of: Mapping[Bucket, Sequence[int]] | None, on_parked: OnParked) -> None:

@@ -177,8 +177,7 @@ class QueueProcessor:
         """Select the first request and those that ask for permits with it.
 
         A request with a reservation takes its permit from no other; new ones compete with other workers, so no more of
-        them than have to. For leases, which are held from then on, as many as there are free processes. Not a request
-        that may be a duplicate.
+        them than have to. For leases, which are held from then on, as many as there are free processes.
         """
         if len(asking) < 2 or (first.plan.leased and not first.waits_in_worker):
             return [first]
@@ -192,8 +191,6 @@ class QueueProcessor:
             self._errors.pair = limit_queue, pending
             if self._actions.drop_if_finished(limit_queue, pending):
                 continue
-            if pending.park_unconfirmed:  # the store did not say
-                break
             together.append(pending)
         self._errors.pair = limit_queue, first
         return together

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any
 
 from .._celery import stored_id
-from .._celery.saved_message import unconfirmed_parks_in
 from ..app.plan import Plan
 from ..backlog.store_calls import Reply
+from ..limiter.core import Ids
 from ..limiter.demand import Demand
 from ..limiter.leases import run_id
 
@@ -53,8 +53,8 @@ class PendingRequest:
         id: its id in the store.
         run_id: names the run of the task that it asks for: another one for each delivery, and for each permit.
         lease_unconfirmed: the answer to its last question for leases is not known: it may hold some.
-        unconfirmed_parks: how often it was sent again because the reply to its park was lost.
-        park_unconfirmed: whether it may be parked still.
+        token: names this delivery of its message where it is parked.
+        attempt: how many replies to calls that park it were lost.
     """
 
     request: Any
@@ -79,16 +79,14 @@ class PendingRequest:
     coalesce_key: str = ""
     shadow: tuple[Demand, ...] = ()
     lease_unconfirmed: bool = False
+    attempt: int = 0
     id: str = field(init=False)
     run_id: str = field(init=False)
-    unconfirmed_parks: int = field(init=False)
-    park_unconfirmed: bool = field(init=False)
+    token: str = field(default_factory=Ids(8), init=False)
 
     def __post_init__(self) -> None:
         self.id = stored_id(self.request, self.queue)
         self.new_run()
-        self.unconfirmed_parks = unconfirmed_parks_in(self.request.message)
-        self.park_unconfirmed = self.unconfirmed_parks > 0
 
     def new_run(self) -> None:
         """Name the next run: a release that is on its way does not concern it."""

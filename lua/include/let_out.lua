@@ -2,8 +2,8 @@
 -- confirms it (confirm_published.lua), or when the message arrives; until then it is `leaving`.
 --
 -- Uses AGAIN_US, after which a task is returned once more; a parking lot, see lot.lua: PARKED, MESSAGES, LEAVING, UNACKED, TWICE,
--- EXPIRING, WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; place_in of record.lua; note_for_a_while of
--- renew_copy.lua.
+-- EXPIRING, WHERE, ALONE, SHARES, copies, no_more_aside, count_cost, place_of, shares; COST, COPY, SHARE, UNIQUE, place_in of
+-- record.lua; note_for_a_while of renew_copy.lua.
 -- Gives let_out(id, wait, known, message): `wait`, us until its turn; `known`, the caller removes the task from `shares`, unless the
 -- result is false: then the task was not parked, and was not returned; `message`, its value in `messages`, if the caller has read
 -- it; out, of each returned task its id, us until its turn, its message; bytes, the length of all these messages.
@@ -24,15 +24,12 @@ local function let_out(id, wait, known, message)
     local place = place_of(id, message)
     if place then call('ZREM', WHERE, place) end
     call('ZADD', LEAVING, int(now + AGAIN_US), id)
-    if call('SREM', UNACKED, id) == 1 then
+    local unacked = call('HGET', UNACKED, id)
+    if unacked then
+        call('HDEL', UNACKED, id)
         local copy = match(message, COPY) or '0'
-        local _, newest, several = copies(id)
-        if several == '0' then
-            several = '2'
-        elseif several and several ~= '1' then
-            several = several == '9' and '1' or int(several + 1)
-        end
-        note_for_a_while(id, copy, max(copy, newest or 0), several or '0')
+        local _, newest, tokens = copies(id)
+        note_for_a_while(id, copy, max(copy, newest or 0), (tokens or '') .. string.sub(unacked, tokens and 2 or 1))
     end
     out[#out + 1] = id
     out[#out + 1] = int(wait)

@@ -7,12 +7,11 @@
 --   2  messages   hash, id -> "<record> <message>", see record.lua: of tasks that are parked or leaving
 --   3  leaving    sorted set, id -> us: of returned tasks; at that time the message is published once more, unless its publishing
 --                 is confirmed by then
---   4  unacked    set: ids of tasks that may still have a message at the broker
---   5  twice      hash, id -> "<the copy that may run> <newest copy> <several>": ids of which more than one message may exist.
---                 The first part is '-' if the copy that arrives first may run. The last part is 0 if only one older copy may exist,
---                 which is gone once it is acknowledged; 2 to 9: that many older copies, of a task that was parked that
---                 often in turn; else 1. id NUL -> "<copy> <doubts>": a message that a reply has declared free to run, while its
---                 sender, or the broker, could not know whether it was parked; see is_overtaken()
+--   4  unacked    hash, id -> tokens: of parked tasks, the deliveries whose messages may still be at the broker
+--   5  twice      hash, id -> "<the copy that may run> <newest copy> <tokens>": ids of which more than one message may exist.
+--                 The first part is '-' if the copy that arrives first may run. The entry is gone once the messages of all tokens are
+--                 acknowledged; the token * stands for messages of which that is never known.
+--                 id NUL token -> attempt: the newest attempt of this delivery to park its message, see park.lua
 --   6  expiring   sorted set, id -> us at which the task expires
 --   7  aside      sorted set, "<queue> NUL <its place, 16 digits> NUL <id>" -> 0: parked tasks, too, of queues that no worker consumes.
 --                 Until a worker does, they do not delay other tasks
@@ -29,11 +28,13 @@
 --   16 weights    hash, share -> "<weight> <us since> <note>": weights that people have stored; see shares.lua; one for each limit of
 --                 a store, for all fleets
 -- Copies of a message are numbered: 0 is the user's own, each returned copy has one more than the copy before.
+-- A token names one delivery of a message to a worker. A list of tokens has a comma before, between and behind them.
 --
 -- The names are PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS,
--- WEIGHTS. Gives also shares, which is nil except in scripts that process shares; for the parking lot in use and by a task's id:
--- copies, note_copies, is_overtaken, at_broker, acknowledged, place_of, is_parked, aside, no_more_aside, count_cost; and for the
--- whole parking lot cost_of(number), nobody_is_left(), end_lot().
+-- WEIGHTS. Uses COPY, QUEUE, TASK, place_in of record.lua. Gives also
+-- shares, which is nil except in scripts that process shares; for the parking lot in use and by a task's id:
+-- without, copies, note_copies, at_broker, acknowledged, place_of, is_parked, aside, no_more_aside, count_cost; and for the whole
+-- parking lot cost_of(number), nobody_is_left(), end_lot().
 local PARKED, MESSAGES, LEAVING, UNACKED, TWICE, EXPIRING, ASIDE, LOTS, CODE, WHERE, ASIDES, COSTS, ALONE, SHARES, TURNS, WEIGHTS
 local LOT_KEYS, shares = 13, nil
 local bucket
@@ -45,22 +46,19 @@ local function use_lot(lot, key)
         unpack(KEYS, lot + 1, lot + LOT_KEYS)
 end
 
--- The copy that may run, the newest copy, and whether several exist; nil if only one message exists.
+-- The other tokens of a list, ',' if there are none; nil if the token is not in it.
+local function without(tokens, token)
+    local from, to = string.find(tokens or '', ',' .. token .. ',', 1, true)
+    return from and string.sub(tokens, 1, from) .. string.sub(tokens, to + 1)
+end
+
+-- The copy that may run, the newest copy, and the tokens of older messages; nil if only one message exists.
 local function copies(id)
-    return match(call('HGET', TWICE, id) or '', '^(%S+) (%d+) (%d)$')
+    return match(call('HGET', TWICE, id) or '', '^(%S+) (%d+) (%S+)$')
 end
 
-local function note_copies(id, chosen, newest, several)
-    call('HSET', TWICE, id, format('%s %d %s', chosen, newest, several))
-end
-
--- Whether a call comes too late. When a store's reply is lost, the worker does not know whether the message is parked, and sends it anew
--- with one more doubt. If a reply has declared the new message free to run, a late call about the old message is overtaken.
-local function is_overtaken(id, copy, doubts)
-    local free, most = match(call('HGET', TWICE, id .. '\0') or '', '^(%d+) (%d+)$')
-    if not free then return false end
-    free, most = tonumber(free), tonumber(most)
-    return free > copy or free == copy and most > doubts
+local function note_copies(id, chosen, newest, tokens)
+    call('HSET', TWICE, id, format('%s %d %s', chosen, newest, tokens))
 end
 
 -- Notes that this copy is at the broker. A task that has arrived meanwhile and is parked again has another copy number.
@@ -71,16 +69,19 @@ local function at_broker(id, copy)
     end
 end
 
--- Notes that the older copies of these ids, ARGV[first] to ARGV[last], are acknowledged.
+-- Notes that messages are acknowledged: ARGV[first] to ARGV[last] are pairs of a task's id and the token of the message's delivery.
 local function acknowledged(first, last)
-    for i = first, last do
-        if call('SREM', UNACKED, ARGV[i]) == 0 then
-            local chosen, newest, several = copies(ARGV[i])
-            if several == '0' then
-                call('HDEL', TWICE, ARGV[i])
-            elseif several and several ~= '1' then -- the report does not name the copy: the others may still arrive
-                note_copies(ARGV[i], chosen, newest, several == '2' and '0' or int(several - 1))
-            end
+    for i = first, last, 2 do
+        local id, token = ARGV[i], ARGV[i + 1]
+        local rest = without(call('HGET', UNACKED, id), token)
+        if rest == ',' then
+            call('HDEL', UNACKED, id)
+        elseif rest then
+            call('HSET', UNACKED, id, rest)
+        else
+            local chosen, newest, tokens = copies(id)
+            rest = without(tokens, token)
+            if rest == ',' then call('HDEL', TWICE, id) elseif rest then note_copies(id, chosen, newest, rest) end
         end
     end
 end

@@ -16,8 +16,8 @@
 -- number, the place, contains both: `since`, plus ORDER_US for each step of `order`. So a task that has waited for ORDER_US, which is 51
 -- days, has caught up one step. A place is a whole number and never below zero.
 --
--- Gives a pattern for each field that scripts read; ORDER_US, LAST_ORDER; place_in(message): the place of a task by its value in
--- `messages`.
+-- Gives a pattern for each field that scripts read: COST, COPY, THROTTLED_AT, LEAVES, SHARE, UNIQUE, QUEUE, TASK, and NUMBERS, which is
+-- not anchored; ORDER_US, LAST_ORDER; place_in(message): the place of a task by its value in `messages`.
 local COST, COPY, THROTTLED_AT, LEAVES = '^(%d+) ', '^%d+ (%d+) ', '^%d+ %d+ (%d+) ', '^%d+ %d+ %d+ %-?%d+ (%d*) '
 local NUMBERS = '%d+ %d+ %d+ %-?%d+ %d* ' -- what is before the texts
 local SHARE, UNIQUE = '^' .. NUMBERS .. '([^ ]*) ', '^' .. NUMBERS .. '[^ ]* ([^ ]*) '

@@ -3,8 +3,8 @@
 -- Changes are collected and written together, at the end of a poll.
 --
 -- Uses a parking lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE,
--- FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; precise of share_weights.lua; weight_in_code of
--- weight_in_code.lua; SHARE of record.lua; room(), whether the script may do more; did(work), which notes the work that is done.
+-- FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; SHARE of record.lua; precise of share_weights.lua;
+-- weight_in_code of weight_in_code.lua; room(), whether the script may do more; did(work), which notes the work that is done.
 -- Gives turns, which is nil where this text is not put in:
 --   use(weights)    whether the parking lot has shares. `weights`: those in the code,
 --                   "<number> NUL <share> <weight> NUL <share> <weight> NUL", where the number identifies them

@@ -115,7 +115,7 @@ def returned(id: str, copy: int) -> Any:
 
 def held(id: str, copy: int) -> Any:
     request = SimpleNamespace(message=returned(id, copy), delivery_info={})
-    return SimpleNamespace(request=request, id=id, demands=(API,), shadow=(), unconfirmed_parks=0)
+    return SimpleNamespace(request=request, id=id, demands=(API,), shadow=())
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
 
     def parks(copy: int) -> None:
         parking.park({BUCKET: [packed("a", 1, "{}", copy)]})
-        parking.acknowledged(BUCKET, "a")
+        parking.acknowledged(BUCKET, "a", f"t{copy}")
         parking.published()
 
     (first,) = come(arrivals, ("a", 1))
@@ -238,7 +238,7 @@ def test_who_is_behind_the_first_that_was_refused_hears_it_when_it_asks(
         assert told is not None
         decisions, told.may = frozen.asker.ask_along((API,), ["a", "b", "c"], told.along, horizon=0.0, claim=0.0)
         told.answered = len(decisions)
-    assert [decision and decision.allowed for decision in decisions] == [True, False]
+    assert [decision is not None and decision.allowed for decision in decisions] == [True, False]
     assert not arrivals.may_run(several[2])
 
 

@@ -41,7 +41,7 @@ def to_park(
     """As a worker has it; a limit that is not fair has no shares."""
     message = json.dumps({"id": id.partition("@")[0], "headers": {"id": id}, "properties": {"share": "x"}})
     share = None if share is None else escape(share)
-    return packed(id, cost, message, copy, since, expires, order=order, share=share, weight=weight)
+    return packed(id, cost, message, copy, since, expires=expires, order=order, share=share, weight=weight)
 
 
 def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:

@@ -25,9 +25,10 @@ messages = st.builds(
     cost=st.integers(1, 5),
     message=st.sampled_from(["{}", '{"id": "a"}', '{"id": "b", "to": "q"}']),
     copy=st.integers(1, 3),
+    token=st.sampled_from(["s", "t", "u", "v"]),
     since=st.sampled_from([0, 0, 0, NOW - 5_000_000, NOW + 1]),
     expires=st.sampled_from([0.0, NOW / 1e6 - 10, NOW / 1e6 + 60]),
-    doubts=st.integers(0, 2),
+    attempt=st.integers(0, 2),
     order=st.sampled_from([0, 0, 3, -9]),
     task=st.sampled_from(["", "a", "b c"]),
     queue=st.sampled_from(["", "q", "q r"]),
@@ -44,7 +45,6 @@ calls = st.lists(
             st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 3), min_size=1),
             min_size=1,
         ),
-        st.integers(0, 2),
         st.booleans(),
         st.none() | st.integers(0, 12),
         st.sampled_from([0, 1, 3_000_000]),
@@ -79,8 +79,6 @@ def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
             kept[name] = {each: max(score, now) if name.endswith("lots@fleet") else score for each, score in scores}
         elif kind == "hash":
             kept[name] = store.hgetall(key)
-        elif kind == "set":
-            kept[name] = store.smembers(key)
         else:
             kept[name] = store.get(key)
     return kept
@@ -93,11 +91,11 @@ def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Backlog]],
     store, (together, one_by_one) = fleets
     store.flushall()
     now = NOW
-    for messages_of, copies_of, doubts, only_behind, most, pause in calls:
+    for messages_of, copies_of, only_behind, most, pause in calls:
         now += pause
         store.set("test:clock", now)
         for parking in (together, one_by_one):  # of older copies, which the next call tells
-            parking.acknowledged(next(iter(messages_of)), "a")
+            parking.acknowledged(next(iter(messages_of)), "a", "t")
         assert together.park(messages_of, only_behind=only_behind, most=most) == {
             bucket: [
                 one_by_one.park({bucket: [each]}, only_behind=only_behind, most=most)[bucket][0] for each in several
@@ -105,10 +103,10 @@ def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Backlog]],
             for bucket, several in messages_of.items()
         }
         assert contents(store, "p0", now) == contents(store, "p1", now)
-        assert together.copies.arrive_all(copies_of, doubts) == {
+        assert together.copies.arrive_all(copies_of) == {
             (bucket, id)
             for bucket, copies in copies_of.items()
             for id, copy in copies.items()
-            if one_by_one.copies.arrive(bucket, {id: copy}, doubts)
+            if one_by_one.copies.arrive(bucket, {id: copy})
         }
         assert contents(store, "p0", now) == contents(store, "p1", now)

@@ -36,6 +36,7 @@ def park(
     expires: float = 0.0,
     only_behind: bool = False,
     most: int | None = None,
+    token: str = "",
 ) -> int:
     """Parks them, and returns the last answer: what those ahead cost, or why it was not parked."""
     answer = 0
@@ -50,6 +51,7 @@ def park(
             expires=expires,
             only_behind=only_behind,
             most=most,
+            token=token,
         )
     return max(answer, FULL)
 
@@ -116,7 +118,7 @@ def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Backlog, clock
     park(parking, "a", "b")
     assert [id for id, _ in return_due(parking)] == ["a", "b"]
     for id in ("a", "b"):
-        parking.acknowledged(BUCKET, id)
+        parking.acknowledged(BUCKET, id, "t1")
     publish(parking, ("a", 1), ("b", 1))
     clock.set(START + 1_000_000)
     assert return_due(parking) == []
@@ -749,7 +751,7 @@ def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Bac
 
 def test_acknowledged_it_may_come_again_for_other_reasons(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a")
+    parking.acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 1, "b": 0}) == set()
@@ -760,7 +762,7 @@ def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Backlog,
     park(parking, "a")
     let_out(parking, API)
     assert store.keys("ratelimit:*:twice@fleet")
-    parking.acknowledged(BUCKET, "a")
+    parking.acknowledged(BUCKET, "a", "t1")
     publish(parking, ("a", 1))
     assert not store.keys("ratelimit:*:twice@fleet")
 
@@ -770,7 +772,7 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
     parking: Backlog, clock: Clock, was_published: bool
 ) -> None:
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a")
+    parking.acknowledged(BUCKET, "a", "t1")
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 1)]
     # Here the worker dies. Another looks after the lot.
     clock.set(START + 9_000_000)
@@ -788,7 +790,7 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
 
 def test_one_that_arrives_was_published(parking: Backlog, clock: Clock) -> None:
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a")
+    parking.acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)  # published, and the worker dies before it says so
     assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     clock.set(START + 60_000_000)
@@ -798,7 +800,7 @@ def test_one_that_arrives_was_published(parking: Backlog, clock: Clock) -> None:
 def test_parked_again_and_not_acknowledged(parking: Backlog) -> None:
     """It came back, its limit was paused, it is parked again as copy 2; copy 1 is delivered once more."""
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a")
+    parking.acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
@@ -818,8 +820,8 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Back
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 2)]
     publish(parking, ("a", 2))
     assert parking.copies.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
-    park(parking, "a", copy=1)
-    parking.acknowledged(BUCKET, "a")
+    park(parking, "a", copy=1, token="redelivered")
+    parking.acknowledged(BUCKET, "a", "redelivered")
     assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
     clock.set(START + 11_000_000)
@@ -833,7 +835,7 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Back
 def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Backlog, clock: Clock) -> None:
     """It comes back, and is parked once more, before the worker that published it has said so."""
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a")
+    parking.acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)
     assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)

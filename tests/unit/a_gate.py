@@ -34,6 +34,7 @@ from celery_ratelimit.worker import (
     concurrency,
     flow_control,
     gate,
+    parking_batch,
     pool_scheduler,
     queue_processor,
     request_queues,
@@ -119,6 +120,7 @@ class Bench:
         self.timers: list[tuple[float, int, list[Any]]] = []
         self.asked: list[int] = []  # how many might have asked with one script
         self.together_parked: list[int] = []  # how many were parked by one script
+        self.attempts: list[list[int]] = []  # of each call to park them
         self.numbers = itertools.count(1)
         self.shadows = Shadows()
         self.lost = False
@@ -138,6 +140,7 @@ class Bench:
             request_queues,
             admission,
             flow_control,
+            parking_batch,
             store_calls,
             actions,
             gate,
@@ -592,9 +595,9 @@ class Bench:
     def lot_of(self, demands: Any) -> Any:
         return demands[0] if self.is_somebody_parked else None
 
-    def to_park(self, *_: Any) -> Any:
+    def to_park(self, pending: Any, *_: Any) -> Any:
         self.step("pack")
-        return ToPark("", 1, "{}", 1)
+        return ToPark("", 1, "{}", 1, pending.token, attempt=pending.attempt)
 
     def is_closed(self, bucket: Any) -> bool:
         return False
@@ -603,6 +606,7 @@ class Bench:
         return [[bucket] for bucket in buckets]
 
     def parks(self, requests_of: Any, *, only_behind: bool, **_: Any) -> Any:
+        self.attempts.append([packed.attempt for requests in requests_of.values() for _, packed in requests])
         yield lambda: self.step("park")
         self.together_parked.append(sum(map(len, requests_of.values())))
         return {

@@ -14,7 +14,7 @@ import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog import store_calls, tuning
-from celery_ratelimit.backlog.backlog import FULL, NOBODY, OVERTAKEN
+from celery_ratelimit.backlog.backlog import FULL, NOBODY
 from celery_ratelimit.backlog.scripts import PendingReports
 from celery_ratelimit.backlog.store_calls import Reply, StoreCalls, StoreLatency, advance, asked
 from celery_ratelimit.backlog.tuning import THREADS_FROM
@@ -158,15 +158,6 @@ def test_who_finds_nobody_there_asks(bench: Bench) -> None:
     requests = come(bench, 1, "retry", "r1")
     bench.run(0.1)
     assert ends(requests) == ["started"]
-
-
-def test_another_copy_that_may_run_ends_this_one(bench: Bench) -> None:
-    bench.is_somebody_parked = True
-    bench.admission = [OVERTAKEN]
-    requests = come(bench, 1, "retry", "r1")
-    bench.run(0.1)
-    assert ends(requests) == ["acknowledged"]
-    bench.check_empty()
 
 
 @pytest.mark.parametrize("parked", [False, True])

@@ -108,3 +108,19 @@ def test_nor_does_it_in_a_return_queue(world: World) -> None:
     with QueueReturner(app, Store()) as returner:  # type: ignore[arg-type]
         returned = returner.return_queue("orders.throttled", "orders")
     assert (returned.tasks, returned.missing, len(world.queue)) == (PAGE, {"missing"}, 2 * PAGE)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_message_that_was_sent_back_and_is_parked_ends(world: World, again: bool) -> None:
+    """Its worker had no reply when it parked the task, and sent the message back in the end."""
+    told = message("a", "orders")
+    told.headers["celery-ratelimit-return"] |= {"id": "a@orders", **({"again": True} if again else {})}
+    world.queue = [told]
+    store: Any = Store()
+    store.register = SimpleNamespace(seen=lambda *_: SimpleNamespace(limits=["api"]))
+    store.find = lambda names, tasks: [{("api", ""): {f"{task}@orders": task for task in tasks}}]
+    app: Any = world
+    with QueueReturner(app, store) as returner:
+        returned = returner.return_queue("orders.throttled", "orders")
+    assert (returned.tasks, told.acknowledged) == (0 if again else 1, True)
+    assert world.sent == ({} if again else {"a": 1})

@@ -67,8 +67,8 @@ def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: Backlog
     assert not occupied.is_closed(API)
 
 
-def test_nothing_is_said_by_what_was_sent_back_in_doubt_nor_by_what_waits_for_a_place(occupied: BacklogCache) -> None:
-    occupied.note_coming(message(again=1), 0.9)
+def test_nothing_is_said_by_what_was_sent_back_nor_by_what_waits_for_a_place(occupied: BacklogCache) -> None:
+    occupied.note_coming(message(again=True), 0.9)
     occupied.note_coming(message("places"), 0.9)
     occupied.note_coming(SimpleNamespace(headers={"id": "a"}), 0.9)
     assert not occupied.is_closed(API)

@@ -1,0 +1,132 @@
+"""A worker does not hear that it has parked tasks: it holds them and asks again, and each runs once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from celery.result import AsyncResult
+
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
+from tests.fleet_of import Fleet, until
+from tests.rabbitmq import Broker
+from tests.relay import relay_to
+
+RATE = "20/s"
+
+
+def repeated(limits: EmbeddedServer) -> int:
+    """How many messages were asked about more than once."""
+    with redis.Redis.from_url(limits.url) as store:
+        return sum(b"\0" in field for key in store.keys("*:twice@*") for field in store.hkeys(key))
+
+
+def send(fleet: Fleet, results: list[AsyncResult], number: int) -> None:
+    results.extend([fleet.send("retry", len(results) + index) for index in range(number)])
+
+
+def check(fleet: Fleet, results: list[AsyncResult], limits: EmbeddedServer) -> None:
+    """Each task has run once, and nothing is left that could run."""
+    until(lambda: all(result.ready() for result in results), 40, "every end")
+    with redis.Redis.from_url(limits.url) as store:
+        until(lambda: not store.keys("*:parked@*") + store.keys("*:leaving@*"), 40, "nothing being parked")
+    time.sleep(1.0)  # a copy that is on its way comes, and ends or runs
+    ran = Counter(start.index for start in fleet.starts())
+    assert {index: times for index, times in ran.items() if times != 1} == {}
+    assert ran.keys() == set(range(len(results)))
+
+
+def until_repeated(limits: EmbeddedServer, trouble: Callable[[int], None]) -> None:
+    """Make trouble until it has hit a call that parks tasks."""
+    for number in range(20):
+        trouble(number)
+        if repeated(limits):
+            return
+    raise AssertionError("it has hit none")
+
+
+@pytest.mark.parametrize(
+    ("pool", "on_rabbitmq"),
+    [
+        ("prefork", False),
+        pytest.param("prefork", True, marks=pytest.mark.slow),
+        pytest.param("threads", True, marks=pytest.mark.slow),
+        pytest.param("threads", False, marks=pytest.mark.slow),
+        pytest.param("solo", False, marks=pytest.mark.slow),
+        pytest.param("solo", True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_store_hangs_while_tasks_are_parked(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, pool: str, on_rabbitmq: bool
+) -> None:
+    with (
+        embedded_server() as limits,
+        Fleet(
+            server, tmp_path, rate=RATE, broker=broker.url if on_rabbitmq else None, ratelimit_url=limits.url
+        ) as fleet,
+    ):
+        results: list[AsyncResult] = []
+        fleet.start("-P", pool, number=2)
+
+        def trouble(number: int) -> None:
+            send(fleet, results, 30)
+            time.sleep(0.005 * number)
+            limits.freeze()
+            time.sleep(3.0)
+            limits.thaw()
+            until(lambda: all(result.ready() for result in results), 40, "every end")
+
+        until_repeated(limits, trouble)
+        check(fleet, results, limits)
+
+
+def test_another_worker_runs_what_this_one_has_not_heard_of(
+    server: EmbeddedServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    """The tasks are parked, returned, and have run, when the worker that has parked them reaches the store again."""
+    with (
+        embedded_server() as limits,
+        relay_to(limits) as relay,
+        Fleet(server, tmp_path, rate=RATE, ratelimit_url=relay.url) as fleet,
+    ):
+        results: list[AsyncResult] = []
+        fleet.start()
+        fleet.env["TEST_CONF"] = json.dumps({"ratelimit_url": limits.url})
+        fleet.start()
+
+        def trouble(number: int) -> None:
+            relay.trouble("deaf", after=number % 3, seconds=6.0)
+            send(fleet, results, 40)
+            until(relay.is_over, 30, "the trouble")
+            until(lambda: all(result.ready() for result in results), 40, "every end")
+
+        until_repeated(limits, trouble)
+        check(fleet, results, limits)
+
+
+@pytest.mark.parametrize("on_rabbitmq", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_worker_that_is_stopped_gives_back_what_it_holds(
+    server: EmbeddedServer, store: redis.Redis, broker: Broker, tmp_path: Path, on_rabbitmq: bool
+) -> None:
+    with (
+        embedded_server() as limits,
+        relay_to(limits) as relay,
+        Fleet(
+            server, tmp_path, rate=RATE, broker=broker.url if on_rabbitmq else None, ratelimit_url=relay.url
+        ) as fleet,
+    ):
+        results: list[AsyncResult] = []
+        fleet.start()
+        relay.trouble("deaf", after=0, seconds=20.0)
+        send(fleet, results, 20)
+        until(lambda: "until it is back" in fleet.log(), 20, "the outage")
+        fleet.stop()
+        until(relay.is_over, 30, "the trouble")
+        assert not repeated(limits)
+        fleet.start()
+        check(fleet, results, limits)

@@ -1,0 +1,276 @@
+"""The reply to a call that parks is lost: the call is repeated, and finds out what was done before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_ratelimit import Limiter
+from celery_ratelimit.backlog import tuning
+from celery_ratelimit.backlog.backlog import FULL, NOBODY, Backlog
+from celery_ratelimit.testing import EmbeddedServer
+from tests.conftest import START, Clock
+from tests.parks import park_one
+
+from .frozen import FROZEN_STORE, expiries, us
+from .test_parking import API, BUCKET, let_out, message_of, publish
+
+
+def park(parking: Backlog, token: str, attempt: int = 0, *, copy: int = 1, **options: Any) -> int:
+    """An attempt of the delivery ``token`` to park task ``a``."""
+    return park_one(parking, API, "a", message_of("a"), copy=copy, token=token, attempt=attempt, **options)
+
+
+def parked(parking: Backlog) -> list[tuple[str, int]]:
+    return [(each.id, each.copy) for each in parking.contents.lot(BUCKET, 0, -1).tasks]
+
+
+def run(parking: Backlog, copy: int = 1) -> None:
+    """The task leaves, is published, and runs."""
+    assert [(each.id, each.copy) for each in let_out(parking)] == [("a", copy)]
+    publish(parking, ("a", copy))
+    assert parking.copies.arrive(BUCKET, {"a": copy}) == set()
+
+
+def acknowledge(parking: Backlog, token: str) -> None:
+    parking.acknowledged(BUCKET, "a", token)
+    parking.published()
+
+
+def test_a_call_that_was_never_made_is_made_by_its_repetition(parking: Backlog) -> None:
+    assert park(parking, "t", 1) == 0
+    assert parked(parking) == [("a", 1)]
+
+
+def test_what_is_parked_is_parked_once(parking: Backlog) -> None:
+    assert park(parking, "t") == 0
+    assert park(parking, "t", 1) >= 0
+    assert park(parking, "t", 2) >= 0
+    assert parked(parking) == [("a", 1)]
+    run(parking)
+    assert let_out(parking) == []
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_task_that_was_returned_meanwhile_is_not_parked_again(parking: Backlog, published: bool) -> None:
+    park(parking, "t")
+    if published:
+        run(parking)
+    else:
+        let_out(parking)
+    assert park(parking, "t", 1) >= 0
+    assert parked(parking) == []
+    assert park(parking, "t", 2) >= 0, "the reply to the repetition was lost, too"
+    assert parked(parking) == []
+    acknowledge(parking, "t")
+    assert parking.copies.arrive(BUCKET, {"a": 1}) == set(), "and its copy may run"
+
+
+@pytest.mark.parametrize("how", ["waits", "has left", "left twice"])
+def test_a_task_that_another_worker_has_parked_again_is_left_to_it(parking: Backlog, clock: Clock, how: str) -> None:
+    park(parking, "t")
+    run(parking)
+    park(parking, "u", copy=2, since=START)
+    if how != "waits":
+        run(parking, copy=2)
+    if how == "left twice":
+        park(parking, "v", copy=3, since=START)
+        clock.advance(1)
+        run(parking, copy=3)
+    before = parked(parking)
+    assert park(parking, "t", 1) >= 0
+    assert parked(parking) == before
+
+
+def test_a_task_that_was_returned_once_more_is_not_parked_again(parking: Backlog, clock: Clock) -> None:
+    """The worker that was to publish it was killed: another copy leaves."""
+    park(parking, "t")
+    let_out(parking)
+    clock.advance(10)
+    assert [each.copy for each in let_out(parking)] == [2]
+    assert park(parking, "t", 1) >= 0
+    assert parked(parking) == []
+
+
+def test_a_task_that_was_purged_stays_purged(parking: Backlog) -> None:
+    park(parking, "t")
+    parking.contents.remove(BUCKET, ["a"], purge=True)
+    assert park(parking, "t", 1) >= 0
+    assert parked(parking) == []
+
+
+def test_a_call_that_comes_late_does_nothing(parking: Backlog) -> None:
+    assert park(parking, "t", 1) == 0
+    assert park(parking, "t") == NOBODY
+    acknowledge(parking, "t")
+    run(parking)
+    assert park(parking, "t") == NOBODY, "nor when the task has run"
+
+
+@pytest.mark.parametrize(("options", "said"), [({"only_behind": True}, NOBODY), ({"most": 0}, FULL)])
+def test_a_call_that_comes_late_does_nothing_where_its_repetition_has_not_parked(
+    parking: Backlog, options: dict[str, Any], said: int
+) -> None:
+    """The worker was told so, and has started the task, or given it up."""
+    assert park(parking, "t", 1, **options) == said
+    park_one(parking, API, "other", message_of("other"))
+    assert park(parking, "t") == NOBODY
+    assert parked(parking) == [("other", 1)]
+    assert park(parking, "t", 1) >= 0, "it is to be parked after all"
+    assert park(parking, "t", 2) >= 0
+    assert park(parking, "t", 1) == NOBODY
+    assert parked(parking) == [("other", 1), ("a", 1)]
+
+
+def test_another_message_of_the_same_id_is_parked(parking: Backlog) -> None:
+    """On RabbitMQ a task that is sent again, with the same id and arguments, is known by the same id."""
+    park(parking, "t")
+    run(parking)
+    assert park(parking, "u", 1) == 0
+    assert parked(parking) == [("a", 2)], "though the older message is not acknowledged yet"
+    acknowledge(parking, "u")
+    acknowledge(parking, "t")
+    run(parking, copy=2)
+    assert park(parking, "v", 1) == 0
+    assert parked(parking) == [("a", 1)]
+
+
+def test_of_two_deliveries_one_is_parked_and_the_other_finds_it_gone(parking: Backlog) -> None:
+    """A message was delivered twice, both are to be parked, and the replies to both are lost."""
+    assert park(parking, "t") == 0
+    assert park(parking, "u") == 1
+    run(parking)
+    assert park(parking, "u", 1) >= 0
+    assert park(parking, "t", 1) >= 0
+    assert parked(parking) == []
+    acknowledge(parking, "u")
+    assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}, "the other message is at the broker still"
+    acknowledge(parking, "t")
+    assert parking.copies.arrive(BUCKET, {"a": 0}) == set()
+
+
+def test_it_is_remembered_for_as_long_as_a_call_may_be_late(parking: Backlog, store: redis.Redis) -> None:
+    park(parking, "t", 1)
+    (twice,) = store.keys("ratelimit:*:twice@fleet")
+    assert expiries(store)[twice] == START + us(7200 + tuning.REDELIVERY_LATE)
+
+
+def test_without_a_lost_reply_nothing_is_remembered(parking: Backlog, store: redis.Redis) -> None:
+    park(parking, "t")
+    acknowledge(parking, "t")
+    run(parking)
+    assert not store.keys("ratelimit:*:twice@fleet")
+    assert not store.keys("ratelimit:*:unacked@fleet")
+
+
+# -- At random ---------------------------------------------------------------------------------------------------------
+
+REPLIES = st.sampled_from(["heard", "lost", "late"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 3), REPLIES, st.booleans()),
+        st.tuples(st.just("execute"), st.integers(0, 3)),
+        st.tuples(st.just("leave"), st.sampled_from(["published", "not reported", "killed"])),
+        st.tuples(st.just("arrive"), st.integers(0, 3)),
+        st.tuples(st.just("others"), st.just(1)),
+        st.tuples(st.just("wait"), st.sampled_from([1, 10])),
+    ),
+    max_size=30,
+)
+
+
+class Delivery:
+    """A message in a worker, which asks until it has a reply."""
+
+    def __init__(self, token: str, copy: int) -> None:
+        self.token, self.copy, self.attempt, self.is_over = token, copy, 0, False
+
+
+class Task:
+    """One task: its messages, and the calls that are to be executed late."""
+
+    def __init__(self, parking: Backlog, store: redis.Redis) -> None:
+        self.parking, self.store, self.now = parking, store, START
+        self.ran = self.number = 0
+        self.deliveries = [Delivery("d0", 0)]
+        self.on_the_way: list[int] = []  # copies
+        self.late: list[tuple[str, int, int, bool]] = []
+
+    def _park(self, token: str, attempt: int, copy: int, only_behind: bool) -> int:
+        return park(self.parking, token, attempt, copy=copy + 1, only_behind=only_behind)
+
+    def ask(self, which: int, reply: str, only_behind: bool) -> None:
+        waiting = [each for each in self.deliveries if not each.is_over]
+        if not waiting:
+            return
+        one = waiting[which % len(waiting)]
+        call = one.token, one.attempt, one.copy, only_behind
+        if reply == "late":
+            self.late.append(call)
+            one.attempt += 1
+            return
+        said = self._park(*call)
+        if reply == "lost":
+            one.attempt += 1
+            return
+        one.is_over = True
+        if said == NOBODY:  # it acquires a permit
+            self.ran += 1
+        else:
+            self.parking.acknowledged(BUCKET, "a", one.token)
+
+    def execute(self, which: int) -> None:
+        if self.late:
+            self._park(*self.late.pop(which % len(self.late)))
+
+    def leave(self, how: str) -> None:
+        (looked,) = self.parking.return_due([API])
+        for each in [each for each in looked.leaving if each.id == "a"]:
+            if how != "killed":
+                self.on_the_way.append(each.copy)
+            if how == "published":
+                self.parking.published({BUCKET: [each]})
+
+    def arrive(self, which: int) -> None:
+        if self.on_the_way:
+            copy = self.on_the_way.pop(which % len(self.on_the_way))
+            if not self.parking.copies.arrive(BUCKET, {"a": copy}):
+                self.deliveries.append(Delivery(f"d{len(self.deliveries)}", copy))
+
+    def others(self, some: int) -> None:
+        for _ in range(some):
+            self.number += 1
+            park_one(self.parking, API, f"o{self.number}", message_of("o"))
+
+    def wait(self, seconds: int) -> None:
+        self.now += 1_000_000 * seconds
+        self.store.set("test:clock", self.now)
+
+
+@given(steps=STEPS)
+@settings(max_examples=300)
+def test_at_random_one_task_runs_once(repeated: tuple[redis.Redis, Limiter], steps: list[Any]) -> None:
+    store, limiter = repeated
+    store.flushall()
+    store.set("test:clock", START)
+    task = Task(Backlog(limiter, "fleet", 3600), store)
+    for verb, *arguments in steps:
+        getattr(task, verb)(*arguments)
+    for _ in range(20):
+        task.execute(0)
+        task.ask(0, "heard", True)
+        task.wait(11)
+        task.leave("published")
+        task.arrive(0)
+    assert all(each.is_over for each in task.deliveries)
+    assert task.ran == 1
+
+
+@pytest.fixture(scope="module")
+def repeated(server: EmbeddedServer) -> Any:
+    with redis.Redis.from_url(server.url, decode_responses=True) as store, redis.Redis.from_url(server.url) as client:
+        yield store, Limiter(client, replace_includes={"now": FROZEN_STORE})

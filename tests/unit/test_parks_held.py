@@ -1,0 +1,188 @@
+"""The reply to a call that parks is lost: its requests are held, and parked again when the store answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.backlog.backlog import FULL, NOBODY
+from celery_ratelimit.errors import StoreMisconfigured
+from tests.unit.a_gate import Bench, Lost, Request
+
+NO_ANSWER = StoreUnavailable("no answer")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(monkeypatch, processes=4)
+    bench.is_somebody_parked = True
+    return bench
+
+
+def ends(requests: Sequence[Request]) -> list[str]:
+    return [" ".join(request.ends) for request in requests]
+
+
+def lose_reply(bench: Bench, number: int) -> list[Request]:
+    """Requests are to be parked, and no reply comes."""
+    bench.at["park"] = [NO_ANSWER]
+    return bench.together([bench.task("retry", "r1")] * number)
+
+
+@pytest.mark.parametrize("choice", ["defer", "allow", "local", "raise"])
+@pytest.mark.parametrize("seconds_away", [0.0, 0.02])
+def test_they_are_held_until_the_store_answers(
+    monkeypatch: pytest.MonkeyPatch, choice: str, seconds_away: float
+) -> None:
+    """They may be parked: none of them starts, and none is given up."""
+    bench = Bench(monkeypatch, choice, processes=4, seconds_away=seconds_away)
+    bench.is_somebody_parked = True
+    requests = lose_reply(bench, 3)
+    bench.run(60.0)
+    assert (ends(requests), bench.lost) == ([""] * 3, True)
+    assert bench.attempts == [[0, 0, 0]], "the store is not called while it is lost"
+    bench.dedup_and_acquire()
+    bench.run(seconds_away)
+    assert (ends(requests), bench.attempts) == (["parked"] * 3, [[0, 0, 0], [1, 1, 1]])
+    bench.check_empty()
+
+
+def test_others_are_received_meanwhile(bench: Bench) -> None:
+    lose_reply(bench, 3)
+    assert bench.widened == 3
+    plain = bench.come(bench.task("plain"))
+    later = bench.come(bench.task("retry", "r1"))
+    assert ends([plain, later]) == ["started", "sent back"]
+    bench.dedup_and_acquire()
+    assert bench.widened == 0
+
+
+def test_the_worker_looks_for_the_store_ten_times_a_second(bench: Bench) -> None:
+    """Nothing spins."""
+    lose_reply(bench, 3)
+    looks: list[float] = []
+    flush = bench.gate._batch.flush
+    bench.gate._batch.flush = lambda *how: (looks.append(bench.now), flush(*how))  # type: ignore[method-assign, func-returns-value]
+    bench.run(10.0)
+    assert len(looks) <= 101
+
+
+def test_a_reply_may_be_lost_more_than_once(bench: Bench) -> None:
+    """Then each is parked alone: it may be one of them that is too much for the store."""
+    requests = lose_reply(bench, 2)
+    for _ in range(2):
+        bench.at["park"] = [NO_ANSWER]
+        bench.dedup_and_acquire()
+        assert ends(requests) == ["", ""]
+    bench.dedup_and_acquire()
+    assert ends(requests) == ["parked", "parked"]
+    assert bench.attempts == [[0, 0], [1, 1], [2], [3], [2]]
+    bench.check_empty()
+
+
+def test_where_nothing_is_parked_any_more_they_ask(bench: Bench) -> None:
+    requests = lose_reply(bench, 2)
+    bench.admission = [NOBODY, NOBODY]
+    bench.dedup_and_acquire()
+    assert ends(requests)[0] == "started"
+    assert bench.attempts[2:] == [[1]], "the number is kept: an earlier call may still come"
+    bench.finish()
+    bench.run(1.0)
+    assert "" not in ends(requests)
+
+
+def test_a_message_is_sent_back_before_the_broker_takes_it_for_lost(bench: Bench) -> None:
+    requests = lose_reply(bench, 2)
+    bench.run(1439.0)
+    assert ends(requests) == ["", ""]
+    bench.run(2.0)
+    assert ends(requests) == ["sent back", "sent back"]
+    bench.dedup_and_acquire()
+    assert bench.attempts == [[0, 0]]
+    bench.check_empty()
+
+
+def test_a_lost_connection_has_them_all(bench: Bench) -> None:
+    requests = lose_reply(bench, 2)
+    bench.lose_connection()
+    assert ends(requests) == ["lost", "lost"]
+    bench.run(1.0)
+    assert bench.attempts == [[0, 0]]
+    bench.check_empty()
+
+
+def test_a_connection_that_is_lost_while_they_are_parked_again_has_them_all(bench: Bench) -> None:
+    requests = lose_reply(bench, 2)
+    bench.at["park"] = [Lost()]
+    bench.dedup_and_acquire()
+    assert ends(requests) == ["lost", "lost"]
+    bench.check_empty()
+
+
+def test_what_a_store_refuses_is_sent_back(bench: Bench) -> None:
+    """It has answered, and would answer the same in a moment."""
+    bench.at["park"] = [StoreMisconfigured("no rights")]
+    requests = bench.together([bench.task("retry", "r1")] * 2)
+    assert ends(requests) == ["sent back", "sent back"]
+    bench.check_empty()
+
+
+def test_a_call_that_was_not_made_is_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was lost while the call waited for a thread."""
+    bench = Bench(monkeypatch, processes=4, seconds_away=0.02)
+    bench.is_somebody_parked = True
+    requests = bench.together([bench.task("retry", "r1")] * 2)
+    bench.begin(NO_ANSWER)
+    bench.run(0.02)
+    assert ends(requests) == ["sent back", "sent back"]
+    held = lose_reply_far(bench)
+    bench.begin(NO_ANSWER)
+    bench.run(1.0)
+    assert (ends(held), bench.attempts[-2:]) == (["", ""], [[0, 0], [1, 1]])
+    bench.dedup_and_acquire()
+    bench.run(0.02)
+    assert (ends(held), bench.attempts[-1]) == (["parked", "parked"], [1, 1])
+
+
+def lose_reply_far(bench: Bench) -> list[Request]:
+    """A reply is lost, and the call is about to be repeated."""
+    bench.dedup_and_acquire()
+    requests = lose_reply(bench, 2)
+    bench.run(0.02)
+    assert ends(requests) == ["", ""]
+    bench.dedup_and_acquire()
+    return requests
+
+
+def test_an_error_of_the_script_may_have_parked_some(bench: Bench) -> None:
+    bench.at["park"] = [ZeroDivisionError("unforeseen")]
+    requests = bench.together([bench.task("retry", "r1")] * 2)
+    assert ends(requests) == ["parked", "parked"]
+    assert bench.attempts == [[0, 0], [1], [1]]
+
+
+def test_the_ones_that_wait_behind_a_lost_reply_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the ones that may be parked are held."""
+    bench = Bench(monkeypatch, processes=4, seconds_away=0.02)
+    bench.is_somebody_parked = True
+    first = lose_reply(bench, 2)
+    second = bench.come(bench.task("retry", "r1"))
+    bench.run(0.02)
+    assert ends([*first, second]) == ["", "", "sent back"]
+    bench.dedup_and_acquire()
+    bench.run(0.02)
+    assert ends(first) == ["parked", "parked"]
+    bench.check_empty()
+
+
+def test_a_task_that_does_not_fit_any_more_is_given_up(bench: Bench) -> None:
+    bench.is_somebody_parked, bench.tats["r1"] = False, bench.now + 5.0
+    bench.at["park"] = [NO_ANSWER]
+    request = bench.come(bench.task("retry", "r1", max_wait=10.0, overflow="later"))
+    assert request.ends == []
+    bench.admission = [FULL - 100]
+    bench.dedup_and_acquire()
+    assert request.ends == ["redirected"]
+    bench.check_empty()
