@@ -62,7 +62,7 @@ def _closed(number: int) -> None:
         parking = backlog_of(fleet.sender)
         _park(fleet.redis, parking, ((f"t{index}", f"{index}", 0.0) for index in range(number)))
         fleet.start()
-        lots = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+        lots = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
         fleet.wait(lambda: fleet.redis.zcount(lots, (time.time() + 600) * 1e6, "+inf") >= number, 400, every=0.5)
         before = fleet.cpu()
         time.sleep(10)
@@ -175,7 +175,7 @@ def _wake(parking: Backlog) -> Iterator[None]:
 
 def _let_expire(client: redis.Redis, parking: Backlog, number: int, lots: int) -> None:
     now = time.time() * 1e6
-    of_all = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+    of_all = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
     with client.pipeline(transaction=False) as pipe:
         for key, _ in itertools.islice(client.zscan_iter(of_all, count=1000), number):
             expiring = f"ratelimit:v1:{{{NAME}}}:{key.decode()}:expiring@{parking._fleet}"
@@ -207,7 +207,7 @@ def turns(scale: float) -> None:
         )
         print(f"{tasks:,} parked in one lot, one each in {lots:,}", flush=True)
         fleet.env["BENCH_TURNS"] = str(path)
-        of_all = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+        of_all = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
 
         def show(what: str) -> None:
             time.sleep(1)
@@ -287,7 +287,7 @@ def _gone(fleet: Fleet) -> bool:
 
 def _kept(fleet: Fleet) -> int:
     """Tasks in the lots, or on their way out."""
-    return sum(fleet.redis.hlen(key) for key in fleet.redis.keys("ratelimit:*:messages@*"))
+    return sum(fleet.redis.hlen(key) for key in fleet.redis.keys("ratelimit:*:payloads@*"))
 
 
 def _park(

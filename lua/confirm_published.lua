@@ -18,7 +18,7 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
         at_broker(ARGV[i], ARGV[i + 1])
     end
     acknowledged(last, last + ARGV[at + 2] - 1)
-    if nobody_is_left() then end_lot() end
+    if is_empty() then end_lot() end
     at = last + ARGV[at + 2]
 end
 return 1

@@ -12,7 +12,7 @@
 local may, at = {}, 1
 for lot = 0, #KEYS - 1, LOT_KEYS do
     use_lot(lot, '')
-    local twice, last = call('EXISTS', TWICE) == 1, at + 2 * ARGV[at]
+    local twice, last = call('EXISTS', VALID_COPY) == 1, at + 2 * ARGV[at]
     for i = at + 1, last, 2 do
         may[#may + 1] = arrive(twice, ARGV[i], ARGV[i + 1])
     end

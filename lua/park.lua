@@ -46,28 +46,28 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
     if not shares or weight == '' then share = nil end
     local has_since, before = since ~= 0, order * ORDER_US
     local parked = call('ZCARD', PARKED)
-    local number = parked + call('ZCARD', ASIDE)
+    local number = parked + call('ZCARD', SUSPENDED)
     local ahead = number
     if ahead == 0 then call('HDEL', COSTS, bucket) else ahead = cost_of(ahead) end
     local chosen, newest, tokens
     if twice or attempt > 0 then
         local attempts = id .. '\0' .. token
-        if tonumber(call('HGET', TWICE, attempts) or 0) > attempt then return -1 end
+        if tonumber(call('HGET', VALID_COPY, attempts) or 0) > attempt then return -1 end
         if attempt > 0 then
-            call('HSET', TWICE, attempts, int(attempt))
-            call('PEXPIRE', TWICE, int(ceil(MEMORY_US / 1000)))
+            call('HSET', VALID_COPY, attempts, int(attempt))
+            call('PEXPIRE', VALID_COPY, int(ceil(MEMORY_US / 1000)))
         end
         twice, chosen, newest, tokens = true, copies(id)
     end
     if tokens and without(tokens, token) then return ahead end -- an earlier call has parked it, and it was returned since
-    local kept = call('HGET', MESSAGES, id)
+    local kept = call('HGET', PAYLOADS, id)
     if kept then
         if tonumber(match(kept, COPY) or 0) >= copy or is_parked(id) then
-            local unacked = call('HGET', UNACKED, id)
-            if not without(unacked, token) then call('HSET', UNACKED, id, (unacked or ',') .. token .. ',') end
+            local unacked = call('HGET', ACK_UNCONFIRMED, id)
+            if not without(unacked, token) then call('HSET', ACK_UNCONFIRMED, id, (unacked or ',') .. token .. ',') end
             return ahead
         end
-        call('ZREM', LEAVING, id) -- the returned task was parked in another store or under other keys since, and returned from there
+        call('ZREM', IN_FLIGHT, id) -- the returned task was parked in another store or under other keys since, and returned from there
     end
     if BEHIND and ahead == 0 then return -1 end
 
@@ -80,9 +80,9 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
         end
         since = max(now, equal - before + 1)
     end
-    -- The waiting duplicate, and its value in `messages`. A task that is not unique could not end: it continues to wait.
-    local other = unique ~= '' and call('HGET', ALONE, string.sub(unique, 2))
-    local its = other and other ~= id and is_parked(other) and call('HGET', MESSAGES, other)
+    -- The waiting duplicate, and its value in `payloads`. A task that is not unique could not end: it continues to wait.
+    local other = unique ~= '' and call('HGET', UNIQUE_IDS, string.sub(unique, 2))
+    local its = other and other ~= id and is_parked(other) and call('HGET', PAYLOADS, other)
     if (its and match(its, UNIQUE) or '') == '' then other = false end
     if other then
         local head, its_since, rest = match(its, '^(%d+ %d+ )(%d+)( .*)$')
@@ -90,7 +90,7 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
         if (since >= its_since) ~= (string.sub(unique, 1, 1) == 'n') then -- it stays, at the place of the earlier one
             if since < its_since and call('ZSCORE', PARKED, other) then
                 local kept = head .. int(since) .. rest
-                call('HSET', MESSAGES, other, kept)
+                call('HSET', PAYLOADS, other, kept)
                 call('ZADD', PARKED, int(place_in(kept)), other)
                 if shares then
 --!fair move_share.lua
@@ -120,20 +120,20 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
     local where = place_of(id, message)
     if other then -- it ends in favour of this one: the worker that gets it ends it
         local before_it, after_it = match(its, '^(' .. NUMBERS .. '[^ ]* [^ ]* )[^ ]*( .*)$')
-        call('HSET', MESSAGES, other, before_it .. new_survivor .. after_it)
+        call('HSET', PAYLOADS, other, before_it .. new_survivor .. after_it)
         call('ZADD', EXPIRING, int(now), other)
         is_due = true
     end
-    if unique ~= '' then call('HSET', ALONE, string.sub(unique, 2), id) end
-    call('HSET', MESSAGES, id, message)
-    if where then call('ZADD', WHERE, 0, where) end
+    if unique ~= '' then call('HSET', UNIQUE_IDS, string.sub(unique, 2), id) end
+    call('HSET', PAYLOADS, id, message)
+    if where then call('ZADD', TASK_INDEX, 0, where) end
     call('ZADD', PARKED, int(place), id)
     count_cost(cost, 1)
-    call('HSET', UNACKED, id, ',' .. token .. ',')
+    call('HSET', ACK_UNCONFIRMED, id, ',' .. token .. ',')
     if share and shares.join(share, weight, entry, is_there, again and cost) then is_due = true end -- the others may all be held back
     if expires ~= '0' then
         call('ZADD', EXPIRING, expires, id)
-        call('ZADD', LOTS, 'XX', 'LT', expires, bucket)
+        call('ZADD', DUE_LOTS, 'XX', 'LT', expires, bucket)
     end
     if parked == 0 then
         is_new = true
@@ -149,15 +149,15 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     local later, first = tonumber(ARGV[at + 1]), at + 4
     local last = first + FIELDS * ARGV[at + 2]
     acknowledged(last, last + ARGV[at + 3] - 1)
-    twice, is_due, is_new = call('EXISTS', TWICE) == 1, false, false
+    twice, is_due, is_new = call('EXISTS', VALID_COPY) == 1, false, false
     for i = first, last - 1, FIELDS do
         local since, expires, id, cost, copy, token, attempt, weight, sent = unpack(ARGV, i, i + FIELDS - 1)
         said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), weight, sent)
     end
-    if is_due or is_new or not call('ZSCORE', LOTS, bucket) then -- or its place in the index is lost
-        local is_first = call('EXISTS', LOTS) == 0 -- else whoever can look does
-        call('ZADD', LOTS, 'LT', int(is_due and now or now + later), bucket)
-        if is_first then ring(LOTS) end
+    if is_due or is_new or not call('ZSCORE', DUE_LOTS, bucket) then -- or its place in the index is lost
+        local is_first = call('EXISTS', DUE_LOTS) == 0 -- else whoever can look does
+        call('ZADD', DUE_LOTS, 'LT', int(is_due and now or now + later), bucket)
+        if is_first then ring(DUE_LOTS) end
     end
     at = last + ARGV[at + 3]
 end

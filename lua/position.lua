@@ -19,15 +19,15 @@ local id, key, WEIGHTS_IN_CODE = ARGV[1], ARGV[2], ARGV[3]
 --!include weight_in_code.lua
 
 use_lot(0, key)
-local message = call('HGET', MESSAGES, id) or ''
+local message = call('HGET', PAYLOADS, id) or ''
 local rank, where = call('ZRANK', PARKED, id), 'parked'
 local number = call('ZCARD', PARKED)
 if not rank then
-    rank, where = -1, call('ZSCORE', LEAVING, id) and 'leaving' or ''
-    local entry = where == '' and call('ZRANK', ASIDE, aside(match(message, QUEUE) or '', place_in(message), id))
+    rank, where = -1, call('ZSCORE', IN_FLIGHT, id) and 'leaving' or ''
+    local entry = where == '' and call('ZRANK', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id))
     if entry then rank, where = number + entry, 'aside' end
 end
-number = number + call('ZCARD', ASIDE)
+number = number + call('ZCARD', SUSPENDED)
 
 local own = match(message, SHARE) or ''
 local entry = shares.entry(own, place_in(message), id)

@@ -13,11 +13,11 @@ local key, FIRST_PAIR = ARGV[1], 2
 use_lot(0, key)
 for i = FIRST_PAIR, #ARGV, 2 do
     local id = ARGV[i]
-    local message = call('ZSCORE', LEAVING, id) and call('HGET', MESSAGES, id)
+    local message = call('ZSCORE', IN_FLIGHT, id) and call('HGET', PAYLOADS, id)
     if message then
-        call('ZADD', LEAVING, int(now + ARGV[i + 1]), id)
+        call('ZADD', IN_FLIGHT, int(now + ARGV[i + 1]), id)
         local place = place_of(id, message)
-        if place then call('ZADD', WHERE, 0, place) end
+        if place then call('ZADD', TASK_INDEX, 0, place) end
     end
 end
 return 1

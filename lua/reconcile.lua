@@ -6,7 +6,7 @@
 -- ARGV   1  memory    us, > 0: see return_due.lua
 --        2  most      >= 1: about that many entries are compared in a step
 --        3+           for each parking lot: the key of its bucket, text; the part with which to continue, 0: check whether its keys
---                     disagree; the cursor in that part; number of entries of `where` that follow; these: an entry without a message is
+--                     disagree; the cursor in that part; number of entries of `task_index` that follow; these: an entry without a message is
 --                     removed
 -- Reply  for each parking lot: the part and the cursor with which to continue, part 0: nothing is left to compare; number of tasks that
 --        were parked again; number of places without a message that were removed
@@ -22,43 +22,43 @@ local function place_of_entry(entry)
     return match(entry, '^[^%z]*%z(%d+)%z(.*)$')
 end
 
-local function is_aside(id, message)
-    return call('ZSCORE', ASIDE, aside(match(message, QUEUE) or '', place_in(message), id))
+local function is_suspended(id, message)
+    return call('ZSCORE', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id))
 end
 
 local function index(id, message)
     local where = place_of(id, message)
-    if where then call('ZADD', WHERE, 0, where) end
+    if where then call('ZADD', TASK_INDEX, 0, where) end
 end
 
 local function agrees(parked)
-    if call('HLEN', MESSAGES) ~= parked + call('ZCARD', LEAVING) + call('ZCARD', ASIDE) then return false end
+    if call('HLEN', PAYLOADS) ~= parked + call('ZCARD', IN_FLIGHT) + call('ZCARD', SUSPENDED) then return false end
     local first = call('ZRANGE', PARKED, 0, 0)[1]
-    local where = first and place_of(first, call('HGET', MESSAGES, first) or '')
-    return not where or call('ZSCORE', WHERE, where)
+    local where = first and place_of(first, call('HGET', PAYLOADS, first) or '')
+    return not where or call('ZSCORE', TASK_INDEX, where)
 end
 
 local function compare_messages(found)
     local again = 0
     for i = 1, #found, 2 do
         local id, message = found[i], found[i + 1]
-        if call('ZSCORE', PARKED, id) or is_aside(id, message) then
+        if call('ZSCORE', PARKED, id) or is_suspended(id, message) then
             index(id, message)
-        elseif not call('ZSCORE', LEAVING, id) then
+        elseif not call('ZSCORE', IN_FLIGHT, id) then
             call('ZADD', PARKED, int(place_in(message)), id)
             index(id, renew_copy(id, false))
             again = again + 1
         end
     end
-    if again > 0 then call('ZADD', LOTS, int(now), bucket) end
+    if again > 0 then call('ZADD', DUE_LOTS, int(now), bucket) end
     return again
 end
 
 local function compare_places(key, found)
     local removed = 0
     for i = 1, #found, 2 do
-        local id = key == ASIDE and select(2, place_of_entry(found[i])) or found[i]
-        if call('HEXISTS', MESSAGES, id) == 0 then removed = removed + call('ZREM', key, found[i]) end
+        local id = key == SUSPENDED and select(2, place_of_entry(found[i])) or found[i]
+        if call('HEXISTS', PAYLOADS, id) == 0 then removed = removed + call('ZREM', key, found[i]) end
     end
     return removed
 end
@@ -66,15 +66,15 @@ end
 local function reconcile(part, cursor)
     local again, removed = 0, 0
     if part == 0 then
-        local parked, is_any_aside = call('ZCARD', PARKED), call('EXISTS', ASIDE) == 1
-        if parked > 0 or is_any_aside or call('EXISTS', MESSAGES) + call('EXISTS', LEAVING) > 0 then
-            if not call('ZSCORE', LOTS, bucket) then call('ZADD', LOTS, int(now), bucket) end
-            if is_any_aside then call('ZADD', ASIDES, 0, bucket) end
+        local parked, any_suspended = call('ZCARD', PARKED), call('EXISTS', SUSPENDED) == 1
+        if parked > 0 or any_suspended or call('EXISTS', PAYLOADS) + call('EXISTS', IN_FLIGHT) > 0 then
+            if not call('ZSCORE', DUE_LOTS, bucket) then call('ZADD', DUE_LOTS, int(now), bucket) end
+            if any_suspended then call('ZADD', SUSPENDED_LOTS, 0, bucket) end
             part = agrees(parked) and 0 or 1
         end
         return {part, '0', 0, 0}
     end
-    local key, found = ({MESSAGES, PARKED, LEAVING, ASIDE})[part], nil
+    local key, found = ({PAYLOADS, PARKED, IN_FLIGHT, SUSPENDED})[part], nil
     if part == 1 then
         cursor, found = unpack(call('HSCAN', key, cursor, 'COUNT', MOST))
         again = compare_messages(found)
@@ -83,7 +83,7 @@ local function reconcile(part, cursor)
         removed = compare_places(key, found)
     end
     if cursor == '0' then part = part < 4 and part + 1 or 0 end
-    if part == 0 and nobody_is_left() then end_lot() end
+    if part == 0 and is_empty() then end_lot() end
     return {part, cursor, again, removed}
 end
 
@@ -94,7 +94,7 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     local last = at + 3 + ARGV[at + 3]
     for i = at + 4, last do
         local id = match(ARGV[i], '^[^%z]*%z([^%z]*)%z')
-        if id and call('HEXISTS', MESSAGES, id) == 0 then call('ZREM', WHERE, ARGV[i]) end
+        if id and call('HEXISTS', PAYLOADS, id) == 0 then call('ZREM', TASK_INDEX, ARGV[i]) end
     end
     at = last + 1
 end

@@ -9,7 +9,7 @@
 --        6  most      0: the tasks with the ids that follow; else that many of all parked tasks, in their order
 --        7  from      the place of the task behind which to continue, or 'aside', or ''; with `last`
 --        8  until     us: only tasks that were parked by then; 0: now
---        9  last      text: the id of that task, or its entry in `aside`
+--        9  last      text: the id of that task, or its entry in `suspended`
 --        10+          ids
 -- Reply  us of this clock; number of processed ids; number of tasks taken out; then `from` and `last` for the next call, '' if no
 --        tasks are left; then, unless `purge`, for each task its id, 0, its message
@@ -21,16 +21,16 @@ local FROM, UNTIL, LAST, FIRST_ID = ARGV[7], tonumber(ARGV[8]), ARGV[9], 10
 --!include now.lua
 --!include lot.lua
 --!include shares.lua
---!include let_out.lua
+--!include return_task.lua
 --!include parked_by.lua
 
 use_lot(0, key)
 local ids, places, taken, came, from, last = {}, {}, 0, 0, '', ''
 if FROM == 'aside' then
-    local found = call('ZRANGEBYLEX', ASIDE, LAST == '' and '-' or '(' .. LAST, '+', 'LIMIT', 0, MOST)
+    local found = call('ZRANGEBYLEX', SUSPENDED, LAST == '' and '-' or '(' .. LAST, '+', 'LIMIT', 0, MOST)
     for i, entry in ipairs(found) do
         local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
-        local since = match(call('HGET', MESSAGES, id) or '', THROTTLED_AT)
+        local since = match(call('HGET', PAYLOADS, id) or '', THROTTLED_AT)
         ids[i], places[i] = since and tonumber(since) <= UNTIL and id or '', entry
     end
     if #found == MOST then from, last = 'aside', found[#found] end
@@ -45,7 +45,7 @@ elseif MOST > 0 then
     end
     if #found == 2 * MOST then from, last = int(found[#found]), found[#found - 1] end
     if from ~= '' and #ids == 0 then from, last = int(before + 1), '' end
-    if from == '' and call('EXISTS', ASIDE) == 1 then from = 'aside' end
+    if from == '' and call('EXISTS', SUSPENDED) == 1 then from = 'aside' end
 else
     for i = FIRST_ID, #ARGV do ids[#ids + 1] = ARGV[i] end
 end
@@ -62,16 +62,16 @@ for i, id in ipairs(ids) do
     came = i
     if is_parked(id) then
         taken = taken + 1
-        let_out(id, 0)
+        return_task(id, 0)
         if PURGE then
-            call('ZREM', LEAVING, id)
-            call('HDEL', MESSAGES, id)
+            call('ZREM', IN_FLIGHT, id)
+            call('HDEL', PAYLOADS, id)
         end
     end
 end
-if nobody_is_left() then
+if is_empty() then
     end_lot()
 elseif taken > 0 then
-    call('ZADD', LOTS, 'XX', 'LT', int(now), bucket) -- the next one may have its turn sooner
+    call('ZADD', DUE_LOTS, 'XX', 'LT', int(now), bucket) -- the next one may have its turn sooner
 end
 return {int(now), came, taken, from, last, unpack(PURGE and {} or out)}

@@ -43,7 +43,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include lot.lua
 --!fair shares.lua
 --!fair share_weights.lua
---!include let_out.lua
+--!include return_task.lua
 --!include queue_of_lots.lua
 --!include same_code.lua
 
@@ -67,9 +67,9 @@ end
 local turns
 --!fair turns.lua
 
-local function let_one_out(id, wait, known, message)
+local function return_one(id, wait, known, message)
     work = work + 1
-    return let_out(id, wait, known, message)
+    return return_task(id, wait, known, message)
 end
 
 -- Reads the stored state of a limit again: this script reserves slots of the same limit several times.
@@ -93,26 +93,26 @@ local function slot_of(limit, extra, id, message)
 end
 
 -- Returns tasks once more that were not confirmed to be published: their worker may be dead. Each may have two messages from now on.
-local function let_out_once_more()
+local function return_again()
     local most = room()
-    local ids = call('ZRANGEBYSCORE', LEAVING, '-inf', int(now), 'LIMIT', 0, most)
+    local ids = call('ZRANGEBYSCORE', IN_FLIGHT, '-inf', int(now), 'LIMIT', 0, most)
     for i, id in ipairs(ids) do
         if room() <= 0 then return false end
-        call('ZREM', LEAVING, id)
+        call('ZREM', IN_FLIGHT, id)
         local message = renew_copy(id, false)
-        if message then let_one_out(id, 0, false, message) end
+        if message then return_one(id, 0, false, message) end
     end
     return #ids < most
 end
 
 -- Returns expired tasks without a slot: the worker that receives one reports that it has expired.
-local function let_out_expired()
+local function return_expired()
     local most = room()
     local ids = call('ZRANGEBYSCORE', EXPIRING, '-inf', int(now), 'LIMIT', 0, most)
     for _, id in ipairs(ids) do
         if room() <= 0 then return false end
         call('ZREM', EXPIRING, id)
-        if is_parked(id) then let_one_out(id, 0) end
+        if is_parked(id) then return_one(id, 0) end
     end
     return #ids < most
 end
@@ -124,67 +124,67 @@ local function first_of(key)
 end
 
 -- The first task that is set aside for this queue.
-local function first_aside(queue)
-    local entry = call('ZRANGEBYLEX', ASIDE, '[' .. queue .. '\0', '(' .. queue .. '\1', 'LIMIT', 0, 1)[1]
+local function first_suspended(queue)
+    local entry = call('ZRANGEBYLEX', SUSPENDED, '[' .. queue .. '\0', '(' .. queue .. '\1', 'LIMIT', 0, 1)[1]
     if not entry then return nil end
     local place, id = match(entry, '^[^%z]*%z(%d+)%z(.*)$')
     return {queue = queue, place = tonumber(place), id = id, entry = entry}
 end
 
 -- The first task set aside for each queue that a worker consumes again.
-local function those_to_bring_back()
+local function resumable()
     local back, from = {}, '-'
     while true do
-        local queue = match(call('ZRANGEBYLEX', ASIDE, from, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z')
+        local queue = match(call('ZRANGEBYLEX', SUSPENDED, from, '+', 'LIMIT', 0, 1)[1] or '', '^([^%z]*)%z')
         if not queue then return back end
-        if not absent[queue] then back[#back + 1] = first_aside(queue) end
+        if not absent[queue] then back[#back + 1] = first_suspended(queue) end
         from = '[' .. queue .. '\1'
     end
 end
 
 -- Moves tasks that were set aside back to their places among the parked tasks, up to the place `before`.
-local function bring_back(back, before)
+local function resume(back, before)
     for i, first in ipairs(back) do
         while first and first.place <= before and room() > 0 do
             work = work + 1
-            if call('ZREM', ASIDE, first.entry) == 1 then
+            if call('ZREM', SUSPENDED, first.entry) == 1 then
                 call('ZADD', PARKED, int(first.place), first.id)
                 if is_shared then turns.index(first.id, first.place) else before = first.place end
             end
-            first = first_aside(first.queue)
+            first = first_suspended(first.queue)
         end
         back[i] = first or false -- no task of this queue is aside any more
     end
 end
 
 -- Sets a task aside if no worker consumes its queue.
-local function set_aside(id, place)
-    local queue = match(call('HGET', MESSAGES, id) or '', QUEUE)
+local function suspend(id, place)
+    local queue = match(call('HGET', PAYLOADS, id) or '', QUEUE)
     if not queue or not absent[queue] then return false end
-    call('ZADD', ASIDE, 0, aside(queue, place, id))
+    call('ZADD', SUSPENDED, 0, suspended_entry(queue, place, id))
     call('ZREM', PARKED, id)
-    call('ZADD', ASIDES, 0, bucket)
+    call('ZADD', SUSPENDED_LOTS, 0, bucket)
     work = work + 1
     return true
 end
 
 local function may_come(id, place)
-    return next(absent) == nil or not set_aside(id, place)
+    return next(absent) == nil or not suspend(id, place)
 end
 
 -- The id of the first task in a queue that a worker consumes; nil: none; false: the script has reached its bound of work.
 local function next_one(back)
     if is_shared then
-        bring_back(back, math.huge)
+        resume(back, math.huge)
         return turns.next(next(absent) and may_come)
     end
     while true do
         local id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         if #back > 0 then
-            bring_back(back, tonumber(place) or math.huge)
+            resume(back, tonumber(place) or math.huge)
             id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         end
-        if room() <= 0 and (id or call('EXISTS', ASIDE) == 1) then return false end
+        if room() <= 0 and (id or call('EXISTS', SUSPENDED) == 1) then return false end
         if not id or may_come(id, place) then return id end
     end
 end
@@ -198,13 +198,13 @@ local function sooner(limit, later)
         later = min(later, tonumber(ends) or math.huge)
     end
     if limit.ends then
-        later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', LOTS, bucket) or 0) * EACH_US)
+        later = min(later, limit.ends + (span_of_lots() > 0 and call('ZRANK', DUE_LOTS, bucket) or 0) * EACH_US)
     end
     return later
 end
 
 -- Returns the tasks that have their turns soon. The result is the time at which the next task may have its turn; nil: at once.
-local function let_out_next(limit, back)
+local function return_next(limit, back)
     local extra = limit.extra
     -- A task that has a slot and does not arrive loses it to other tasks.
     local late = limit.version ~= -1 and int(now - LATE_US) or '-1'
@@ -217,7 +217,7 @@ local function let_out_next(limit, back)
     for _ = 1, MOST - call('ZCOUNT', limit.slots_key, int(now), '+inf') do
         local id = next_one(back)
         if not id then return id == nil and math.huge or nil end
-        local message = call('HGET', MESSAGES, id)
+        local message = call('HGET', PAYLOADS, id)
         local slot, later
         if is_shared and not message then
             turns.count()
@@ -225,7 +225,7 @@ local function let_out_next(limit, back)
             slot, later = slot_of(limit, extra, id, message or '')
             if not slot then return sooner(limit, later) end
             local wait = max(0, slot - now - (limit.method == 'concurrency' and EARLY_US or 0))
-            local was_here = let_one_out(id, wait, is_shared, message)
+            local was_here = return_one(id, wait, is_shared, message)
             if is_shared then turns.count(was_here and limit.cost) end
         end
     end
@@ -233,36 +233,36 @@ local function let_out_next(limit, back)
 end
 
 -- Processes the parking lot in use. The result is us until it is due again; -1: it is empty.
-local function look_after(limit)
+local function process(limit)
     if DUE then
-        local due = tonumber(call('ZSCORE', LOTS, bucket))
+        local due = tonumber(call('ZSCORE', DUE_LOTS, bucket))
         if not due then return -1 end
         if due > now then return due - now end -- another worker has done it meanwhile
     end
-    local back = call('EXISTS', ASIDE) == 1 and those_to_bring_back() or {}
+    local back = call('EXISTS', SUSPENDED) == 1 and resumable() or {}
     is_shared = turns and turns.use(weights[WEIGHTS] or '')
     horizon = is_shared and floor(HORIZON_US * SHARED) or HORIZON_US
     if limit.method == 'concurrency' and not call('ZSCORE', limit.state_key, '') then
         horizon = min(horizon, EARLY_US) -- slots are a guess until one has ended: no more come than would come at once
     end
-    local look = let_out_once_more() and let_out_expired() and let_out_next(limit, back)
+    local look = return_again() and return_expired() and return_next(limit, back)
     if is_shared then turns.keep() end
     if not look then
-        call('ZADD', LOTS, int(now), bucket)
+        call('ZADD', DUE_LOTS, int(now), bucket)
         return 0
     end
-    local leaving = first_of(LEAVING)
-    if look == math.huge and (call('EXISTS', ASIDE) == 1 or is_shared and call('EXISTS', PARKED) == 1) then
+    local leaving = first_of(IN_FLIGHT)
+    if look == math.huge and (call('EXISTS', SUSPENDED) == 1 or is_shared and call('EXISTS', PARKED) == 1) then
         look = now + MONTH_US -- until a queue is consumed again (wake_suspended.lua), or another weight holds
     end
-    if #back > 0 and call('EXISTS', ASIDE) == 0 then call('ZREM', ASIDES, bucket) end
+    if #back > 0 and call('EXISTS', SUSPENDED) == 0 then call('ZREM', SUSPENDED_LOTS, bucket) end
     if look == math.huge and not leaving then
         end_lot()
         return -1
     end
     look = max(now + PACE_US, min(look, leaving or math.huge, first_of(EXPIRING) or math.huge))
     if is_shared then look = turns.stay(look) end
-    call('ZADD', LOTS, int(look), bucket)
+    call('ZADD', DUE_LOTS, int(look), bucket)
     return look - now
 end
 
@@ -271,7 +271,7 @@ for i, limit in ipairs(limits) do
     if room() <= LOT then break end
     use_lot(4 * NUMBER + LOT_KEYS * (i - 1), ARGV[FIRST_BUCKET + i - 1])
     work, out = work + LOT, {}
-    local again, another = look_after(limit), 0
+    local again, another = process(limit), 0
     if not asked[CODE] then
         asked[CODE] = true
         local at, number = FIRST_LIMIT + 6 * (i - 1), weights[WEIGHTS] and match(weights[WEIGHTS], '^%d+') -- of its weights

@@ -19,34 +19,35 @@ local UNTIL, OVERDUE_US, FIRST_QUEUE = tonumber(ARGV[6]), ARGV[7], 8
 --!include now.lua
 --!include lot.lua
 --!include shares.lua
---!include let_out.lua
+--!include return_task.lua
 --!include parked_by.lua
 
 use_lot(0, key)
 local latest = UNTIL == 0 and now or UNTIL
 local ids = {}
 
-local function those_aside(from, to)
+local function add_suspended(from, to)
     if #ids >= MOST then return end
-    for _, entry in ipairs(call('ZRANGEBYLEX', ASIDE, from, to, 'LIMIT', 0, MOST - #ids)) do
+    for _, entry in ipairs(call('ZRANGEBYLEX', SUSPENDED, from, to, 'LIMIT', 0, MOST - #ids)) do
         local id = match(entry, '^[^%z]*%z%d+%z(.*)$')
-        if tonumber(match(call('HGET', MESSAGES, id) or '', THROTTLED_AT) or 0) <= latest then ids[#ids + 1] = id end
+        if tonumber(match(call('HGET', PAYLOADS, id) or '', THROTTLED_AT) or 0) <= latest then ids[#ids + 1] = id end
     end
 end
 
 if #ARGV < FIRST_QUEUE then
     local parked = parked_by(PARKED, latest, 0, MOST)
     for i = 1, #parked, 2 do ids[#ids + 1] = parked[i] end
-    those_aside('-', '+')
+    add_suspended('-', '+')
     if #ids < MOST then
-        for _, id in ipairs(call('ZRANGEBYSCORE', LEAVING, '-inf', int(now + OVERDUE_US), 'LIMIT', 0, MOST - #ids)) do ids[#ids + 1] = id end
+        local overdue = call('ZRANGEBYSCORE', IN_FLIGHT, '-inf', int(now + OVERDUE_US), 'LIMIT', 0, MOST - #ids)
+        for _, id in ipairs(overdue) do ids[#ids + 1] = id end
     end
 end
-for i = FIRST_QUEUE, #ARGV do those_aside('[' .. ARGV[i] .. '\0', '(' .. ARGV[i] .. '\1') end
+for i = FIRST_QUEUE, #ARGV do add_suspended('[' .. ARGV[i] .. '\0', '(' .. ARGV[i] .. '\1') end
 
 for _, id in ipairs(ids) do
     if bytes >= BYTES then break end
-    let_out(id, 0, false, call('ZREM', LEAVING, id) == 1 and renew_copy(id, true) or nil)
+    return_task(id, 0, false, call('ZREM', IN_FLIGHT, id) == 1 and renew_copy(id, true) or nil)
 end
-if nobody_is_left() then end_lot() end
+if is_empty() then end_lot() end
 return {int(now), unpack(out)}

@@ -6,15 +6,15 @@
 --        3  most      parking lots
 -- Reply  keys of buckets
 -- Writes lots
-local LOTS, ASIDES = KEYS[1], KEYS[2]
+local DUE_LOTS, SUSPENDED_LOTS = KEYS[1], KEYS[2]
 local FROM, OFFSET, MOST = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua
 --!include now.lua
 --!include queue_of_lots.lua
 
-local buckets = call('ZRANGEBYLEX', ASIDES, FROM, '+', 'LIMIT', 0, MOST)
-local each = call('ZCARD', ASIDES) > FEW and EACH_US or 0
+local buckets = call('ZRANGEBYLEX', SUSPENDED_LOTS, FROM, '+', 'LIMIT', 0, MOST)
+local each = call('ZCARD', SUSPENDED_LOTS) > FEW and EACH_US or 0
 for i, key in ipairs(buckets) do
-    call('ZADD', LOTS, 'XX', 'LT', int(now + (OFFSET + i) * each), key)
+    call('ZADD', DUE_LOTS, 'XX', 'LT', int(now + (OFFSET + i) * each), key)
 end
 return buckets

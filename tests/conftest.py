@@ -24,7 +24,8 @@ FROZEN_NOW = "local now = tonumber(redis.call('GET', 'test:clock'))\n"
 
 #: Keys of what people put there: stored limits and pauses, parked tasks.
 STAYS = re.compile(
-    r".*:(config|shadow|weights|(parked|messages|leaving|unacked|expiring|aside|shares|turns|lots|where|asides|costs|alone)@\w+)"
+    r".*:(config|shadow|weights|(parked|payloads|in_flight|ack_unconfirmed|expiring|suspended|shares|turns|due|task_index"
+    r"|suspended_lots|costs|unique)@\w+)"
 )
 
 #: Added to a store's URL where its time-outs are not the matter: they are half a second, which a busy machine may take.

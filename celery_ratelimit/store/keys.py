@@ -113,9 +113,9 @@ def shadow_keys(prefix: str, name: str) -> tuple[str, ...]:
 
 
 #: What a parking lot consists of, in the order of ``lua/include/lot.lua``.
-_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside")
-_ALL_LOTS = ("lots", "code", "where", "asides", "costs")
-_ALONE = "alone"
+_LOT = ("parked", "payloads", "in_flight", "ack_unconfirmed", "valid_copy", "expiring", "suspended")
+_ALL_LOTS = ("due", "code", "task_index", "suspended_lots", "costs")
+_UNIQUE = "unique"
 
 
 def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
     of_lot = [f"{own}{kind}@{fleet}" for kind in _LOT]
     shared = [f"{of_all}{kind}@{fleet}" for kind in _ALL_LOTS]
     of_shares = [f"{own}{kind}@{fleet}" for kind in ("shares", "turns")]
-    return *of_lot, *shared, f"{own}{_ALONE}@{fleet}", *of_shares, f"{of_all}weights"
+    return *of_lot, *shared, f"{own}{_UNIQUE}@{fleet}", *of_shares, f"{of_all}weights"
 
 
 def all_lots_keys(prefix: str, name: str, fleet: str) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def bell_channel(prefix: str, ear: str = "") -> str:
 
 def lots_key(prefix: str, name: str, fleet: str) -> str:
     """Which buckets of a limit have tasks in their parking lots."""
-    return bucket_key(prefix, name, "", f"lots@{fleet}")
+    return bucket_key(prefix, name, "", f"due@{fleet}")
 
 
 def bucket_key(prefix: str, name: str, key: str, kind: str) -> str:

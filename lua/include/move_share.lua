@@ -1,4 +1,4 @@
--- A task that is parked has another place: `other`, of which `its` was kept in `messages`, and is `kept`. See shares.lua.
+-- A task that is parked has another place: `other`, of which `its` was kept in `payloads`, and is `kept`. See shares.lua.
 --
 -- Uses SHARES of lot.lua; SHARE, place_in of record.lua; shares of shares.lua.
 local its_share = match(its, SHARE)

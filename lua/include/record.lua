@@ -1,4 +1,4 @@
--- What `messages` keeps of a task: a record of ten fields, each followed by a space, and then its message as JSON.
+-- What `payloads` keeps of a task: a record of ten fields, each followed by a space, and then its message as JSON.
 --
 --   <cost> <copy> <since us> <order> <leaves> <share> <unique> <survivor> <queue> <task>
 --   since     when the task was first throttled
@@ -17,7 +17,7 @@
 -- days, has caught up one step. A place is a whole number and never below zero.
 --
 -- Gives a pattern for each field that scripts read: COST, COPY, THROTTLED_AT, LEAVES, SHARE, UNIQUE, QUEUE, TASK, and NUMBERS, which is
--- not anchored; ORDER_US, LAST_ORDER; place_in(message): the place of a task by its value in `messages`.
+-- not anchored; ORDER_US, LAST_ORDER; place_in(message): the place of a task by its value in `payloads`.
 local COST, COPY, THROTTLED_AT, LEAVES = '^(%d+) ', '^%d+ (%d+) ', '^%d+ %d+ (%d+) ', '^%d+ %d+ %d+ %-?%d+ (%d*) '
 local NUMBERS = '%d+ %d+ %d+ %-?%d+ %d* ' -- what is before the texts
 local SHARE, UNIQUE = '^' .. NUMBERS .. '([^ ]*) ', '^' .. NUMBERS .. '[^ ]* ([^ ]*) '

@@ -2,7 +2,7 @@
 --
 -- Changes are collected and written together, at the end of a poll.
 --
--- Uses a parking lot in use, see lot.lua: PARKED, MESSAGES, ASIDE, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE,
+-- Uses a parking lot in use, see lot.lua: PARKED, PAYLOADS, SUSPENDED, SHARES, TURNS, WEIGHTS; now, MONTH_US; shares, HELD, CLOCK, SINCE,
 -- FROM_PLACE, SOME_HELD, SUM, STORED, IN_CODE, KEPT_MS, MARKS, known of shares.lua; SHARE of record.lua; precise of share_weights.lua;
 -- weight_in_code of weight_in_code.lua; room(), whether the script may do more; did(work), which notes the work that is done.
 -- Gives turns, which is nil where this text is not put in:
@@ -88,7 +88,7 @@ local function let_go()
 end
 
 local function index(id, place)
-    local share = match(call('HGET', MESSAGES, id) or '', SHARE) or ''
+    local share = match(call('HGET', PAYLOADS, id) or '', SHARE) or ''
     keep()
     if call('ZADD', SHARES, 0, shares.entry(share, place, id)) == 1 and not call('ZSCORE', TURNS, share) then
         shares.add(share, weight_in_code(in_code, share))
@@ -184,7 +184,7 @@ function turns.next(may_come)
             did(STEP)
         end
     end
-    if call('EXISTS', PARKED) + call('EXISTS', ASIDE) > 0 then return false end
+    if call('EXISTS', PARKED) + call('EXISTS', SUSPENDED) > 0 then return false end
 end
 
 function turns.count(cost)

@@ -114,7 +114,7 @@ def test_half_of_a_surrogate_pair_in_a_key(
         assert fleet.alive()
         assert "throttled by" in fleet.log()
         assert list(store.scan_iter("ratelimit:*%ED%A0%BD*")), "escaped"
-        until(lambda: not store.keys("*messages@*"), 20, "an empty lot")
+        until(lambda: not store.keys("*payloads@*"), 20, "an empty lot")
         assert "Unrecoverable" not in fleet.log()
 
 

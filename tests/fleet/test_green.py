@@ -34,7 +34,7 @@ def nothing_is_left(fleet: Fleet, store: redis.Redis) -> None:
     """Every message is acknowledged, none is in a queue or in the store, and no greenlet has died of an error."""
     until(lambda: not store.hlen("unacked"), 10, "every message being acknowledged")
     assert not store.exists("celery", "celery.throttled")
-    assert not store.keys("ratelimit:*:messages@*")
+    assert not store.keys("ratelimit:*:payloads@*")
     for index in range(len(fleet.workers)):
         assert "Traceback" not in fleet.log(index)
 

@@ -54,6 +54,6 @@ def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis,
                 words = monitor.next_command()["command"].split()
                 said.append(VERBS.get(words[1].lower(), "") if words[0].lower() == "evalsha" else "")
         assert "heartbeat_queues" in said, "which queues are consumed it has heard long ago"
-        lots = f"ratelimit:v1:{{{NAME}}}::lots@{parking._fleet}"
+        lots = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
         # Without the bell it would look every 15 to 25 seconds.
         until(lambda: store.zcount(lots, (time.time() + 600) * 1e6, "+inf") == 1, 3, "its being looked at")

@@ -37,7 +37,7 @@ def test_no_task_runs_twice_and_none_is_lost(
                 results.extend([fleet.send("retry", len(results) + index) for index in range(number)])
 
             def nobody_is_on_the_way() -> bool:
-                parked = of_limits.keys("*:parked@*") + of_limits.keys("*:leaving@*")
+                parked = of_limits.keys("*:parked@*") + of_limits.keys("*:in_flight@*")
                 return not parked and not store.exists("celery", "celery.throttled", "unacked")
 
             fleet.start()

@@ -44,7 +44,7 @@ def a_backlog_leaves(fleet: Fleet, pool: str, *throttles: str, then: Callable[[]
 def test_on_redis(server: EmbeddedServer, store: redis.Redis, tmp_path: Path, pool: str) -> None:
     a_backlog_leaves(Fleet(server, tmp_path, rate=f"{RATE}/s", app="tests.apps.loopless"), pool, "retry")
     assert not store.exists("celery", "celery.throttled")
-    assert not store.keys("ratelimit:*:messages@*")
+    assert not store.keys("ratelimit:*:payloads@*")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_on_rabbitmq(
         until(lambda: broker.ready("celery", "celery.throttled") == 0, 10, "empty queues")
 
     a_backlog_leaves(Fleet(server, tmp_path, broker=broker.url, **options), pool, *throttles, then=queues_are_empty)
-    assert not store.keys("ratelimit:*:messages@*")
+    assert not store.keys("ratelimit:*:payloads@*")
 
 
 def a_consumer(timer: Any, *, is_green: bool) -> SimpleNamespace:

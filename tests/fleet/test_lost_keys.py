@@ -26,7 +26,7 @@ def test_tasks_run_after_the_index_and_the_order_were_lost(
         for index in range(60):
             fleet.send("retry", index)
         until(lambda: [lot.parked for lot in ParkingLots(fleet.sender).lots(NAME)] == [60], 20, "a backlog")
-        lost = [key for kind in ("lots", "parked") for key in store.keys(f"*:{kind}@*")]
+        lost = [key for kind in ("due", "parked") for key in store.keys(f"*:{kind}@*")]
         assert len(lost) == 2
         store.delete(*lost)
         Limiter.from_url(server.url).resume(NAME, force=True)

@@ -312,7 +312,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
             fleet.send("tenant", index, "busy")
         fleet.start(number=2)
         fleet.wait_for(20, 20)
-        lots = f"ratelimit:v1:{{{name}}}::lots@{parking._fleet}"
+        lots = f"ratelimit:v1:{{{name}}}::due@{parking._fleet}"
         until(lambda: store.zcount(lots, (_now(store) + 600) * 1e6, "+inf") == number, 20, "all having been looked at")
         before, first = dict(store.zrange(lots, 0, -1, withscores=True)), fleet.started()
         store.config_resetstat()

@@ -23,7 +23,7 @@ RATE = "20/s"
 def repeated(limits: EmbeddedServer) -> int:
     """How many messages were asked about more than once."""
     with redis.Redis.from_url(limits.url) as store:
-        return sum(b"\0" in field for key in store.keys("*:twice@*") for field in store.hkeys(key))
+        return sum(b"\0" in field for key in store.keys("*:valid_copy@*") for field in store.hkeys(key))
 
 
 def send(fleet: Fleet, results: list[AsyncResult], number: int) -> None:
@@ -34,7 +34,7 @@ def check(fleet: Fleet, results: list[AsyncResult], limits: EmbeddedServer) -> N
     """Each task has run once, and nothing is left that could run."""
     until(lambda: all(result.ready() for result in results), 40, "every end")
     with redis.Redis.from_url(limits.url) as store:
-        until(lambda: not store.keys("*:parked@*") + store.keys("*:leaving@*"), 40, "nothing being parked")
+        until(lambda: not store.keys("*:parked@*") + store.keys("*:in_flight@*"), 40, "nothing being parked")
     time.sleep(1.0)  # a copy that is on its way comes, and ends or runs
     ran = Counter(start.index for start in fleet.starts())
     assert {index: times for index, times in ran.items() if times != 1} == {}

@@ -55,7 +55,7 @@ class Talkative(Fleet):
         """Wait until nothing is anywhere any more: whatever was to be called has been."""
 
         def is_empty() -> bool:
-            return not store.exists("celery", "celery.throttled", "unacked") and not store.keys("*messages@*")
+            return not store.exists("celery", "celery.throttled", "unacked") and not store.keys("*payloads@*")
 
         until(is_empty, 20, "every message being acknowledged")
 

@@ -115,7 +115,7 @@ def test_a_broker_that_is_full_is_a_line(
         found = run(*arguments, of=app)
         assert found.exit_code == 1
         assert says in found.output, found.output
-    assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:leaving@one")) == 5
+    assert sum(store.zcard(key) for key in store.keys("*:parked@one") + store.keys("*:in_flight@one")) == 5
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

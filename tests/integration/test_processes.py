@@ -22,7 +22,7 @@ from tests.lua.frozen import demand
 from tests.lua.model import Model
 from tests.lua.windows import Start, check_every_window
 
-from .hammer import Asked, Call, Told, ask_for, limiter_on, log_of
+from .hammer import Asked, Call, Told, as_answered, ask_for, limiter_on, log_of
 
 WANTED = [demand("200/s", burst=5, name="fast"), demand("150/s", burst=20, cost=1, name="wide")]
 SECONDS = 1.0
@@ -96,8 +96,11 @@ def test_callers_without_patience_get_the_rate_and_no_more(server: EmbeddedServe
     assert len(starts) == len(granted)
 
 
-def test_blocking_calls_are_served_in_order_at_the_rate(server: EmbeddedServer, store: redis.Redis) -> None:
+def test_blocking_calls_are_served_in_order_at_the_rate(
+    server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight threads take ten permits each, one after the other: no slot is left out, and who waits wakes at its own."""
+    monkeypatch.setattr("celery_ratelimit.limiter.turns._good_now", as_answered)
     limiter = Limiter.from_url(server.url + PATIENT)
     limit = Limit("100/s", name="api")
 

@@ -190,11 +190,11 @@ def test_an_index_that_names_another_task_ends_no_task(parking: Backlog, store: 
     close(parking)
     park(parking, to_park("old", ""))
     park(parking, to_park("a", "n1"))
-    store.hset("ratelimit:v1:{api}::alone@fleet", "1", "gone")
+    store.hset("ratelimit:v1:{api}::unique@fleet", "1", "gone")
     park(parking, to_park("b", "n1"))
     assert leave(parking) == []
     assert waiting(parking) == ["old", "a", "b"]
-    store.hset("ratelimit:v1:{api}::alone@fleet", "1", "old")
+    store.hset("ratelimit:v1:{api}::unique@fleet", "1", "old")
     park(parking, to_park("c", "n1"))
     assert leave(parking) == [], "what does not say that it is the same waits"
 
@@ -210,12 +210,12 @@ def test_an_id_of_any_text(parking: Backlog, clock: Clock) -> None:
 
 def test_nothing_is_left_of_it(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     park(parking, to_park("a", "n1"), to_park("b", "n1"), to_park("c", "n2"))
-    assert store.hgetall("ratelimit:v1:{api}::alone@fleet") == {"1": "b", "2": "c"}
+    assert store.hgetall("ratelimit:v1:{api}::unique@fleet") == {"1": "b", "2": "c"}
     for _ in range(3):
         parking._limiter.reset(demand("1/d", name="api").limit, force=True)
         parking.published({BUCKET: leave(parking)})
     assert waiting(parking) == []
-    assert not store.exists("ratelimit:v1:{api}::alone@fleet")
+    assert not store.exists("ratelimit:v1:{api}::unique@fleet")
 
 
 @st.composite
@@ -266,7 +266,7 @@ def test_one_of_each_waits_and_nobody_is_lost(
         assert {*here, *gone, *ends} == set(alone_of)
         same = [alone_of[each] for each in here if alone_of[each]]
         assert len(same) == len(set(same))
-        index = store.hgetall("ratelimit:v1:{api}::alone@fleet")
+        index = store.hgetall("ratelimit:v1:{api}::unique@fleet")
         assert {f"{alone_of[id][0]}{key}" for key, id in index.items()} == set(same)
 
 

@@ -71,7 +71,7 @@ def test_nobody_is_lost(world: tuple[redis.Redis, Limiter], acts: Sequence[tuple
             break
     assert not lot.waiting, "it comes out"
     lot.look(20, False)
-    assert not store.exists(SHARES, TURNS, f"{KEPT}parked@fleet", f"{KEPT}messages@fleet", f"{KEPT}alone@fleet")
+    assert not store.exists(SHARES, TURNS, f"{KEPT}parked@fleet", f"{KEPT}payloads@fleet", f"{KEPT}unique@fleet")
 
 
 class Lot:

@@ -18,8 +18,19 @@ from celery_ratelimit.limits.limit import Limit
 from tests.conftest import Clock
 from tests.parks import packed
 
-OF_LOT = ("parked", "messages", "leaving", "unacked", "twice", "expiring", "aside", "alone", "shares", "turns")
-SHARED = ("lots", "code", "where", "asides", "costs")
+OF_LOT = (
+    "parked",
+    "payloads",
+    "in_flight",
+    "ack_unconfirmed",
+    "valid_copy",
+    "expiring",
+    "suspended",
+    "unique",
+    "shares",
+    "turns",
+)
+SHARED = ("due", "code", "task_index", "suspended_lots", "costs")
 LOST = [*itertools.combinations((*OF_LOT, *SHARED), 1), *itertools.combinations((*OF_LOT, *SHARED), 2)]
 HERE = frozenset({"absent"})
 BACK = frozenset()
@@ -72,7 +83,7 @@ def test_what_has_its_message_runs(
     lose: Callable[..., None],
     kinds: tuple[str, ...],
 ) -> None:
-    if asked.key and {"lots", "where"} <= {*kinds}:
+    if asked.key and {"due", "task_index"} <= {*kinds}:
         pytest.skip("such a lot is found when a task is parked there: the next test")
     bucket: Bucket = ("api", asked.key)
     names = [f"{share}{number}@{queue}" for number in range(6) for share in "xy" for queue in ("here", "absent")]
@@ -80,12 +91,12 @@ def test_what_has_its_message_runs(
     (looked,) = parking.return_due([asked], absent=HERE, horizon=0.8)
     left = [each.id for each in looked.leaving]
     assert left
-    assert store.zcard(f"ratelimit:v1:{{api}}:{asked.key}:aside@fleet"), "some are leaving, some are set aside"
+    assert store.zcard(f"ratelimit:v1:{{api}}:{asked.key}:suspended@fleet"), "some are leaving, some are set aside"
     lose(*kinds)
     _, removed = reconcile(parking)
-    assert (removed > 0) == ("messages" in kinds)
+    assert (removed > 0) == ("payloads" in kinds)
     left += run_all(parking, clock, asked, BACK, 15)
-    assert "messages" in kinds or {*left} == {*names}
+    assert "payloads" in kinds or {*left} == {*names}
     parking.park({bucket: [to_park("z1@here"), to_park("z2@absent")]})
     assert {*run_all(parking, clock, asked, BACK, 15)} >= {"z1@here", "z2@absent"}
     assert parking.contents.lot(bucket, 0, -1).parked == 0
@@ -96,7 +107,7 @@ def test_a_task_that_is_parked_brings_a_lot_back_that_no_index_knows(
 ) -> None:
     frozen.asker.ask((asked,))
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(20)]})
-    lose("lots", "where")
+    lose("due", "task_index")
     parking.park({("api", asked.key): [to_park("z@here")]})
     assert len(run_all(parking, clock, asked, BACK, 10)) == 21
 
@@ -105,7 +116,7 @@ def test_places_without_messages_are_counted(
     frozen: Limiter, parking: Backlog, clock: Clock, asked: Demand, lose: Callable[..., None]
 ) -> None:
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(600)]})
-    lose("messages")
+    lose("payloads")
     assert reconcile(parking) == (0, 600)
     assert parking.due(["api"]) is None, "and nothing is left of the lot"
     assert list(parking.contents.find(["api"], ["x1"])) == [{}]
@@ -117,7 +128,7 @@ def test_many_tasks_are_parked_again_in_steps_each_once(
     for first in range(0, 8000, 1000):
         some = [to_park(f"x{number:04}@here") for number in range(first, first + 1000)]
         parking.park({("api", asked.key): some})
-    lose("parked", "where")
+    lose("parked", "task_index")
     reconciliation = Reconciliation(parking.scripts)
     done = [reconciliation.step("api").again for _ in range(4)]
     assert sum(done) == 8000
@@ -135,7 +146,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
     parking.acknowledged(bucket, "x@here", "t1")
     (looked,) = parking.return_due([asked])
     assert [each.copy for each in looked.leaving] == [1]
-    lose("leaving")
+    lose("in_flight")
     assert reconcile(parking) == (1, 0)
     assert run_all(parking, clock, asked, BACK, 5) == ["x@here"]
     runs = [copy for copy in (1, 2) if not parking.copies.arrive(bucket, {"x@here": copy})]

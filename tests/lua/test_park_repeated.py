@@ -155,7 +155,7 @@ def test_of_two_deliveries_one_is_parked_and_the_other_finds_it_gone(parking: Ba
 
 def test_it_is_remembered_for_as_long_as_a_call_may_be_late(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "t", 1)
-    (twice,) = store.keys("ratelimit:*:twice@fleet")
+    (twice,) = store.keys("ratelimit:*:valid_copy@fleet")
     assert expiries(store)[twice] == START + us(7200 + tuning.REDELIVERY_LATE)
 
 
@@ -163,8 +163,8 @@ def test_without_a_lost_reply_nothing_is_remembered(parking: Backlog, store: red
     park(parking, "t")
     acknowledge(parking, "t")
     run(parking)
-    assert not store.keys("ratelimit:*:twice@fleet")
-    assert not store.keys("ratelimit:*:unacked@fleet")
+    assert not store.keys("ratelimit:*:valid_copy@fleet")
+    assert not store.keys("ratelimit:*:ack_unconfirmed@fleet")
 
 
 # -- At random ---------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def contents(store: redis.Redis, prefix: str, now: int) -> dict[str, Any]:
         kind = store.type(key)
         if kind == "zset":
             scores = store.zrange(key, 0, -1, withscores=True)
-            kept[name] = {each: max(score, now) if name.endswith("lots@fleet") else score for each, score in scores}
+            kept[name] = {each: max(score, now) if name.endswith("due@fleet") else score for each, score in scores}
         elif kind == "hash":
             kept[name] = store.hgetall(key)
         else:

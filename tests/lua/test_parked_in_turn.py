@@ -51,12 +51,12 @@ def test_of_several_older_messages_the_last_is_waited_for(parking: Backlog, stor
         acknowledge(parking, copy)
     assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
     acknowledge(parking, 1)
-    assert not store.keys("ratelimit:*:twice@fleet")
+    assert not store.keys("ratelimit:*:valid_copy@fleet")
 
 
 def test_a_message_that_is_never_acknowledged_is_remembered_for_a_while(parking: Backlog, store: redis.Redis) -> None:
     go_round(parking, 1)
     acknowledge(parking, 2)
     assert parking.copies.arrive(BUCKET, {"a": 0}) == {"a"}
-    (twice,) = store.keys("ratelimit:*:twice@fleet")
+    (twice,) = store.keys("ratelimit:*:valid_copy@fleet")
     assert store.pttl(twice) > 0

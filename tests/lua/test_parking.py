@@ -331,7 +331,7 @@ def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
         clock.advance(0.1)
     assert all(ids == ["1@a", "2@a"] for ids in gone.values())
     assert len(set(seen)) == 601
-    assert not store.exists("ratelimit:v1:{api}::asides@fleet")
+    assert not store.exists("ratelimit:v1:{api}::suspended_lots@fleet")
 
 
 def test_whoever_is_aside_expires_and_is_taken_out_like_others(
@@ -355,12 +355,12 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
     taken = sum(number for number, _ in parking.contents.remove_all(BUCKET, purge=True))
     assert parking.contents.lot(BUCKET, 0, -1).parked == 0
     assert taken >= 230
-    assert not store.exists("ratelimit:v1:{api}::aside@fleet")
+    assert not store.exists("ratelimit:v1:{api}::suspended@fleet")
     clock.advance(20)
     let_out(parking)
     clock.advance(20)
     parking.published({BUCKET: let_out(parking)})
-    assert not [key for key in store.keys("ratelimit:*@fleet") if "aside" in key]
+    assert not [key for key in store.keys("ratelimit:*@fleet") if "suspended" in key]
 
 
 def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Backlog, store: redis.Redis) -> None:
@@ -452,7 +452,7 @@ def test_a_task_is_found_by_its_own_id_for_as_long_as_it_is_parked(
     assert list(parking.contents.find(["api"], ["one"])) == [{BUCKET: {"one@other": "one"}}]
     assert len(let_out(parking)) == 2
     assert list(parking.contents.find(["api"], ["one"])) == [{}]
-    assert store.zcard("ratelimit:v1:{api}::where@fleet") == 0
+    assert store.zcard("ratelimit:v1:{api}::task_index@fleet") == 0
 
 
 def test_look_ups_are_bounded(frozen: Limiter, parking: Backlog) -> None:
@@ -485,7 +485,7 @@ def test_all_are_taken_out_in_steps_and_each_once(
     assert taken == 502
     if purge:
         assert parking.contents.lot(BUCKET, 0, -1).parked == 7, "who has come meanwhile"
-        assert store.zcard("ratelimit:v1:{api}::where@fleet") == 7
+        assert store.zcard("ratelimit:v1:{api}::task_index@fleet") == 7
     else:
         assert sorted(each.id for each in seen) == sorted([*names, "x@q", "y@q"])
         assert parking.contents.lot(BUCKET, 0, -1).parked == 509
@@ -755,16 +755,16 @@ def test_acknowledged_it_may_come_again_for_other_reasons(parking: Backlog, stor
     let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 1, "b": 0}) == set()
-    assert not store.keys("ratelimit:*:twice@fleet")
+    assert not store.keys("ratelimit:*:valid_copy@fleet")
 
 
 def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a")
     let_out(parking, API)
-    assert store.keys("ratelimit:*:twice@fleet")
+    assert store.keys("ratelimit:*:valid_copy@fleet")
     parking.acknowledged(BUCKET, "a", "t1")
     publish(parking, ("a", 1))
-    assert not store.keys("ratelimit:*:twice@fleet")
+    assert not store.keys("ratelimit:*:valid_copy@fleet")
 
 
 @pytest.mark.parametrize("was_published", [False, True], ids=["not published", "published, and not reported"])
@@ -849,9 +849,9 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, s
     park(parking, "a", "b", expires=START / 1e6 + 3600)
     return_due(parking)
     assert {key.rpartition(":")[2] for key in store.keys("ratelimit:*@fleet")} == {
-        f"{kind}@fleet" for kind in ("messages", "leaving", "twice", "lots", "code")
+        f"{kind}@fleet" for kind in ("payloads", "in_flight", "valid_copy", "due", "code")
     }
-    (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "twice" in key]
+    (remembered,) = [key for key in store.keys("ratelimit:*@fleet") if "valid_copy" in key]
     assert expiries(store).get(remembered) == START + 7_200_000_000 + us(REDELIVERY_LATE)
     publish(parking, ("a", 1), ("b", 1))
 

@@ -84,7 +84,7 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
             now += round(one * PUBLISH_TIMEOUT / 5 * 1e6)
             client.set("test:clock", now)
         lot = parking.contents.lot(("api", ""), 0, -1)
-        kept = client.hgetall("ratelimit:v1:{api}::messages@fleet")
+        kept = client.hgetall("ratelimit:v1:{api}::payloads@fleet")
         assert lot.cost == sum(int(kept[each.id].split(" ", 1)[0]) for each in lot.tasks)
         assert lot.parked == len(lot.tasks)
     client.close()

@@ -24,4 +24,4 @@ def test_an_id_that_json_escapes_is_in_the_index(parking: Backlog, store: redis.
     assert list(parking.contents.find(["api"], [task, task[:-1]])) == [{BUCKET: {f"{task}@q": task}}]
     assert [each.id for each in let_out(parking)] == [f"{task}@q", f"{task}2@q"]
     assert list(parking.contents.find(["api"], [task])) == [{}]
-    assert not store.exists("ratelimit:v1:{api}::where@fleet")
+    assert not store.exists("ratelimit:v1:{api}::task_index@fleet")
