@@ -405,6 +405,10 @@ def test_explain_a_task_that_leaves_its_lot(run: Run, app: Celery) -> None:
     assert json.loads(run("explain", "a", "--json").output)["where"] == "unknown"
 
 
+#: The record of a task that was parked now, of which nothing else is known.
+RECORD = "1 1 1 0 " + 6 * " "
+
+
 @pytest.mark.parametrize(
     "stored",
     [
@@ -412,22 +416,22 @@ def test_explain_a_task_that_leaves_its_lot(run: Run, app: Celery) -> None:
         "",
         "x",
         "1 1 x {}",
-        "1 1 1 no JSON",
-        "1 1 1 []",
-        "1 1 1 {}",
-        '1 1 1 {"headers": null}',
-        '1 1 1 {"headers": {}}',
+        RECORD + "no JSON",
+        RECORD + "[]",
+        RECORD + "{}",
+        RECORD + '{"headers": null}',
+        RECORD + '{"headers": {}}',
     ],
 )
 def test_a_message_that_cannot_be_read_hides_no_other(
     run: Run, app: Celery, store: redis.Redis, stored: str | None
 ) -> None:
     park(app, "stripe", 3)
-    (messages,) = store.keys("*{stripe}*messages*")
+    (payloads,) = store.keys("*{stripe}*payloads*")
     if stored is None:
-        store.hdel(messages, "stripe--1~0@celery")
+        store.hdel(payloads, "stripe--1~0@celery")
     else:
-        store.hset(messages, "stripe--1~0@celery", stored)
+        store.hset(payloads, "stripe--1~0@celery", stored)
     tasks = {task.id: task.task for task in ParkingLots(app).tasks("stripe")}
     assert tasks == {"stripe--0": "shop.charge", "stripe--1~0@celery": "", "stripe--2": "shop.charge"}
     assert "3 parked" in run("parked", "stripe").output

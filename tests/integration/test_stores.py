@@ -163,7 +163,7 @@ def test_the_documented_rights_are_enough_for_everything(user: str) -> None:
     for limit in everything:
         for _ in range(12):
             last = limiter.acquire(limit, max_wait=0.2)
-        assert limiter.peek(limit)
+        assert limiter.peek(limit).states
         limiter.settle(limiter.acquire(limit, max_wait=1), 2)
         limiter.reserve(limit, id="one", horizon=5)
         limiter.cancel(limit, id="one")
