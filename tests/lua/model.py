@@ -449,7 +449,8 @@ class Model:
         return self._answer(False, max(slot, self.now + 1), binding, views)
 
     def peek(self, demands: Sequence[Demand]) -> Answer:
-        """Nothing is kept of it, not even a change that has come about by then."""
+        """Nothing is kept of it, not even a change that has come about by then. What has expired is gone."""
+        self._expire(demands)
         kept = deepcopy(self.buckets)
         answer = self._peek(demands)
         self.buckets = kept
