@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ..limiter.asker import Asker
-from ..limiter.calls import Call
+from ..limiter.calls import call_of
 from ..limiter.durations import microseconds
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
@@ -77,13 +77,13 @@ class Scripts:
 
     def with_keys(self, name: str, keys: Sequence[str], *arguments: str | int) -> Any:
         """Run a script with these keys."""
-        return self.call(name, *_call(keys, arguments))
+        return self.call(name, *call_of(keys, arguments))
 
     def each_with_keys(
         self, name: str, keys: Sequence[Sequence[str]], arguments: Sequence[Sequence[str | int]] = ()
     ) -> list[Any]:
         """Run a script with each of these lists of keys, and its arguments, in one round trip."""
-        calls = [_call(*each) for each in zip_longest(keys, arguments, fillvalue=())]
+        calls = [call_of(*each) for each in zip_longest(keys, arguments, fillvalue=())]
         return self.asker.run_scripts(self.by_name[name], calls)
 
     def run(self, name: str, bucket: Bucket, *arguments: str | int) -> Any:
@@ -171,10 +171,6 @@ class PendingReports:
                     self.note_acknowledged(bucket, *names)
             self.note_published({bucket: tasks for bucket, tasks in left.items() if tasks})
             raise
-
-
-def _call(keys: Sequence[str], arguments: Sequence[str | int]) -> Call:
-    return len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
 
 
 def arguments_of(

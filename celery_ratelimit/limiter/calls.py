@@ -24,10 +24,15 @@ from ..store.resp import bulk
 from ..store.script import Script
 from .demand import Demand
 
-__all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Scripts"]
+__all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Scripts", "call_of"]
 
-#: What a script is called with: the algorithms, how many keys, how many keys and arguments, and these as pieces.
+#: What a script is called with: how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[int, int, list[bytes]]
+
+
+def call_of(keys: Sequence[str], arguments: Sequence[str | int] = ()) -> Call:
+    return len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
+
 
 #: Where the virtual queues are among the keys of a limit's shadow.
 _QUEUES = 3
@@ -210,14 +215,13 @@ class Calls:
                 shadow_keys(self.prefix, each.name)[_QUEUES],
             )
         ]
-        return len(keys), len(keys) + 1 + len(demands), [bulk(*keys), bulk(note, *[each.key for each in demands])]
+        return call_of(keys, [note, *[each.key for each in demands]])
 
     def _leases(self, demand: Demand) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
     def of_release(self, leases: Sequence[tuple[Demand, Ended]]) -> Call:
-        keys, arguments = self._to_release(leases)
-        return len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+        return call_of(*self._to_release(leases))
 
     def _to_release(self, leases: Sequence[tuple[Demand, Ended]]) -> tuple[list[str], list[str]]:
         """Keys and arguments: two and three for each lease."""
@@ -264,25 +268,24 @@ class Calls:
 
     def of_weight(self, name: str, share: str, weight: float | None, note: str) -> Call:
         keys = (*self.change_keys(name, None), weights_key(self.prefix, name))
-        arguments = (escape(short(share)), "" if weight is None else repr(weight), note)
-        return len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+        return call_of(keys, (escape(short(share)), "" if weight is None else repr(weight), note))
 
     def of_weights(self, name: str) -> Call:
-        return 1, 1, [bulk(weights_key(self.prefix, name))]
+        return call_of([weights_key(self.prefix, name)])
 
     def of_config(self, name: str, key: str | None) -> Call:
-        return 3, 3, [bulk(*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name))]
+        return call_of([*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name)])
 
     def of_shadow(self, name: str, on: bool | None, note: str) -> Call:
         """What ``lua/set_shadow.lua`` is called with."""
         keys = (*self.change_keys(name, None), *shadow_keys(self.prefix, name)[1:])
-        return len(keys), len(keys) + 2, [bulk(*keys, "" if on is None else int(on), note)]
+        return call_of(keys, ("" if on is None else int(on), note))
 
     def of_history(self, name: str) -> Call:
-        return 1, 1, [bulk(history_key(self.prefix, name))]
+        return call_of([history_key(self.prefix, name)])
 
     def of_length(self, name: str, key: str | None, us: int, note: str) -> Call:
-        return 4, 7, [bulk(*self.change_keys(name, key), us, short(key or ""), note)]
+        return call_of(self.change_keys(name, key), (us, short(key or ""), note))
 
     def of_standing(self, demands: Sequence[Demand]) -> Call:
         number, keys, arguments = self._pack(tuple(demands))

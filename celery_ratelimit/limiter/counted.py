@@ -9,7 +9,7 @@ from ..counts.counter import Counter
 from ..counts.figures import Stats, read_stats
 from ..counts.tally import MOST_USERS, Part, wire_of
 from ..store.keys import count_keys
-from ..store.resp import bulk
+from .calls import call_of
 from .core import Core
 from .questions import Asks, Question, each_of
 from .shadows import tell_arrivals
@@ -32,8 +32,7 @@ def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
     for some in _told(core, parts):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
-        call = len(keys), len(keys) + len(values), [bulk(*keys, *values)]
-        yield from each_of([Question(core.scripts.count, call)])
+        yield from each_of([Question(core.scripts.count, call_of(keys, values))])
 
 
 def tell_all(core: Core, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
@@ -52,7 +51,7 @@ def ask_counts(
     parts, asked = _together(core, names, _ASKED if which < 0 else _TOTALS), []
     for some in parts:
         keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
-        asked.append(Question(core.scripts.counts, (len(keys), len(keys) + 1, [bulk(*keys, which)])))
+        asked.append(Question(core.scripts.counts, call_of(keys, [which])))
     answer: list[Stats] = []
     for some, (us, *said) in zip(parts, (yield from each_of(asked)), strict=True):
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
@@ -80,7 +79,7 @@ def _used(core: Core, asked: Sequence[tuple[str, float]]) -> Question:
         _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
         keys.append(seconds if within <= _SECONDS else minutes)
         values += [1 if within <= _SECONDS else 60, round(within)]
-    return Question(core.scripts.used, (len(keys), len(keys) + len(values), [bulk(*keys, *values)]))
+    return Question(core.scripts.used, call_of(keys, values))
 
 
 def _told(core: Core, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:

@@ -16,7 +16,7 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
-from ..store.resp import bulk
+from .calls import call_of
 from .demand import Demand
 from .questions import Asks, Question, each_of
 from .stored_shadow import StoredShadow, read_shadow
@@ -228,8 +228,7 @@ def _reckoning(
                 at = places.setdefault(own, len(keys) + len(places) + 1)
             values += [arrivals.age_of(each), each.number, each.cost, at, next(nonces), each.key]
     keys += places
-    call = len(keys), len(keys) + len(values), [bulk(*keys, *values)]
-    return Question(core.scripts.shadow, call)
+    return Question(core.scripts.shadow, call_of(keys, values))
 
 
 def _read_reckoned(

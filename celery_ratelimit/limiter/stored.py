@@ -15,8 +15,7 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..store.keys import short
-from ..store.resp import bulk
-from .calls import Call, Calls
+from .calls import Call, Calls, call_of
 from .durations import length_of
 from .stored_shadow import StoredShadow, marked, read_shadow
 
@@ -138,7 +137,7 @@ def change_of(
     note = note_of(by, reason, said)
     extra = 0 if limit.reserve is not None else extra  # what is set aside is the code's
     arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
-    return len(keys), len(keys) + len(arguments), [bulk(*keys), bulk(*arguments)]
+    return call_of(keys, arguments)
 
 
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:

@@ -136,10 +136,7 @@ class ParkingLots:
         """Delete parked tasks, as ``celery purge`` deletes messages in a queue: their senders are not told.
 
         Args:
-            name: of the limit.
-            key: of the bucket; ``None``: all buckets.
-            ids: of the tasks; default: all that are parked now.
-            force: see :meth:`lots`.
+            name, key, ids, force: see :meth:`release`.
 
         Returns:
             How many were deleted.
