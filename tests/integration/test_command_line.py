@@ -345,6 +345,11 @@ def test_explain_a_parked_task(run: Run, app: Celery) -> None:
     assert "set by ann@host" in text
     limiter_of(app).pause("stripe", 100)
     assert json.loads(run("explain", ids[10], "--json").output)["starts_at"] - said["now"] > 100
+    run("pause", "stripe")  # without an end: nothing can be forecast
+    assert json.loads(run("explain", ids[10], "--json").output)["starts_at"] is None
+    assert run("explain", ids[10]).output.endswith("The limit is paused until it is resumed.\n")
+    assert " ?  " in run("status").output.splitlines()[3]
+    assert run("parked", "stripe").output.splitlines()[1].endswith(" ?")
 
 
 def test_explain_a_task_that_shares_its_limit(run: Run, app: Celery) -> None:
