@@ -209,6 +209,8 @@ def _in_workers(app: Celery, id: str) -> Explanation | None:
 
 
 def _in_backend(app: Celery, id: str) -> Explanation | None:
+    if not id:  # backends raise at it, some of them late
+        return None
     try:
         state = str(app.AsyncResult(id).state)
     except Exception:  # the backend does not reply, or is a user's own

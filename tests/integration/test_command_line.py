@@ -407,6 +407,9 @@ def test_explain_a_task_that_leaves_its_lot(run: Run, app: Celery) -> None:
         assert (said["where"], said["id"], said["queue"], said["limit"]) == ("leaving", id, "celery", "stripe")
         assert said["starts_at"] is not None
     assert "is on its way back to the queue 'celery'" in run("explain", "a@b").output
+    released = run("release", "a@b")  # which is for parked tasks
+    assert released.exit_code == 1
+    assert released.output.startswith("Error: nothing to release: shop.charge[a@b] is on its way back to the queue")
     assert json.loads(run("explain", "a", "--json").output)["where"] == "unknown"
 
 
