@@ -15,6 +15,7 @@ from ..store.resp import text
 __all__ = [
     "Bucket",
     "Lot",
+    "ParkResult",
     "Parked",
     "PollResult",
     "Position",
@@ -22,6 +23,7 @@ __all__ = [
     "decoded",
     "encoded",
     "marker_of",
+    "park_results",
     "read_parcel",
     "record_of",
     "several",
@@ -109,6 +111,25 @@ class ToPark(NamedTuple):
     unique: str = ""
     share: str | None = None
     weight: float = USUAL
+
+
+class ParkResult(NamedTuple):
+    """The reply of ``lua/park.lua`` for one message.
+
+    Attributes:
+        outcome: ``parked``; ``empty``: no task is parked there, or a later attempt to park the message was made;
+            ``full``: ``ahead`` has reached the bound; ``replaced``: another task waits in its place.
+        ahead: permits that the tasks ahead cost.
+        survivor: the id of the task that waits in its place.
+    """
+
+    outcome: str
+    ahead: int = 0
+    survivor: str = ""
+
+    @property
+    def is_parked(self) -> bool:
+        return self.outcome == "parked"
 
 
 class Position(NamedTuple):
@@ -214,6 +235,17 @@ def read_parcel(parked: Parked) -> Parcel:
 def several(reply: Sequence[Any]) -> list[Parked]:
     """The tasks of a script's reply: for each its id, microseconds until its turn, and its stored text."""
     return [_read(*each) for each in zip(reply[::3], reply[1::3], reply[2::3], strict=True)]
+
+
+def park_results(reply: Sequence[Any]) -> list[ParkResult]:
+    """The reply of ``lua/park.lua``: for each message its outcome and what belongs to it."""
+    results = []
+    for outcome, value in zip(map(text, reply[::2]), reply[1::2], strict=True):
+        is_replaced = outcome == "replaced"
+        results.append(
+            ParkResult(outcome, survivor=decoded(text(value))) if is_replaced else ParkResult(outcome, value)
+        )
+    return results
 
 
 def _read(id: Any, wait: Any, stored: Any) -> Parked:

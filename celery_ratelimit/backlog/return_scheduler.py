@@ -19,7 +19,7 @@ from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from . import tuning
-from .backlog import NOBODY, Backlog, PollResult, ToPark
+from .backlog import Backlog, ParkResult, PollResult, ToPark
 from .backlog_cache import BacklogCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
@@ -122,7 +122,7 @@ class ReturnScheduler:
 
     def parks(
         self, requests_of: ToBeParked, *, only_behind: bool, most: int | None = None
-    ) -> Asks[dict[Bucket, list[int]]]:
+    ) -> Asks[dict[Bucket, list[ParkResult]]]:
         """Park the messages of requests, in their order, and acknowledge them. See :meth:`Backlog.park`: of buckets
         that one script may see.
 
@@ -135,10 +135,10 @@ class ReturnScheduler:
         later = {bucket: self.occupied.looks_in(bucket) - tuning.FIRST_POLL_DELAY for bucket in requests_of}
         said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
         for bucket, said in said_of.items():
-            for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
-                if ahead >= 0 and not held.gone:
-                    self._acknowledge(held, bucket, ahead)
-                elif ahead == NOBODY:
+            for (held, _), result in zip(requests_of[bucket], said, strict=True):
+                if result.is_parked and not held.gone:
+                    self._acknowledge(held, bucket, result.ahead)
+                elif result.outcome == "empty":
                     self.occupied.forget(bucket)
         return said_of
 

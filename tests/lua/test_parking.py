@@ -9,12 +9,12 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, NOBODY, Backlog
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.tuning import REDELIVERY_LATE
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import START, Clock
-from tests.parks import packed, park_one
+from tests.parks import EMPTY, packed, park_one
 
 from .frozen import demand, expiries, us
 
@@ -37,11 +37,11 @@ def park(
     only_behind: bool = False,
     most: int | None = None,
     token: str = "",
-) -> int:
+) -> int | ParkResult:
     """Parks them, and returns the last answer: what those ahead cost, or why it was not parked."""
-    answer = 0
+    said: int | ParkResult = 0
     for id in ids:
-        answer = park_one(
+        said = park_one(
             parking,
             asked,
             id,
@@ -53,7 +53,7 @@ def park(
             most=most,
             token=token,
         )
-    return max(answer, FULL)
+    return said
 
 
 def let_out(parking: Backlog, asked: Demand = API) -> list[Parked]:
@@ -128,11 +128,11 @@ def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Backlog, clock
 
 
 def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: Backlog) -> None:
-    assert park(parking, "a", only_behind=True) == NOBODY
+    assert park(parking, "a", only_behind=True) == EMPTY
     assert park(parking, "a") == 0
     assert park(parking, "a") == 1, "as often as it likes"
     assert park(parking, "b", only_behind=True) == 1
-    assert park(parking, "c", most=2) == FULL
+    assert park(parking, "c", most=2) == ParkResult("full", 2)
     assert park(parking, "c", most=3) == 2
     lot = parking.contents.lot(BUCKET, 0, -1)
     assert [(each.id, each.message) for each in lot.tasks] == [(id, message_of(id)) for id in "abc"]
@@ -343,7 +343,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
         pass
     assert park(parking, "behind@b", only_behind=True) == 251
     assert park(parking, "behind@b", most=3) == 252, "it is there"
-    assert park(parking, "full@b", most=252) == FULL
+    assert park(parking, "full@b", most=252) == ParkResult("full", 252)
     assert parking.copies.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
     clock.advance(2)
     assert parking.due(["api"]) == [BUCKET]
