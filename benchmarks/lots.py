@@ -321,7 +321,7 @@ def _park(
                 known.add(tenant)
                 number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
                 pipe.execute_command("EVALSHA", asks, number, *_values(pieces))
-            keys = _values(parking.scripts.keys_of_lots([(NAME, tenant)], fair=False)[1])
+            keys = _values(parking.scripts.keys_of_lots([(NAME, tenant)])[1])
             pipe.execute_command("EVALSHA", digest, len(keys), *keys, *kept)
             if count % 1000 == 999:
                 pipe.execute()

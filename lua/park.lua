@@ -1,6 +1,6 @@
 -- park: put messages of throttled tasks into the parking lots of the limits that refused them, in the given order. Idempotent by id.
 --
--- KEYS   for each parking lot the keys of include/lot.lua; if one of the limits is fair, with its keys for shares
+-- KEYS   for each parking lot the keys of include/lot.lua
 -- ARGV   1  behind    1: park only behind parked tasks; 0: also in an empty parking lot
 --        2  most      >= 0: park only if the parked tasks cost fewer permits; -1: no bound
 --        3  memory    us, > 0: for how long a call may come late

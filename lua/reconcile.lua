@@ -2,7 +2,7 @@
 --
 -- A message without a place in the order is parked again, at its place. A copy of it may have been returned before, so the message gets
 -- a new copy number. A place without a message is removed. An index that lacks a parking lot or a task is completed.
--- KEYS   for each parking lot the keys of include/lot.lua, with its keys for shares
+-- KEYS   for each parking lot the keys of include/lot.lua
 -- ARGV   1  memory    us, > 0: see return_due.lua
 --        2  most      >= 1: about that many entries are compared in a step
 --        3+           for each parking lot: the key of its bucket, text; the part with which to continue, 0: check whether its keys
@@ -16,7 +16,6 @@ local MEMORY_US, MOST = tonumber(ARGV[1]), ARGV[2]
 --!include now.lua
 --!include lot.lua
 --!include renew_copy.lua
-LOT_KEYS, shares = 16, {} -- the shares end with the parking lot, see shares.lua
 
 local function place_of_entry(entry)
     return match(entry, '^[^%z]*%z(%d+)%z(.*)$')

@@ -1,8 +1,7 @@
 -- return_due: assign slots to parked tasks, in order, and return each task shortly before its slot: the caller publishes the messages.
 --
 -- One script processes several parking lots, up to a bound of work. A parking lot that is not finished is due at once.
--- KEYS   four for each parking lot's limit, see include/read_limits.lua; then for each parking lot the keys of include/lot.lua; if
---        one of the limits is fair, with its keys for shares
+-- KEYS   four for each parking lot's limit, see include/read_limits.lua; then for each parking lot the keys of include/lot.lua
 -- ARGV   1  number    of parking lots
 --        2  due       1: process only parking lots that are due now; 0: all
 --        3  horizon   us, >= 0: a task is returned when its slot is at most that far ahead; three quarters of that if the parking lot

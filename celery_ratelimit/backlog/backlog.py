@@ -177,7 +177,7 @@ class Backlog:
         fair = any(demand.limit.fair is not None for demand in demands)
         of_limits = [self.scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
-        number, of_lots = self.scripts.keys_of_lots(buckets, fair=fair)
+        number, of_lots = self.scripts.keys_of_lots(buckets)
         number += KEYS * len(demands)
         most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
         times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self.scripts.memory
@@ -215,10 +215,10 @@ class Backlog:
                 arguments: list[str | int] = []
                 for bucket in part:
                     those, ids = [*leaving.get(bucket, ()), *noted[bucket]], acknowledged[bucket]
-                    arguments += [bucket[1], len(those), len(ids)]
+                    arguments += [bucket[1], len(those), 0, len(ids) // 2]
                     arguments += [value for each in those for value in (each.id, each.copy)]
                     arguments += ids
-                yield partial(self.scripts.tell, part, arguments)
+                yield partial(self.scripts.of_lots, "confirm_published", part, *arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Split buckets into groups for one script each: not too many, and of one hash slot of a cluster."""

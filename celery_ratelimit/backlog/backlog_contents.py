@@ -37,26 +37,25 @@ class BacklogContents:
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """For each limit that has parking lots: how many, and how many tasks are parked in them."""
         parts = list(_pages(self._scripts.that_go_together(names), tuning.SCANNED_AT_ONCE))
-        keys = [[key for name in part for key in self._scripts.shared_keys(name)[:3:2]] for part in parts]
-        found: dict[str, tuple[int, int]] = {}
-        for part, reply in zip(parts, self._scripts.each_with_keys("count_lots", keys), strict=True):
-            for name, lots, parked in zip(part, reply[::2], reply[1::2], strict=True):
-                if lots:
-                    found[name] = int(lots), int(parked)
-        return found
+        replies = self._scripts.each_with_keys("locate", list(map(self._indexes, parts)))
+        pairs = zip(chain.from_iterable(parts), chain.from_iterable(replies), strict=True)
+        return {name: (int(lots), int(parked)) for name, (lots, parked) in pairs if lots}
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
         """Find parked tasks by id. Each step runs one script, and yields by bucket: the store's id -> the task's id."""
         for part in _pages(self._scripts.that_go_together(names), tuning.LOOKUPS):
-            keys = [self._scripts.shared_keys(name)[2] for name in part]
             for asked in _pages([tasks], max(1, tuning.LOOKUPS // len(part))):
-                reply = self._scripts.with_keys("locate", keys, *map(encoded, asked))
+                reply = self._scripts.with_keys("locate", self._indexes(part), *map(encoded, asked))
                 found: dict[Bucket, dict[str, str]] = {}
-                for name, places in zip(part, reply, strict=True):
-                    for place in places:
-                        task, id, key = text(place).split("\0", 2)
+                for name, (_, _, *entries) in zip(part, reply, strict=True):
+                    for entry in entries:
+                        task, id, key = text(entry).split("\0", 2)
                         found.setdefault((name, key), {})[id] = decoded(task)
                 yield found
+
+    def _indexes(self, names: Sequence[str]) -> list[str]:
+        """Of each limit the keys in which its parking lots and its tasks are."""
+        return [key for name in names for key in self._scripts.shared_keys(name)[:3:2]]
 
     def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
         """Find returned tasks, not confirmed to be at the broker, that have ``task`` in their stored ids.

@@ -43,7 +43,7 @@ class Copies:
 
     def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> set[tuple[Bucket, str]]:
         """:meth:`arrive` for the parking lots of one of :meth:`Backlog.parts`."""
-        reply = self._scripts.of_lots("dedup", list(copies_of), *_arguments(copies_of))
+        _, reply = self._scripts.of_lots("dedup_and_acquire", list(copies_of), *(0, 0, 0, 0), *_arguments(copies_of))
         asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
         return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
 
@@ -51,7 +51,7 @@ class Copies:
         """The report of :meth:`arrive_all`, for the call in which some of these copies acquire their permits."""
         every = [pair for those in copies_of.values() for pair in those.items()]
         places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
-        number, keys = self._scripts.keys_of_lots(list(copies_of), fair=False)
+        number, keys = self._scripts.keys_of_lots(list(copies_of))
         return Along(keys, number, _arguments(copies_of), places)
 
     def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
@@ -61,7 +61,7 @@ class Copies:
 
 
 def _arguments(copies_of: Mapping[Bucket, Mapping[str, int]]) -> list[str | int]:
-    """ARGV of ``lua/dedup.lua``."""
+    """The last values of ARGV of ``lua/dedup_and_acquire.lua``."""
     arguments: list[str | int] = []
     for copies in copies_of.values():
         arguments += [len(copies), *[value for pair in copies.items() for value in pair]]

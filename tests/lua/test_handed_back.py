@@ -11,7 +11,7 @@ from celery_ratelimit._celery.saved_message import as_sent, copy_in, marker_in, 
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.messages import Parked, marker_of, read_parcel
 from tests.conftest import START, Clock
-from tests.parks import packed
+from tests.parks import answer, packed
 
 from .test_parking import BUCKET, let_out, publish
 
@@ -25,7 +25,8 @@ MESSAGE = (
 
 def park(parking: Backlog, copy: int = 1, *, since: int = 0) -> None:
     written = MESSAGE % str(OWN).replace("'", '"').replace("None", "null")
-    assert parking.park({BUCKET: [packed(ID, 1, written, copy, since)]})[BUCKET] == [0]
+    (result,) = parking.park({BUCKET: [packed(ID, 1, written, copy, since)]})[BUCKET]
+    assert answer(result) == 0
 
 
 def return_to_queue(parking: Backlog, *, overdue: float = 0.0) -> list[Parked]:
