@@ -24,7 +24,7 @@ local rank, where = call('ZRANK', PARKED, id), 'parked'
 local number = call('ZCARD', PARKED)
 if not rank then
     rank, where = -1, call('ZSCORE', IN_FLIGHT, id) and 'leaving' or ''
-    local entry = where == '' and call('ZRANK', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id))
+    local entry = where == '' and call('ZRANK', SUSPENDED, suspended_entry(id, message))
     if entry then rank, where = number + entry, 'aside' end
 end
 number = number + call('ZCARD', SUSPENDED)

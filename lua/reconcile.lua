@@ -17,14 +17,6 @@ local MEMORY_US, MOST = tonumber(ARGV[1]), ARGV[2]
 --!include lot.lua
 --!include renew_copy.lua
 
-local function place_of_entry(entry)
-    return match(entry, '^[^%z]*%z(%d+)%z(.*)$')
-end
-
-local function is_suspended(id, message)
-    return call('ZSCORE', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id))
-end
-
 local function index(id, message)
     local where = place_of(id, message)
     if where then call('ZADD', TASK_INDEX, 0, where) end
@@ -41,7 +33,7 @@ local function compare_messages(found)
     local again = 0
     for i = 1, #found, 2 do
         local id, message = found[i], found[i + 1]
-        if call('ZSCORE', PARKED, id) or is_suspended(id, message) then
+        if call('ZSCORE', PARKED, id) or call('ZSCORE', SUSPENDED, suspended_entry(id, message)) then
             index(id, message)
         elseif not call('ZSCORE', IN_FLIGHT, id) then
             call('ZADD', PARKED, int(place_in(message)), id)
@@ -56,7 +48,7 @@ end
 local function compare_places(key, found)
     local removed = 0
     for i = 1, #found, 2 do
-        local id = key == SUSPENDED and select(2, place_of_entry(found[i])) or found[i]
+        local id = key == SUSPENDED and match(found[i], '^[^%z]*%z%d+%z(.*)$') or found[i]
         if call('HEXISTS', PAYLOADS, id) == 0 then removed = removed + call('ZREM', key, found[i]) end
     end
     return removed

@@ -33,7 +33,7 @@
 -- The names are PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED, VALID_COPY, EXPIRING, SUSPENDED, DUE_LOTS, CODE, TASK_INDEX,
 -- SUSPENDED_LOTS, COSTS, UNIQUE_IDS, SHARES, TURNS, WEIGHTS. Uses COPY, QUEUE, TASK, place_in of record.lua. Gives also shares, which is
 -- nil except in scripts that process shares; for the parking lot in use and by a task's id: without, copies, note_copies, at_broker,
--- acknowledged, place_of, is_parked, suspended_entry, remove_suspended, count_cost; and for the whole parking lot cost_of(number),
+-- acknowledged, place_of, is_parked, suspended_entry, count_cost; and for the whole parking lot cost_of(number),
 -- is_empty(), end_lot().
 local PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED, VALID_COPY, EXPIRING, SUSPENDED, DUE_LOTS, CODE
 local TASK_INDEX, SUSPENDED_LOTS, COSTS, UNIQUE_IDS, SHARES, TURNS, WEIGHTS
@@ -111,13 +111,9 @@ local function is_parked(id)
     return call('EXISTS', SUSPENDED) == 1 and call('HEXISTS', PAYLOADS, id) == 1 and not call('ZSCORE', IN_FLIGHT, id)
 end
 
-local function suspended_entry(queue, place, id)
-    return format('%s\0%016d\0%s', queue, place, id)
-end
-
--- Removes a task from `suspended`, by its value in `payloads`. Returns whether it was there.
-local function remove_suspended(id, message)
-    return call('ZREM', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id)) == 1
+-- The entry of `suspended` for a task, by its value in `payloads`.
+local function suspended_entry(id, message)
+    return format('%s\0%016d\0%s', match(message, QUEUE) or '', place_in(message), id)
 end
 
 -- Notes that a task of that cost is parked (1), or is no longer parked (-1).
