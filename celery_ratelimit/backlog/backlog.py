@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from celery import Celery
 
@@ -28,8 +29,8 @@ from . import tuning
 from .backlog_contents import BacklogContents
 from .deduplicator import Copies
 from .fleet_registry import FleetRegistry
-from .messages import Bucket, Parked, ParkResult, PollResult, ToPark, encoded, park_results, several
-from .scripts import PendingReports, Scripts, arguments_of, weights_text
+from .messages import Bucket, Parked, ParkResult, PollResult, ToPark, encoded, several
+from .scripts import PendingReports, Scripts, arguments_of, park_results, weights_text
 from .store_calls import Asks, asked
 
 __all__ = ["Backlog", "ParkResult", "PollResult", "ToPark"]
@@ -75,14 +76,18 @@ class Backlog:
 
     # -- In --------------------------------------------------------------------------------------------------------
 
-    def park(
+    def park(self, messages_of: Mapping[Bucket, Sequence[ToPark]], **options: Any) -> dict[Bucket, list[ParkResult]]:
+        """:meth:`parks`, without a generator."""
+        return asked(self.parks(messages_of, **options))
+
+    def parks(
         self,
         messages_of: Mapping[Bucket, Sequence[ToPark]],
         *,
         only_behind: bool = False,
         most: int | None = None,
         later: Mapping[Bucket, float] = MappingProxyType({}),
-    ) -> dict[Bucket, list[ParkResult]]:
+    ) -> Asks[dict[Bucket, list[ParkResult]]]:
         """Park messages in the parking lots of their buckets, in the given order. Idempotent by id.
 
         Args:
@@ -92,17 +97,6 @@ class Backlog:
             most: park only if the tasks parked in the bucket cost fewer permits.
             later: seconds until the first poll of a parking lot that is empty now; default: at once.
         """
-        return asked(self.parks(messages_of, only_behind=only_behind, most=most, later=later))
-
-    def parks(
-        self,
-        messages_of: Mapping[Bucket, Sequence[ToPark]],
-        *,
-        only_behind: bool,
-        most: int | None,
-        later: Mapping[Bucket, float],
-    ) -> Asks[dict[Bucket, list[ParkResult]]]:
-        """:meth:`park`, as a generator of calls (:data:`Asks`): the caller need not wait for replies."""
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
         with self.untold.telling(messages_of) as (told, _):
             arguments = arguments_of(
@@ -111,10 +105,6 @@ class Backlog:
             reply = yield partial(self.scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)
         results = iter(park_results(reply))
         return {bucket: [next(results) for _ in messages] for bucket, messages in messages_of.items()}
-
-    def acknowledged(self, bucket: Bucket, id: str, token: str) -> None:
-        """Note that the broker has forgotten a parked message. The next call reports it to the store."""
-        self.untold.note_acknowledged(bucket, id, token)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 

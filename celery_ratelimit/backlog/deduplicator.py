@@ -28,11 +28,7 @@ __all__ = ["ArrivalCheck", "Copies", "Deduplicator", "GateRequest"]
 
 
 class Copies:
-    """The copies of one fleet's messages.
-
-    Args:
-        scripts: the scripts for its parking lots.
-    """
+    """The copies of one fleet's messages."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
@@ -111,12 +107,7 @@ class ArrivalCheck:
 
 
 class Deduplicator:
-    """Reports the returned messages of one worker, and keeps the store's replies: which copies must not run.
-
-    Args:
-        parking: the parking lots.
-        outage: while it lasts, the store is not called.
-    """
+    """Reports the returned messages of one worker, and keeps the store's replies: which copies must not run."""
 
     def __init__(self, worker: Worker, parking: Backlog, outage: Outage) -> None:
         self._worker, self._parking, self._outage = worker, parking, outage

@@ -23,7 +23,6 @@ __all__ = [
     "decoded",
     "encoded",
     "marker_of",
-    "park_results",
     "read_parcel",
     "record_of",
     "several",
@@ -235,17 +234,6 @@ def read_parcel(parked: Parked) -> Parcel:
 def several(reply: Sequence[Any]) -> list[Parked]:
     """The tasks of a script's reply: for each its id, microseconds until its turn, and its stored text."""
     return [_read(*each) for each in zip(reply[::3], reply[1::3], reply[2::3], strict=True)]
-
-
-def park_results(reply: Sequence[Any]) -> list[ParkResult]:
-    """The reply of ``lua/park.lua``: for each message its outcome and what belongs to it."""
-    results = []
-    for outcome, value in zip(map(text, reply[::2]), reply[1::2], strict=True):
-        is_replaced = outcome == "replaced"
-        results.append(
-            ParkResult(outcome, survivor=decoded(text(value))) if is_replaced else ParkResult(outcome, value)
-        )
-    return results
 
 
 def _read(id: Any, wait: Any, stored: Any) -> Parked:

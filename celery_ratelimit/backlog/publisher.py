@@ -35,8 +35,6 @@ class Publisher:
     """Publishes tasks that have left the backlog, in one worker.
 
     Args:
-        worker: publishes.
-        parking: the backlog.
         on_return_queue: called with the queue that a task is published to, and the queue that it was sent to.
         clock: of the store: by that a task's slot is told to the worker that it returns to.
     """
@@ -135,10 +133,6 @@ class QueueReturner:
     """Returns parked tasks to the queues that they were sent to, as they were sent. A context manager.
 
     At least once: a process that is killed between two steps may leave a task twice, and none is lost.
-
-    Args:
-        app: the app; tasks go to its broker.
-        backlog: its parked tasks.
     """
 
     def __init__(self, app: Celery, backlog: Backlog) -> None:

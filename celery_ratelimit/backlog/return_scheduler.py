@@ -20,7 +20,7 @@ from ..limits.weights import USUAL
 from ..store.keys import escape
 from . import tuning
 from .backlog import Backlog, ParkResult, PollResult, ToPark
-from .backlog_cache import BacklogCache
+from .backlog_contents import BacklogCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
@@ -37,19 +37,9 @@ ToBeParked = Mapping[Bucket, Sequence[tuple[GateRequest, ToPark]]]
 
 
 class ReturnScheduler:
-    """Parks and returns the tasks of one worker's limits.
-
-    Args:
-        parking: the parked tasks.
-        limits: by name; there may be more of them later.
-        outage: while it lasts, the store is not asked.
-        calls: makes the calls of polls.
-        orphans_after: see :class:`~celery_ratelimit.backlog.reaper.Reaper`.
-        clock: of the store.
+    """Parks and returns the tasks of one worker's limits. There may be more limits later.
 
     Attributes:
-        parking: the parked tasks.
-        clock: of the store.
         arrivals: messages that come back.
         occupied: buckets in which tasks are known to be parked.
         rescheduler: makes buckets due earlier after a change.
@@ -154,7 +144,7 @@ class ReturnScheduler:
         """The worker acknowledges in its next turn: the store hears of it with the next call."""
         while self._not_acknowledged and self._not_acknowledged[0][1].request.message.acknowledged:
             bucket, held = self._not_acknowledged.popleft()
-            self.parking.acknowledged(bucket, held.id, held.token)
+            self.parking.untold.note_acknowledged(bucket, held.id, held.token)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 

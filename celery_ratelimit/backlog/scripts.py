@@ -15,11 +15,11 @@ from ..limiter.calls import call_of
 from ..limiter.durations import microseconds
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
-from ..store.resp import bulk
+from ..store.resp import bulk, text
 from ..store.script import Script
-from .messages import Bucket, Parked, ToPark, record_of
+from .messages import Bucket, Parked, ParkResult, ToPark, decoded, record_of
 
-__all__ = ["PendingReports", "Scripts", "arguments_of", "weights_text"]
+__all__ = ["PendingReports", "Scripts", "arguments_of", "park_results", "weights_text"]
 
 #: Number of keys that a script gets for each parking lot.
 LOT_KEYS = 16
@@ -190,6 +190,14 @@ def arguments_of(
             arguments += [weight, record_of(each)]
         arguments += acknowledged
     return arguments
+
+
+def park_results(reply: Sequence[Any]) -> list[ParkResult]:
+    """The reply of ``lua/park.lua``: for each message its outcome and what belongs to it."""
+    return [
+        ParkResult(outcome, survivor=decoded(text(value))) if outcome == "replaced" else ParkResult(outcome, value)
+        for outcome, value in zip(map(text, reply[::2]), reply[1::2], strict=True)
+    ]
 
 
 @lru_cache(maxsize=256)

@@ -83,7 +83,7 @@ def test_a_returned_copy_that_is_taken_out_of_its_return_queue_runs(parking: Bac
 def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlog) -> None:
     """It has left the backlog, and is not confirmed yet: a drain hands it back once more."""
     park(parking)
-    parking.acknowledged(BUCKET, ID, "t1")
+    parking.untold.note_acknowledged(BUCKET, ID, "t1")
     (on_its_way,) = let_out(parking)
     (handed,) = return_to_queue(parking, overdue=20.0)
     assert (on_its_way.copy, handed.copy) == (1, 2)

@@ -37,7 +37,7 @@ def run(parking: Backlog, copy: int = 1) -> None:
 
 
 def acknowledge(parking: Backlog, token: str) -> None:
-    parking.acknowledged(BUCKET, "a", token)
+    parking.untold.note_acknowledged(BUCKET, "a", token)
     parking.published()
 
 
@@ -221,7 +221,7 @@ class Task:
         if said == EMPTY:  # it acquires a permit
             self.ran += 1
         else:
-            self.parking.acknowledged(BUCKET, "a", one.token)
+            self.parking.untold.note_acknowledged(BUCKET, "a", one.token)
 
     def execute(self, which: int) -> None:
         if self.late:
