@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import monotonic
 
 from .._celery import Worker, requests
-from ..backlog.backlog import FULL, NOBODY, REPLACED
+from ..backlog.backlog import ParkResult
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import STORE_TROUBLES
 from ..limiter.outage import Outage
@@ -142,25 +142,25 @@ class Actions:
         self._batch.add(limit_queue, pending, action, now)
         return True
 
-    def on_parked(self, park: PendingPark, ahead: int | None) -> None:
-        """A request is parked behind ``ahead`` permits, or not (see ``Backlog.park``).
+    def on_parked(self, park: PendingPark, result: ParkResult | None) -> None:
+        """A request is parked, or not.
 
         ``None``: the store refuses to serve, or has not answered for as long as a message may be held.
         """
         queue, pending, action, now = park.limit_queue, park.pending, park.action, monotonic()
         demand, interval = action.demand, permit_interval(queue, action.demand)
-        if ahead is None:
+        if result is None:
             self._send_back(queue, pending, Republish(self._outage.pause() + RETURN_EARLY), now)
-        elif ahead == NOBODY:
+        elif result.outcome == "empty":
             pass  # it asks by itself
-        elif ahead == REPLACED:
+        elif result.outcome == "replaced":
             self._leave_for_good(queue, pending)
-            self._deduplication.end_coalesced(pending, self._batch.survivor_of(pending))
-        elif ahead <= FULL:
-            wait = action.wait + (FULL - ahead) * interval
+            self._deduplication.end_coalesced(pending, result.survivor)
+        elif result.outcome == "full":
+            wait = action.wait + result.ahead * interval
             self._end(queue, pending, Reject(pending.plan.policy.overflow, demand, wait), now)
         else:
-            why = outcome_of(queue, pending, demand, action.wait + ahead * interval, now, what="parked")
+            why = outcome_of(queue, pending, demand, action.wait + result.ahead * interval, now, what="parked")
             self._batch.expect(pending, action, interval, now)
             self._resources.leave(queue, pending)
             self._reporter.announce(pending, why)

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker
+from ..backlog.messages import ParkResult
 from ..backlog.store_calls import Reply
 from ..limits.decision import Decision
 from .actions import Actions
@@ -106,10 +107,10 @@ class QueueProcessor:
                 self._errors.pair = None
                 return
 
-    def on_parked(self, park: PendingPark, ahead: Reply[int | None]) -> None:
+    def on_parked(self, park: PendingPark, reply: Reply[ParkResult | None]) -> None:
         """The store has said what became of a request that was to be parked; an error of its: the request's."""
         with self._errors.contains(park.limit_queue, park.pending):
-            self._actions.on_parked(park, ahead.get())
+            self._actions.on_parked(park, reply.get())
 
     def _start_due(self, limit_queue: LimitQueue) -> None:
         again: list[PendingRequest] = []

@@ -203,7 +203,7 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
 
     def parks(copy: int) -> None:
         parking.park({BUCKET: [packed("a", 1, "{}", copy)]})
-        parking.acknowledged(BUCKET, "a", f"t{copy}")
+        parking.untold.note_acknowledged(BUCKET, "a", f"t{copy}")
         parking.published()
 
     (first,) = come(arrivals, ("a", 1))

@@ -22,7 +22,7 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog import store_calls
-from celery_ratelimit.backlog.backlog import NOBODY, ToPark
+from celery_ratelimit.backlog.backlog import ParkResult, ToPark
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.demand import Demand
 from celery_ratelimit.limiter.outage import NotAsked
@@ -43,6 +43,7 @@ from celery_ratelimit.worker import (
 from celery_ratelimit.worker.gate import Gate
 from celery_ratelimit.worker.request import State
 from celery_ratelimit.worker.request_queue import LimitQueue
+from tests.parks import EMPTY
 
 __all__ = ["Bench"]
 
@@ -134,7 +135,7 @@ class Bench:
         self.left: set[str] = set()
         self.widened = 0
         self.is_somebody_parked = False
-        self.admission: list[int] = []  # of the lot
+        self.admission: list[ParkResult] = []  # of the lot
         for module in (
             queue_processor,
             request_queues,
@@ -614,12 +615,12 @@ class Bench:
             for bucket, requests in requests_of.items()
         }
 
-    def _park(self, pending: Any, only_behind: bool) -> int:
-        answer = self.admission.pop(0) if self.admission else 0
-        if answer == NOBODY:
+    def _park(self, pending: Any, only_behind: bool) -> ParkResult:
+        answer = self.admission.pop(0) if self.admission else ParkResult("parked")
+        if answer == EMPTY:
             self.is_somebody_parked = False
-            answer = NOBODY if only_behind else 0  # whoever asked is parked
-        if answer >= 0 and not pending.gone and not self.is_stale(pending.request):
+            answer = EMPTY if only_behind else ParkResult("parked")  # whoever asked is parked
+        if answer.is_parked and not pending.gone and not self.is_stale(pending.request):
             pending.request.end("parked")
         return answer
 
