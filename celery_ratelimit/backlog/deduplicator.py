@@ -143,8 +143,8 @@ class Deduplicator:
         if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
         copy = copy_in(held.request.message)
-        if not copy or _may_have_copies(held.request):
-            return False
+        if not copy or (_may_have_copies(held.request) and len(held.demands) + len(held.shadow) > 1):
+            return False  # the second: it may be parked in the parking lot of another limit
         name, key = copy["lot"]
         has_come = self._arriving.get((name, key), {}).get(held.id) == int(copy["copy"])
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))

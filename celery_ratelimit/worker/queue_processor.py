@@ -132,12 +132,13 @@ class QueueProcessor:
         while asking and limit_queue.acquire is None:
             pending = asking[0]
             self._errors.pair = limit_queue, pending
-            if self._actions.drop_if_finished(limit_queue, pending):
-                continue
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
-            lot = self._batch.lot_to_join(pending)
             leaves = self._return_queues.must_republish(pending, now, may_start=may_start)
+            # A message that leaves is looked at where it arrives next.
+            if not leaves and self._actions.drop_if_finished(limit_queue, pending):
+                continue
+            lot = self._batch.lot_to_join(pending)
             action = before_acquire(
                 pending, limit_queue, now, lot=lot, may_start=may_start, parks=pending.parks, leaves=leaves
             )

@@ -44,7 +44,7 @@ class PendingRequest:
         state, at: its state, and the time that belongs to it.
         permit_at_us: when its permit is good, in microseconds by the store's clock; 0: it has none.
         parks: its task may wait in the store; else it returns to the broker, on a countdown to its slot.
-        duplicate_checked: the store has said that this copy may run, or need not be asked.
+        duplicate_checked: this copy may run; that is asked when it asks for its permit, or is parked.
         reserved_for: the time of its slot, if it came back for one; 0.0: unknown.
         not_before: it asks no sooner, so that requests that come until then ask with it.
         announced, throttled_by: what was reported last about it, and the limit that refused it.
@@ -69,7 +69,7 @@ class PendingRequest:
     not_before: float = 0.0
     reserved_for: float = 0.0
     parks: bool = False
-    duplicate_checked: bool = True
+    duplicate_checked: bool = False
     outside_prefetch: bool = False
     state: State = State.QUEUED
     at: float = 0.0
