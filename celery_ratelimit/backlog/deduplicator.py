@@ -138,6 +138,13 @@ class Deduplicator:
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.timers.call_after(tuning.REPORT_DELAY, self._tell)
 
+    def forget(self, held: GateRequest) -> None:
+        """A request is sent back: the worker that has it next reports it."""
+        bucket = tuple(copy_in(held.request.message).get("lot", ()))
+        copies = self._arriving.get(bucket, {})
+        if copies.pop(held.id, None) is not None and not copies:
+            self._take(bucket)
+
     def asks_along(self, held: GateRequest) -> bool:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
         if self._telling.locked():  # where greenlets switch, the reply is on its way

@@ -176,6 +176,7 @@ class Actions:
             return
         demand = action.demand or (None if self._outage else pending.demands[0])
         why = outcome_of(limit_queue, pending, demand, action.wait, now) if demand else ThrottleReport("", action.wait)
+        self._deduplication.forget(pending)
         self._resources.leave(limit_queue, pending)
         self._reporter.announce(pending, replace(why, what="returned"))
 

@@ -84,8 +84,9 @@ class PoolCapacity:
         """Whether all processes are busy, and none is likely to be free within ``seconds``."""
         return self.idle() <= 0 and not self._pool.frees_soon(now, seconds)
 
-    def _listens(self, now: float) -> bool:
-        return now < self._listens_until
+    def stop_listening(self) -> None:
+        """A task has come back: what waits in the return queues is known well enough."""
+        self._listens_until = 0.0
 
     def kept_for_briefer(self, now: float, name: str) -> int:
         """Processes that a task of this name leaves free, as a briefer limited task has its turn while it would run.
@@ -97,7 +98,7 @@ class PoolCapacity:
         if not name or (takes := self._pool.mean_runtime(name)) <= LEAST_BACKLOG:
             return 0
         turn = self.turns.next_briefer(name, now)
-        if not (takes > KEEP and self._listens(now)) and (turn == float("inf") or turn - now > takes):
+        if not (takes > KEEP and now < self._listens_until) and (turn == float("inf") or turn - now > takes):
             return 0
         if self._pool.processes > 1:
             return 1
@@ -179,7 +180,7 @@ class PoolCapacity:
             turn: when the next limited task without a permit has its turn; infinity: none waits.
         """
         takes, idle = self._pool.mean_runtime(name), self.idle()
-        if idle <= 1 and takes > KEEP and self._listens(now):
+        if idle <= 1 and takes > KEEP and now < self._listens_until:
             return False
         kept = claims + math.ceil(self.reservations.by(now + max(LEAST_BACKLOG, 2 * takes)))
         if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):

@@ -40,6 +40,10 @@ class Deduplication:
         may_wait = not pending.duplicate_checked and not pending.plan.leased and pending.parks
         return may_wait and self._arrivals.asks_along(pending)
 
+    def forget(self, pending: PendingRequest) -> None:
+        """A request is sent back: which copy may run is asked by the worker that has it next."""
+        self._arrivals.forget(pending)
+
     def may_run(self, pending: PendingRequest) -> bool:
         """Ask about a request. True also where the store does not answer."""
         # Of a task that is never parked there are no copies.

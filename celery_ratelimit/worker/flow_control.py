@@ -233,8 +233,8 @@ class ArrivalBatch:
         return self._bulk_receive.receiving
 
     def request_as_many_as_run(self, message: Any, name: str) -> None:
-        """Receive the messages behind one, as many as the pool can run of its task."""
-        self._bulk_receive.request_more(message, self._capacity.short_term_capacity(name))
+        """Receive the messages behind one, as many as the pool can run of its task beside it."""
+        self._bulk_receive.request_more(message, self._capacity.short_term_capacity(name) - 1)
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops."""

@@ -190,6 +190,7 @@ class Gate:
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + RETURN_EARLY, now)
             self._attendant.occupied.note_coming(message, seconds + RETURN_EARLY)
         if marker_in(message) and not self._return_queues.has_left:
+            self._capacity.stop_listening()
             self._arrival_batch.request_as_many_as_run(message, str(message.headers.get("task")))
         self._attendant.arrivals.on_message(message)
 

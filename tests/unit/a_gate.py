@@ -580,6 +580,7 @@ class Bench:
         return SimpleNamespace(
             may_run=self._may_run,
             on_message=lambda message: None,
+            forget=lambda pending: None,
             asks_along=lambda pending: False,
             told_along=lambda asking: nullcontext(None),
         )
