@@ -31,18 +31,7 @@ AGAIN = 1.0
 
 
 class Actions:
-    """Carries out actions, in one worker.
-
-    Args:
-        worker: the worker.
-        clock: the store's.
-        outage: of the store.
-        prefetch: counts the requests here.
-        resources: what requests hold.
-        reporter: tells what has become of a request.
-        batch: requests that are about to be parked.
-        deduplication: which copy of a task may run.
-    """
+    """Carries out actions, in one worker."""
 
     def __init__(
         self,
@@ -161,7 +150,6 @@ class Actions:
             self._end(queue, pending, Reject(pending.plan.policy.overflow, demand, wait), now)
         else:
             why = outcome_of(queue, pending, demand, action.wait + ahead * interval, now, what="parked")
-            self._batch.expect(pending, action, interval, now)
             self._resources.leave(queue, pending)
             self._reporter.announce(pending, why)
 

@@ -52,13 +52,7 @@ class PermitClient:
     """Asks the store for one worker.
 
     Args:
-        asker: the way to the store.
-        store_calls: makes the calls.
-        outage: of the store.
-        fallback: decides while the store does not answer.
-        concurrency: the leases of this worker's tasks.
         pool_scheduler: says how far ahead permits may be taken, and how early a queue asks.
-        deduplication: which copy of a task may run.
         max_hold: seconds that a message may be held here.
     """
 
@@ -232,10 +226,6 @@ class FallbackLimiter:
 
     Args:
         choice: ``ratelimit_on_store_error``.
-        workers: how many there are, as far as is known.
-        leases: what runs here.
-        outage: of the store.
-        capacity: of the pool.
     """
 
     def __init__(

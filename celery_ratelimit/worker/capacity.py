@@ -16,7 +16,7 @@ from .known_turns import KEEP, KnownTurns
 from .request import AcquireCall
 from .request_queue import ACQUIRE_EARLY
 
-__all__ = ["AHEAD", "PoolCapacity", "ProcessReservations"]
+__all__ = ["AHEAD", "LISTEN", "PoolCapacity", "ProcessReservations"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
@@ -43,7 +43,6 @@ class PoolCapacity:
     Attributes:
         pending: requests that were received and are in the gate.
         turns: when limited tasks have their turns, as far as this worker knows.
-        reservations: processes reserved for permits.
     """
 
     def __init__(
@@ -56,17 +55,13 @@ class PoolCapacity:
         self._listens_until = self._next_give_back = 0.0
         self._kept_at = self._kept_since = 0.0  # the only process was kept from a longer task: last, and all the time
 
-    def note_saturated(self, now: float, *, saturated: bool) -> float:
-        """All processes are busy for long, so that the worker hears of no task that comes back; or it does again.
-
-        Returns seconds for which it then keeps a process, and listens.
-        """
+    def note_saturated(self, now: float, *, saturated: bool) -> None:
+        """All processes are busy for long, so that the worker hears of no task that comes back; or it listens again."""
         if saturated:
             self.turns.pause(now)
-            return 0.0
-        self.turns.resume(now)
-        self._listens_until = now + LISTEN
-        return LISTEN
+        else:
+            self.turns.resume(now)
+            self._listens_until = now + LISTEN
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: no request is here or returns."""
@@ -174,8 +169,6 @@ class PoolCapacity:
         """Whether a task of this name, which has no limit, may start.
 
         Args:
-            now: the time.
-            name: the task's name.
             claims: how many have their turn and wait for a process.
             turn: when the next limited task without a permit has its turn; infinity: none waits.
         """
@@ -197,9 +190,6 @@ class ProcessReservations:
     """The processes that are reserved for permits which were taken, or are being asked for.
 
     Tasks that are short share a process, one after the other.
-
-    Args:
-        pool: knows how long tasks take.
     """
 
     def __init__(self, pool: Pool) -> None:

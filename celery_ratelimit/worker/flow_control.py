@@ -10,28 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from .._celery import MAX_RETURNED, Worker, requests
 from ..backlog.return_scheduler import ReturnScheduler
 from ..store.script import load_source
-from .capacity import AHEAD, PoolCapacity
-from .request import PendingRequest, State
+from .capacity import AHEAD, LISTEN, PoolCapacity
+from .request import PendingRequest, State, UnlimitedRequest
 from .request_queue import LimitQueue
 
-__all__ = ["ArrivalBatch", "PrefetchAccounting", "QueuedRequest", "ReturnQueueConsumption", "SuspendedQueues"]
+__all__ = ["ArrivalBatch", "PrefetchAccounting", "ReturnQueueConsumption", "SuspendedQueues"]
 
 #: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
 #: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
 LONG = 3.0
 
-
-class QueuedRequest(Protocol):
-    """A request in the gate. ``outside_prefetch``: it does not count against the worker's prefetch."""
-
-    request: Any
-    queue: str
-    outside_prefetch: bool
+QueuedRequest = PendingRequest | UnlimitedRequest
 
 
 class SuspendedQueues:
@@ -53,7 +47,6 @@ class SuspendedQueues:
         """Stop consuming the queue of ``pending`` for a while, if the requests from it will wait here for long.
 
         Args:
-            pending: a request that waits.
             among: all requests that wait with it, for the same.
             first: seconds until the first of them goes.
             each: tells the seconds from one to the next.
@@ -179,8 +172,9 @@ class ReturnQueueConsumption:
             return
         self._is_left, self.has_left = saturated, False
         self._worker.consumption.pause_return_queues(saturated, self._left)
-        if listens := self._capacity.note_saturated(now, saturated=saturated):
-            self._worker.timers.call_after(listens, self._dispatch)
+        self._capacity.note_saturated(now, saturated=saturated)
+        if not saturated:
+            self._worker.timers.call_after(LISTEN, self._dispatch)
 
     def must_republish(self, pending: PendingRequest, now: float, *, may_start: bool) -> bool:
         """Whether a request goes back to the broker, for another worker."""
@@ -201,7 +195,6 @@ class ArrivalBatch:
     """The requests that arrive with the message that is being delivered.
 
     Args:
-        attendant: knows where tasks are parked.
         dispatch: called with the queues of the requests when all of them are here.
     """
 

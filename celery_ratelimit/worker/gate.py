@@ -117,7 +117,7 @@ class Gate:
             *(self._admission, resources, pool_scheduler, batch, actions, return_queues, self._errors, self._dispatch)
         )
         self._scheduler = Scheduler(
-            worker, queues, processor, pool_scheduler, capacity, resources, batch, return_queues
+            worker, queues, processor, pool_scheduler, capacity, concurrency, batch, return_queues
         )
         self._expirations = Expirations(worker, self._dispatch)
         self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._dispatch)

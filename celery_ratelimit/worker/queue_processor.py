@@ -27,10 +27,6 @@ __all__ = ["ErrorAttribution", "QueueProcessor"]
 class ErrorAttribution:
     """Remembers the request that is being handled: an unforeseen error ends its task, and no other.
 
-    Args:
-        worker: the worker.
-        on_error: gets a request and what was raised at it.
-
     Attributes:
         pair: the queue and the request, which may be leaving it; ``None``: no request is being handled.
     """
@@ -64,13 +60,6 @@ class QueueProcessor:
     """Moves the queues of one worker on, one at a time.
 
     Args:
-        admission: acquires permits.
-        resources: what requests hold.
-        pool_scheduler: says whether a process is there.
-        batch: says which requests are parked behind others.
-        actions: carries out what the rules decide.
-        return_queues: whether requests that returned go back to the broker.
-        errors: which request an error concerns.
         dispatch: called with queues when a reply comes later.
     """
 
