@@ -127,9 +127,9 @@ class PoolCapacity:
         reserved = self.reservations.by(now + ACQUIRE_EARLY) + owed + self.kept_for_briefer(now, name)
         return idle > reserved or (idle == 0 and not reserved and self._pool.may_free(1, now, ACQUIRE_EARLY))
 
-    def free(self, now: float, name: str) -> int:
+    def free(self, now: float, name: str) -> float:
         """Processes that no permit was taken for, and that tasks of this name may have."""
-        return int(self.idle() - self.reservations.by(now + ACQUIRE_EARLY)) - self.kept_for_briefer(now, name)
+        return self.idle() - self.reservations.by(now + ACQUIRE_EARLY) - self.kept_for_briefer(now, name)
 
     def short_term_capacity(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
@@ -142,7 +142,7 @@ class PoolCapacity:
         tasks may stand behind one another: none is late by more than its permit may be early.
         """
         takes = self._pool.mean_runtime(name)
-        free = self.idle() - self.reservations.by(now + ACQUIRE_EARLY) - self.kept_for_briefer(now, name)
+        free = self.free(now, name)
         later = self.reservations.after(now + ACQUIRE_EARLY)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
         ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
