@@ -192,12 +192,16 @@ class Actions:
         self._resources.leave(limit_queue, pending)
         self._resources.give_up_slot(pending)
 
-    def drop_if_finished(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
-        """End a request that was revoked, has expired or is a duplicate. Returns whether it has left."""
-        if pending.request.revoked():
-            self._leave_for_good(limit_queue, pending)
-            return True
-        if self._deduplication.ends_unchecked(pending):
-            self._resources.leave(limit_queue, pending)
-            return True
-        return False
+    def drop_if_revoked(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """End a request that was revoked or has expired. Returns whether it has left."""
+        if not pending.request.revoked():
+            return False
+        self._leave_for_good(limit_queue, pending)
+        return True
+
+    def drop_if_duplicate(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """End a request that is about to ask or to be parked, if another copy may run. Returns whether it has left."""
+        if not self._deduplication.ends_unchecked(pending):
+            return False
+        self._resources.leave(limit_queue, pending)
+        return True

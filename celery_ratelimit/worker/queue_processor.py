@@ -19,7 +19,7 @@ from .pool_scheduler import PoolScheduler
 from .request import AcquireCall, PendingRequest
 from .request_queue import LimitQueue
 from .request_resources import RequestResources
-from .rules import BUNCHED, Acquire, BlockQueue, RetryAt, before_acquire, on_timer
+from .rules import BUNCHED, Acquire, BlockQueue, Park, RetryAt, before_acquire, on_timer
 
 __all__ = ["ErrorAttribution", "QueueProcessor"]
 
@@ -121,16 +121,17 @@ class QueueProcessor:
         while asking and limit_queue.acquire is None:
             pending = asking[0]
             self._errors.pair = limit_queue, pending
+            if self._actions.drop_if_revoked(limit_queue, pending):
+                continue
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
-            leaves = self._return_queues.must_republish(pending, now, may_start=may_start)
-            # A message that leaves is looked at where it arrives next.
-            if not leaves and self._actions.drop_if_finished(limit_queue, pending):
-                continue
             lot = self._batch.lot_to_join(pending)
+            leaves = self._return_queues.must_republish(pending, now, may_start=may_start)
             action = before_acquire(
                 pending, limit_queue, now, lot=lot, may_start=may_start, parks=pending.parks, leaves=leaves
             )
+            if isinstance(action, (Acquire, Park)) and self._actions.drop_if_duplicate(limit_queue, pending):
+                continue
             if isinstance(action, Acquire):
                 goes_on = self._ask(limit_queue, pending, asking, for_permit=action.for_permit)
                 self._start_due(limit_queue)  # the answer may have taken long
@@ -179,7 +180,8 @@ class QueueProcessor:
             if len(together) >= most or now >= pending.release_deadline or not _asks_the_same(first, pending):
                 break
             self._errors.pair = limit_queue, pending
-            if self._actions.drop_if_finished(limit_queue, pending):
+            revoked = self._actions.drop_if_revoked(limit_queue, pending)
+            if revoked or self._actions.drop_if_duplicate(limit_queue, pending):
                 continue
             together.append(pending)
         self._errors.pair = limit_queue, first
