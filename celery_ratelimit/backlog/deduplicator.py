@@ -129,13 +129,20 @@ class Deduplicator:
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.timers.call_after(tuning.REPORT_DELAY, self._tell)
 
+    def forget(self, held: GateRequest) -> None:
+        """A request is sent back: the worker that has it next reports it."""
+        bucket = tuple(copy_in(held.request.message).get("lot", ()))
+        copies = self._arriving.get(bucket, {})
+        if copies.pop(held.id, None) is not None and not copies:
+            self._take(bucket)
+
     def asks_along(self, held: GateRequest) -> bool:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
         if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
         copy = copy_in(held.request.message)
-        if not copy or _may_have_copies(held.request):
-            return False
+        if not copy or (_may_have_copies(held.request) and len(held.demands) + len(held.shadow) > 1):
+            return False  # the second: it may be parked in the parking lot of another limit
         name, key = copy["lot"]
         has_come = self._arriving.get((name, key), {}).get(held.id) == int(copy["copy"])
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))

@@ -31,18 +31,7 @@ AGAIN = 1.0
 
 
 class Actions:
-    """Carries out actions, in one worker.
-
-    Args:
-        worker: the worker.
-        clock: the store's.
-        outage: of the store.
-        prefetch: counts the requests here.
-        resources: what requests hold.
-        reporter: tells what has become of a request.
-        batch: requests that are about to be parked.
-        deduplication: which copy of a task may run.
-    """
+    """Carries out actions, in one worker."""
 
     def __init__(
         self,
@@ -161,7 +150,6 @@ class Actions:
             self._end(queue, pending, Reject(pending.plan.policy.overflow, demand, wait), now)
         else:
             why = outcome_of(queue, pending, demand, action.wait + result.ahead * interval, now, what="parked")
-            self._batch.expect(pending, action, interval, now)
             self._resources.leave(queue, pending)
             self._reporter.announce(pending, why)
 
@@ -176,6 +164,7 @@ class Actions:
             return
         demand = action.demand or (None if self._outage else pending.demands[0])
         why = outcome_of(limit_queue, pending, demand, action.wait, now) if demand else ThrottleReport("", action.wait)
+        self._deduplication.forget(pending)
         self._resources.leave(limit_queue, pending)
         self._reporter.announce(pending, replace(why, what="returned"))
 
@@ -203,12 +192,16 @@ class Actions:
         self._resources.leave(limit_queue, pending)
         self._resources.give_up_slot(pending)
 
-    def drop_if_finished(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
-        """End a request that was revoked, has expired or is a duplicate. Returns whether it has left."""
-        if pending.request.revoked():
-            self._leave_for_good(limit_queue, pending)
-            return True
-        if self._deduplication.ends_unchecked(pending):
-            self._resources.leave(limit_queue, pending)
-            return True
-        return False
+    def drop_if_revoked(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """End a request that was revoked or has expired. Returns whether it has left."""
+        if not pending.request.revoked():
+            return False
+        self._leave_for_good(limit_queue, pending)
+        return True
+
+    def drop_if_duplicate(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """End a request that is about to ask or to be parked, if another copy may run. Returns whether it has left."""
+        if not self._deduplication.ends_unchecked(pending):
+            return False
+        self._resources.leave(limit_queue, pending)
+        return True

@@ -128,10 +128,6 @@ class ParkingBatch:
         size = sum(len(each.packed.message) for each in self._waiting)
         if self._in_flight and len(self._waiting) <= MOST_BEHIND and size < BYTES:
             self._prefetch.widen(pending)
-        self.expect(pending, action, interval, now)
-
-    def expect(self, pending: PendingRequest, action: Park, interval: float, now: float) -> None:
-        """A process is kept free for the turn of a task that is parked, or about to be."""
         self._turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
 
     def flush(self, on_parked: OnParked, on_end: Callable[[list[LimitQueue]], None]) -> None:

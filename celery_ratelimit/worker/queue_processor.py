@@ -20,17 +20,13 @@ from .pool_scheduler import PoolScheduler
 from .request import AcquireCall, PendingRequest
 from .request_queue import LimitQueue
 from .request_resources import RequestResources
-from .rules import BUNCHED, Acquire, BlockQueue, RetryAt, before_acquire, on_timer
+from .rules import BUNCHED, Acquire, BlockQueue, Park, RetryAt, before_acquire, on_timer
 
 __all__ = ["ErrorAttribution", "QueueProcessor"]
 
 
 class ErrorAttribution:
     """Remembers the request that is being handled: an unforeseen error ends its task, and no other.
-
-    Args:
-        worker: the worker.
-        on_error: gets a request and what was raised at it.
 
     Attributes:
         pair: the queue and the request, which may be leaving it; ``None``: no request is being handled.
@@ -65,13 +61,6 @@ class QueueProcessor:
     """Moves the queues of one worker on, one at a time.
 
     Args:
-        admission: acquires permits.
-        resources: what requests hold.
-        pool_scheduler: says whether a process is there.
-        batch: says which requests are parked behind others.
-        actions: carries out what the rules decide.
-        return_queues: whether requests that returned go back to the broker.
-        errors: which request an error concerns.
         dispatch: called with queues when a reply comes later.
     """
 
@@ -133,7 +122,7 @@ class QueueProcessor:
         while asking and limit_queue.acquire is None:
             pending = asking[0]
             self._errors.pair = limit_queue, pending
-            if self._actions.drop_if_finished(limit_queue, pending):
+            if self._actions.drop_if_revoked(limit_queue, pending):
                 continue
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
@@ -142,6 +131,8 @@ class QueueProcessor:
             action = before_acquire(
                 pending, limit_queue, now, lot=lot, may_start=may_start, parks=pending.parks, leaves=leaves
             )
+            if isinstance(action, (Acquire, Park)) and self._actions.drop_if_duplicate(limit_queue, pending):
+                continue
             if isinstance(action, Acquire):
                 goes_on = self._ask(limit_queue, pending, asking, for_permit=action.for_permit)
                 self._start_due(limit_queue)  # the answer may have taken long
@@ -190,7 +181,8 @@ class QueueProcessor:
             if len(together) >= most or now >= pending.release_deadline or not _asks_the_same(first, pending):
                 break
             self._errors.pair = limit_queue, pending
-            if self._actions.drop_if_finished(limit_queue, pending):
+            revoked = self._actions.drop_if_revoked(limit_queue, pending)
+            if revoked or self._actions.drop_if_duplicate(limit_queue, pending):
                 continue
             together.append(pending)
         self._errors.pair = limit_queue, first

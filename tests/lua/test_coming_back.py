@@ -222,6 +222,23 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
     assert arrivals.may_run(again)
 
 
+def test_a_copy_that_was_sent_back_is_reported_with_its_permit(arrivals: Deduplicator) -> None:
+    """Unless it may be parked for another of its limits."""
+    (only,) = come(arrivals, ("a", 1))
+    only.request.message.headers[RETURN_HEADER]["again"] = True
+    assert arrivals.asks_along(only)
+    only.shadow = (demand("1/s", name="other"),)
+    assert not arrivals.asks_along(only)
+
+
+def test_a_copy_that_is_sent_back_is_reported_by_the_worker_that_has_it_next(arrivals: Deduplicator) -> None:
+    first, second = come(arrivals, ("a", 1), ("b", 1))
+    arrivals.forget(first)
+    assert arrivals._arriving == {BUCKET: {"b": 1}}
+    arrivals.forget(second)
+    assert arrivals._arriving == {}
+
+
 def test_if_no_answer_comes_they_are_told_once_more(arrivals: Deduplicator) -> None:
     (only,) = come(arrivals, ("a", 1))
     with pytest.raises(StoreUnavailable), arrivals.told_along([only]):

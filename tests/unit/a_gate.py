@@ -581,6 +581,7 @@ class Bench:
         return SimpleNamespace(
             may_run=self._may_run,
             on_message=lambda message: None,
+            forget=lambda pending: None,
             asks_along=lambda pending: False,
             told_along=lambda asking: nullcontext(None),
         )
@@ -661,7 +662,7 @@ class Bench:
         holding = sorted(each.at for _, each in pending if each.state is State.GRANTED)
         assert capacity.reservations.times == holding
         assert prefetch._outside == self.widened >= 0
-        assert self.left == set(prefetch._suspended._queues)
+        assert self.left == set(prefetch._suspended)
         assert {request.id for request in self.requests if len(request.ends) > 1 and request.ends[0] != "lost"} == set()
         waiting = {id(each.request) for _, each in pending} | {
             id(each.request) for each in self.gate._pool_scheduler._unlimited
