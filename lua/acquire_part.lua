@@ -19,9 +19,9 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
+local soonest, latest = now + EARLIEST_US, now + CLAIM_US
 --!include read_limits.lua
 --!include check.lua
---!include joint_slot.lua
 --!include reply.lua
 --!include ids.lua
 
@@ -34,8 +34,7 @@ if known == 'find' then
     if at then return reply(1, at, max(0, at - now), -1) end
 end
 
-joint = max(joint, now + EARLIEST_US)
-if not behind and joint <= now + HORIZON_US and (NUMBER == 1 or fits(known == '' and CLAIM_US or -1)) then
+if allowed then
     for i = 1, #limits do
         limits[i].algorithm.commit(limits[i], now, in_line, joint)
         if known ~= '' then remember_reserved(KEYS[IDS + i], id, joint, limits[i].cost) end
@@ -43,6 +42,4 @@ if not behind and joint <= now + HORIZON_US and (NUMBER == 1 or fits(known == ''
     return reply(1, joint, joint - now, 0)
 end
 if binding == 0 then return reply(0, now, joint - now, 0) end
-
-local latest = now + CLAIM_US
 --!include refuse.lua

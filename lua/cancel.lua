@@ -14,6 +14,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
+--!include lines.lua
 --!include ids.lua
 --!include touch.lua
 
@@ -27,8 +28,8 @@ for i = 1, #limits do
         limit.cost = max(1, (tonumber(call('ZSCORE', ids, cost_of(id))) or 0) - at) -- what it was when it was reserved, whatever the caller says
         -- A reservation that was settled has given back what it could; one that is cancelled cannot be settled afterwards.
         if not call('ZSCORE', ids, settled(id)) then
-            limit.algorithm.check(limit, now, '')
-            limit.algorithm.give_back(limit, now, at, limit.cost)
+            look(limit, now, '')
+            if limit.algorithm.give_back(limit, now, at, limit.cost) ~= false then limit.algorithm.write(limit, now) end
             touch(KEYS[TOUCHED + i], ARGV[BUCKETS + i])
             remember(ids, settled(id), now) -- when it is done: a script that fails leaves what it has written
         end

@@ -13,6 +13,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
+--!include lines.lua
 --!include touch.lua
 
 local found = 0

@@ -13,12 +13,10 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include now.lua
 --!include read_only.lua
 lease_id = ARGV[FIRST_LIMIT + 6 * NUMBER]
+local soonest, in_line, latest, HORIZON_US = now, '', now, 0
 --!include read_limits.lua
 --!include check.lua
---!include joint_slot.lua
 --!include reply.lua
 
-if binding == 0 then return reply(1, now, 0, 0) end -- it would be allowed
-
-local in_line, latest = '', now
+if allowed then return reply(1, now, 0, 0) end
 --!include refuse.lua

@@ -67,10 +67,10 @@ local function acquire(id, HORIZON_US)
     for i = 1, #limits do
         if limits[i].method == 'concurrency' then let_others_first(limits[i], id) end
     end
+    local soonest, in_line, latest = now, id, now + CLAIM_US
 --!include check.lua
---!include joint_slot.lua
 --!include reply.lua
-    if not behind and joint <= now + HORIZON_US and (NUMBER == 1 or fits(CLAIM_US)) then
+    if allowed then
         for i = 1, #limits do
             limits[i].algorithm.commit(limits[i], now, id, joint)
         end
@@ -79,7 +79,6 @@ local function acquire(id, HORIZON_US)
     end
     refused = limits[binding]
     if binding == 0 then return reply(0, now, 0, 0) end
-    local in_line, latest = id, now + CLAIM_US
 --!include refuse.lua
 end
 

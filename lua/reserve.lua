@@ -15,9 +15,9 @@ local IDS = 4 * NUMBER
 local CORRECTS = false -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
+local soonest, in_line, latest = now, '', now -- a reservation that is refused keeps no slot
 --!include read_limits.lua
 --!include check.lua
---!include joint_slot.lua
 --!include reply.lua
 --!include ids.lua
 
@@ -28,13 +28,11 @@ for i = 2, #limits do
 end
 if known then return reply(1, known, max(0, known - now), 0) end
 
-if not behind and joint <= now + HORIZON_US and (NUMBER == 1 or fits(-1)) then
+if allowed then
     for i = 1, #limits do
         limits[i].algorithm.commit(limits[i], now, '', joint)
         remember_reserved(KEYS[IDS + i], id, joint, limits[i].cost)
     end
     return reply(1, joint, joint - now, 0)
 end
-
-local in_line, latest = '', now -- a reservation that is refused keeps no slot
 --!include refuse.lua

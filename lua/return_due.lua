@@ -39,6 +39,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include read_keys.lua
 --!include shadow_in_code.lua
 --!include read_limits.lua
+--!include lines.lua
 --!include lot.lua
 --!fair shares.lua
 --!fair share_weights.lua
@@ -74,7 +75,6 @@ end
 -- Reads the stored state of a limit again: this script reserves slots of the same limit several times.
 local function read_again(limit)
     limit.raw, limit.used_up, limit.changed = call('MGET', limit.state_key)[1], nil, nil
-    begin_used_up(limit, now)
 end
 
 -- The slot of task `id`, if it is near enough. If not: nil, and the time at which a slot may be available.
@@ -82,8 +82,7 @@ local function slot_of(limit, extra, id, message)
     limit.extra, limit.cost = extra, tonumber(match(message, COST) or 1)
     local leaves = extra < -1 and match(message, LEAVES)
     if leaves and leaves ~= '' then limit.extra = -leaves end
-    limit.grant, limit.owner, limit.first, limit.overdue, limit.behind = now, nil, nil, nil, nil
-    limit.algorithm.check(limit, now, id)
+    look(limit, now, id)
     local paused = max(limit.grant, limit.paused or now)
     local slot, full = limit.algorithm.reserve(limit, now, id, paused, now + horizon)
     read_again(limit)

@@ -20,6 +20,7 @@ local CORRECTS = true -- see include/algorithms.lua
 --!include prelude.lua
 --!include now.lua
 --!include read_limits.lua
+--!include lines.lua
 --!include ids.lua
 --!include touch.lua
 
@@ -36,11 +37,12 @@ for i = 1, #limits do
     if not call('ZSCORE', KEYS[IDS + i], settled(id)) and not is_of_another(KEYS[IDS + i]) then
         corrected = 1
         local more = ARGV[ACTUAL + i] - limit.cost
-        limit.algorithm.check(limit, now, '')
+        look(limit, now, '')
         if more > 0 then
             limit.algorithm.charge(limit, now, more)
+            limit.algorithm.write(limit, now)
         elseif more < 0 then
-            limit.algorithm.give_back(limit, now, at, -more)
+            if limit.algorithm.give_back(limit, now, at, -more) ~= false then limit.algorithm.write(limit, now) end
             touch(KEYS[TOUCHED + i], ARGV[BUCKETS + i])
         end
         remember(KEYS[IDS + i], settled(id), now) -- when it is done: a script that fails leaves what it has written

@@ -13,12 +13,13 @@ local CORRECTS = false -- see include/algorithms.lua
 --!include now.lua
 --!include read_only.lua
 --!include read_limits.lua
+--!include lines.lua
 
 local answer = {}
 for i = 1, NUMBER do
     local limit = limits[i]
     limit.cost = min(limit.cost, limit.burst) -- what is stored may be smaller
-    limit.algorithm.check(limit, now, id)
+    look(limit, now, id)
     local left, full = limit.algorithm.state(limit, now)
     local wait = max(limit.grant, limit.paused or 0) - now
     answer[i] = {int(now), left, full, int(max(0, wait)), call('ZCOUNT', limit.slots_key, 0, '+inf'), limit.burst, limit.count,

@@ -38,40 +38,45 @@ function concurrency.take(limit, joint, permits)
     if not limit.mine then limit.held = limit.held + permits end
 end
 
-function concurrency.write(limit, now, ttl)
+function concurrency.write(limit, now)
     if not limit.lease then return end
-    call('ZREMRANGEBYSCORE', limit.state_key, '(0', int(now))
-    call('ZADD', limit.state_key, int(limit.lease), limit.lease_id)
-    if not limit.mine then call('ZADD', limit.state_key, int(-limit.joint), '\0') end
-    local last = tonumber(call('ZRANGE', limit.state_key, -1, -1, 'WITHSCORES')[2])
-    call('PEXPIRE', limit.state_key, ttl(last))
+    local key, lease = limit.state_key, int(limit.lease)
+    call('ZREMRANGEBYSCORE', key, '(0', int(now))
+    if limit.mine then
+        call('ZADD', key, lease, limit.lease_id)
+    else
+        call('ZADD', key, lease, limit.lease_id, int(-limit.joint), '\0')
+    end
+    call('PEXPIRE', key, kept_ms(limit, now, call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2] + 0))
 end
 
-function concurrency.charge() end
+if CORRECTS then
+    function concurrency.charge() end
 
-function concurrency.give_back() end
+    concurrency.give_back = concurrency.charge
+end
 
 function concurrency.state(limit)
     return max(0, limit.count - limit.held), 0
 end
 
-counted(concurrency)
-local check = concurrency.check
-
 function concurrency.check(limit, now, id)
     limit.lease_id = lease_id or id
-    limit.mine = id ~= '' and (tonumber(call('ZSCORE', limit.state_key, limit.lease_id)) or 0) > now
-    check(limit, now, id)
+    limit.mine = id ~= '' and (call('ZSCORE', limit.state_key, limit.lease_id) or 0) - now > 0
+    counted.check(limit, now, id)
     limit.behind = limit.grant > now -- a place that may be free by then cannot be taken ahead
 end
 
-if CORRECTS then
-    local give_up = concurrency.give_up
+function concurrency.join(limit, now, id)
+    counted.join(limit, now, id)
+    limit.behind = limit.grant > now
+end
 
+if CORRECTS then
     function concurrency.give_up(limit, now, id)
-        give_up(limit, now, id)
+        counted.give_up(limit, now, id)
         call('ZREM', limit.state_key, '\1@ ' .. id) -- nor does it wait any more, see include/waiting_lines.lua
     end
 end
 
-algorithms.concurrency = concurrency
+algorithms.concurrency = setmetatable(concurrency, counted)

@@ -56,10 +56,10 @@ function fixed_window.read(limit, now)
     roll(limit, now)
 end
 
-function fixed_window.write(limit, now, ttl)
+function fixed_window.write(limit, now)
     local state = format('f%d %d %d %d %d %d %d %d %d %d', now, max(0, limit.newest), limit.waiting, limit.start, limit.used,
         limit.forgiven, max(0, limit.began), limit.count, limit.period, limit.extra)
-    call('SET', limit.state_key, state, 'PX', ttl(limit.start + windows(limit, limit.used) * limit.period))
+    call('SET', limit.state_key, state, 'PX', kept_ms(limit, now, limit.start + windows(limit, limit.used) * limit.period))
 end
 
 function fixed_window.earliest(limit, now, ahead, permits)
@@ -89,4 +89,4 @@ function fixed_window.state(limit, now)
     return max(0, limit.count - limit.used), limit.used > 0 and limit.start + limit.period - now or 0
 end
 
-algorithms.fixed_window = counted(fixed_window)
+algorithms.fixed_window = setmetatable(fixed_window, counted)

@@ -6,24 +6,17 @@
 -- extra      calls   capacity: how many may wait; -1: any number
 -- Keys: those of the token bucket.
 local gcra = algorithms.token_bucket
-local leaky_bucket = {
-    letter = gcra.letter,
-    evenly = gcra.evenly,
-    commit = gcra.commit,
-    fits = gcra.fits,
-    due = gcra.due,
-    claim = gcra.claim,
-    note_change = gcra.note_change,
-    give_up = gcra.give_up,
-    charge = gcra.charge,
-    give_back = gcra.give_back,
-    state = gcra.state,
-}
+local leaky_bucket = setmetatable({lends = false}, {__index = gcra})
 
-function leaky_bucket.check(limit, now, id)
+function leaky_bucket.check(limit, now)
     limit.capacity, limit.extra = limit.extra, 0
-    gcra.check(limit, now, id)
+    gcra.check(limit, now)
     limit.queue = limit.capacity < 0 and math.huge or floor(limit.capacity * limit.period / limit.count)
+    limit.line = limit.line or limit.grant > now + limit.queue
+end
+
+function leaky_bucket.join(limit, now, id)
+    if limit.cursor > now then gcra.join(limit, now, id) end
     -- Nor may a permit be taken ahead beyond the queue's end. A request that has a slot is in the queue already.
     if not limit.owner and limit.grant > now + limit.queue then limit.behind = true end
 end

@@ -10,58 +10,57 @@
 --            which the clock has stepped back since: the log's own time stands still meanwhile. A list of whole numbers is the smallest thing that Redis keeps in order.
 --            Expires when the last entry has passed out of the window, or with the line.
 local sliding_log = {letter = 'l'}
-local FIRST, CHUNK = 6, 16 -- list elements that are read with the header, and at a time behind these: three calls, and eight
+local HEAD, CHUNK = 7, 16 -- list elements that are read at first, the header and three calls, and at a time behind these
 
--- Calls visit(time, cost) for each entry, oldest first, until that returns true.
-local function walk(limit, visit)
-    local chunk, from, size = limit.chunk, 1, FIRST
-    while #chunk > 0 do
-        for i = 1, #chunk, 2 do
-            if visit(chunk[i] + 0, chunk[i + 1] + 0) then return end -- a number of a text, at half of the cost of tonumber
+-- Adds up the entries behind `skip` others, oldest first, up to the first that is later than `before`, or until they cost `enough`.
+-- Returns how many there are, what they cost, and the time of the last of them.
+local function add_up(limit, skip, before, enough)
+    local chunk, first, read, number, cost, time = limit.head, 2, HEAD, 0, 0, 0
+    while true do
+        for i = first, #chunk, 2 do
+            if skip > 0 then
+                skip = skip - 1
+            else
+                if cost >= enough or chunk[i] - before > 0 then return number, cost, time end
+                number, cost, time = number + 1, cost + chunk[i + 1], chunk[i]
+            end
         end
-        if #chunk < size then return end
-        from, size = from + size, CHUNK
-        chunk = call('LRANGE', limit.state_key, int(from), int(from + CHUNK - 1))
+        if #chunk < (first == 2 and HEAD or CHUNK) then return number, cost, time end
+        chunk, first = call('LRANGE', limit.state_key, int(read), int(read + CHUNK - 1)), 1
+        read = read + CHUNK
     end
 end
 
 function sliding_log.read(limit, now)
-    limit.total, limit.newest, limit.offset, limit.gone, limit.chunk, limit.fresh = 0, 0, 0, 0, {}, true
-    limit.entries, limit.clock, limit.began = {}, now, 0
-    if limit.used_up then return end
-    local head = limit.raw or call('LRANGE', limit.state_key, 0, FIRST) -- see read_keys.lua
-    if #head == 0 then return end
-    limit.fresh = false
-    local written, newest, waiting, total, offset, began = match(head[1], '^l(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
-    limit.written, limit.newest, limit.waiting = written + 0, newest + offset, waiting + 0
-    limit.total, limit.offset, limit.began = total + 0, offset + lost(limit.written, now), began + 0
+    limit.total, limit.newest, limit.offset, limit.gone, limit.began, limit.clock = 0, 0, 0, 0, 0, now
+    limit.entries = false
+    limit.head = limit.used_up and {} or limit.raw or call('LRANGE', limit.state_key, '0', int(HEAD - 1)) -- see read_keys.lua
+    if not limit.head[1] then return end
+    local written, newest, waiting, total, offset, began = match(limit.head[1], '^l(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    limit.written, limit.newest, limit.waiting, limit.began = written + 0, newest + offset, waiting + 0, began + 0
+    limit.offset = offset + lost(limit.written, now)
     limit.clock = max(now + limit.offset, limit.written + offset) -- what had passed by then may be cut off
-    for i = 2, #head do limit.chunk[i - 1] = head[i] end
-    -- Entries that have passed out of the window are skipped here and cut off at the next write.
-    local before = now + limit.offset - limit.period
-    walk(limit, function(time, cost)
-        if time > before then return true end
-        limit.total, limit.gone = limit.total - cost, limit.gone + 1
-    end)
+    -- Entries that have passed out of the window are left out here, and cut off at the next write.
+    local passed
+    limit.gone, passed = add_up(limit, 0, now + limit.offset - limit.period, math.huge)
+    limit.total = total - passed
 end
 
 -- What another algorithm has granted passes together.
 function sliding_log.advance(limit, now)
-    if limit.newest + limit.period <= now then limit.total, limit.entries = 0, {} end
+    if limit.newest + limit.period <= now then limit.total, limit.entries = 0, false end
 end
 
-function sliding_log.write(limit, now, ttl)
-    if limit.used_up then call('DEL', limit.state_key) end -- it is a string
-    if limit.gone > 0 then call('LTRIM', limit.state_key, int(1 + 2 * limit.gone), -1) end
+function sliding_log.write(limit, now)
+    local key, entries = limit.state_key, limit.entries
     local header = format('l%d %d %d %d %d %d', now, max(0, limit.newest - limit.offset), limit.waiting, limit.total, limit.offset,
         limit.began)
-    if limit.fresh or limit.gone > 0 then
-        call('LPUSH', limit.state_key, header)
-    else
-        call('LSET', limit.state_key, 0, header)
-    end
-    if #limit.entries > 0 then call('RPUSH', limit.state_key, unpack(limit.entries)) end
-    call('PEXPIRE', limit.state_key, ttl(limit.total > 0 and limit.newest - limit.offset + limit.period or now))
+    if limit.used_up then call('DEL', key) end -- it is a string
+    if limit.gone > 0 then call('LTRIM', key, int(2 * limit.gone), '-1') end -- the cost of the last of them is overwritten
+    if limit.head[1] then call('LSET', key, '0', header) else call('RPUSH', key, header) end
+    if entries then call('RPUSH', key, unpack(entries)) end
+    limit.used_up, limit.gone, limit.head, limit.entries = false, 0, {header}, false -- a script may write it once more
+    call('PEXPIRE', key, kept_ms(limit, now, limit.total > 0 and limit.newest - limit.offset + limit.period or now))
 end
 
 function sliding_log.earliest(limit, now, ahead, permits)
@@ -70,17 +69,8 @@ function sliding_log.earliest(limit, now, ahead, permits)
     local over = limit.total + all - windows * limit.count - limit.count
     local at = max(limit.clock, limit.newest)
     if over > 0 then
-        local skip, left, time_of = limit.gone, 0, limit.newest
-        walk(limit, function(time, cost)
-            if skip > 0 then
-                skip = skip - 1
-                return false
-            end
-            left = left + cost
-            time_of = time
-            return left >= over
-        end)
-        at = max(at, time_of + limit.period)
+        local number, _, time = add_up(limit, limit.gone, math.huge, over)
+        at = max(at, (number > 0 and time or limit.newest) + limit.period)
     end
     return at - limit.offset + windows * limit.period
 end
@@ -88,8 +78,9 @@ end
 function sliding_log.take(limit, joint, permits)
     limit.newest = max(joint + limit.offset, limit.newest)
     limit.total = limit.total + permits
-    table.insert(limit.entries, int(limit.newest))
-    table.insert(limit.entries, int(permits))
+    local entries = limit.entries or {}
+    entries[#entries + 1], entries[#entries + 2] = int(limit.newest), int(permits)
+    limit.entries = entries
 end
 
 if CORRECTS then
@@ -121,4 +112,4 @@ function sliding_log.state(limit, now)
     return max(0, limit.count - limit.total), max(0, limit.total > 0 and limit.newest - limit.offset + limit.period - now or 0)
 end
 
-algorithms.sliding_log = counted(sliding_log)
+algorithms.sliding_log = setmetatable(sliding_log, counted)

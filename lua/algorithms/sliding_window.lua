@@ -67,7 +67,7 @@ local function empty_at(limit, newest)
     return (limit.index - newest + 1 + limit.precision) * limit.width - limit.offset
 end
 
-function sliding_window.write(limit, now, ttl)
+function sliding_window.write(limit, now)
     local newest, oldest = newest_used(limit), limit.precision
     local text = format('w%d %d %d %d %d %d %d', now, max(0, limit.newest - limit.offset), limit.waiting, limit.offset,
         limit.began, limit.width, limit.index)
@@ -75,7 +75,7 @@ function sliding_window.write(limit, now, ttl)
         while (limit.counters[oldest] or 0) == 0 do oldest = oldest - 1 end
         for i = 0, oldest do text = text .. ' ' .. int(limit.counters[i] or 0) end
     end
-    call('SET', limit.state_key, text, 'PX', ttl(newest and empty_at(limit, newest) or limit.index * limit.width - limit.offset))
+    call('SET', limit.state_key, text, 'PX', kept_ms(limit, now, newest and empty_at(limit, newest) or limit.index * limit.width - limit.offset))
 end
 
 function sliding_window.earliest(limit, now, ahead, permits)
@@ -128,4 +128,4 @@ function sliding_window.state(limit, now)
     return max(0, limit.count - inside - passing), newest and empty_at(limit, newest) - now or 0
 end
 
-algorithms.sliding_window = counted(sliding_window)
+algorithms.sliding_window = setmetatable(sliding_window, counted)

@@ -64,9 +64,9 @@ function stepped_bucket.read(limit, now)
     stepped_bucket.advance(limit, now)
 end
 
-function stepped_bucket.write(limit, now, ttl)
+function stepped_bucket.write(limit, now)
     call('SET', limit.state_key, format('s%d %d %d %d %d %d %d %d %d', now, max(0, limit.newest), limit.waiting, limit.tokens,
-        limit.tick, max(0, limit.began), limit.burst, limit.count, limit.period), 'PX', ttl(full_at(limit)))
+        limit.tick, max(0, limit.began), limit.burst, limit.count, limit.period), 'PX', kept_ms(limit, now, full_at(limit)))
 end
 
 function stepped_bucket.earliest(limit, now, ahead, permits)
@@ -98,4 +98,4 @@ function stepped_bucket.state(limit, now)
     return max(0, limit.tokens), limit.tokens >= limit.burst and 0 or full_at(limit) - now
 end
 
-algorithms.stepped_bucket = counted(stepped_bucket)
+algorithms.stepped_bucket = setmetatable(stepped_bucket, counted)

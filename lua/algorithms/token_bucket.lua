@@ -36,47 +36,20 @@ local function admission(limit, us, rem)
     return us
 end
 
-local function write_state(limit, now)
+token_bucket.advance, token_bucket.admission = advance, admission
+
+function token_bucket.write(limit, now)
     if limit.tat - now > FAR_US then limit.tat, limit.rem = now + FAR_US, 0 end
     local full = max(limit.tat + 1, limit.cursor + GRACE_US)
-    local state = format('t%d %d %d %d %d %.17g %s%s', now, max(0, limit.newest), limit.tat, limit.rem, limit.cursor,
+    limit.raw = format('t%d %d %d %d %d %.17g %s%s', now, max(0, limit.newest), limit.tat, limit.rem, limit.cursor,
         limit.interval, limit.lent, limit.lines or '')
-    call('SET', limit.state_key, state, 'PX', int(ceil((full - now + STEP_US) / 1000)))
+    call('SET', limit.state_key, limit.raw, 'PX', int(ceil((full - now + STEP_US) / 1000)))
 end
 
---!include token_line.lua
--- The rate has changed `at` a time since the last write: the permits that are missing stay missing, the times at which they
--- come back and at which waiting requests are due move with the rate, as new_rate.lua says. Once a change, so it is written at
--- once; nothing is taken.
-local function rescale(limit, now, at, tat, lent, interval)
-    local factor = limit.interval / interval
-    local full, from = moved(limit, at, max(at, tat), factor, advance(limit, 0, 0, limit.burst + max(0, limit.extra)))
-    if full >= now then
-        local since, fastest = match(lent, '^(%d+):?%d*:?(%S*)')
-        fastest = min(tonumber(fastest) or interval, interval)
-        limit.tat, limit.rem, limit.lent = full, 0, format('%s:%d:%.17g', since, from, fastest)
-    end
-    if limit.cursor > at then -- who stood there then stands there still, later
-        local function later(us)
-            return us and min(now + FAR_US, from + ceil((us - from) * factor))
-        end
-        limit.cursor = later(limit.cursor)
-        if read_only then limit.rescaled = later end -- read_line finds the slots as they were
-        call('ZREMRANGEBYSCORE', limit.slots_key, '-inf', '(0')
-        local slots = read_only and {} or call('ZRANGE', limit.slots_key, 0, -1, 'WITHSCORES')
-        for i = 1, #slots, 2 do
-            call('ZADD', limit.slots_key, int(later(slots[i + 1])), slots[i])
-        end
-        call('PEXPIRE', limit.slots_key, int(max(1, ceil((limit.cursor - now + GRACE_US) / 1000))))
-    end
-    limit.lent = limit.lent or int(now)
-    write_state(limit, now)
-end
-
--- Pass one: sets limit.grant, the earliest time for this request, and limit.behind, whether others come first.
-function token_bucket.check(limit, now, id)
+-- Pass one: sets limit.grant, the earliest time for this request if no other waits, and limit.line, whether others may wait.
+function token_bucket.check(limit, now)
     local count, period = limit.count, limit.period
-    limit.whole, limit.part = floor(period / count), period % count
+    limit.interval, limit.whole, limit.part = period / count, floor(period / count), period % count
     limit.tolerance, limit.tolerance_rem = advance(limit, 0, 0, limit.burst)
     limit.need = limit.extra > 0 and max(1, limit.cost - limit.extra) or limit.cost -- permits that have to be there
     -- How much of its price is paid by the requests after it, in us. Below zero: how much later it comes for what it leaves.
@@ -93,7 +66,7 @@ function token_bucket.check(limit, now, id)
         -- No call has its turn by more than that later than one that leaves nothing.
         limit.shares = advance(limit, 0, 0, floor(most * limit.burst / 1000000) + 1)
     end
-    limit.tat, limit.rem, limit.cursor, limit.newest, limit.lent, limit.gapped, limit.room = now, 0, 0, 0, false, false, false
+    limit.tat, limit.rem, limit.cursor, limit.newest, limit.lent = now, 0, 0, 0, false
     if limit.used_up then
         limit.newest = limit.used_up
         local tat, rem = advance(limit, limit.newest, 0, limit.burst)
@@ -103,47 +76,25 @@ function token_bucket.check(limit, now, id)
 
     local written, newest, tat, rem, cursor, interval, lent =
         match(limit.raw or '', '^t(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+)')
-    limit.interval = period / count
     if written then
-        written, limit.newest, tat, rem, cursor, interval = written + 0, newest + 0, tat + 0, rem + 0, cursor + 0, interval + 0
-        local same = interval == limit.interval -- 17 digits say which number it is
-        local back = lost(written, now)
-        if back > 0 then -- the slots mean nothing now
+        written, tat, rem, cursor, interval = written + 0, tat + 0, rem + 0, cursor + 0, interval + 0
+        limit.newest = newest + 0
+        if written - now > STEP_US then -- the slots mean nothing now
+            local back = written - now
             tat, cursor, limit.newest, limit.changed = tat - back, 0, limit.newest - back, true
             lent = int(match(lent, '^%d+') - back) -- what was granted by that clock has had its day
         end
         limit.cursor = cursor
         if written < limit.resumed then limit.cursor, limit.changed = 0, true end
-        if not same then
-            rescale(limit, now, changed_at(limit, now, written), tat + min(1, rem), lent, interval)
+        if interval ~= limit.interval then -- 17 digits say which number it is
+--!include rescale.lua
         elseif tat >= now then
             limit.tat, limit.rem, limit.lent = tat, rem, lent
         end
-        if limit.cursor > now then read_line(limit, now, id, same) end
     end
     limit.lent = limit.lent or int(now)
-
-    local grant = admission(limit, advance(limit, limit.tat, limit.rem, limit.need))
-    -- A newcomer may go ahead of a line if that makes nobody in it wait: it fills a gap.
-    if limit.first and not limit.overdue then
-        limit.room = limit.first - limit.tolerance - advance(limit, 0, 0, max(0, limit.extra)) -- at the earliest: it may use debt
-        if limit.gapped and limit.first > limit.tat and not limit.paused then
-            local next = limit.tat + 1
-            local gap = call('ZRANGEBYSCORE', limit.slots_key, int(next - GAP), int(limit.cursor - GAP), 'WITHSCORES', 'LIMIT', 0, 1)
-            if gap[1] and string.sub(gap[1], 2) - next < 0 then limit.room = max(limit.room, gap[2] + GAP) end
-        end
-        local tat, rem = advance(limit, limit.tat, limit.rem, limit.cost)
-        limit.behind = tat > limit.room or tat == limit.room and rem > 0
-        if limit.behind then
-            grant = find(limit, now)
-            -- A permit may be there: the first request of the line, which is due, goes first, unless it does not come in time.
-            limit.patience = min(limit.cursor, limit.first - limit.tolerance + (limit.shares or 0) + GRACE_US + 1)
-        end
-    elseif limit.passes and not limit.owner then
-        grant = find(limit, now)
-        limit.behind = grant > now and limit.tail > limit.tat
-    end
-    if grant > now then limit.grant = grant end
+    limit.line = limit.cursor > now
+    limit.grant = max(now, admission(limit, advance(limit, limit.tat, limit.rem, limit.need)))
 end
 
 -- Pass two, allowed: takes the permits at the joint time of all limits.
@@ -151,23 +102,12 @@ function token_bucket.commit(limit, now, id, joint)
     if joint > limit.tat then limit.tat, limit.rem = joint, 0 end
     limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, limit.cost)
     limit.newest = max(limit.newest, joint)
-    if limit.gapped then -- gaps that have passed, or all: no slot lies behind them any more
-        call('ZREMRANGEBYSCORE', limit.slots_key, '-inf', limit.owner == limit.cursor and '(0' or int(now - GAP))
-    end
-    if limit.owner then
-        call('ZREM', limit.slots_key, id)
-    elseif limit.overdue then
-        call('ZREM', limit.slots_key, limit.overdue)
-    elseif limit.cursor > 0 and limit.cursor <= now then
+    if limit.line then token_bucket.leave_line(limit, now, id) end
+    if limit.cursor > 0 and limit.cursor <= now then
         call('DEL', limit.slots_key) -- every slot has passed: a request that comes late finds no line, and needs none
         limit.cursor = 0
     end
-    write_state(limit, now)
-end
-
--- Pass two, nothing taken: a step back of the clock has to be noted, or the bucket would be closed until the clock catches up.
-function token_bucket.note_change(limit, now)
-    if limit.changed then write_state(limit, now) end
+    token_bucket.write(limit, now)
 end
 
 -- What is left right now: permits that could be taken at once, and microseconds until the bucket is full.
@@ -189,25 +129,21 @@ if CORRECTS then
     -- Takes permits that were used already, whether they are there or not.
     function token_bucket.charge(limit, now, permits)
         limit.tat, limit.rem = advance(limit, limit.tat, limit.rem, permits)
-        write_state(limit, now)
     end
 
-    -- Takes back permits that were good at `at` and were not used. The bucket gets no more than it would hold now if it had never
+    -- Takes back permits that were good at `at` and were not used; false: nothing comes back, and nothing is to be written. The bucket gets no more than it would hold now if it had never
     -- granted them: less what has come back since, for it might have been full meanwhile. Nothing comes back if other requests
     -- have permits that are good later, ahead of now: these were reckoned from the ones that come back. Nor if the bucket was
     -- full since, or reset: it has not granted them. The time before a change of the rate counts at the fastest of all rates.
     function token_bucket.give_back(limit, now, at, permits)
         local since, changed, fastest = match(limit.lent, '^(%d+):?(%d*):?(%S*)')
-        if limit.newest > max(now, at) or since - at > 0 then return end
-        local price = permits * limit.whole + floor(permits * limit.part / limit.count)
+        since, changed, fastest = since + 0, tonumber(changed), tonumber(fastest)
+        if limit.newest > max(now, at) or since > at then return false end
         local gone = max(0, now - at)
-        if fastest ~= '' and changed - at > 0 then
-            gone = now - changed + ceil((changed - at) * (limit.interval / fastest))
-        end
-        local back = min(price - gone, limit.tat - max(now, at))
-        if back <= 0 then return end
+        if changed and changed > at then gone = now - changed + ceil((changed - at) * (limit.interval / fastest)) end
+        local back = min(advance(limit, 0, 0, permits) - gone, limit.tat - max(now, at))
+        if back <= 0 then return false end
         limit.tat = limit.tat - back
-        write_state(limit, now)
     end
 end
 

@@ -14,8 +14,9 @@
 -- slots key: sorted set, id of a waiting request -> its score, us. NUL and the us at which a gap begins -> the us at which it ends,
 --            less 2^53: a score below zero. Expires a second after the last slot.
 --
--- Uses token_bucket, advance, admission, write_state, see token_bucket.lua.
--- Gives read_line and find; of the algorithm reserve, due, fits, place, claim, give_up.
+-- Uses algorithms; look, see lines.lua. Gives of the algorithm join, leave_line, reserve, due, fits, place, claim, give_up.
+local token_bucket = algorithms.token_bucket
+local advance, admission = token_bucket.advance, token_bucket.admission
 local GAP = 2 ^ 53
 local GAPS = 16 -- that a request looks into at a time
 
@@ -26,17 +27,17 @@ local GAPS = 16 -- that a request looks into at a time
 --   overdue   the id that has the first slot, if that is overdue: the request may take its place
 --   gapped    whether the line has gaps
 -- Of a limit that sets something aside, also `tail`: behind which tat it stands, if it has no slot.
--- `same`: the rate has not changed since the last write.
-local function read_line(limit, now, id, same)
+local function read_line(limit, now, id)
     local us_of = limit.rescaled or tonumber -- of a slot, by the rate that is in force
     local last = call('ZRANGE', limit.slots_key, -1, -1, 'WITHSCORES')
     limit.cursor = max(0, us_of(last[2]) or 0)
     if limit.cursor <= now then return end -- all requests have come, were forgotten, or have missed their slots
     if limit.extra < -1 then
-        for own, us in string.gmatch(same and limit.raw or '', ' (%d+)=(%d+)') do
-            if us - now > 0 then
-                if own - limit.own <= 0 then limit.tail = max(limit.tail, us + 0) end
-                limit.lines = limit.lines .. ' ' .. own .. '=' .. us
+        for own, us in string.gmatch(limit.raw or '', ' (%d+)=(%d+)') do
+            own, us = own + 0, us + 0
+            if us > now then
+                if own <= limit.own then limit.tail = max(limit.tail, us) end
+                limit.lines = format('%s %d=%d', limit.lines, own, us)
             end
         end
         if limit.passes then
@@ -110,6 +111,38 @@ local function find(limit, at)
     end
 end
 
+-- Pass one, where requests wait: sets limit.grant and limit.behind, whether others come first.
+function token_bucket.join(limit, now, id)
+    read_line(limit, now, id)
+    -- A newcomer may go ahead of a line if that makes no request in it wait: it fills a gap.
+    if limit.first and not limit.overdue then
+        limit.room = limit.first - limit.tolerance - advance(limit, 0, 0, max(0, limit.extra)) -- at the earliest: it may use debt
+        if limit.gapped and limit.first > limit.tat and not limit.paused then
+            local next = limit.tat + 1
+            local gap = call('ZRANGEBYSCORE', limit.slots_key, int(next - GAP), int(limit.cursor - GAP), 'WITHSCORES', 'LIMIT', 0, 1)
+            if gap[1] and string.sub(gap[1], 2) + 0 < next then limit.room = max(limit.room, gap[2] + GAP) end
+        end
+        local tat, rem = advance(limit, limit.tat, limit.rem, limit.cost)
+        limit.behind = tat > limit.room or tat == limit.room and rem > 0
+        if limit.behind then
+            limit.grant = max(now, (find(limit, now)))
+            -- A permit may be there: the first request of the line, which is due, goes first, unless it does not come in time.
+            limit.patience = min(limit.cursor, limit.first - limit.tolerance + (limit.shares or 0) + GRACE_US + 1)
+        end
+    elseif limit.passes and not limit.owner then
+        limit.grant = max(now, (find(limit, now)))
+        limit.behind = limit.grant > now and limit.tail > limit.tat
+    end
+end
+
+-- Pass two, allowed: the request needs its slot no more, or the overdue one in whose place it goes.
+function token_bucket.leave_line(limit, now, id)
+    if limit.gapped then -- gaps that have passed, or all: no slot lies behind them any more
+        call('ZREMRANGEBYSCORE', limit.slots_key, '-inf', limit.owner == limit.cursor and '(0' or int(now - GAP))
+    end
+    if limit.owner or limit.overdue then call('ZREM', limit.slots_key, limit.owner and id or limit.overdue) end
+end
+
 -- Pass two, refused: proposes a slot, and keeps it for `id` if it lies no later than `latest`.
 function token_bucket.reserve(limit, now, id, joint, latest)
     local mine = limit.owner and limit.owner - limit.tolerance - limit.lead
@@ -127,7 +160,7 @@ function token_bucket.reserve(limit, now, id, joint, latest)
             for i = 1, #slots, 2 do call('ZADD', limit.slots_key, int(slots[i + 1] + by), slots[i]) end
             limit.cursor = limit.cursor + by
             call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
-            write_state(limit, now)
+            token_bucket.write(limit, now)
         end
         return (find(limit, joint))
     end
@@ -162,7 +195,7 @@ function token_bucket.reserve(limit, now, id, joint, latest)
     end
     call('ZADD', limit.slots_key, int(score), id)
     call('PEXPIRE', limit.slots_key, int(ceil((limit.cursor - now + GRACE_US) / 1000)))
-    write_state(limit, now)
+    token_bucket.write(limit, now)
     return slot
 end
 
@@ -211,7 +244,7 @@ if CORRECTS then
         local score = tonumber(call('ZSCORE', limit.slots_key, id))
         call('ZREM', limit.slots_key, id)
         if not score then return end
-        token_bucket.check(limit, now, '')
+        look(limit, now, '')
         local from = score - advance(limit, 0, 0, limit.cost)
         if limit.cursor <= now or score > limit.cursor then -- no slot lies behind these gaps any more
             call('ZREMRANGEBYSCORE', limit.slots_key, '(' .. int((limit.cursor > now and limit.cursor or 0) - GAP), '(0')

@@ -75,9 +75,9 @@ local function cold_at(limit)
     return limit.next + ceil((limit.most - limit.saved) * limit.cool)
 end
 
-function warm_up.write(limit, now, ttl)
+function warm_up.write(limit, now)
     call('SET', limit.state_key, format('u%d %d %d %d %.17g %d %d %d', now, max(0, limit.newest), limit.waiting, limit.next,
-        limit.saved, limit.count, limit.period, limit.extra), 'PX', ttl(cold_at(limit)))
+        limit.saved, limit.count, limit.period, limit.extra), 'PX', kept_ms(limit, now, cold_at(limit)))
 end
 
 function warm_up.earliest(limit, now, ahead)
@@ -104,4 +104,4 @@ function warm_up.state(limit, now)
     return limit.next <= now and limit.burst or 0, cold_at(limit) - now
 end
 
-algorithms.warm_up = counted(warm_up)
+algorithms.warm_up = setmetatable(warm_up, counted)

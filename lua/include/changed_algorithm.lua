@@ -5,14 +5,8 @@
 -- A state begins with the letter of its algorithm, the us of the last write and the us of the newest permit. A sliding log is a
 -- list, and its first element begins with that. The leases of a Concurrency have a key of their own.
 --
--- Uses lost, see algorithms.lua.
--- Gives begin_used_up(limit, now): if the state is another algorithm's, forgets it, and sets
---   limit.used_up   us at which all permits of the bucket count as taken
-local function begin_used_up(limit, now)
-    local letter, state = limit.algorithm.letter, limit.raw
-    if not state and letter and letter ~= 'l' then state = call('LINDEX', limit.state_key, 0) end
-    if not letter or type(state) ~= 'string' or match(state, '^%a?') == letter then return end
-    local written, newest = match(state, '^%a(%d+) (%d+)')
-    limit.used_up = written and max(0, newest - lost(written, now)) or now
-    limit.raw, limit.changed = false, true
-end
+-- Uses limit, now; state, of which the first letter is another algorithm's; lost, see algorithms.lua.
+-- Gives limit.used_up: us at which all permits of the bucket count as taken.
+local written, newest = match(state, '^%a(%d+) (%d+)')
+limit.used_up = written and max(0, newest - lost(written + 0, now)) or now
+limit.raw, limit.changed = false, true

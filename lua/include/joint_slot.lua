@@ -3,18 +3,13 @@
 -- A request stands in the line of each of its limits, at one time that suits all of them: in the first gaps that fit together, or
 -- behind all other requests (conservative backfilling). The time before it stays open to requests that make nobody wait.
 --
--- Uses NUMBER; limits; id, of the request; joint, see check.lua.
--- Gives, where there are several limits (one alone needs neither, and every function is made anew at each call):
---   fits(claim)           may the permits be taken at the joint time, ahead of now? claim: us within which the request may keep
---                         a slot instead
---   line_up(id, latest)   the slot that is proposed; it is kept for `id` if it lies no later than `latest` us. A second result:
---                         there is no room to wait
-local fits, line_up
-
+-- Uses NUMBER; limits; joint, in_line and latest, see check.lua.
+-- Gives, where there are several limits:
+--   fits()      may the permits be taken at the joint time, ahead of now?
+--   line_up()   the slot that is proposed, which is kept as in_line and latest say. A second result: there is no room to wait
 if NUMBER > 1 then
-    function fits(claim)
-        if joint == now then return true end
-        local waits = id ~= '' and joint <= now + claim
+    function fits()
+        local waits = in_line ~= '' and joint <= latest -- it may keep a slot instead
         for i = 1, #limits do
             if not limits[i].algorithm.fits(limits[i], now, joint, waits) then return false end
         end
@@ -57,7 +52,7 @@ if NUMBER > 1 then
         return limit.cost * limit.period / limit.count
     end
 
-    function line_up(id, latest)
+    function line_up()
         local at = kept_place()
         if at then return at end
         local fastest, slowest = limits[1], limits[1]
@@ -65,13 +60,13 @@ if NUMBER > 1 then
             if price(limits[i]) < price(fastest) then fastest = limits[i] end
             if price(limits[i]) > price(slowest) then slowest = limits[i] end
         end
-        if id ~= '' then fastest.beside = price(slowest) end
+        if in_line ~= '' then fastest.beside = price(slowest) end
         at = joint_place()
         for i = 1, #limits do
             if limits[i].full then return limits[i].full, true end
         end
-        if at <= latest and id ~= '' then
-            for i = 1, #limits do limits[i].algorithm.claim(limits[i], now, id, at) end
+        if at <= latest and in_line ~= '' then
+            for i = 1, #limits do limits[i].algorithm.claim(limits[i], now, in_line, at) end
         elseif at == now then -- a permit is there, for requests that are due before it
             for i = 1, #limits do at = max(at, limits[i].patience or now) end
         end

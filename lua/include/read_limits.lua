@@ -1,7 +1,7 @@
 -- The limits of the request: as the caller sent them, or as people have stored them; and the state of each.
 --
--- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; and of its own includes got, CONFIG, put_in_force, algorithms,
--- begin_used_up and open. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the
+-- Uses NUMBER, of limits; FIRST_LIMIT, where the first stands in ARGV; and of its own includes got, CONFIG and
+-- algorithms. For limit i: KEYS[3i-2] its state, KEYS[3i-1] the config of its name, KEYS[3i] the config of its key (the
 -- same where it has none), KEYS[3 NUMBER + i] its slots; from ARGV[FIRST_LIMIT + 6(i-1)] on
 --   algorithm   text      the name of a file beside this one
 --   count       permits   per period, whole, >= 1
@@ -31,27 +31,32 @@ for i = 1, NUMBER do
         paused = false,
         stored = false,
         used_up = false,
+        line = false,
+        among = false,
         changed = false, -- there is something to write, though nothing is taken
         since = 0, -- slots from before this us were made for another rate,
         resumed = 0, -- slots from before this us for a pause that was ended
     }
-    local config, own = got[3 * i - 1], got[3 * i]
-    if config or own then -- seldom: so it is made here
+    for part = 3 * i - 1, 3 * i do
+        local text = got[part]
+        if text and (part % 3 == 2 or text ~= got[part - 1]) then
 --!include put_in_force.lua
-        if config then put_in_force(limit, now, config) end
-        if own and own ~= config then put_in_force(limit, now, own) end
+        end
     end
     limits[i], used[limit.method] = limit, true
 end
 --!include algorithms.lua
---!include changed_algorithm.lua
 for i = 1, NUMBER do
     local limit = limits[i]
-    limit.algorithm = algorithms[limit.method]
+    local algorithm = algorithms[limit.method]
+    limit.algorithm = algorithm
     if limit.in_shadow then
 --!include open_limit.lua
-        open(limit, now)
-    else
-        begin_used_up(limit, now)
+    elseif algorithm.letter then
+        local state = limit.raw
+        if not state and algorithm.letter ~= 'l' then state = call('LINDEX', limit.state_key, '0') end
+        if type(state) == 'string' and string.sub(state, 1, 1) ~= algorithm.letter then
+--!include changed_algorithm.lua
+        end
     end
 end

@@ -699,3 +699,20 @@ def test_the_impossible_is_an_error_and_not_a_long_wait(frozen: Limiter) -> None
             frozen.acquire(wanted, cost=2)
         with pytest.raises(ImpossibleRequest):
             frozen.reserve(wanted, id="r", horizon=1e6, cost=2)
+
+
+def test_a_log_that_one_decision_writes_twice_keeps_its_entries(
+    frozen: Limiter, clock: Clock, store: redis.Redis
+) -> None:
+    """A pause has ended, two entries have passed, and a request keeps a slot: each of these has the log written."""
+    log = limit("3/s", "sliding_log")
+    for seconds in (0.0, 0.1, 0.2):
+        clock.set(START + us(seconds))
+        assert frozen.asker.ask([Demand(log, "api")]).allowed
+    assert not frozen.asker.ask([Demand(log, "api")], id="waits", claim=10).allowed
+    frozen.pause("api", 60, force=True)
+    clock.set(START + us(1.15))
+    frozen.resume("api", force=True)
+    assert not frozen.asker.ask([Demand(log, "api", "", 3)], id="large", claim=10).allowed
+    _, *entries = store.lrange("ratelimit:v1:{api}::state", 0, -1)
+    assert [(int(at) - START, cost) for at, cost in zip(entries[::2], entries[1::2], strict=True)] == [(200_000, "1")]

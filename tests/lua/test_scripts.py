@@ -34,6 +34,7 @@ LANGUAGE = {
     "tonumber",
     "unpack",
     "next",
+    "setmetatable",
     "select",
     "type",
     "pcall",
