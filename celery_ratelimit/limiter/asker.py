@@ -1,4 +1,4 @@
-"""Asks the store, and waits for its answers: for demands, as workers have them."""
+"""Operation the store, and waits for its answers: for demands, as workers have them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..store.refusals import addresses_of, mend_by_asking
 from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .calls import Along, Asking, Call, Ended
+from .calls import Along, Call, Ended, PlaceRequests
 from .core import Core
 from .demand import Demand, leased
 from .durations import microseconds
-from .questions import Asks, Exists, Question, Request, Sleep, each_of
+from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
 from .replies import decision_of, impossible, whole_numbers
 from .shadows import Shadows
 
@@ -94,8 +94,7 @@ class Asker:
         Args:
             demands: of each of them.
             ids: under which they are known; at least one, none of them empty.
-            horizon: see :meth:`Core.ask`.
-            claim: see :meth:`Core.ask`.
+            horizon, claim: see :meth:`Core.ask`.
 
         Returns:
             A decision for each that was asked: those behind the first for which no slot is kept were not.
@@ -131,7 +130,9 @@ class Asker:
         ]
         return decisions, [int(each) == 1 for each in may]
 
-    def release_and_acquire(self, demands: Sequence[Demand], asking: Asking, ended: Sequence[Ended]) -> list[Decision]:
+    def release_and_acquire(
+        self, demands: Sequence[Demand], asking: PlaceRequests, ended: Sequence[Ended]
+    ) -> list[Decision]:
         """The same for requests that ask for places; what has ended gives its places back before, in the same step.
 
         On a cluster, in several steps, if no script sees all of it: then only the first is asked for.
@@ -169,7 +170,7 @@ class Asker:
 
     def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Run it several times, in one round trip. The first error is raised."""
-        return self.drive(each_of([Question(script, call) for call in calls]))
+        return self.drive(run_all([RunScript(script, call) for call in calls]))
 
     def bell(self, ear: str = "", on_ring: Callable[[str | None], None] | None = None) -> Bell:
         """A bell of the store, see :class:`~celery_ratelimit.store.bell.Bell`."""
@@ -194,10 +195,7 @@ class Asker:
             self.store(self._link.call, "PING")
 
     def probe(self) -> None:
-        """Do once what requests do, on a key that nothing else uses. Raises what they would raise.
-
-        A store that is full, that may not be written to, or whose user has lost a right, answers to a ``PING``.
-        """
+        """Do once what requests do, on a key that nothing else uses. A ``PING`` is answered by a full store, too."""
         self.ping()
         if self.pretended_wait is not None:
             return
@@ -231,7 +229,7 @@ class Asker:
 
     # -- Driving ---------------------------------------------------------------------------------------------------
 
-    def drive(self, asks: Asks[R]) -> R:
+    def drive(self, asks: Operation[R]) -> R:
         """Ask what a generator asks, and sleep when it does, until it has its answer."""
         step: Any = asks.send
         given: Any = None
@@ -246,13 +244,13 @@ class Asker:
             except BaseException as error:  # it may have something to give back
                 given, step = error, asks.throw
 
-    def _answer(self, asked: list[Question] | Exists | Sleep | Request) -> Any:
+    def _answer(self, asked: list[RunScript] | KeysExist | Sleep | AcquirePermits) -> Any:
         match asked:
             case Sleep(seconds):
                 return self.clock.sleep(seconds)
-            case Exists(keys):
+            case KeysExist(keys):
                 return bool(self.store(self.client.exists, *keys))
-            case Request(demands, id, horizon, claim):
+            case AcquirePermits(demands, id, horizon, claim):
                 if claim and leased(demands):
                     asked.answer = self.drive(self.core.ask_for_turn(asked))
                 else:
@@ -261,7 +259,7 @@ class Asker:
             case _:
                 return self._reply_to(asked)
 
-    def _reply_to(self, questions: list[Question]) -> list[Any]:
+    def _reply_to(self, questions: list[RunScript]) -> list[Any]:
         """Several scripts in one round trip; on a cluster, one for each node."""
         link = self._link
         if len(questions) < 2 or not link.takes_bytes:

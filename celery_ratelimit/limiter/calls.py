@@ -10,21 +10,16 @@ from ..limits.decision import GrantedAt
 from ..store.keys import (
     bucket_key,
     bucket_keys,
-    changes_key,
     config_keys,
-    escape,
     history_key,
-    shadow_key,
     shadow_keys,
-    short,
     touched_key,
-    weights_key,
 )
 from ..store.resp import bulk
 from ..store.script import Script
 from .demand import Demand
 
-__all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Scripts", "call_of"]
+__all__ = ["ARGUMENTS", "KEYS", "Along", "Call", "Calls", "Ended", "PlaceRequests", "Scripts", "call_of"]
 
 #: What a script is called with: how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[int, int, list[bytes]]
@@ -56,7 +51,7 @@ class Ended(NamedTuple):
     granted_at: int
 
 
-class Asking(NamedTuple):
+class PlaceRequests(NamedTuple):
     """Requests that ask for places, in their order.
 
     Attributes:
@@ -232,7 +227,9 @@ class Calls:
             arguments += [ended.id, str(int(ended.granted_at)), demand.key]
         return keys, arguments
 
-    def of_release_and_acquire(self, demands: tuple[Demand, ...], asking: Asking, ended: Sequence[Ended]) -> Call:
+    def of_release_and_acquire(
+        self, demands: tuple[Demand, ...], asking: PlaceRequests, ended: Sequence[Ended]
+    ) -> Call:
         """For ``release_and_acquire.lua``: ``demands`` of each who asks, and places of those that have ended."""
         number, packed_keys, arguments = self.packed(demands)
         released, released_as = self._to_release([(demand, each) for each in ended for demand in each.places])
@@ -248,44 +245,6 @@ class Calls:
         holders = [holder for _, holder in leases]
         times = [demand.limit.wire(1)[2] for demand, _ in leases]
         return len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
-
-    # -- About what is stored for a limit --------------------------------------------------------------------------
-
-    def traces(self, name: str, key: str | None) -> list[str]:
-        """Where the store has something of a limit that is stored or in use: keys of its name, so that nothing is
-        searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
-        """
-        traces = [*self.change_keys(name, key)[:3], *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
-        traces += shadow_keys(self.prefix, name)  # in shadow it has no bucket
-        for bucket in ("", short(key or "")):
-            traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
-        return list(dict.fromkeys(traces))
-
-    def change_keys(self, name: str, key: str | None) -> tuple[str, str, str, str]:
-        """What is changed, where that is told, and where it is kept."""
-        config = config_keys(self.prefix, name, short(key or ""))[1]
-        return config, changes_key(self.prefix, name), touched_key(self.prefix, name), history_key(self.prefix, name)
-
-    def of_weight(self, name: str, share: str, weight: float | None, note: str) -> Call:
-        keys = (*self.change_keys(name, None), weights_key(self.prefix, name))
-        return call_of(keys, (escape(short(share)), "" if weight is None else repr(weight), note))
-
-    def of_weights(self, name: str) -> Call:
-        return call_of([weights_key(self.prefix, name)])
-
-    def of_config(self, name: str, key: str | None) -> Call:
-        return call_of([*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name)])
-
-    def of_shadow(self, name: str, on: bool | None, note: str) -> Call:
-        """What ``lua/set_shadow.lua`` is called with."""
-        keys = (*self.change_keys(name, None), *shadow_keys(self.prefix, name)[1:])
-        return call_of(keys, ("" if on is None else int(on), note))
-
-    def of_history(self, name: str) -> Call:
-        return call_of([history_key(self.prefix, name)])
-
-    def of_length(self, name: str, key: str | None, us: int, note: str) -> Call:
-        return call_of(self.change_keys(name, key), (us, short(key or ""), note))
 
     def of_standing(self, demands: Sequence[Demand]) -> Call:
         number, keys, arguments = self._pack(tuple(demands))

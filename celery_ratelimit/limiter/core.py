@@ -14,16 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import RateLimitError
+from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..store.script import Script
-from .calls import Asking, Call, Calls, Ended, Scripts
+from .calls import Calls, Ended, PlaceRequests, Scripts
 from .checks import check_actual, check_reservable
 from .cross_slot import CrossSlot, Step, Steps
 from .demand import Demand, leased
 from .durations import microseconds
+from .operation import AcquirePermits, Operation, RunScript, run_all
 from .parts import parts_of
-from .questions import Asks, Exists, Question, Request, each_of
 from .replies import decision_of, impossible, pretended, whole_numbers
+from .setting_calls import BucketStatus, SettingCalls, read_bucket_status
 from .shadows import Shadows
 
 __all__ = ["Core", "Ids"]
@@ -43,6 +45,7 @@ class Core:
 
     Attributes:
         shadows: which limits are in shadow.
+        settings: what people store for limits.
     """
 
     #: In tests: every limiter of this process lets all pass (0), or none, saying that it is to wait for so many
@@ -54,6 +57,7 @@ class Core:
         self.scripts = Scripts(replace_includes)
         self.calls = Calls(self.scripts, prefix)
         self.shadows = Shadows()
+        self.settings = SettingCalls(self.scripts, prefix, self.shadows)
         self.new_id = Ids(20)
         self._over_slots = CrossSlot(self.scripts, self.new_id)
 
@@ -61,7 +65,7 @@ class Core:
 
     def ask(
         self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0, lease_id: str = ""
-    ) -> Asks[Decision]:
+    ) -> Operation[Decision]:
         """The permits of ``demands``, all or none.
 
         Args:
@@ -76,142 +80,94 @@ class Core:
         reply = yield from self.decide(self.scripts.acquire, demands, *first, last=last)
         return decision_of(demands, reply, id or self.new_id())
 
-    def ask_for_turn(self, request: Request) -> Asks[Decision]:
+    def ask_for_turn(self, request: AcquirePermits) -> Operation[Decision]:
         """The same for a call that waits and asks again: if it is for a place, one that is free is held for it."""
         demands, id = request.demands, request.id
         if not (request.claim and id and leased(demands) and self.takes_one_script(demands)):
             return (yield from self.ask(demands, id=id, horizon=request.horizon, claim=request.claim))
-        asking = Asking([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
+        asking = PlaceRequests([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
         (said,) = yield [
-            Question(self.scripts.release_and_acquire, self.calls.of_release_and_acquire(tuple(demands), asking, ()))
+            RunScript(self.scripts.release_and_acquire, self.calls.of_release_and_acquire(tuple(demands), asking, ()))
         ]
         if isinstance(said, RateLimitError):
             raise impossible(demands, said)
         return decision_of(demands, whole_numbers(said[0]), id)
 
-    def peek(self, demands: Sequence[Demand]) -> Asks[Decision]:
+    def peek(self, demands: Sequence[Demand]) -> Operation[Decision]:
         """What :meth:`ask` would say now."""
         return decision_of(demands, (yield from self.decide(self.scripts.peek, demands, "")))
 
-    def forget(self, demands: Sequence[Demand], *, id: str) -> Asks[None]:
+    def forget(self, demands: Sequence[Demand], *, id: str) -> Operation[None]:
         """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
         yield from self.decide(self.scripts.forget, demands, id)
 
-    def reserve(self, demands: Sequence[Demand], *, id: str, horizon: float) -> Asks[Decision]:
+    def reserve(self, demands: Sequence[Demand], *, id: str, horizon: float) -> Operation[Decision]:
         """Permits ahead of time, under an id."""
         check_reservable(demands, id)
         reply = yield from self.decide(self.scripts.reserve, demands, id, microseconds(horizon), kind="ids")
         return decision_of(demands, reply, id)
 
-    def cancel(self, demands: Sequence[Demand], *, id: str) -> Asks[bool]:
+    def cancel(self, demands: Sequence[Demand], *, id: str) -> Operation[bool]:
         """Give a reservation back. Was there one?"""
         return (yield from self.decide(self.scripts.cancel, demands, id, kind="ids")) == [1]
 
-    def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> Asks[bool]:
+    def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> Operation[bool]:
         """Correct what was charged. Was it this call that did?"""
         check_actual(demands, actual)
         settled = yield from self.decide(self.scripts.settle, demands, id, granted_at, kind="ids", last=actual)
         return settled == [1]
 
-    def reset(self, demands: Sequence[Demand], note: str) -> Asks[None]:
+    def reset(self, demands: Sequence[Demand], note: str) -> Operation[None]:
         """Forget what was taken; ``note``: who and why."""
         if self.pretended_wait is None:
             parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
-            yield from each_of([Question(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
+            yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 
     # -- Places ----------------------------------------------------------------------------------------------------
 
-    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> Asks[bool]:
+    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> Operation[bool]:
         """Give back the places that ``id`` holds. Were there any?"""
         places = leased(demands)
         if not places or not id:
             return False
         return (yield from self.release_all([Ended(id, places, granted_at)])) > 0
 
-    def release_all(self, ended: Sequence[Ended]) -> Asks[int]:
+    def release_all(self, ended: Sequence[Ended]) -> Operation[int]:
         """Give back leases of many holders, in one script for each slot. How many were there?"""
         leases = [(demand, each) for each in ended for demand in each.places]
         if not leases:
             return 0
         parts = self._by_slot([demand for demand, _ in leases])
-        asked = [Question(self.scripts.release, self.calls.of_release([leases[i] for i in part])) for part in parts]
-        return sum(map(int, (yield from each_of(asked))))
+        asked = [RunScript(self.scripts.release, self.calls.of_release([leases[i] for i in part])) for part in parts]
+        return sum(map(int, (yield from run_all(asked))))
 
-    def renew(self, leases: Sequence[tuple[Demand, str]]) -> Asks[list[bool]]:
+    def renew(self, leases: Sequence[tuple[Demand, str]]) -> Operation[list[bool]]:
         """One round trip for the leases of many holders. False for each that has expired."""
         if not leases:
             return []
         parts = self._by_slot([demand for demand, _ in leases])
-        asked = [Question(self.scripts.renew, self.calls.of_renew([leases[i] for i in part])) for part in parts]
-        replies = yield from each_of(asked)
+        asked = [RunScript(self.scripts.renew, self.calls.of_renew([leases[i] for i in part])) for part in parts]
+        replies = yield from run_all(asked)
         kept: dict[int, bool] = {}
         for part, reply in zip(parts, replies, strict=True):
             kept.update(zip(part, [each in (49, "1") for each in reply], strict=True))
         return [kept[i] for i in range(len(leases))]
 
-    # -- What people store -----------------------------------------------------------------------------------------
-
-    def is_known(self, name: str, key: str | None) -> Asks[bool]:
-        """Whether the store has something of a limit that is stored or in use."""
-        known: bool = yield Exists(self.calls.traces(name, key))
-        return known
-
-    def set_rate(self, call: Call) -> Asks[bool]:
-        """Store a rate, see :func:`~celery_ratelimit.limiter.stored.change_of`. Is it in force now?"""
-        (done,) = yield from each_of([Question(self.scripts.set_rate, call)])
-        return bool(done == 1)
-
-    def expire(self, name: str, key: str | None, us: int, note: str) -> Asks[bool]:
-        """The stored rate ends in so many microseconds; 0: now. Was there one?"""
-        (done,) = yield from each_of([Question(self.scripts.expire_rate, self.calls.of_length(name, key, us, note))])
-        return bool(done == 1)
-
-    def pause(self, name: str, key: str | None, us: int, note: str) -> Asks[int]:
-        """Close a limit for so many microseconds; returns for how many it is. 0: end a pause; 1: there was one."""
-        (reply,) = yield from each_of([Question(self.scripts.pause, self.calls.of_length(name, key, us, note))])
-        return int(reply)
-
-    def config(self, name: str, key: str | None) -> Asks[Any]:
-        """What is stored for a limit, for :func:`~celery_ratelimit.limiter.stored.read_config`."""
-        (reply,) = yield from each_of([Question(self.scripts.config, self.calls.of_config(name, key))])
-        return reply
-
-    def set_weight(self, name: str, share: str, weight: float | None, note: str) -> Asks[bool]:
-        """Store the weight of one of those who share a limit; ``None``: the code's again. Was anything changed?"""
-        (done,) = yield from each_of(
-            [Question(self.scripts.set_weight, self.calls.of_weight(name, share, weight, note))]
-        )
-        return bool(done == 1)
-
-    def weights(self, name: str) -> Asks[Any]:
-        """What is stored for them, for :func:`~celery_ratelimit.limiter.stored_weights.read_weights`."""
-        (reply,) = yield from each_of([Question(self.scripts.weights, self.calls.of_weights(name))])
-        return reply
-
-    def set_shadow(self, name: str, on: bool | None, note: str) -> Asks[bool]:
-        """Put a limit into shadow, or in force; ``None``: as the code says. Was anything changed?"""
-        (done,) = yield from each_of([Question(self.scripts.set_shadow, self.calls.of_shadow(name, on, note))])
-        self.shadows.learn({name: on})
-        return bool(done == 1)
-
-    def history(self, name: str) -> Asks[Any]:
-        """What people have changed, for :func:`~celery_ratelimit.limiter.history.read_history`."""
-        (reply,) = yield from each_of([Question(self.scripts.history, self.calls.of_history(name))])
-        return reply
-
-    def standings(self, demands: Sequence[Demand]) -> Asks[list[Any]]:
-        """How limits stand, each for itself, for :func:`~celery_ratelimit.limiter.standing.read_standing`.
+    def bucket_statuses(
+        self, demands: Sequence[Demand], codes: Sequence[AnyLimit | None]
+    ) -> Operation[list[BucketStatus]]:
+        """How limits stand, each for itself; ``codes``: each as it is here, ``None`` if it is not.
 
         In one round trip, by scripts for so many limits that none keeps the store for long; an error that concerns one
         of them is in its place.
         """
         steps = [list(part[i : i + AT_ONCE]) for part in self._by_slot(demands) for i in range(0, len(part), AT_ONCE)]
         calls = [self.calls.of_standing([demands[i] for i in step]) for step in steps]
-        replies = yield from each_of([Question(self.scripts.standing, call) for call in calls])
+        replies = yield from run_all([RunScript(self.scripts.standing, call) for call in calls])
         found = {
             i: each for step, reply in zip(steps, replies, strict=True) for i, each in zip(step, reply, strict=True)
         }
-        return [found[i] for i in range(len(demands))]
+        return [read_bucket_status(demands[i], codes[i], found[i]) for i in range(len(demands))]
 
     # -- How it is decided -----------------------------------------------------------------------------------------
 
@@ -226,19 +182,19 @@ class Core:
         *first: str | int,
         kind: str | None = None,
         last: Sequence[int | str] = (),
-    ) -> Asks[list[int]]:
+    ) -> Operation[list[int]]:
         """A script's reply about all of the demands; the arguments are those of :meth:`Calls.of_script`."""
         if self.pretended_wait is not None:
             return self._pretended(script, demands, first)
         if self.is_cluster and (parts := self._over_slots.parts(tuple(demands))):
             return (yield from self._in_steps(self._over_slots.steps(script, parts, first, kind, last)))
-        (reply,) = yield [Question(script, self.calls.of_script(script, tuple(demands), first, kind, last))]
+        (reply,) = yield [RunScript(script, self.calls.of_script(script, tuple(demands), first, kind, last))]
         said = self._read(demands, reply)
         if isinstance(said, RateLimitError):
             raise said
         return said
 
-    def _in_steps(self, steps: Steps) -> Asks[list[int]]:
+    def _in_steps(self, steps: Steps) -> Operation[list[int]]:
         """One decision by several scripts, see :mod:`~celery_ratelimit.limiter.cross_slot`."""
         try:
             asked = next(steps)
@@ -249,12 +205,12 @@ class Core:
             result: list[int] = end.value
             return result
 
-    def _question(self, step: Step) -> Question:
+    def _question(self, step: Step) -> RunScript:
         if step.script is self.scripts.release:
             id, granted_at = step.first
             ended = Ended(str(id), step.demands, int(granted_at))
-            return Question(step.script, self.calls.of_release([(demand, ended) for demand in step.demands]))
-        return Question(step.script, self.calls.of_script(*step))
+            return RunScript(step.script, self.calls.of_release([(demand, ended) for demand in step.demands]))
+        return RunScript(step.script, self.calls.of_script(*step))
 
     @staticmethod
     def _read(demands: Sequence[Demand], reply: Any) -> list[int] | RateLimitError:

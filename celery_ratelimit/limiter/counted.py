@@ -11,7 +11,7 @@ from ..counts.tally import MOST_USERS, Part, wire_of
 from ..store.keys import count_keys
 from .calls import call_of
 from .core import Core
-from .questions import Asks, Question, each_of
+from .operation import Operation, RunScript, run_all
 from .shadows import tell_arrivals
 
 __all__ = ["ask_counts", "ask_used", "tell_all", "tell_counts"]
@@ -27,15 +27,15 @@ _USERS = 400
 _ENTRIES, _SECONDS = 1500, 180
 
 
-def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
+def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
     """Add up what was decided."""
     for some in _told(core, parts):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
-        yield from each_of([Question(core.scripts.count, call_of(keys, values))])
+        yield from run_all([RunScript(core.scripts.count, call_of(keys, values))])
 
 
-def tell_all(core: Core, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Asks[None]:
+def tell_all(core: Core, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
     """The same, and what came to limits in shadow."""
     yield from tell_arrivals(core, counter.arrivals)
     yield from tell_counts(core, parts)
@@ -43,7 +43,7 @@ def tell_all(core: Core, counter: Counter, parts: Sequence[tuple[str, Part]]) ->
 
 def ask_counts(
     core: Core, names: Sequence[str], *, totals: bool = False, minutes: int | None = None
-) -> Asks[list[Stats]]:
+) -> Operation[list[Stats]]:
     """What was counted, in the order of the names; ``totals``: without the seconds, the minutes and the users;
     ``minutes``: with so many of the minutes in which something was decided, and without the rest.
     """
@@ -51,14 +51,14 @@ def ask_counts(
     parts, asked = _together(core, names, _ASKED if which < 0 else _TOTALS), []
     for some in parts:
         keys = [key for name in some for key in count_keys(core.calls.prefix, name)]
-        asked.append(Question(core.scripts.counts, call_of(keys, [which])))
+        asked.append(RunScript(core.scripts.counts, call_of(keys, [which])))
     answer: list[Stats] = []
-    for some, (us, *said) in zip(parts, (yield from each_of(asked)), strict=True):
+    for some, (us, *said) in zip(parts, (yield from run_all(asked)), strict=True):
         answer += [read_stats(name, int(us), each) for name, each in zip(some, said, strict=True)]
     return answer
 
 
-def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Asks[list[int]]:
+def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
     """Permits that were taken of these limits, each within so many seconds, up to a day; see ``lua/used.lua``."""
     parts: list[list[tuple[str, float]]] = []
     size = 0
@@ -69,17 +69,17 @@ def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Asks[list[int]]:
             size = 0
         parts[-1].append((name, within))
         size += entries
-    replies = yield from each_of([_used(core, part) for part in parts])
+    replies = yield from run_all([_used(core, part) for part in parts])
     return [int(permits) for reply in replies for permits in reply]
 
 
-def _used(core: Core, asked: Sequence[tuple[str, float]]) -> Question:
+def _used(core: Core, asked: Sequence[tuple[str, float]]) -> RunScript:
     keys, values = [], list[int | str]()
     for name, within in asked:
         _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
         keys.append(seconds if within <= _SECONDS else minutes)
         values += [1 if within <= _SECONDS else 60, round(within)]
-    return Question(core.scripts.used, call_of(keys, values))
+    return RunScript(core.scripts.used, call_of(keys, values))
 
 
 def _told(core: Core, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:

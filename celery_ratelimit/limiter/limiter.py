@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from redis import Redis, RedisCluster
 
-from ..errors import STORE_TROUBLES, ConfigurationError, RateLimitError
+from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import SOCKET_TIMEOUT, client_of, close_client
 from ..store.url_text import without_password
+from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of, runs_later
 from .asker import Asker
+from .blocking_acquire import TAKE_AHEAD
 from .checks import actual_costs
-from .counting import Counting, note, note_lost
-from .demand import Demand, Limits, each_bucket_once, leased
-from .durations import longest_wait
+from .counting import Counting
+from .demand import Demand, Limits, each_bucket_once
 from .leases import Leases
-from .questions import Asks
+from .operation import Operation
+from .permit_methods import PermitMethods
 from .replies import throttled
-from .shadows import ask_would, passed
-from .stats_verbs import StatsVerbs
-from .turns import TAKE_AHEAD, give_back, take
-from .verbs import Verbs
 
 __all__ = ["SOCKET_TIMEOUT", "TAKE_AHEAD", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
 
@@ -40,8 +38,8 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(Verbs, StatsVerbs):
-    """Asks for permits in the store, for any process that can reach it.
+class Limiter(PermitMethods, AdminMethods):
+    """Operation for permits in the store, for any process that can reach it.
 
     A refusal is a :class:`Decision`, not an exception. The limiter may be shared by threads, and by a process and
     its forks: connections are not carried across.
@@ -75,7 +73,7 @@ class Limiter(Verbs, StatsVerbs):
     ) -> None:
         self.asker = Asker(client, prefix, replace_includes)
         self._counting = Counting(self.asker) if counts else None
-        super().__init__(quotas, prefix, self.asker.core, lowest_first)
+        super().__init__(quotas, prefix, self.asker.core, self.asker.clock, lowest_first)
         self.client = client
         self._places = Leases(self.asker)
         self._owns_client = False
@@ -236,8 +234,8 @@ class Limiter(Verbs, StatsVerbs):
         return decorate
 
     @contextmanager
-    def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> Iterator[Decision]:
-        decision = self._take(demands, max_wait)
+    def _permit(self, demands: tuple[Demand, ...], max_wait: float | None) -> Iterator[Decision]:
+        decision = self._run(self._acquire(demands, max_wait))
         if not decision.allowed:
             raise throttled(decision, max_wait)
         try:
@@ -247,45 +245,5 @@ class Limiter(Verbs, StatsVerbs):
             with suppress(*STORE_TROUBLES):  # the thread tries again
                 self._places.end(decision.id)
 
-    # -- How it is done --------------------------------------------------------------------------------------------
-
-    def _drive(self, asks: Asks[R]) -> R:
-        return self.asker.drive(asks)
-
-    def _take(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
-        every, shadows = tuple(demands), self._core.shadows
-        demands, shadow = shadows.split(every)
-        if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
-            with suppress(*STORE_TROUBLES):
-                self.asker.drive(ask_would(self._core, {each.name: each.limit for each in shadow}))
-            demands, shadow = shadows.split(every)
-        if shadow:
-            decision = self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
-            return self._let_through(decision, shadow)
-        if self._counting is None or self.asker.pretended_wait is not None:
-            return self._decide(demands, max_wait)
-        began = self.asker.clock.monotonic() if max_wait != 0 else 0.0
-        try:
-            decision = self._decide(demands, max_wait)
-        except STORE_TROUBLES:
-            note_lost(self._counting.counter, demands)
-            raise
-        waited = self.asker.clock.monotonic() - began if max_wait != 0 else 0.0
-        note(self._counting.counter, demands, decision, waited)
-        self._core.shadows.hear(decision)
-        return decision
-
-    def _decide(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
-        max_wait = longest_wait(max_wait)
-        if max_wait > 0:
-            return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
-        if not leased(demands):
-            return self.asker.ask(demands)  # one script, and nothing to give back
-        id = self._core.new_id()
-        try:
-            return self.asker.ask(demands, id=id)
-        except RateLimitError:
-            raise
-        except BaseException:  # as in take(): what it got is not known
-            self.asker.drive(give_back(self._core, demands, id, None))
-            raise
+    def _run(self, operation: Operation[R], /) -> R:
+        return self.asker.drive(operation)

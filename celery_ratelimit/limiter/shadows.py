@@ -18,8 +18,8 @@ from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
 from .calls import call_of
 from .demand import Demand
-from .questions import Asks, Question, each_of
-from .stored_shadow import StoredShadow, read_shadow
+from .operation import Operation, RunScript, run_all
+from .stored_settings import StoredShadow, read_shadow
 
 if TYPE_CHECKING:
     from .core import Core
@@ -143,21 +143,21 @@ def passed(shadow: Sequence[Demand], id: str) -> Decision:
     return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
 
 
-def tell_arrivals(core: Core, arrivals: Deduplicator) -> Asks[None]:
+def tell_arrivals(core: Core, arrivals: Deduplicator) -> Operation[None]:
     """Tell what came, in the order in which it came, have it reckoned, and learn what is stored."""
     nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
     rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
     earlier = [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
     for several in _together(core, [*told, *earlier]):
         question = _reckoning(core, several, shadows.limits, arrivals, nonces, looks=False)
-        (reply,) = yield from each_of([question])
+        (reply,) = yield from run_all([question])
         for name, (_, would) in _read_reckoned(core, several, reply).items():
             if not would.pending:
                 rounds[name] = 0
     shadows.pending = {name: left for name, left in rounds.items() if left}
 
 
-def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[str, Would]]:
+def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, Would]]:
     """What limits in shadow would have done, as far as it can be reckoned; which of them are in shadow is known then.
 
     Nothing is written: what processes have told is reckoned for good when they tell more. ``None``: a limit that is not
@@ -169,13 +169,13 @@ def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[st
 
 def ask_shadows(
     core: Core, limits: Mapping[str, AnyLimit | None]
-) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
+) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
     """The same, with what is stored about it."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
     nothing, names = Deduplicator(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
     parts = [names[at : at + most] for at in range(0, len(names), most)]
-    replies = yield from each_of([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
+    replies = yield from run_all([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
     for part, reply in zip(parts, replies, strict=True):
         found.update(_read_reckoned(core, part, reply))
     return found
@@ -212,7 +212,7 @@ def _reckoning(
     nonces: Iterator[str],
     *,
     looks: bool,
-) -> Question:
+) -> RunScript:
     """What ``lua/shadow.lua`` is told, and asked, of these limits; ``looks``: the process tells nothing."""
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
@@ -228,7 +228,7 @@ def _reckoning(
                 at = places.setdefault(own, len(keys) + len(places) + 1)
             values += [arrivals.age_of(each), each.number, each.cost, at, next(nonces), each.key]
     keys += places
-    return Question(core.scripts.shadow, call_of(keys, values))
+    return RunScript(core.scripts.shadow, call_of(keys, values))
 
 
 def _read_reckoned(

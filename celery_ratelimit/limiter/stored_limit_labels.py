@@ -11,7 +11,6 @@ from ..limits.limit import Limit
 from .asker import Asker
 from .demand import Demand
 from .outage import Outage
-from .stored import read_config
 
 __all__ = ["StoredLimitLabels", "stored_in_place_of"]
 
@@ -79,8 +78,7 @@ class StoredLimitLabels:
         if self._outage:
             return None
         try:
-            reply = self._asker.drive(self._asker.core.config(demand.name, key))
-            config = read_config(demand.name, key, demand.limit, reply)
+            config = self._asker.drive(self._asker.core.settings.config(demand.name, key, demand.limit))
         except Exception as error:  # it is for a line in the log, and never a task's affair
             logger.debug("what is stored for the limit %r cannot be read: %r", demand.name, error)
             return None

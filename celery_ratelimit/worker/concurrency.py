@@ -17,7 +17,7 @@ from typing import Any
 
 from .._celery import Worker
 from ..limiter.asker import Asker
-from ..limiter.calls import Asking
+from ..limiter.calls import PlaceRequests
 from ..limiter.durations import microseconds
 from ..limiter.leases import Leases
 from ..limiter.outage import Outage
@@ -100,7 +100,7 @@ class ConcurrencyLeases:
             pending.lease_unconfirmed = True
         decisions = self._asker.release_and_acquire(
             first.demands,
-            Asking(
+            PlaceRequests(
                 [pending.id for pending in asking],
                 microseconds(horizon),
                 microseconds(claim),

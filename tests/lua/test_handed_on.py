@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
-from celery_ratelimit.limiter.calls import Asking, Ended
+from celery_ratelimit.limiter.calls import Ended, PlaceRequests
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.questions import Request
+from celery_ratelimit.limiter.operation import AcquirePermits
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
@@ -47,7 +47,7 @@ def say(
     demands: Sequence[Demand],
     claim: float,
 ) -> list[Decision]:
-    asking = Asking(ids, 100_000, us(claim), ear, most, all)
+    asking = PlaceRequests(ids, 100_000, us(claim), ear, most, all)
     return limiter.asker.release_and_acquire(demands, asking, [Ended(id, (PLACE,), START) for id in ended])
 
 
@@ -204,7 +204,7 @@ def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Or workers whose tasks go on to one another would keep all places for ever."""
-    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -223,7 +223,7 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Whoever asks again late has another slot then, and would be the last again and again."""
-    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -237,7 +237,7 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
 def test_a_caller_who_does_not_come_loses_the_place(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
-    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -338,7 +338,7 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
     def move_on(worker: str, ended: Sequence[str] = ()) -> None:
         nonlocal rung
         free = 2 - len(running[worker])
-        asking = Asking(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
+        asking = PlaceRequests(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
         gone = [Ended(id, (place,), clock.us - 100_000) for id in ended]
         if asking.ids and free > 0:
             said = frozen.asker.release_and_acquire((place,), asking, gone)

@@ -9,7 +9,7 @@ import redis
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.calls import Asking, Ended
+from celery_ratelimit.limiter.calls import Ended, PlaceRequests
 from celery_ratelimit.limiter.demand import Demand
 from tests.conftest import PATIENT, START, Clock
 
@@ -32,7 +32,7 @@ def with_a_slot(limiter: Limiter, demands: Sequence[Demand], id: str, lease_id: 
 
 
 def by_hand_on(limiter: Limiter, demands: Sequence[Demand], id: str, lease_id: str) -> bool:
-    asking = Asking([id], 0, us(60.0), "", 1, False, [lease_id])
+    asking = PlaceRequests([id], 0, us(60.0), "", 1, False, [lease_id])
     (decision,) = limiter.asker.release_and_acquire(demands, asking, ())
     return decision.allowed
 
@@ -74,7 +74,7 @@ def test_a_run_that_asks_again_finds_its_lease(
 def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
     """A copy asks together with the end of the first run, and is in no way the same to the script."""
     assert by_hand_on(frozen, [ONE], "task", "task#1")
-    asking = Asking(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
+    asking = PlaceRequests(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
     said = frozen.asker.release_and_acquire([ONE], asking, [Ended("task#1", (ONE,), START)])
     assert [decision.allowed for decision in said] == [True, False]
     assert release(frozen, "task#1", [ONE]) == 0

@@ -13,9 +13,9 @@ from .core import Core
 from .demand import Demand, leased
 from .durations import microseconds
 from .leases import UNKNOWN
-from .questions import Asks, Request, Sleep
+from .operation import AcquirePermits, Operation, Sleep
 
-__all__ = ["give_back", "is_beyond", "take"]
+__all__ = ["acquire", "is_beyond"]
 
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
@@ -28,7 +28,7 @@ _SHORTEST_NAP, _LONGEST_NAP = 0.25, 0.75
 _EARLY = 0.05
 
 
-def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[], float]) -> Asks[Decision]:
+def acquire(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[], float]) -> Operation[Decision]:
     """The permits of one call, when it is its turn; or a refusal.
 
     Args:
@@ -40,12 +40,12 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
     waits = max_wait > 0
     id = core.new_id() if waits or leased(demands) else ""
     deadline = now() + max_wait
-    asked: Request | None = None
+    asked: AcquirePermits | None = None
     has_slot = False
     try:
         while True:
             left = max(0.0, deadline - now())
-            asked = Request(demands, id, min(left, TAKE_AHEAD), left)
+            asked = AcquirePermits(demands, id, min(left, TAKE_AHEAD), left)
             decision: Decision = yield asked
             if not decision.allowed and not waits:
                 return decision
@@ -63,11 +63,11 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
         raise
     except BaseException:  # a soft time limit, Ctrl-C, a greenlet that is ended, a cancellation
         if asked is not None:
-            yield from give_back(core, demands, id, asked.answer)
+            yield from _give_back(core, demands, id, asked.answer)
         raise
 
 
-def give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision | None) -> Asks[None]:
+def _give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision | None) -> Operation[None]:
     """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
     try:
         if decision is not None and decision.allowed:
