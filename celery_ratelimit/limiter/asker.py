@@ -88,16 +88,9 @@ class Asker:
     def ask_next(
         self, demands: Sequence[Demand], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
     ) -> list[Decision]:
-        """One round trip: the same ``demands`` for several requests, one after the other, until one has neither its
-        permits nor a slot.
+        """One round trip: the same ``demands`` for one request after the other, until one has no permits and no slot.
 
-        Args:
-            demands: of each of them.
-            ids: under which they are known; at least one, none of them empty.
-            horizon, claim: see :meth:`Core.ask`.
-
-        Returns:
-            A decision for each that was asked: those behind the first for which no slot is kept were not.
+        Returns: a decision for each that was asked. Those behind the first for which no slot is kept were not.
         """
         core = self.core
         if len(ids) == 1 or not core.takes_one_script(demands):
@@ -176,6 +169,15 @@ class Asker:
         """A bell of the store, see :class:`~celery_ratelimit.store.bell.Bell`."""
         return Bell(self.client, self.prefix, ear, on_ring)
 
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether :meth:`exchange` can be used."""
+        return self._link.takes_bytes
+
+    def exchange(self, command: bytes) -> Any:
+        """The reply to a script's call in its wire form."""
+        return self.store(self._link.exchange, command)
+
     # -- How the store is ------------------------------------------------------------------------------------------
 
     def changes(self, names: Sequence[str]) -> list[bytes | str | None]:
@@ -206,7 +208,7 @@ class Asker:
 
     @property
     def is_moving(self) -> bool:
-        """Whether the Sentinels are making another server the master: what is written now may be lost."""
+        """Whether the Sentinels are making another server the master."""
         return self._link.is_moving
 
     def check_store(self) -> list[str]:

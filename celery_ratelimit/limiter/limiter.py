@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,11 +20,10 @@ from .asker import Asker
 from .blocking_acquire import TAKE_AHEAD
 from .checks import actual_costs
 from .counting import Counting
-from .demand import Demand, Limits, each_bucket_once
+from .demand import Demand, Limits, each_bucket_once, leased
 from .leases import Leases
-from .operation import Operation
-from .permit_methods import PermitMethods
 from .replies import throttled
+from .sync_acquire import SyncAcquire
 
 __all__ = ["SOCKET_TIMEOUT", "TAKE_AHEAD", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
 
@@ -38,7 +37,7 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(PermitMethods, AdminMethods):
+class Limiter(SyncAcquire, AdminMethods):
     """Operation for permits in the store, for any process that can reach it.
 
     A refusal is a :class:`Decision`, not an exception. The limiter may be shared by threads, and by a process and
@@ -71,9 +70,8 @@ class Limiter(PermitMethods, AdminMethods):
         replace_includes: Mapping[str, str] | None = None,
         counts: bool = True,
     ) -> None:
-        self.asker = Asker(client, prefix, replace_includes)
+        super().__init__(quotas, Asker(client, prefix, replace_includes), lowest_first)
         self._counting = Counting(self.asker) if counts else None
-        super().__init__(quotas, prefix, self.asker.core, self.asker.clock, lowest_first)
         self.client = client
         self._places = Leases(self.asker)
         self._owns_client = False
@@ -186,7 +184,7 @@ class Limiter(PermitMethods, AdminMethods):
             Throttled: its turn is further away than ``max_wait``, or there is no room to wait (a leaky bucket's
                 ``capacity``): a ``with`` block cannot be skipped. :meth:`acquire` answers without raising.
         """
-        return self._permit(self.reader.demands(limits, key, cost, args, priority), max_wait)
+        return _Permit(self, self.reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
         self,
@@ -226,24 +224,36 @@ class Limiter(PermitMethods, AdminMethods):
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self._permit(self.reader.of_priority(demands(args, kwargs), priority), max_wait):
+                with _Permit(self, self.reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return function(*args, **kwargs)
 
             return limited
 
         return decorate
 
-    @contextmanager
-    def _permit(self, demands: tuple[Demand, ...], max_wait: float | None) -> Iterator[Decision]:
-        decision = self._run(self._acquire(demands, max_wait))
-        if not decision.allowed:
-            raise throttled(decision, max_wait)
-        try:
-            self._places.begin(decision.id, decision.demands, decision.granted_at)
-            yield decision
-        finally:
-            with suppress(*STORE_TROUBLES):  # the thread tries again
-                self._places.end(decision.id)
 
-    def _run(self, operation: Operation[R], /) -> R:
-        return self.asker.drive(operation)
+class _Permit(AbstractContextManager[Decision]):
+    """See :meth:`Limiter.permit`."""
+
+    def __init__(self, limiter: Limiter, demands: tuple[Demand, ...], max_wait: float | None) -> None:
+        self._limiter, self._demands, self._max_wait = limiter, demands, max_wait
+        self._held = ""
+
+    def __enter__(self) -> Decision:
+        limiter = self._limiter
+        decision = limiter._run(limiter._acquire(self._demands, self._max_wait))
+        if not decision.allowed:
+            raise throttled(decision, self._max_wait)
+        if leased(decision.demands):
+            self._held = decision.id
+            try:
+                limiter._places.begin(decision.id, decision.demands, decision.granted_at)
+            except BaseException:
+                self.__exit__()
+                raise
+        return decision
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            with suppress(*STORE_TROUBLES):  # the thread tries again
+                self._limiter._places.end(self._held)

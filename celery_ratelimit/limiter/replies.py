@@ -16,12 +16,10 @@ def decision_of(demands: Sequence[Demand], reply: Sequence[int], id: str = "") -
     """The reply about so many limits, see ``lua/include/reply.lua``; ``id``: under which it is known."""
     allowed, wait, binding, at = reply[:4]
     told = 4 + 2 * len(demands)
-    states = tuple(
-        [
-            LimitState(demand.name, demand.key, demand.size, reply[i], reply[i + 1] / 1e6, demand.pace)
-            for demand, i in zip(demands, range(4, told, 2), strict=True)
-        ]
-    )
+    each = []
+    for demand, i in zip(demands, range(4, told, 2), strict=True):
+        each.append(LimitState(demand.name, demand.key, demand.size, reply[i], reply[i + 1] / 1e6, demand.pace))
+    states = tuple(each)
     if len(reply) > told:  # some are stored, and have other numbers than in the code
         numbers = [reply[told + i :: 4] for i in range(4)]
         states = tuple(

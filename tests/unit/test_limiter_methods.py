@@ -30,6 +30,7 @@ def test_both_limiters_have_the_same_methods() -> None:
     assert len(ours) > 30
     for name in ours.keys() & theirs.keys():
         assert parameters(ours[name]) == parameters(theirs[name]), name
+    assert ours["acquire"].__doc__ == theirs["acquire"].__doc__
 
 
 @pytest.mark.parametrize("name", [name for name in dir(Limiter) if not name.startswith("_")])
