@@ -37,8 +37,9 @@ COPY_HEADER = "celery-ratelimit-copy"
 #: The fields that each marker has, and all that one may have.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
 _ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC", "slot", "wait"}
-#: The fields that are texts or None.
-_TEXTS = ("eta", "exchange", "routing_key", "id")
+#: The fields that are texts, or None except for the queue; and those that are counts.
+_TEXTS = frozenset({"queue", "eta", "exchange", "routing_key", "id"})
+_COUNTS = frozenset({"copy", "since", "slot", "wait"})
 
 #: Properties that the transport writes anew at every publish.
 _TRANSPORT_PROPERTIES = (
@@ -84,8 +85,10 @@ def marker_in(message: Any) -> dict[str, Any]:
 def copy_in(message: Any) -> dict[str, Any]:
     """Which copy of a parked task a message is: its ``lot``, ``id`` and ``copy``; empty: it was not parked."""
     marker = marker_in(message)
-    named = marker if "lot" in marker else (message.headers or {}).get(COPY_HEADER)
-    return dict(named or {}) if _names_copy(named) else {}
+    if "lot" in marker:
+        return marker
+    named = (message.headers or {}).get(COPY_HEADER)
+    return dict(named) if _names_copy(named) else {}
 
 
 def with_survivor(parcel: Parcel, survivor: str) -> Parcel:
@@ -124,13 +127,12 @@ def _is_ours(marker: Any) -> bool:
     """Whether a header is a marker, and not the user's header of the same name."""
     if not isinstance(marker, dict) or not _ALWAYS <= marker.keys() <= _ALL:
         return False
-    if not isinstance(marker["queue"], str) or not marker["queue"]:
-        return False
-    if not all(marker.get(name) is None or isinstance(marker[name], str) for name in _TEXTS):
-        return False
-    if not all(_is_count(marker.get(name, 0)) for name in ("copy", "since", "slot", "wait")):
-        return False
-    return "lot" not in marker or _names_copy(marker)
+    for name, value in marker.items():
+        if name in _TEXTS and value is not None and not isinstance(value, str):
+            return False
+        if name in _COUNTS and not _is_count(value):
+            return False
+    return bool(marker["queue"]) and ("lot" not in marker or _names_copy(marker))
 
 
 def _names_copy(fields: Any) -> bool:
@@ -138,12 +140,14 @@ def _names_copy(fields: Any) -> bool:
     if not isinstance(fields, dict) or not {"lot", "id", "copy"} <= fields.keys():
         return False
     lot = fields["lot"]
-    a_pair = isinstance(lot, (list, tuple)) and len(lot) == 2 and all(isinstance(part, str) for part in lot)
-    return a_pair and isinstance(fields["id"], str) and _is_count(fields["copy"])
+    if not isinstance(lot, (list, tuple)) or len(lot) != 2:
+        return False
+    name, key = lot
+    return isinstance(name, str) and isinstance(key, str) and isinstance(fields["id"], str) and _is_count(fields["copy"])
 
 
 def _is_count(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**53
+    return type(number) is int and 0 <= number < 2**53  # True is no count
 
 
 def parcel_of(request: Any, queue: str, return_queue: str, id: str = "") -> Parcel:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..observing import Asked
 
-__all__ = ["Arrival", "Deduplicator"]
+__all__ = ["Arrival", "Arrivals"]
 
 #: Of a limit within a second: more requests of one key and cost are said to have come together.
 _MOST = 2000
@@ -35,7 +35,7 @@ class Arrival:
     number: int = 1
 
 
-class Deduplicator:
+class Arrivals:
     """What came since it was taken last, by limit, in its order. May be shared by threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,6 +81,6 @@ class Deduplicator:
             those, self._of = self._of, {}
         return list(those.items())
 
-    def age_of(self, arrival: Arrival) -> int:
-        """Microseconds since then."""
-        return max(0, round((self._clock() - arrival.at) * 1e6))
+    def now(self) -> float:
+        """The time by the clock that the arrivals are noted with, in seconds."""
+        return self._clock()

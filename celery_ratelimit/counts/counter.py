@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..forks import begin_anew_after_fork
 from ..observing import STARTED, Asked, Observation
-from .arrivals import Deduplicator
+from .arrivals import Arrivals
 from .tally import Part, Tally
 
 __all__ = ["PAUSE", "Counter"]
@@ -38,7 +38,7 @@ class Counter:
     def begin_anew(self) -> None:
         """After a fork: what was counted before is the parent process's."""
         self._pid = os.getpid()
-        self._tally, self.arrivals = Tally(), Deduplicator()
+        self._tally, self.arrivals = Tally(), Arrivals()
         self._is_due = False
 
     def __call__(self, seen: Observation, /) -> None:
@@ -73,7 +73,7 @@ class Counter:
             self.wait()
 
     def corrected(self, asked: Sequence[Asked]) -> None:
-        """See :meth:`Deduplicator.corrected`."""
+        """See :meth:`Arrivals.corrected`."""
         self.arrivals.corrected(asked)
         if not self._is_due:
             self.wait()

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..counts.arrivals import Arrival, Deduplicator
+from ..counts.arrivals import Arrival, Arrivals
 from ..counts.would import Would, read_would
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
@@ -143,7 +143,7 @@ def passed(shadow: Sequence[Demand], id: str) -> Decision:
     return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
 
 
-def tell_arrivals(core: Core, arrivals: Deduplicator) -> Operation[None]:
+def tell_arrivals(core: Core, arrivals: Arrivals) -> Operation[None]:
     """Tell what came, in the order in which it came, have it reckoned, and learn what is stored."""
     nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
     rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
@@ -172,7 +172,7 @@ def ask_shadows(
 ) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
     """The same, with what is stored about it."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
-    nothing, names = Deduplicator(), [(name, list[Arrival]()) for name in limits]
+    nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
     parts = [names[at : at + most] for at in range(0, len(names), most)]
     replies = yield from run_all([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
@@ -208,7 +208,7 @@ def _reckoning(
     core: Core,
     several: Sequence[tuple[str, list[Arrival]]],
     limits: Mapping[str, AnyLimit | None],
-    arrivals: Deduplicator,
+    arrivals: Arrivals,
     nonces: Iterator[str],
     *,
     looks: bool,
@@ -218,6 +218,7 @@ def _reckoning(
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
     places: dict[str, int] = {}
     values: list[str | int] = [len(several), _RECKONED, int(looks)]
+    now = arrivals.now()  # one for all: otherwise a pause of this process between two ages would change their order
     for name, those in several:
         limit = limits.get(name)
         values += [*(_without_reserve(limit).wire(1) if limit is not None else ("-", 1, 1, 1, 1, 0)), len(those)]
@@ -226,7 +227,7 @@ def _reckoning(
             if each.key:
                 own = config_keys(prefix, name, each.key)[1]
                 at = places.setdefault(own, len(keys) + len(places) + 1)
-            values += [arrivals.age_of(each), each.number, each.cost, at, next(nonces), each.key]
+            values += [max(0, round((now - each.at) * 1e6)), each.number, each.cost, at, next(nonces), each.key]
     keys += places
     return RunScript(core.scripts.shadow, call_of(keys, values))
 

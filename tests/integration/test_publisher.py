@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from kombu.message import Message
 from celery_ratelimit._celery.broker import Broker as WorkersBroker
 from celery_ratelimit._celery.channel_patches import end_connection_with
 from celery_ratelimit._celery.publisher import Publisher
+from tests.fleet_of import until
 from tests.rabbitmq import Broker
 
 
@@ -60,6 +62,13 @@ def drained(connection: Connection) -> None:
             return
 
 
+def wait_for_messages(connection: Connection, queue: str, number: int) -> None:
+    """A channel answers when it has routed a message; the queue counts it a moment later."""
+    declared = partial(connection.default_channel.queue_declare, queue, passive=True)
+    until(lambda: declared().message_count >= number, 10, f"{number} messages in {queue}")
+    assert declared().message_count == number
+
+
 def test_a_queue_that_is_not_there_is_told_and_the_others_get_theirs(connection: Connection) -> None:
     connection.default_channel.queue_declare("there")
     publisher = a_publisher(connection)
@@ -67,7 +76,7 @@ def test_a_queue_that_is_not_there_is_told_and_the_others_get_theirs(connection:
         assert publisher.publish(None, [a_parcel("there"), a_parcel("nowhere"), a_parcel("there")], nobodys) == {
             "nowhere"
         }
-    assert connection.default_channel.queue_declare("there", passive=True).message_count == 4
+    wait_for_messages(connection, "there", 4)
 
 
 def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
@@ -77,7 +86,7 @@ def test_a_queue_of_its_own_is_made_again(connection: Connection) -> None:
     parcels = [a_parcel("mine"), a_parcel("nowhere"), a_parcel("mine")]
     assert a_publisher(connection).publish(None, parcels, declaration) == {"nowhere"}
     Queue("mine", max_priority=3)(connection.default_channel).queue_declare()
-    assert connection.default_channel.queue_declare("mine", passive=True).message_count == 2
+    wait_for_messages(connection, "mine", 2)
 
 
 def test_what_is_declared_otherwise_is_left_as_it_is(connection: Connection) -> None:
@@ -120,7 +129,7 @@ def test_who_publishes_while_another_waits_gets_an_answer_of_its_own(connection:
         drained(connection)
     assert next(came) == 20
     assert sent == [set()] * 20
-    assert connection.default_channel.queue_declare("out", passive=True).message_count == 60
+    wait_for_messages(connection, "out", 60)
 
 
 def break_by_closing(channel: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.counts.arrivals import Deduplicator
+from celery_ratelimit.counts.arrivals import Arrivals
 from celery_ratelimit.counts.would import Would
 from celery_ratelimit.limiter.shadows import ask_would, tell_arrivals
 from tests.conftest import Clock
@@ -36,7 +36,7 @@ class Process:
 
     def __init__(self, limiter: Limiter, clock: Clock) -> None:
         self._limiter, self._clock = limiter, clock
-        self.arrivals = Deduplicator(lambda: clock.us / 1e6)
+        self.arrivals = Arrivals(lambda: clock.us / 1e6)
 
     def came(self, limit: Limit, cost: int = 1, key: str = "") -> None:
         self._limiter.asker.core.shadows.limits[str(limit.name)] = limit
@@ -66,6 +66,19 @@ def assert_alike(said: Would, delays: Sequence[float]) -> None:
     assert least <= said.delayed <= most
     assert said.longest * 1e6 == pytest.approx(max(delays), abs=3 + 0.1 * len(delays))  # a double's
     assert said.waited * 1e6 == pytest.approx(sum(delays), abs=20 * len(delays) + 1)
+
+
+def test_a_pause_of_the_process_while_it_tells_keeps_the_order(frozen: Limiter, clock: Clock) -> None:
+    """A permit is corrected after it was taken, also where the process stands still in the middle of the report."""
+    limit, process = Limit("10/h", burst=100, name="api"), Process(frozen, clock)
+    times = iter([0.0, 0.001, 0.002, *range(1, 10)])
+    process.arrivals = Arrivals(lambda: next(times))
+    process.came(limit, 100)
+    process.arrivals.corrected([("api", "", -100)])
+    process.came(limit, 100)
+    process.tell()
+    clock.advance(LATE)
+    assert would(frozen, limit).longest == pytest.approx(0, abs=0.01)
 
 
 @pytest.mark.parametrize("name", MODELLED)
