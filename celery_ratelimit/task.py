@@ -19,17 +19,17 @@ from .app.kept import kept
 from .app.plan import Plan, plan_of
 from .app.settings import settings_of
 from .app.state import leases_of, limiter_of
+from .backlog.outage import Deferral
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
 from .limiter.checks import actual_costs, check_actual
 from .limiter.demand import Demand, leased
 from .limiter.leases import run_id
-from .limiter.outage import Deferral
 from .limiter.shadows import asked_of
-from .limiter.stored_limit_labels import stored_in_place_of
 from .observing import Observation
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of
 from .worker.rules import Reject, refused
+from .worker.stored_limit_labels import stored_in_place_of
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 

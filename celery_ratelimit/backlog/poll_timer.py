@@ -18,10 +18,10 @@ from typing import Any
 from .._celery import Worker
 from ..app.plan import AppLimits
 from ..limiter.demand import Demand
-from ..limiter.outage import Outage
 from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, PollResult
+from .outage import Outage
 from .store_calls import Asks, CallSequence, Reply, StoreCalls
 
 __all__ = ["DueBuckets", "PollTimer", "Rescheduler"]

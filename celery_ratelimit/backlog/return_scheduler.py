@@ -14,8 +14,6 @@ from .._celery import Worker
 from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits, Plan
 from ..limiter.demand import Demand
-from ..limiter.outage import Outage
-from ..limiter.store_clock import StoreClock
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from . import tuning
@@ -24,10 +22,12 @@ from .backlog_cache import BacklogCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
+from .outage import Outage
 from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
 from .reaper import Reaper
 from .store_calls import Asks, StoreCalls
+from .store_clock import StoreClock
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
+from ..backlog.outage import Outage
 from ..backlog.store_calls import Reply, StoreCalls
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import ImpossibleRequest
@@ -14,7 +15,6 @@ from ..limiter.asker import Asker
 from ..limiter.calls import Along
 from ..limiter.demand import Demand
 from ..limiter.leases import Leases
-from ..limiter.outage import Outage
 from ..limits import Concurrency
 from ..limits.decision import Decision
 from .capacity import PoolCapacity

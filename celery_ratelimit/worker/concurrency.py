@@ -16,11 +16,11 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker
+from ..backlog.outage import Outage
 from ..limiter.asker import Asker
 from ..limiter.calls import PlaceRequests
 from ..limiter.durations import microseconds
 from ..limiter.leases import Leases
-from ..limiter.outage import Outage
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
 from .request import PendingRequest

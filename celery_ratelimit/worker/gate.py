@@ -20,16 +20,15 @@ from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
+from ..backlog.outage import Outage
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.store_calls import StoreCalls
+from ..backlog.store_clock import StoreClock, read_time_us
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import RateLimitError
 from ..limiter.counting import Counting
 from ..limiter.leases import Leases
 from ..limiter.limiter import Limiter
-from ..limiter.outage import Outage
-from ..limiter.store_clock import StoreClock, read_time_us
-from ..limiter.stored_limit_labels import StoredLimitLabels
 from ..observing import Observer
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
@@ -47,6 +46,7 @@ from .request_queue import LimitQueue
 from .request_queues import Expirations, RequestQueues
 from .request_resources import RequestResources
 from .scheduler import Scheduler
+from .stored_limit_labels import StoredLimitLabels
 
 __all__ = ["Gate"]
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from .._celery import Worker
+from ..backlog.outage import Outage
 from ..backlog.store_calls import Reply, StoreCalls
 from ..limiter.asker import Asker
-from ..limiter.outage import Outage
 from ..limiter.shadows import ask_would
 from ..limits.any_limit import AnyLimit
 from ..store.resp import text

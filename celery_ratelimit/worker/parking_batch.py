@@ -19,11 +19,11 @@ from typing import NamedTuple
 from .._celery import Worker
 from ..backlog.backlog import ToPark
 from ..backlog.messages import Bucket
+from ..backlog.outage import NotAsked, Outage
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.store_calls import Reply, StoreCalls
 from ..errors import StoreMisconfigured
 from ..limiter.demand import Demand
-from ..limiter.outage import NotAsked, Outage
 from .flow_control import PrefetchAccounting
 from .known_turns import KnownTurns
 from .request import PendingRequest, State

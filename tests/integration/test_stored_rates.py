@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
+from celery_ratelimit.backlog.outage import Outage
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.outage import Outage
-from celery_ratelimit.limiter.stored_limit_labels import StoredLimitLabels
 from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.worker.stored_limit_labels import StoredLimitLabels
 
 STRIPE = Limit("100/s", name="stripe")
 TENANT = Limit("5/s", name="tenant", key="tenant:{tenant}")

@@ -23,9 +23,9 @@ from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog import store_calls
 from celery_ratelimit.backlog.backlog import NOBODY, ToPark
+from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.outage import NotAsked
 from celery_ratelimit.limiter.shadows import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker import (

@@ -6,11 +6,11 @@ import logging
 import time
 from typing import Any, NamedTuple
 
+from ..backlog.outage import Outage
+from ..limiter.asker import Asker
+from ..limiter.demand import Demand
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
-from .asker import Asker
-from .demand import Demand
-from .outage import Outage
 
 __all__ = ["StoredLimitLabels", "stored_in_place_of"]
 

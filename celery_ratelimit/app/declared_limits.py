@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..limiter.asker import Asker
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.keys import declared_key, escape
 from ..store.resp import text
-from .asker import Asker
 
 __all__ = ["declare", "without_names"]
 
