@@ -26,7 +26,7 @@ import redis
 
 from .errors import ConfigurationError
 from .limiter.core import Core
-from .limiter.durations import microseconds
+from .limiter.limit_request import microseconds
 
 if TYPE_CHECKING:
     from .store.memory import Clock

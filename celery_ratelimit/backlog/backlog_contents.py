@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
-from ..limiter.durations import microseconds
+from ..limiter.limit_request import microseconds
 from ..store.resp import text
 from . import tuning
 from .messages import Bucket, Lot, Parked, Position, decoded, encoded, several

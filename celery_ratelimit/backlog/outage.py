@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
-from ..limiter.asker import Asker
+from ..limiter.sync_store import StoreRunner
 from .tuning import LONGEST_DEFERRAL, OUTAGE_WARNING_INTERVAL, PROBE_INTERVAL, SHORTEST_DEFERRAL
 
 __all__ = ["Deferral", "NotAsked", "Outage"]
@@ -75,7 +75,7 @@ class Outage:
     """
 
     def __init__(
-        self, asker: Asker, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
+        self, asker: StoreRunner, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
     ) -> None:
         self._asker, self._call_soon, self._on_end = asker, call_soon, on_end
         self._deferral = Deferral()

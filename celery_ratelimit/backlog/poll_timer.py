@@ -17,7 +17,7 @@ from typing import Any
 
 from .._celery import Worker
 from ..app.plan import AppLimits
-from ..limiter.demand import Demand
+from ..limiter.limit_request import LimitRequest
 from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, PollResult
@@ -258,7 +258,7 @@ class Rescheduler:
             self._add(self._recall, name, ("", 0))
 
     def _wake(self, name: str, since: int) -> int | None:
-        now, more = self._parking.wake(Demand(self._limits[name], name), since)
+        now, more = self._parking.wake(LimitRequest(self._limits[name], name), since)
         if more:
             return -1  # it has changed, and not all buckets are due yet
         self._woken_at[name] = now

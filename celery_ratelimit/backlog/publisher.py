@@ -16,7 +16,7 @@ from celery import Celery
 
 from .._celery import Worker, fetch_messages, message_count, publish_on
 from .._celery.saved_message import Parcel, as_sent, marker_in, marker_in_headers, parcel_in
-from ..limiter.durations import microseconds
+from ..limiter.limit_request import microseconds
 from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, Parked, marker_of, read_parcel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..limiter.asker import Asker
+from ..limiter.sync_store import StoreRunner
 from .tuning import CLOCK_FRESH
 
 __all__ = ["StoreClock", "read_time_us"]
@@ -46,7 +46,7 @@ class StoreClock:
         return None if now_us is None else (slot_us - now_us) / 1e6
 
 
-def read_time_us(asker: Asker) -> int | None:
+def read_time_us(asker: StoreRunner) -> int | None:
     """Read the store's time, in microseconds since 1970; of a cluster one node's. None: in tests, without a store.
 
     Raises:

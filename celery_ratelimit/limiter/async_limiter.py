@@ -14,13 +14,13 @@ from ..store.keys import DEFAULT_PREFIX
 from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of
-from .async_asker import AsyncAsker
-from .async_counting import AsyncCounting
-from .async_places import AsyncPlaces
-from .demand import Demand, Limits, leased
+from .async_store import AsyncStoreRunner
+from .leases import AsyncLeaseKeeper
+from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .permit_methods import PermitMethods
 from .replies import throttled
+from .usage import AsyncUsageReporter
 
 __all__ = ["AsyncLimiter"]
 
@@ -70,11 +70,11 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         replace_includes: Mapping[str, str] | None = None,
         counts: bool = True,
     ) -> None:
-        self.asker = AsyncAsker(client, prefix, replace_includes)
-        self._counting = AsyncCounting(self.asker) if counts else None
+        self.asker = AsyncStoreRunner(client, prefix, replace_includes)
+        self._counting = AsyncUsageReporter(self.asker) if counts else None
         super().__init__(quotas, prefix, self.asker.core, self.asker.clock, lowest_first)
         self.client = client
-        self._places = AsyncPlaces(self.asker)
+        self._places = AsyncLeaseKeeper(self.asker)
         self._owns_client = False
 
     @classmethod
@@ -196,7 +196,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         return decorate
 
     @asynccontextmanager
-    async def _permit(self, demands: tuple[Demand, ...], max_wait: float | None) -> AsyncIterator[Decision]:
+    async def _permit(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> AsyncIterator[Decision]:
         decision = await self._await(self._acquire(demands, max_wait))
         if not decision.allowed:
             raise throttled(decision, max_wait)

@@ -10,9 +10,8 @@ from ..errors import STORE_TROUBLES, RateLimitError
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from .core import Core
-from .demand import Demand, leased
-from .durations import microseconds
 from .leases import UNKNOWN
+from .limit_request import LimitRequest, leased, microseconds
 from .operation import AcquirePermits, Operation, Sleep
 
 __all__ = ["acquire", "is_beyond"]
@@ -28,7 +27,9 @@ _SHORTEST_NAP, _LONGEST_NAP = 0.25, 0.75
 _EARLY = 0.05
 
 
-def acquire(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[], float]) -> Operation[Decision]:
+def acquire(
+    core: Core, demands: Sequence[LimitRequest], max_wait: float, now: Callable[[], float]
+) -> Operation[Decision]:
     """The permits of one call, when it is its turn; or a refusal.
 
     Args:
@@ -67,7 +68,7 @@ def acquire(core: Core, demands: Sequence[Demand], max_wait: float, now: Callabl
         raise
 
 
-def _give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision | None) -> Operation[None]:
+def _give_back(core: Core, demands: Sequence[LimitRequest], id: str, decision: Decision | None) -> Operation[None]:
     """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
     try:
         if decision is not None and decision.allowed:

@@ -17,7 +17,7 @@ from ..store.keys import (
 )
 from ..store.resp import bulk
 from ..store.script import Script
-from .demand import Demand
+from .limit_request import LimitRequest
 
 __all__ = ["ARGUMENTS", "KEYS", "Along", "Call", "Calls", "Ended", "PlaceRequests", "Scripts", "call_of"]
 
@@ -47,7 +47,7 @@ class Ended(NamedTuple):
     """
 
     id: str
-    places: Sequence[Demand]
+    places: Sequence[LimitRequest]
     granted_at: int
 
 
@@ -136,7 +136,7 @@ class Calls:
 
     # -- About demands ---------------------------------------------------------------------------------------------
 
-    def _pack(self, demands: tuple[Demand, ...]) -> Packed:
+    def _pack(self, demands: tuple[LimitRequest, ...]) -> Packed:
         """Most of a request never changes, so that a call only puts pieces together."""
         states, slots = [], []
         for demand in demands:
@@ -152,7 +152,7 @@ class Calls:
     def of_script(
         self,
         script: Script,
-        demands: tuple[Demand, ...],
+        demands: tuple[LimitRequest, ...],
         first: Sequence[str | int],
         kind: str | None,
         last: Sequence[str | int],
@@ -184,7 +184,7 @@ class Calls:
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_dedup_and_acquire(
-        self, demands: tuple[Demand, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
+        self, demands: tuple[LimitRequest, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
     ) -> Call:
         number, packed_keys, arguments = self.packed(demands)
         first = (number, horizon, claim, len(ids))
@@ -199,7 +199,7 @@ class Calls:
         """The scripts that note in which buckets something was given back."""
         return frozenset((self._scripts.cancel, self._scripts.settle, self._scripts.forget))
 
-    def of_reset(self, demands: Sequence[Demand], note: str) -> Call:
+    def of_reset(self, demands: Sequence[LimitRequest], note: str) -> Call:
         keys = [
             key
             for each in demands
@@ -212,13 +212,13 @@ class Calls:
         ]
         return call_of(keys, [note, *[each.key for each in demands]])
 
-    def _leases(self, demand: Demand) -> str:
+    def _leases(self, demand: LimitRequest) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
-    def of_release(self, leases: Sequence[tuple[Demand, Ended]]) -> Call:
+    def of_release(self, leases: Sequence[tuple[LimitRequest, Ended]]) -> Call:
         return call_of(*self._to_release(leases))
 
-    def _to_release(self, leases: Sequence[tuple[Demand, Ended]]) -> tuple[list[str], list[str]]:
+    def _to_release(self, leases: Sequence[tuple[LimitRequest, Ended]]) -> tuple[list[str], list[str]]:
         """Keys and arguments: two and three for each lease."""
         keys = [self._leases(demand) for demand, _ in leases]
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
@@ -228,7 +228,7 @@ class Calls:
         return keys, arguments
 
     def of_release_and_acquire(
-        self, demands: tuple[Demand, ...], asking: PlaceRequests, ended: Sequence[Ended]
+        self, demands: tuple[LimitRequest, ...], asking: PlaceRequests, ended: Sequence[Ended]
     ) -> Call:
         """For ``release_and_acquire.lua``: ``demands`` of each who asks, and places of those that have ended."""
         number, packed_keys, arguments = self.packed(demands)
@@ -240,12 +240,12 @@ class Calls:
         pieces = [packed_keys, bulk(*released, *first), arguments, bulk(*last)]
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
-    def of_renew(self, leases: Sequence[tuple[Demand, str]]) -> Call:
+    def of_renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Call:
         keys = [self._leases(demand) for demand, _ in leases]
         holders = [holder for _, holder in leases]
         times = [demand.limit.wire(1)[2] for demand, _ in leases]
         return len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
 
-    def of_standing(self, demands: Sequence[Demand]) -> Call:
+    def of_standing(self, demands: Sequence[LimitRequest]) -> Call:
         number, keys, arguments = self._pack(tuple(demands))
         return KEYS * number, (KEYS + ARGUMENTS) * number, [keys, arguments]

@@ -2,7 +2,7 @@
 
 One core, and two faces that drive it: :mod:`~celery_ratelimit.limiter.limiter` asks,
 :mod:`~celery_ratelimit.limiter.async_limiter` awaits. Verbs are about demands; what users say is read by
-:mod:`~celery_ratelimit.limiter.reader`.
+:mod:`~celery_ratelimit.limiter.resolve_request`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..store.script import Script
 from .calls import Calls, Ended, PlaceRequests, Scripts
-from .checks import check_actual, check_reservable
-from .cross_slot import CrossSlot, Step, Steps
-from .demand import Demand, leased
-from .durations import microseconds
+from .cross_slot import MultiSlotAcquire, Step, Steps
+from .limit_request import LimitRequest, check_actual, check_reservable, leased, microseconds
 from .operation import AcquirePermits, Operation, RunScript, run_all
 from .parts import parts_of
 from .replies import decision_of, impossible, pretended, whole_numbers
@@ -59,12 +57,18 @@ class Core:
         self.shadows = Shadows()
         self.settings = SettingCalls(self.scripts, prefix, self.shadows)
         self.new_id = Ids(20)
-        self._over_slots = CrossSlot(self.scripts, self.new_id)
+        self._over_slots = MultiSlotAcquire(self.scripts, self.new_id)
 
     # -- Permits ---------------------------------------------------------------------------------------------------
 
     def ask(
-        self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0, lease_id: str = ""
+        self,
+        demands: Sequence[LimitRequest],
+        *,
+        id: str = "",
+        horizon: float = 0.0,
+        claim: float = 0.0,
+        lease_id: str = "",
     ) -> Operation[Decision]:
         """The permits of ``demands``, all or none.
 
@@ -93,31 +97,33 @@ class Core:
             raise impossible(demands, said)
         return decision_of(demands, whole_numbers(said[0]), id)
 
-    def peek(self, demands: Sequence[Demand]) -> Operation[Decision]:
+    def peek(self, demands: Sequence[LimitRequest]) -> Operation[Decision]:
         """What :meth:`ask` would say now."""
         return decision_of(demands, (yield from self.decide(self.scripts.peek, demands, "")))
 
-    def forget(self, demands: Sequence[Demand], *, id: str) -> Operation[None]:
+    def forget(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
         yield from self.decide(self.scripts.forget, demands, id)
 
-    def reserve(self, demands: Sequence[Demand], *, id: str, horizon: float) -> Operation[Decision]:
+    def reserve(self, demands: Sequence[LimitRequest], *, id: str, horizon: float) -> Operation[Decision]:
         """Permits ahead of time, under an id."""
         check_reservable(demands, id)
         reply = yield from self.decide(self.scripts.reserve, demands, id, microseconds(horizon), kind="ids")
         return decision_of(demands, reply, id)
 
-    def cancel(self, demands: Sequence[Demand], *, id: str) -> Operation[bool]:
+    def cancel(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[bool]:
         """Give a reservation back. Was there one?"""
         return (yield from self.decide(self.scripts.cancel, demands, id, kind="ids")) == [1]
 
-    def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> Operation[bool]:
+    def settle(
+        self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int
+    ) -> Operation[bool]:
         """Correct what was charged. Was it this call that did?"""
         check_actual(demands, actual)
         settled = yield from self.decide(self.scripts.settle, demands, id, granted_at, kind="ids", last=actual)
         return settled == [1]
 
-    def reset(self, demands: Sequence[Demand], note: str) -> Operation[None]:
+    def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
         """Forget what was taken; ``note``: who and why."""
         if self.pretended_wait is None:
             parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
@@ -125,7 +131,7 @@ class Core:
 
     # -- Places ----------------------------------------------------------------------------------------------------
 
-    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> Operation[bool]:
+    def release(self, demands: Sequence[LimitRequest], *, id: str, granted_at: int) -> Operation[bool]:
         """Give back the places that ``id`` holds. Were there any?"""
         places = leased(demands)
         if not places or not id:
@@ -141,7 +147,7 @@ class Core:
         asked = [RunScript(self.scripts.release, self.calls.of_release([leases[i] for i in part])) for part in parts]
         return sum(map(int, (yield from run_all(asked))))
 
-    def renew(self, leases: Sequence[tuple[Demand, str]]) -> Operation[list[bool]]:
+    def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Operation[list[bool]]:
         """One round trip for the leases of many holders. False for each that has expired."""
         if not leases:
             return []
@@ -154,7 +160,7 @@ class Core:
         return [kept[i] for i in range(len(leases))]
 
     def bucket_statuses(
-        self, demands: Sequence[Demand], codes: Sequence[AnyLimit | None]
+        self, demands: Sequence[LimitRequest], codes: Sequence[AnyLimit | None]
     ) -> Operation[list[BucketStatus]]:
         """How limits stand, each for itself; ``codes``: each as it is here, ``None`` if it is not.
 
@@ -171,14 +177,14 @@ class Core:
 
     # -- How it is decided -----------------------------------------------------------------------------------------
 
-    def takes_one_script(self, demands: Sequence[Demand]) -> bool:
+    def takes_one_script(self, demands: Sequence[LimitRequest]) -> bool:
         """Whether one script sees all of them; and the store is asked at all."""
         return self.pretended_wait is None and not (self.is_cluster and self._over_slots.parts(tuple(demands)))
 
     def decide(
         self,
         script: Script,
-        demands: Sequence[Demand],
+        demands: Sequence[LimitRequest],
         *first: str | int,
         kind: str | None = None,
         last: Sequence[int | str] = (),
@@ -213,16 +219,16 @@ class Core:
         return RunScript(step.script, self.calls.of_script(*step))
 
     @staticmethod
-    def _read(demands: Sequence[Demand], reply: Any) -> list[int] | RateLimitError:
+    def _read(demands: Sequence[LimitRequest], reply: Any) -> list[int] | RateLimitError:
         return impossible(demands, reply) if isinstance(reply, RateLimitError) else whole_numbers(reply)
 
-    def _pretended(self, script: Script, demands: Sequence[Demand], first: Sequence[str | int]) -> list[int]:
+    def _pretended(self, script: Script, demands: Sequence[LimitRequest], first: Sequence[str | int]) -> list[int]:
         if script not in (self.scripts.acquire, self.scripts.peek, self.scripts.reserve):
             return [0]  # nothing was taken: there is nothing to give back
         slot_only = script is self.scripts.acquire and int(first[1]) < 0
         return pretended(demands, self.pretended_wait or 0, slot_only=slot_only)
 
-    def _by_slot(self, demands: Sequence[Demand]) -> list[Sequence[int]]:
+    def _by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
         """The demands by their places, those together that one script can see."""
         parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]

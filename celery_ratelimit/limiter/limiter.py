@@ -16,16 +16,23 @@ from ..store.url import SOCKET_TIMEOUT, client_of, close_client
 from ..store.url_text import without_password
 from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of, runs_later
-from .asker import Asker
 from .blocking_acquire import TAKE_AHEAD
-from .checks import actual_costs
-from .counting import Counting
-from .demand import Demand, Limits, each_bucket_once, leased
-from .leases import Leases
+from .leases import LeaseKeeper
+from .limit_request import LimitRequest, Limits, actual_costs, each_bucket_once, leased
 from .replies import throttled
 from .sync_acquire import SyncAcquire
+from .sync_store import StoreRunner
+from .usage import UsageReporter
 
-__all__ = ["SOCKET_TIMEOUT", "TAKE_AHEAD", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
+__all__ = [
+    "SOCKET_TIMEOUT",
+    "TAKE_AHEAD",
+    "LimitRequest",
+    "Limiter",
+    "actual_costs",
+    "each_bucket_once",
+    "without_password",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,10 +77,10 @@ class Limiter(SyncAcquire, AdminMethods):
         replace_includes: Mapping[str, str] | None = None,
         counts: bool = True,
     ) -> None:
-        super().__init__(quotas, Asker(client, prefix, replace_includes), lowest_first)
-        self._counting = Counting(self.asker) if counts else None
+        super().__init__(quotas, StoreRunner(client, prefix, replace_includes), lowest_first)
+        self._counting = UsageReporter(self.asker) if counts else None
         self.client = client
-        self._places = Leases(self.asker)
+        self._places = LeaseKeeper(self.asker)
         self._owns_client = False
 
     @classmethod
@@ -235,7 +242,7 @@ class Limiter(SyncAcquire, AdminMethods):
 class _Permit(AbstractContextManager[Decision]):
     """See :meth:`Limiter.permit`."""
 
-    def __init__(self, limiter: Limiter, demands: tuple[Demand, ...], max_wait: float | None) -> None:
+    def __init__(self, limiter: Limiter, demands: tuple[LimitRequest, ...], max_wait: float | None) -> None:
         self._limiter, self._demands, self._max_wait = limiter, demands, max_wait
         self._held = ""
 

@@ -17,7 +17,7 @@ from ..errors import RateLimitError
 from ..limits.decision import Decision
 from ..store.script import Script
 from .calls import Call
-from .demand import Demand
+from .limit_request import LimitRequest
 
 __all__ = ["AcquirePermits", "KeysExist", "Operation", "RunScript", "Sleep", "limiter_method", "run_all"]
 
@@ -55,7 +55,7 @@ class AcquirePermits:
         task: what asks, in an event loop.
     """
 
-    demands: Sequence[Demand]
+    demands: Sequence[LimitRequest]
     id: str
     horizon: float
     claim: float

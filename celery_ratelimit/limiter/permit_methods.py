@@ -11,15 +11,23 @@ from ..errors import STORE_TROUBLES
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from .blocking_acquire import acquire
-from .checks import actual_costs, check_actual, check_reservable, check_settled
 from .core import Core
-from .counting import note, note_lost
-from .demand import Demand, Limits, leased
-from .durations import longest_wait, seconds_of
+from .limit_request import (
+    LimitRequest,
+    Limits,
+    actual_costs,
+    check_actual,
+    check_reservable,
+    check_settled,
+    leased,
+    longest_wait,
+    seconds_of,
+)
 from .operation import Operation, limiter_method
-from .reader import Reader
+from .resolve_request import RequestResolver
 from .shadows import ask_would, asked_of, passed
 from .stored_settings import note_of
+from .usage import note, note_lost
 
 __all__ = ["LimiterBase", "PermitMethods"]
 
@@ -28,14 +36,9 @@ class LimiterBase:
     """What limiters have in common, however they talk to the store.
 
     Args:
-        quotas: limits by name, so that calls can name them.
-        prefix: what every key in the store begins with.
+        quotas, prefix, lowest_first: see :class:`~celery_ratelimit.Limiter`.
         core: what is asked.
         clock: of the caller.
-        lowest_first: whether the lowest priority goes first at the broker; ``None``: it is not known.
-
-    Attributes:
-        reader: reads what users ask.
     """
 
     #: Makes the limiter of an app, of this kind: set by the package, since what an app is, is known further up.
@@ -46,27 +49,26 @@ class LimiterBase:
         self, quotas: Mapping[str, Any] | None, prefix: str, core: Core, clock: Any, lowest_first: bool | None
     ) -> None:
         self.prefix = prefix
-        self.reader = Reader(quotas)
+        self.reader = RequestResolver(quotas)
         self.reader.goes_by = lambda: lowest_first
         self._core, self._clock = core, clock
 
-    def pass_by(self, shadow: Sequence[Demand], users: Sequence[str] = ()) -> None:
+    def pass_by(self, shadow: Sequence[LimitRequest], users: Sequence[str] = ()) -> None:
         """Something goes on past limits in shadow, which are told of it, and no more; ``users``: see ``Tally``."""
         if self._counting is not None and self._core.pretended_wait is None:
             self._core.shadows.note(shadow)
             self._counting.counter.shadowed(asked_of(shadow), users)
 
-    def correct(self, shadow: Sequence[Demand], actual: Sequence[int]) -> None:
+    def correct(self, shadow: Sequence[LimitRequest], actual: Sequence[int]) -> None:
         """What went past limits in shadow has cost that."""
         if self._counting is not None and self._core.pretended_wait is None:
-            pairs = zip(shadow, actual, strict=True)
+            more = [(each.name, each.key, cost - each.cost) for each, cost in zip(shadow, actual, strict=True)]
             self._core.shadows.note(shadow)
-            self._counting.counter.corrected([(each.name, each.key, cost - each.cost) for each, cost in pairs])
+            self._counting.counter.corrected(more)
 
-    def _let_through(self, decision: Decision, shadow: tuple[Demand, ...]) -> Decision:
-        if decision.allowed:
-            self.pass_by(shadow)
-        return replace(decision, shadow=shadow) if decision.allowed else decision
+    def _let_through(self, decision: Decision, shadow: tuple[LimitRequest, ...]) -> Decision:
+        self.pass_by(shadow)
+        return replace(decision, shadow=shadow)
 
     @property
     def quotas(self) -> dict[str, AnyLimit]:
@@ -119,7 +121,7 @@ class PermitMethods(LimiterBase):
         """
         return (yield from self._acquire(self.reader.demands(limits, key, cost, args, priority), max_wait))
 
-    def _acquire(self, demands: tuple[Demand, ...], max_wait: float | None) -> Operation[Decision]:
+    def _acquire(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
         shadows = self._core.shadows
         asked, shadow = shadows.split(demands)
         if shadow and self._counting is None and shadows.is_to_look(self._clock.monotonic()):
@@ -130,9 +132,9 @@ class PermitMethods(LimiterBase):
             decision = yield from self._acquire_and_count(asked, max_wait)
         else:
             decision = passed(shadow, self._core.new_id())
-        return self._let_through(decision, shadow) if shadow else decision
+        return self._let_through(decision, shadow) if shadow and decision.allowed else decision
 
-    def _acquire_and_count(self, demands: tuple[Demand, ...], max_wait: float | None) -> Operation[Decision]:
+    def _acquire_and_count(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
         now, counting = self._clock.monotonic, self._counting
         operation = acquire(self._core, demands, longest_wait(max_wait), now)
         if counting is None or self._core.pretended_wait is not None:
@@ -160,7 +162,7 @@ class PermitMethods(LimiterBase):
         """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
         return (yield from self._peek(self.reader.demands(limits, key, cost, args, priority)))
 
-    def _peek(self, demands: tuple[Demand, ...]) -> Operation[Decision]:
+    def _peek(self, demands: tuple[LimitRequest, ...]) -> Operation[Decision]:
         asked, shadow = self._core.shadows.split(demands)
         return (yield from self._core.peek(asked)) if asked else passed(shadow, "")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..errors import ConfigurationError, ImpossibleRequest, RateLimitError, Throttled
 from ..limits.decision import Decision, LimitState
-from .demand import Demand
+from .limit_request import LimitRequest
 
 __all__ = ["decision_of", "impossible", "pretended", "throttled", "whole_numbers"]
 
 
-def decision_of(demands: Sequence[Demand], reply: Sequence[int], id: str = "") -> Decision:
+def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str = "") -> Decision:
     """The reply about so many limits, see ``lua/include/reply.lua``; ``id``: under which it is known."""
     allowed, wait, binding, at = reply[:4]
     told = 4 + 2 * len(demands)
@@ -52,7 +52,7 @@ def decision_of(demands: Sequence[Demand], reply: Sequence[int], id: str = "") -
     )
 
 
-def pretended(demands: Sequence[Demand], wait: int, *, slot_only: bool) -> list[int]:
+def pretended(demands: Sequence[LimitRequest], wait: int, *, slot_only: bool) -> list[int]:
     """What a script would reply, if all buckets were full (``wait`` is 0), or closed for so many microseconds."""
     reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
     for demand in demands:
@@ -65,7 +65,7 @@ def whole_numbers(reply: Any) -> list[int]:
     return [reply] if isinstance(reply, int) else list(map(int, reply.split()))
 
 
-def impossible(demands: Sequence[Demand], error: RateLimitError) -> RateLimitError:
+def impossible(demands: Sequence[LimitRequest], error: RateLimitError) -> RateLimitError:
     """What the store's error means, if it says that the request cannot be: a stored limit is smaller than its cost, or
     its id is that of another reservation.
     """
@@ -74,7 +74,7 @@ def impossible(demands: Sequence[Demand], error: RateLimitError) -> RateLimitErr
     return told
 
 
-def _told(demands: Sequence[Demand], error: RateLimitError) -> RateLimitError:
+def _told(demands: Sequence[LimitRequest], error: RateLimitError) -> RateLimitError:
     verb, _, rest = str(error.__cause__).partition(" ")
     if verb == "RESERVED":
         name = demands[int(rest) - 1].name

@@ -23,8 +23,7 @@ from ..store.keys import (
 )
 from ..store.script import Script
 from .calls import Scripts, call_of
-from .demand import Demand
-from .durations import length_of
+from .limit_request import LimitRequest, length_of
 from .operation import KeysExist, Operation, RunScript, run_all
 from .shadows import Shadows
 from .stored_settings import (
@@ -262,7 +261,7 @@ class BucketStatus:
     interval: float
 
 
-def read_bucket_status(demand: Demand, code: Any, reply: Sequence[Any]) -> BucketStatus:
+def read_bucket_status(demand: LimitRequest, code: Any, reply: Sequence[Any]) -> BucketStatus:
     """One limit's part of the reply; ``code``: the limit as it is here, ``None`` if it is not."""
     now, remaining, full, wait, waiting, size, count, period, *stored = reply
     config = read_config(demand.name, demand.key, code, [int(now), *stored])

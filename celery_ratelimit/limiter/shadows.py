@@ -17,7 +17,7 @@ from ..limits.limit import Limit
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
 from .calls import call_of
-from .demand import Demand
+from .limit_request import LimitRequest
 from .operation import Operation, RunScript, run_all
 from .stored_settings import StoredShadow, read_shadow
 
@@ -71,12 +71,12 @@ class Shadows:
             else:
                 self.stored[name] = flag
 
-    def note(self, shadow: Sequence[Demand]) -> None:
+    def note(self, shadow: Sequence[LimitRequest]) -> None:
         """By which limits what is told of these is to be reckoned."""
         for demand in shadow:
             self.limits[demand.name] = demand.limit
 
-    def opened(self, demand: Demand) -> Demand:
+    def opened(self, demand: LimitRequest) -> LimitRequest:
         """The same for tasks that were parked before: of a limit in shadow all may leave (the cost says so, see
         ``lua/return_due.lua``).
         """
@@ -116,7 +116,7 @@ class Shadows:
         """Was it done under this id? From now on it was not."""
         return self._ids.pop(id, self) is not self
 
-    def split(self, demands: tuple[Demand, ...]) -> tuple[tuple[Demand, ...], tuple[Demand, ...]]:
+    def split(self, demands: tuple[LimitRequest, ...]) -> tuple[tuple[LimitRequest, ...], tuple[LimitRequest, ...]]:
         """Those that decide, and those of limits in shadow."""
         if not self.stored:
             for demand in demands:
@@ -131,12 +131,12 @@ class Shadows:
         return tuple([demand for demand in demands if demand not in shadow]), shadow
 
 
-def asked_of(demands: Sequence[Demand]) -> tuple[Asked, ...]:
+def asked_of(demands: Sequence[LimitRequest]) -> tuple[Asked, ...]:
     """What they ask, as it is counted."""
     return tuple([(demand.name, demand.key, demand.cost) for demand in demands])
 
 
-def passed(shadow: Sequence[Demand], id: str) -> Decision:
+def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
     """The decision about a call all of whose limits are in shadow: the store was not asked."""
     states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
     first = states[0]

@@ -15,14 +15,14 @@ from ..errors import STORE_TROUBLES, RateLimitError
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..observing import Asked
-from .asker import Asker
-from .counting import note, note_lost
-from .demand import Demand, Limits, leased
+from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .parts import parts_of
 from .permit_methods import PermitMethods
 from .replies import decision_of, impossible, whole_numbers
 from .shadows import asked_of
+from .sync_store import StoreRunner
+from .usage import note, note_lost
 
 __all__ = ["SyncAcquire"]
 
@@ -39,7 +39,7 @@ class WarmAcquire(NamedTuple):
         quotas: by name, those that the call names. Another quota may be put in under the name.
     """
 
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     command: bytes
     asked: tuple[Asked, ...]
     quotas: tuple[tuple[str, AnyLimit], ...] = ()
@@ -57,7 +57,7 @@ class SyncAcquire(PermitMethods):
         quotas, asker, lowest_first: see :class:`~celery_ratelimit.Limiter`.
     """
 
-    def __init__(self, quotas: Mapping[str, Any] | None, asker: Asker, lowest_first: bool | None) -> None:
+    def __init__(self, quotas: Mapping[str, Any] | None, asker: StoreRunner, lowest_first: bool | None) -> None:
         super().__init__(quotas, asker.prefix, asker.core, asker.clock, lowest_first)
         self.asker = asker
         self._warm: dict[Any, WarmAcquire | None] = {}
@@ -146,7 +146,7 @@ class SyncAcquire(PermitMethods):
             self._warm.clear()
         self._warm[asked] = warm
 
-    def _make_warm(self, demands: tuple[Demand, ...]) -> WarmAcquire | None:
+    def _make_warm(self, demands: tuple[LimitRequest, ...]) -> WarmAcquire | None:
         """``None``: there is more to do than to run the script."""
         core, limits = self._core, [demand.limit for demand in demands]
         is_usual = not (leased(demands) or any(limit.shadow or limit.reserve is not None for limit in limits))

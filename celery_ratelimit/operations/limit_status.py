@@ -16,10 +16,10 @@ from ..backlog.backlog import Backlog, backlog_of
 from ..backlog.fleet_registry import PublishFailure, Unattended
 from ..backlog.messages import Bucket, Lot
 from ..counts.would import Would
-from ..limiter.counted import ask_used
-from ..limiter.demand import Demand, own_key
+from ..limiter.limit_request import LimitRequest, own_key
 from ..limiter.setting_calls import BucketStatus
 from ..limiter.shadows import ask_shadows
+from ..limiter.usage import ask_used
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
@@ -227,7 +227,7 @@ def standings_of(
     for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
         code = limits.get(name) or quotas.get(name)
         codes.append(code)
-        demands.append(Demand(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
+        demands.append(LimitRequest(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
     return asker.drive(asker.core.bucket_statuses(demands, codes))
 
 

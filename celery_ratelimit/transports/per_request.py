@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from ..errors import ConfigurationError
 from ..limiter.arguments import check_arguments
-from ..limiter.demand import Limits
+from ..limiter.limit_request import Limits
 from ..limiter.permit_methods import LimiterBase
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency

@@ -17,10 +17,10 @@ from typing import Any
 
 from .._celery import Worker
 from ..backlog.outage import Outage
-from ..limiter.asker import Asker
 from ..limiter.calls import PlaceRequests
-from ..limiter.durations import microseconds
-from ..limiter.leases import Leases
+from ..limiter.leases import LeaseKeeper
+from ..limiter.limit_request import microseconds
+from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
 from .request import PendingRequest
@@ -51,8 +51,8 @@ class ConcurrencyLeases:
     def __init__(
         self,
         worker: Worker,
-        asker: Asker,
-        leases: Leases,
+        asker: StoreRunner,
+        leases: LeaseKeeper,
         outage: Outage,
         capacity: PoolCapacity,
         queues: RequestQueues,

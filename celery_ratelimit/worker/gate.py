@@ -26,9 +26,9 @@ from ..backlog.store_calls import StoreCalls
 from ..backlog.store_clock import StoreClock, read_time_us
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import RateLimitError
-from ..limiter.counting import Counting
-from ..limiter.leases import Leases
+from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
+from ..limiter.usage import UsageReporter
 from ..observing import Observer
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
@@ -65,7 +65,7 @@ class Gate:
         self,
         worker: Worker,
         limiter: Limiter,
-        leases: Leases,
+        leases: LeaseKeeper,
         settings: Settings,
         limits: AppLimits,
         observers: Sequence[Observer] = (),
@@ -84,7 +84,7 @@ class Gate:
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
         )
         # What is told of requests.
-        counting = Counting(
+        counting = UsageReporter(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
             lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
         )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from .._celery import Worker
 from ..backlog.outage import Outage
 from ..backlog.store_calls import Reply, StoreCalls
-from ..limiter.asker import Asker
 from ..limiter.shadows import ask_would
+from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.resp import text
 
@@ -36,7 +36,7 @@ class LimitWatcher:
     def __init__(
         self,
         worker: Worker,
-        asker: Asker,
+        asker: StoreRunner,
         limits: Mapping[str, AnyLimit],
         outage: Outage,
         store_calls: StoreCalls,

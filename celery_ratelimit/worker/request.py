@@ -11,8 +11,8 @@ from .._celery import stored_id
 from ..app.plan import Plan
 from ..backlog.store_calls import Reply
 from ..limiter.core import Ids
-from ..limiter.demand import Demand
 from ..limiter.leases import run_id
+from ..limiter.limit_request import LimitRequest
 
 __all__ = ["AcquireCall", "PendingRequest", "State", "UnlimitedRequest"]
 
@@ -60,7 +60,7 @@ class PendingRequest:
     request: Any
     queue: str
     plan: Plan
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     number: int
     arrived_at: float
     release_deadline: float
@@ -77,7 +77,7 @@ class PendingRequest:
     announced: str = ""
     throttled_by: str = ""
     coalesce_key: str = ""
-    shadow: tuple[Demand, ...] = ()
+    shadow: tuple[LimitRequest, ...] = ()
     lease_unconfirmed: bool = False
     attempt: int = 0
     id: str = field(init=False)
@@ -101,7 +101,7 @@ class PendingRequest:
         """Whether it waits here for its turn, if that is near, and does not go elsewhere at once."""
         return self.has_reservation or self.plan.policy.throttle == "wait"
 
-    def demand(self, name: str | None) -> Demand:
+    def demand(self, name: str | None) -> LimitRequest:
         """The demand on the limit of that name."""
         return next((demand for demand in self.demands if demand.name == name), self.demands[0])
 

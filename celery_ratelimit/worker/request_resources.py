@@ -8,7 +8,7 @@ from typing import Any
 
 from ..app.plan import Plan
 from ..backlog.outage import Outage
-from ..limiter.asker import Asker
+from ..limiter.sync_store import StoreRunner
 from .capacity import PoolCapacity
 from .concurrency import ConcurrencyLeases
 from .flow_control import PrefetchAccounting
@@ -29,7 +29,7 @@ class RequestResources:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: StoreRunner,
         outage: Outage,
         capacity: PoolCapacity,
         prefetch: PrefetchAccounting,

@@ -30,7 +30,7 @@ from celery_ratelimit import (
     Limiter,
     StoreUnavailable,
 )
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.operation import AcquirePermits, Operation
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.asking import driven
@@ -116,8 +116,8 @@ def everything(limits: Any, *, reservable: bool) -> Iterator[Step]:
     yield "peek", {"limits": limits, **cost}
 
 
-def demand_of(limit: Any) -> Demand:
-    return Demand(limit, limit.name)
+def demand_of(limit: Any) -> LimitRequest:
+    return LimitRequest(limit, limit.name)
 
 
 @pytest.mark.parametrize("limits", [*EACH, EACH], ids=[*[each.name for each in EACH], "together"])

@@ -9,13 +9,13 @@ import redis
 
 from celery_ratelimit import Concurrency, Limiter
 from celery_ratelimit.limiter.calls import PlaceRequests
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.concurrency import ConcurrencyLeases
 from celery_ratelimit.worker.request_queues import RequestQueues
 from tests.fleet_of import until
 
-PLACE = Demand(Concurrency(1, name="places"), "places")
+PLACE = LimitRequest(Concurrency(1, name="places"), "places")
 
 
 def leases_of(url: str, queues: RequestQueues, moved: list[Any], *, wakes: bool = True) -> ConcurrencyLeases:

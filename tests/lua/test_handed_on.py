@@ -11,14 +11,14 @@ import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.limiter.calls import Ended, PlaceRequests
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.operation import AcquirePermits
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
 from .frozen import expiries, us
 
-PLACE = Demand(Concurrency(2, name="places"), "places")
+PLACE = LimitRequest(Concurrency(2, name="places"), "places")
 LEASES = "ratelimit:v1:{places}::leases"
 ANN, BEN = "sa11.1", "sbe1.7"  # lines of two workers
 
@@ -30,7 +30,7 @@ def ask(
     most: int = 1,
     ended: Sequence[str] = (),
     all: bool = False,
-    demands: Sequence[Demand] = (PLACE,),
+    demands: Sequence[LimitRequest] = (PLACE,),
     claim: float = 60.0,
 ) -> list[bool]:
     said = say(limiter, *ids, ear=ear, most=most, ended=ended, all=all, demands=demands, claim=claim)
@@ -44,7 +44,7 @@ def say(
     most: int,
     ended: Sequence[str],
     all: bool,
-    demands: Sequence[Demand],
+    demands: Sequence[LimitRequest],
     claim: float,
 ) -> list[Decision]:
     asking = PlaceRequests(ids, 100_000, us(claim), ear, most, all)
@@ -162,7 +162,7 @@ def test_of_two_places_one_is_for_each_that_waits(
 def test_whoever_waits_is_known_for_as_long_as_its_turn_may_come(
     frozen: Limiter, clock: Clock, store: redis.Redis
 ) -> None:
-    short = Demand(Concurrency(1, name="places", lease=1.0), "places")
+    short = LimitRequest(Concurrency(1, name="places", lease=1.0), "places")
     assert ask(frozen, "a", ear=ANN, demands=[short]) == [True]
     clock.advance(0.99)
     assert ask(frozen, "y", ear=BEN, demands=[short]) == [False]
@@ -275,7 +275,7 @@ def test_nobody_rings_where_there_are_fewer_places_now(
 def test_a_request_that_waits_for_a_rate_leaves_the_place_to_others(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
-    both = (PLACE, Demand(Limit("1/s", name="rate"), "rate"))
+    both = (PLACE, LimitRequest(Limit("1/s", name="rate"), "rate"))
     assert ask(frozen, "a", ear=ANN, demands=both) == [True]
     assert ask(frozen, "b", ear=ANN) == [True]
     assert ask(frozen, "y", ear=BEN) == [False]
@@ -302,7 +302,7 @@ def test_each_place_of_a_limit_that_the_next_one_does_not_ask_is_somebodys(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Two tasks have ended that held a place of another limit as well: two lines wait for these."""
-    other = Demand(Concurrency(4, name="{places}.other"), "{places}.other")
+    other = LimitRequest(Concurrency(4, name="{places}.other"), "{places}.other")
     assert ask(frozen, "a", "b", most=2, ear=ANN, demands=(PLACE, other)) == [True, True]
     assert ask(frozen, "y", ear="sbe1.7") == [False]
     clock.advance(0.05)
@@ -327,7 +327,7 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears, seed: int
 ) -> None:
     """Three workers of two processes, three places; one is killed on the way. A line that is rung for asks, later."""
-    place = Demand(Concurrency(3, name="places", lease=5), "places")
+    place = LimitRequest(Concurrency(3, name="places", lease=5), "places")
     chance = random.Random(seed)
     ears.open("sca1")
     running: dict[str, list[str]] = {"sa11": [], "sbe1": [], "sca1": []}

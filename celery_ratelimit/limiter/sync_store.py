@@ -23,18 +23,17 @@ from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
 from .calls import Along, Call, Ended, PlaceRequests
 from .core import Core
-from .demand import Demand, leased
-from .durations import microseconds
+from .limit_request import LimitRequest, leased, microseconds
 from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
 from .replies import decision_of, impossible, whole_numbers
 from .shadows import Shadows
 
-__all__ = ["Asker"]
+__all__ = ["StoreRunner"]
 
 R = TypeVar("R")
 
 
-class Asker:
+class StoreRunner:
     """The way to the store of one limiter. May be shared by threads; connections are not carried across a fork.
 
     Args:
@@ -72,21 +71,19 @@ class Asker:
     # -- For demands -----------------------------------------------------------------------------------------------
 
     def ask(
-        self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0, lease_id: str = ""
+        self,
+        demands: Sequence[LimitRequest],
+        *,
+        id: str = "",
+        horizon: float = 0.0,
+        claim: float = 0.0,
+        lease_id: str = "",
     ) -> Decision:
         """One round trip: the permits of ``demands``, all or none. See :meth:`Core.ask`."""
-        core, script = self.core, self.core.scripts.acquire
-        if not core.takes_one_script(demands):
-            return self.drive(core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
-        first, last = (id, microseconds(horizon), microseconds(claim)), (lease_id,) if lease_id else ()
-        try:
-            reply = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, last))
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        return decision_of(demands, whole_numbers(reply), id or core.new_id())
+        return self.drive(self.core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
 
     def ask_next(
-        self, demands: Sequence[Demand], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
+        self, demands: Sequence[LimitRequest], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
     ) -> list[Decision]:
         """One round trip: the same ``demands`` for one request after the other, until one has no permits and no slot.
 
@@ -103,7 +100,7 @@ class Asker:
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
 
     def ask_along(
-        self, demands: Sequence[Demand], ids: Sequence[str], along: Along, *, horizon: float, claim: float
+        self, demands: Sequence[LimitRequest], ids: Sequence[str], along: Along, *, horizon: float, claim: float
     ) -> tuple[list[Decision | None], list[bool]]:
         """The same for requests that come back from a parking lot, and are told of with that.
 
@@ -124,7 +121,7 @@ class Asker:
         return decisions, [int(each) == 1 for each in may]
 
     def release_and_acquire(
-        self, demands: Sequence[Demand], asking: PlaceRequests, ended: Sequence[Ended]
+        self, demands: Sequence[LimitRequest], asking: PlaceRequests, ended: Sequence[Ended]
     ) -> list[Decision]:
         """The same for requests that ask for places; what has ended gives its places back before, in the same step.
 
@@ -142,10 +139,10 @@ class Asker:
             raise impossible(demands, error) from error.__cause__
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
 
-    def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
+    def settle(self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
         return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
 
-    def forget(self, demands: Sequence[Demand], *, id: str) -> None:
+    def forget(self, demands: Sequence[LimitRequest], *, id: str) -> None:
         """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
         self.drive(self.core.forget(demands, id=id))
 
@@ -153,7 +150,7 @@ class Asker:
         """One round trip for the leases of many holders. Idempotent. Returns how many there were."""
         return self.drive(self.core.release_all(ended))
 
-    def renew(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]:
+    def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> list[bool]:
         """One round trip for the leases of many holders. False for each that has expired."""
         return self.drive(self.core.renew(leases))
 

@@ -21,12 +21,9 @@ from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
 from .calls import Call
 from .core import Core
-from .demand import leased
-from .durations import microseconds
 from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep
-from .replies import decision_of, impossible, whole_numbers
 
-__all__ = ["AsyncAsker"]
+__all__ = ["AsyncStoreRunner"]
 
 R = TypeVar("R")
 
@@ -36,7 +33,7 @@ R = TypeVar("R")
 _ROUNDS = 10
 
 
-class AsyncAsker:
+class AsyncStoreRunner:
     """The way to the store of one limiter, in one event loop.
 
     Args:
@@ -83,15 +80,7 @@ class AsyncAsker:
 
     async def ask(self, asked: AcquirePermits) -> Decision:
         """One round trip: the permits of its demands, all or none."""
-        core, demands, id = self.core, asked.demands, asked.id
-        if not core.takes_one_script(demands) or (asked.claim and leased(demands)):
-            return await self.drive(core.ask_for_turn(asked))
-        first = (id, microseconds(asked.horizon), microseconds(asked.claim))
-        call = core.calls.of_script(core.scripts.acquire, tuple(demands), first, None, ())
-        reply = await self._reply(core.scripts.acquire, call)
-        if isinstance(reply, RateLimitError):
-            raise impossible(demands, reply)
-        return decision_of(demands, whole_numbers(reply), id or core.new_id())
+        return await self.drive(self.core.ask_for_turn(asked))
 
     # -- Driving ---------------------------------------------------------------------------------------------------
 
