@@ -29,8 +29,8 @@ from matplotlib.patches import Patch  # noqa: E402
 
 from benchmarks.clock import START, StandingClock, standing_clock, us  # noqa: E402
 from celery_ratelimit import Concurrency, Limit  # noqa: E402
-from celery_ratelimit.limiter.calls import Ended  # noqa: E402
 from celery_ratelimit.limiter.limit_request import LimitRequest  # noqa: E402
+from celery_ratelimit.limiter.script_calls import Ended  # noqa: E402
 
 TO = Path(__file__).resolve().parent.parent / "docs" / "algorithms"
 ADMITTED, AREA, OVER, LIMIT = "#1d4ed8", "#93c5fd", "#fca5a5", "#0f172a"

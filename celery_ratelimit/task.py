@@ -23,7 +23,7 @@ from .backlog.outage import Deferral
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
 from .limiter.leases import run_id
 from .limiter.limit_request import LimitRequest, actual_costs, check_actual, leased
-from .limiter.shadows import asked_of
+from .limiter.shadow import asked_of
 from .observing import Observation
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_ratelimit import AsyncLimiter, Decision, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.replies import decision_of
+from celery_ratelimit.limiter.script_calls import decision_of
 
 __all__ = ["cancel_demands", "decide", "driven", "reply_to", "reserve_demands"]
 

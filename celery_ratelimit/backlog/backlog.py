@@ -16,9 +16,9 @@ from celery import Celery
 from .._celery import broker_fingerprint, visibility_timeout_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
-from ..limiter.calls import ARGUMENTS, KEYS
 from ..limiter.limit_request import LimitRequest, microseconds
 from ..limiter.limiter import Limiter
+from ..limiter.script_calls import ARGUMENTS, KEYS
 from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key

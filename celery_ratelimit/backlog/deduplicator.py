@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, marker_in
-from ..limiter.calls import Along
 from ..limiter.limit_request import LimitRequest
+from ..limiter.script_calls import Along
 from . import tuning
 from .messages import Bucket
 from .outage import Outage

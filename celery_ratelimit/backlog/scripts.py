@@ -10,8 +10,8 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-from ..limiter.calls import call_of
 from ..limiter.limit_request import microseconds
+from ..limiter.script_calls import call_of
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short

@@ -11,7 +11,7 @@ from .limit_request import length_of
 from .operation import Operation, limiter_method
 from .permit_methods import LimiterBase
 from .setting_calls import Change
-from .shadows import ask_would
+from .shadow import ask_would
 from .stored_settings import LimitConfig, WeightConfig, check_shadow_to_store, note_of, weight_to_store
 from .usage import ask_counts
 

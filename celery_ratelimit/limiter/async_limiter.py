@@ -15,11 +15,11 @@ from ..store.url import async_client_of, async_close_client, connection_wait_of
 from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of
 from .async_store import AsyncStoreRunner
+from .blocking_acquire import throttled
 from .leases import AsyncLeaseKeeper
 from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .permit_methods import PermitMethods
-from .replies import throttled
 from .usage import AsyncUsageReporter
 
 __all__ = ["AsyncLimiter"]

@@ -19,9 +19,9 @@ from ..store.masters import AsyncMaster
 from ..store.refusals import addresses_of, mend_by_asking
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .calls import Call
-from .core import Core
 from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep
+from .script_calls import Call
+from .script_operations import Operations
 
 __all__ = ["AsyncStoreRunner"]
 
@@ -50,7 +50,7 @@ class AsyncStoreRunner:
         self.client = client
         self._cluster = AsyncClusterLink(client) if isinstance(client, RedisCluster) else None
         self._link = self._cluster or AsyncLink(client)
-        self.core = Core(prefix, replace_includes, is_cluster=self._cluster is not None)
+        self.core = Operations(prefix, replace_includes, is_cluster=self._cluster is not None)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
         self._at_work: set[asyncio.Task[Any]] = set()

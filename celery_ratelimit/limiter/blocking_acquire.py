@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import STORE_TROUBLES, RateLimitError
+from ..errors import STORE_TROUBLES, RateLimitError, Throttled
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
-from .core import Core
 from .leases import UNKNOWN
 from .limit_request import LimitRequest, leased, microseconds
 from .operation import AcquirePermits, Operation, Sleep
+from .script_operations import Operations
 
-__all__ = ["acquire", "is_beyond"]
+__all__ = ["acquire", "is_beyond", "throttled"]
 
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
@@ -28,7 +28,7 @@ _EARLY = 0.05
 
 
 def acquire(
-    core: Core, demands: Sequence[LimitRequest], max_wait: float, now: Callable[[], float]
+    core: Operations, demands: Sequence[LimitRequest], max_wait: float, now: Callable[[], float]
 ) -> Operation[Decision]:
     """The permits of one call, when it is its turn; or a refusal.
 
@@ -68,7 +68,9 @@ def acquire(
         raise
 
 
-def _give_back(core: Core, demands: Sequence[LimitRequest], id: str, decision: Decision | None) -> Operation[None]:
+def _give_back(
+    core: Operations, demands: Sequence[LimitRequest], id: str, decision: Decision | None
+) -> Operation[None]:
     """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
     try:
         if decision is not None and decision.allowed:
@@ -108,3 +110,13 @@ def nap(decision: Decision) -> float:
     if leased(decision.demands):
         return min(wait, max(_SHORTEST_NAP, wait / 4), _LONGEST_NAP)
     return wait - _EARLY if len(decision.states) > 1 and wait > _EARLY else wait
+
+
+def throttled(decision: Decision, max_wait: float | None) -> Throttled:
+    """A refusal for a caller that cannot be told by a value, and would have waited for ``max_wait`` seconds: not where
+    there is no room to wait.
+    """
+    refused = decision.binding, decision.remaining, decision.reset_after
+    keys = [each.key for each in decision.states if (each.name, each.remaining, each.reset_after) == refused]
+    beyond = None if decision.full else max_wait
+    return Throttled(decision.binding or "", decision.retry_after, beyond, keys[0] if keys else "")

@@ -14,9 +14,9 @@ from ..errors import STORE_TROUBLES
 from ..forks import begin_anew_after_fork
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
-from .calls import Ended
-from .core import Ids
 from .limit_request import LimitRequest, leased
+from .script_calls import Ended
+from .script_operations import Ids
 
 if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner

@@ -16,10 +16,9 @@ from ..store.url import SOCKET_TIMEOUT, client_of, close_client
 from ..store.url_text import without_password
 from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of, runs_later
-from .blocking_acquire import TAKE_AHEAD
+from .blocking_acquire import TAKE_AHEAD, throttled
 from .leases import LeaseKeeper
 from .limit_request import LimitRequest, Limits, actual_costs, each_bucket_once, leased
-from .replies import throttled
 from .sync_acquire import SyncAcquire
 from .sync_store import StoreRunner
 from .usage import UsageReporter

@@ -16,8 +16,8 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, T
 from ..errors import RateLimitError
 from ..limits.decision import Decision
 from ..store.script import Script
-from .calls import Call
 from .limit_request import LimitRequest
+from .script_calls import Call
 
 __all__ = ["AcquirePermits", "KeysExist", "Operation", "RunScript", "Sleep", "limiter_method", "run_all"]
 
@@ -46,7 +46,7 @@ class Sleep(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class AcquirePermits:
-    """Permits of demands, see :meth:`Core.ask <celery_ratelimit.limiter.core.Core.ask>`; the result is a decision.
+    """Permits, see :meth:`~celery_ratelimit.limiter.script_operations.Operations.ask`; the result is a decision.
 
     It is asked for to its end, also if the caller is interrupted meanwhile.
 

@@ -11,7 +11,6 @@ from ..errors import STORE_TROUBLES
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from .blocking_acquire import acquire
-from .core import Core
 from .limit_request import (
     LimitRequest,
     Limits,
@@ -25,7 +24,8 @@ from .limit_request import (
 )
 from .operation import Operation, limiter_method
 from .resolve_request import RequestResolver
-from .shadows import ask_would, asked_of, passed
+from .script_operations import Operations
+from .shadow import ask_would, asked_of, passed
 from .stored_settings import note_of
 from .usage import note, note_lost
 
@@ -46,7 +46,7 @@ class LimiterBase:
     _counting: Any
 
     def __init__(
-        self, quotas: Mapping[str, Any] | None, prefix: str, core: Core, clock: Any, lowest_first: bool | None
+        self, quotas: Mapping[str, Any] | None, prefix: str, core: Operations, clock: Any, lowest_first: bool | None
     ) -> None:
         self.prefix = prefix
         self.reader = RequestResolver(quotas)

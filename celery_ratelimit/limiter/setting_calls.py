@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
@@ -22,10 +22,10 @@ from ..store.keys import (
     weights_key,
 )
 from ..store.script import Script
-from .calls import Scripts, call_of
 from .limit_request import LimitRequest, length_of
 from .operation import KeysExist, Operation, RunScript, run_all
-from .shadows import Shadows
+from .script_calls import call_of
+from .shadow import Shadows
 from .stored_settings import (
     LimitConfig,
     WeightConfig,
@@ -36,6 +36,9 @@ from .stored_settings import (
     read_stored,
     read_weights,
 )
+
+if TYPE_CHECKING:
+    from .script_operations import Scripts
 
 __all__ = ["BucketStatus", "Change", "SettingCalls", "Stored", "read_bucket_status"]
 

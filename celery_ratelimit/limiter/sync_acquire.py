@@ -19,8 +19,8 @@ from .limit_request import LimitRequest, Limits, leased
 from .operation import Operation
 from .parts import parts_of
 from .permit_methods import PermitMethods
-from .replies import decision_of, impossible, whole_numbers
-from .shadows import asked_of
+from .script_calls import decision_of, impossible, whole_numbers
+from .shadow import asked_of
 from .sync_store import StoreRunner
 from .usage import note, note_lost
 

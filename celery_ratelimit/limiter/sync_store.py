@@ -21,12 +21,11 @@ from ..store.refusals import addresses_of, mend_by_asking
 from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .calls import Along, Call, Ended, PlaceRequests
-from .core import Core
 from .limit_request import LimitRequest, leased, microseconds
 from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
-from .replies import decision_of, impossible, whole_numbers
-from .shadows import Shadows
+from .script_calls import Along, Call, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .script_operations import Operations
+from .shadow import Shadows
 
 __all__ = ["StoreRunner"]
 
@@ -50,7 +49,7 @@ class StoreRunner:
         self.client, self.prefix, self.replace_includes = client, prefix, replace_includes
         self._link = link_to(client)
         self.is_cluster = isinstance(self._link, ClusterLink)
-        self.core = Core(prefix, replace_includes, is_cluster=self.is_cluster)
+        self.core = Operations(prefix, replace_includes, is_cluster=self.is_cluster)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
 
@@ -65,7 +64,7 @@ class StoreRunner:
 
     @property
     def pretended_wait(self) -> int | None:
-        """See :class:`~celery_ratelimit.limiter.core.Core`."""
+        """See :class:`~celery_ratelimit.limiter.script_operations.Operations`."""
         return self.core.pretended_wait
 
     # -- For demands -----------------------------------------------------------------------------------------------
@@ -79,7 +78,7 @@ class StoreRunner:
         claim: float = 0.0,
         lease_id: str = "",
     ) -> Decision:
-        """One round trip: the permits of ``demands``, all or none. See :meth:`Core.ask`."""
+        """One round trip: the permits of ``demands``, all or none. See :meth:`Operations.ask`."""
         return self.drive(self.core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
 
     def ask_next(

@@ -18,11 +18,11 @@ from ..counts.tally import MOST_USERS, Part, wire_of
 from ..errors import StoreUnavailable
 from ..limits.decision import Decision
 from ..store.keys import count_keys
-from .calls import call_of
-from .core import Core
 from .limit_request import LimitRequest
 from .operation import Operation, RunScript, run_all
-from .shadows import tell_arrivals
+from .script_calls import call_of
+from .script_operations import Operations
+from .shadow import tell_arrivals
 
 if TYPE_CHECKING:
     from .async_store import AsyncStoreRunner
@@ -198,7 +198,7 @@ class AsyncUsageReporter:
             self._refusals.note(error)
 
 
-def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
+def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
     """Add up what was decided."""
     for some in _told(core, parts):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
@@ -206,14 +206,14 @@ def tell_counts(core: Core, parts: Sequence[tuple[str, Part]]) -> Operation[None
         yield from run_all([RunScript(core.scripts.count, call_of(keys, values))])
 
 
-def _tell_all(core: Core, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
+def _tell_all(core: Operations, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
     """The same, and what came to limits in shadow."""
     yield from tell_arrivals(core, counter.arrivals)
     yield from tell_counts(core, parts)
 
 
 def ask_counts(
-    core: Core, names: Sequence[str], *, totals: bool = False, minutes: int | None = None
+    core: Operations, names: Sequence[str], *, totals: bool = False, minutes: int | None = None
 ) -> Operation[list[Stats]]:
     """What was counted, in the order of the names; ``totals``: without the seconds, the minutes and the users;
     ``minutes``: with so many of the minutes in which something was decided, and without the rest.
@@ -229,7 +229,7 @@ def ask_counts(
     return answer
 
 
-def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
+def ask_used(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
     """Permits that were taken of these limits, each within so many seconds, up to a day; see ``lua/used.lua``."""
     parts: list[list[tuple[str, float]]] = []
     size = 0
@@ -244,7 +244,7 @@ def ask_used(core: Core, asked: Sequence[tuple[str, float]]) -> Operation[list[i
     return [int(permits) for reply in replies for permits in reply]
 
 
-def _used(core: Core, asked: Sequence[tuple[str, float]]) -> RunScript:
+def _used(core: Operations, asked: Sequence[tuple[str, float]]) -> RunScript:
     keys, values = [], list[int | str]()
     for name, within in asked:
         _, seconds, minutes, _ = count_keys(core.calls.prefix, name)
@@ -253,7 +253,7 @@ def _used(core: Core, asked: Sequence[tuple[str, float]]) -> RunScript:
     return RunScript(core.scripts.used, call_of(keys, values))
 
 
-def _told(core: Core, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:
+def _told(core: Operations, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:
     """Those of which one script is told: not too many limits, nor users of them."""
     for some in _together(core, parts, _TOLD):
         first, users = 0, 0
@@ -266,6 +266,6 @@ def _told(core: Core, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tu
         yield some[first:]
 
 
-def _together(core: Core, each: Sequence[_T], most: int) -> list[Sequence[_T]]:
+def _together(core: Operations, each: Sequence[_T], most: int) -> list[Sequence[_T]]:
     most = 1 if core.is_cluster else most
     return [each[at : at + most] for at in range(0, len(each), most)]

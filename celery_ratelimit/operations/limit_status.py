@@ -18,7 +18,7 @@ from ..backlog.messages import Bucket, Lot
 from ..counts.would import Would
 from ..limiter.limit_request import LimitRequest, own_key
 from ..limiter.setting_calls import BucketStatus
-from ..limiter.shadows import ask_shadows
+from ..limiter.shadow import ask_shadows
 from ..limiter.usage import ask_used
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency

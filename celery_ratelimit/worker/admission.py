@@ -11,9 +11,9 @@ from ..backlog.outage import Outage
 from ..backlog.store_calls import Reply, StoreCalls
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import ImpossibleRequest
-from ..limiter.calls import Along
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limit_request import LimitRequest
+from ..limiter.script_calls import Along
 from ..limiter.sync_store import StoreRunner
 from ..limits import Concurrency
 from ..limits.decision import Decision

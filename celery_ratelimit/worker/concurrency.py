@@ -17,9 +17,9 @@ from typing import Any
 
 from .._celery import Worker
 from ..backlog.outage import Outage
-from ..limiter.calls import PlaceRequests
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limit_request import microseconds
+from ..limiter.script_calls import PlaceRequests
 from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
@@ -87,7 +87,7 @@ class ConcurrencyLeases:
 
         Args:
             for_permit: whether they may get their permits, or slots alone.
-            horizon: seconds, see :meth:`Core.ask <celery_ratelimit.limiter.core.Core.ask>`.
+            horizon: seconds, see :meth:`Operations.ask <celery_ratelimit.limiter.script_operations.Operations.ask>`.
             claim: seconds, see there.
         """
         first, ended = asking[0], self._leases.ended(asking[0].demands)

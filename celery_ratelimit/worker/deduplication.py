@@ -16,7 +16,7 @@ from .._celery.saved_message import survivor_in
 from ..app.plan import Plan
 from ..backlog.deduplicator import Deduplicator
 from ..backlog.outage import Outage
-from ..limiter.calls import Along
+from ..limiter.script_calls import Along
 from ..limits.decision import Decision
 from .request import PendingRequest
 

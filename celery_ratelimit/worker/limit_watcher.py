@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from .._celery import Worker
 from ..backlog.outage import Outage
 from ..backlog.store_calls import Reply, StoreCalls
-from ..limiter.shadows import ask_would
+from ..limiter.shadow import ask_would
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.resp import text

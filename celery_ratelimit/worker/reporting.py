@@ -17,7 +17,7 @@ from .._celery.saved_message import marker_in
 from ..app.options import Policy
 from ..errors import Throttled
 from ..limiter.limit_request import LimitRequest
-from ..limiter.shadows import asked_of
+from ..limiter.shadow import asked_of
 from ..limits.limit import Limit
 from ..observing import Observation, Observer
 from ..signals import task_throttled

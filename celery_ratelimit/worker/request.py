@@ -10,9 +10,9 @@ from typing import Any
 from .._celery import stored_id
 from ..app.plan import Plan
 from ..backlog.store_calls import Reply
-from ..limiter.core import Ids
 from ..limiter.leases import run_id
 from ..limiter.limit_request import LimitRequest
+from ..limiter.script_operations import Ids
 
 __all__ = ["AcquireCall", "PendingRequest", "State", "UnlimitedRequest"]
 

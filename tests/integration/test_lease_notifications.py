@@ -8,8 +8,8 @@ from typing import Any
 import redis
 
 from celery_ratelimit import Concurrency, Limiter
-from celery_ratelimit.limiter.calls import PlaceRequests
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import PlaceRequests
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.concurrency import ConcurrencyLeases
 from celery_ratelimit.worker.request_queues import RequestQueues

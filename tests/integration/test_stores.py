@@ -27,8 +27,8 @@ from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.reaper import Reconciliation
-from celery_ratelimit.limiter.cross_slot import parts_of
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.multi_slot_acquire import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 from tests.parks import park_one

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.replies import decision_of, whole_numbers
+from celery_ratelimit.limiter.script_calls import decision_of, whole_numbers
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
 

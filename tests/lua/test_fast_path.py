@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Concurrency, Decision, ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended
 from celery_ratelimit.limiter.limit_request import LimitRequest, leased
+from celery_ratelimit.limiter.script_calls import Ended
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended, PlaceRequests
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.operation import AcquirePermits
+from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 

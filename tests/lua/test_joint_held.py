@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended
 from tests.conftest import START, Clock
 
 from .frozen import us

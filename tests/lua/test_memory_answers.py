@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.store.memory import Clock as MemoryClock

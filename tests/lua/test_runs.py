@@ -9,8 +9,8 @@ import redis
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended, PlaceRequests
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
 from tests.conftest import PATIENT, START, Clock
 
 from .frozen import us

@@ -26,7 +26,7 @@ from celery_ratelimit.backlog.backlog import NOBODY, ToPark
 from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.limit_request import LimitRequest
-from celery_ratelimit.limiter.shadows import Shadows
+from celery_ratelimit.limiter.shadow import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker import (
     actions,

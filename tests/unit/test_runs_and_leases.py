@@ -12,9 +12,9 @@ import pytest
 
 from celery_ratelimit import Concurrency, StoreUnavailable
 from celery_ratelimit.limiter import leases as leases_module
-from celery_ratelimit.limiter.calls import Ended
 from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, LeaseKeeper, run_id
 from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended
 from tests.unit.a_gate import Bench
 
 PLACE = LimitRequest(Concurrency(2, name="places"), "places")

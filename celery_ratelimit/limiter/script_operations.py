@@ -17,23 +17,47 @@ from ..errors import RateLimitError
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..store.script import Script
-from .calls import Calls, Ended, PlaceRequests, Scripts
-from .cross_slot import MultiSlotAcquire, Step, Steps
 from .limit_request import LimitRequest, check_actual, check_reservable, leased, microseconds
+from .multi_slot_acquire import MultiSlotAcquire, Step, Steps
 from .operation import AcquirePermits, Operation, RunScript, run_all
 from .parts import parts_of
-from .replies import decision_of, impossible, pretended, whole_numbers
+from .script_calls import Calls, Ended, PlaceRequests, decision_of, impossible, whole_numbers
 from .setting_calls import BucketStatus, SettingCalls, read_bucket_status
-from .shadows import Shadows
+from .shadow import Shadows
 
-__all__ = ["Core", "Ids"]
+__all__ = ["Ids", "Operations"]
 
 
 #: Limits that one script tells of how they stand.
 AT_ONCE = 40
 
 
-class Core:
+class Scripts:
+    """The scripts of a limiter, by their verbs.
+
+    Args:
+        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+    """
+
+    def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
+        def script(name: str) -> Script:
+            return Script(name, replace_includes)
+
+        self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
+        self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
+        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
+        self.settle, self.forget = script("settle"), script("forget")
+        self.release, self.renew = script("release"), script("renew")
+        self.release_and_acquire = script("release_and_acquire")
+        self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
+        self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
+        self.set_weight, self.weights = script("set_weight"), script("weights")
+        self.count, self.counts, self.used = script("count"), script("counts"), script("used")
+        self.shadow, self.set_shadow = script("shadow"), script("set_shadow")
+        self.history, self.standing = script("history"), script("standing")
+
+
+class Operations:
     """The verbs of a limiter.
 
     Args:
@@ -201,7 +225,7 @@ class Core:
         return said
 
     def _in_steps(self, steps: Steps) -> Operation[list[int]]:
-        """One decision by several scripts, see :mod:`~celery_ratelimit.limiter.cross_slot`."""
+        """One decision by several scripts, see :mod:`~celery_ratelimit.limiter.multi_slot_acquire`."""
         try:
             asked = next(steps)
             while True:
@@ -226,12 +250,20 @@ class Core:
         if script not in (self.scripts.acquire, self.scripts.peek, self.scripts.reserve):
             return [0]  # nothing was taken: there is nothing to give back
         slot_only = script is self.scripts.acquire and int(first[1]) < 0
-        return pretended(demands, self.pretended_wait or 0, slot_only=slot_only)
+        return _pretended(demands, self.pretended_wait or 0, slot_only=slot_only)
 
     def _by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
         """The demands by their places, those together that one script can see."""
         parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]
+
+
+def _pretended(demands: Sequence[LimitRequest], wait: int, *, slot_only: bool) -> list[int]:
+    """What a script would reply, if all buckets were full (``wait`` is 0), or closed for so many microseconds."""
+    reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
+    for demand in demands:
+        reply += [0, wait] if wait else [demand.size, 0]
+    return reply
 
 
 class Ids:

@@ -1,12 +1,13 @@
-"""Requests as they go over the wire: what each script is called with."""
+"""What each script about limit requests is called with, and what its reply means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..limits.decision import GrantedAt
+from ..errors import ConfigurationError, ImpossibleRequest, RateLimitError
+from ..limits.decision import Decision, GrantedAt, LimitState
 from ..store.keys import (
     bucket_key,
     bucket_keys,
@@ -19,7 +20,22 @@ from ..store.resp import bulk
 from ..store.script import Script
 from .limit_request import LimitRequest
 
-__all__ = ["ARGUMENTS", "KEYS", "Along", "Call", "Calls", "Ended", "PlaceRequests", "Scripts", "call_of"]
+if TYPE_CHECKING:
+    from .script_operations import Scripts
+
+__all__ = [
+    "ARGUMENTS",
+    "KEYS",
+    "Along",
+    "Call",
+    "Calls",
+    "Ended",
+    "PlaceRequests",
+    "call_of",
+    "decision_of",
+    "impossible",
+    "whole_numbers",
+]
 
 #: What a script is called with: how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[int, int, list[bytes]]
@@ -97,31 +113,6 @@ class Along(NamedTuple):
     places: Sequence[int]
 
 
-class Scripts:
-    """The scripts of a limiter, by their verbs.
-
-    Args:
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
-    """
-
-    def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
-        def script(name: str) -> Script:
-            return Script(name, replace_includes)
-
-        self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
-        self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
-        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
-        self.settle, self.forget = script("settle"), script("forget")
-        self.release, self.renew = script("release"), script("renew")
-        self.release_and_acquire = script("release_and_acquire")
-        self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
-        self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
-        self.set_weight, self.weights = script("set_weight"), script("weights")
-        self.count, self.counts, self.used = script("count"), script("counts"), script("used")
-        self.shadow, self.set_shadow = script("shadow"), script("set_shadow")
-        self.history, self.standing = script("history"), script("standing")
-
-
 class Calls:
     """What the scripts are called with, for one prefix.
 
@@ -134,8 +125,6 @@ class Calls:
         self._scripts, self.prefix = scripts, prefix
         self.packed = lru_cache(maxsize=1024)(self._pack)
 
-    # -- About demands ---------------------------------------------------------------------------------------------
-
     def _pack(self, demands: tuple[LimitRequest, ...]) -> Packed:
         """Most of a request never changes, so that a call only puts pieces together."""
         states, slots = [], []
@@ -143,11 +132,7 @@ class Calls:
             state, of_slots = bucket_keys(self.prefix, demand.name, demand.key, demand.method)
             states += [state, *config_keys(self.prefix, demand.name, demand.key)]
             slots.append(of_slots)
-        return Packed(
-            len(demands),
-            bulk(*states, *slots),
-            b"".join([demand.wire for demand in demands]),
-        )
+        return Packed(len(demands), bulk(*states, *slots), b"".join([demand.wire for demand in demands]))
 
     def of_script(
         self,
@@ -249,3 +234,66 @@ class Calls:
     def of_standing(self, demands: Sequence[LimitRequest]) -> Call:
         number, keys, arguments = self._pack(tuple(demands))
         return KEYS * number, (KEYS + ARGUMENTS) * number, [keys, arguments]
+
+
+def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str = "") -> Decision:
+    """The reply about so many limits, see ``lua/include/reply.lua``; ``id``: under which it is known."""
+    allowed, wait, binding, at = reply[:4]
+    told = 4 + 2 * len(demands)
+    each = []
+    for demand, i in zip(demands, range(4, told, 2), strict=True):
+        each.append(LimitState(demand.name, demand.key, demand.size, reply[i], reply[i + 1] / 1e6, demand.pace))
+    states = tuple(each)
+    if len(reply) > told:  # some are stored, and have other numbers than in the code
+        numbers = [reply[told + i :: 4] for i in range(4)]
+        states = tuple(
+            [
+                state._replace(limit=size, interval=period / count / 1e6 if count else 0.0, version=version)
+                for state, size, count, period, version in zip(states, *numbers, strict=True)
+            ]
+        )
+    if binding or len(states) == 1:
+        tightest = states[binding - 1]
+    else:
+        tightest = states[0]
+        least = tightest.remaining / tightest.limit
+        for state in states:
+            part = state.remaining / state.limit
+            if part < least or (part == least and state.reset_after > tightest.reset_after):
+                tightest, least = state, part
+    return Decision(
+        allowed == 1,
+        tightest.limit,
+        tightest.remaining,
+        wait / 1e6,
+        tightest.reset_after,
+        tightest.name if binding else None,
+        states,
+        allowed < 0,
+        id,
+        at,
+        tuple(demands) if at else (),
+    )
+
+
+def whole_numbers(reply: Any) -> list[int]:
+    """A script's reply: one whole number, or several in a text."""
+    return [reply] if isinstance(reply, int) else list(map(int, reply.split()))
+
+
+def impossible(demands: Sequence[LimitRequest], error: RateLimitError) -> RateLimitError:
+    """What the store's error means, if it says that the request cannot be: a stored limit is smaller than its cost, or
+    its id is that of another reservation.
+    """
+    told: RateLimitError = error
+    verb, _, rest = str(error.__cause__).partition(" ")
+    if verb == "RESERVED":
+        name = demands[int(rest) - 1].name
+        told = ConfigurationError(
+            f"the id of this reservation is another's, of other limits than {name!r}: give each an id of its own"
+        )
+    elif verb == "IMPOSSIBLE":
+        which, size = map(int, rest.split())
+        told = ImpossibleRequest(demands[which - 1].name, demands[which - 1].cost, size)
+    told.__cause__ = error.__cause__
+    return told

@@ -16,13 +16,13 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
-from .calls import call_of
 from .limit_request import LimitRequest
 from .operation import Operation, RunScript, run_all
+from .script_calls import call_of
 from .stored_settings import StoredShadow, read_shadow
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .script_operations import Operations
 
 __all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
 
@@ -143,7 +143,7 @@ def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
     return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
 
 
-def tell_arrivals(core: Core, arrivals: Arrivals) -> Operation[None]:
+def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
     """Tell what came, in the order in which it came, have it reckoned, and learn what is stored."""
     nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
     rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
@@ -157,7 +157,7 @@ def tell_arrivals(core: Core, arrivals: Arrivals) -> Operation[None]:
     shadows.pending = {name: left for name, left in rounds.items() if left}
 
 
-def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, Would]]:
+def ask_would(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, Would]]:
     """What limits in shadow would have done, as far as it can be reckoned; which of them are in shadow is known then.
 
     Nothing is written: what processes have told is reckoned for good when they tell more. ``None``: a limit that is not
@@ -168,7 +168,7 @@ def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Operation[di
 
 
 def ask_shadows(
-    core: Core, limits: Mapping[str, AnyLimit | None]
+    core: Operations, limits: Mapping[str, AnyLimit | None]
 ) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
     """The same, with what is stored about it."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
@@ -188,7 +188,7 @@ def _nonces() -> Iterator[str]:
         yield f"{stem}.{number:x}"
 
 
-def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
+def _together(core: Operations, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
     """Those of which one script is told."""
     batch: list[tuple[str, list[Arrival]]] = []
     size = 0
@@ -205,7 +205,7 @@ def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[l
 
 
 def _reckoning(
-    core: Core,
+    core: Operations,
     several: Sequence[tuple[str, list[Arrival]]],
     limits: Mapping[str, AnyLimit | None],
     arrivals: Arrivals,
@@ -233,7 +233,7 @@ def _reckoning(
 
 
 def _read_reckoned(
-    core: Core, several: Sequence[tuple[str, list[Arrival]]], reply: Sequence[Any]
+    core: Operations, several: Sequence[tuple[str, list[Arrival]]], reply: Sequence[Any]
 ) -> dict[str, tuple[StoredShadow | None, Would]]:
     us, *said = reply
     found = {

@@ -19,14 +19,16 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..errors import RateLimitError
 from ..limits.concurrency import Concurrency
 from ..store.script import Script
-from .calls import Scripts
 from .limit_request import LimitRequest
 from .parts import Part, Reply, joint, parts_of
+
+if TYPE_CHECKING:
+    from .script_operations import Scripts
 
 __all__ = ["MultiSlotAcquire", "Step", "Steps"]
 
