@@ -126,7 +126,8 @@ class Worker:
     @property
     def is_stopping(self) -> bool:
         """Whether a stop has begun, warm or cold: a task that starts now would run again after the restart."""
-        return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))
+        stop, terminate = state.should_stop, state.should_terminate  # an exit code, which may be 0; or None or False
+        return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
 
     def keeps_only_process(self) -> bool:
         """Whether this worker, if its pool has one process, keeps it for brief tasks: the first one by name does.
