@@ -230,8 +230,8 @@ def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
 
     try:
         from celery_ratelimit.limiter.limit_request import LimitRequest
-    except ModuleNotFoundError:  # before folders
-        from celery_ratelimit.limiter import LimitRequest
+    except ModuleNotFoundError:  # an earlier version
+        from celery_ratelimit.limiter.demand import Demand as LimitRequest
 
     algorithm, state = row.split("/")
     for key in limiter.client.scan_iter(match=f"{limiter.prefix}:*", count=1000):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
-from celery_ratelimit.limiter import turns
+from celery_ratelimit.limiter import blocking_acquire
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.asking import decide
 from tests.conftest import PATIENT
@@ -156,13 +156,13 @@ def ask_and_log(
 
 
 def as_answered(decision: Decision) -> Decision:
-    """In place of ``turns._good_now``: the decision says how long the call has slept."""
+    """In place of ``blocking_acquire._good_now``: the decision says how long the call has slept."""
     return decision
 
 
 def take_turns(limiter: Limiter, _: str, limit: Limit, seconds: float) -> list[Told]:
     """Blocking calls, one after the other, for at least ``seconds``; the last one had to wait."""
-    turns._good_now = as_answered  # this process makes no other calls
+    blocking_acquire._good_now = as_answered  # this process makes no other calls
     told: list[Told] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or told[-1].at == told[-1].asked:

@@ -100,7 +100,7 @@ def test_blocking_calls_are_served_in_order_at_the_rate(
     server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight threads take ten permits each, one after the other: no slot is left out, and who waits wakes at its own."""
-    monkeypatch.setattr("celery_ratelimit.limiter.turns._good_now", as_answered)
+    monkeypatch.setattr("celery_ratelimit.limiter.blocking_acquire._good_now", as_answered)
     limiter = Limiter.from_url(server.url + PATIENT)
     limit = Limit("100/s", name="api")
 
