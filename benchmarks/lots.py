@@ -4,8 +4,9 @@
 
 closed   a tenant at 20/s beside 5,000, and then 100,000, whose limits are closed: used of the rate, scripts a task, and
          the workers' CPU while nobody has anything to do
-million  1,000,000 tasks in one lot, and then one each in 100,000 lots: list, purge one, release one, revoke, look,
-         expire. The longest script (SLOWLOG) and the longest step of each, which is what a worker's loop waits for
+million  1,000,000 tasks in one lot, and then one each in 100,000 lots: park, return, list, purge one, release one,
+         revoke, look, expire. The longest script (SLOWLOG) and the longest step of each, which is what a worker's loop
+         waits for; and the CPU of the server, which a busy machine changes less: of the longest step, and of all
 turns    a worker beside 1,000,000 tasks in one lot and one each in 100,000 others: how long one turn of its loop takes
          while it looks, parks, publishes, lets revoked tasks out and lets them expire
 heavy    1,500 messages of 200 kB that expire together; 300 of 2 MB at 300/s
@@ -20,6 +21,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -62,8 +64,7 @@ def _closed(number: int) -> None:
         parking = backlog_of(fleet.sender)
         _park(fleet.redis, parking, ((f"t{index}", f"{index}", 0.0) for index in range(number)))
         fleet.start()
-        lots = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
-        fleet.wait(lambda: fleet.redis.zcount(lots, (time.time() + 600) * 1e6, "+inf") >= number, 400, every=0.5)
+        _wait(fleet, lambda: _planned(fleet, parking) >= number, 400)
         before = fleet.cpu()
         time.sleep(10)
         idle = fleet.cpu() - before
@@ -93,13 +94,23 @@ def million(scale: float) -> None:
 def _million(tasks: int, lots: int) -> None:
     with Fleet("lots", rate=1) as fleet:
         client, parking, people = fleet.redis, backlog_of(fleet.sender), ParkingLots(fleet.sender)
-        expires = time.time() + 3600
+        measure, expires = _Measure(client), time.time() + 3600
+        empty, began, cpu = client.info("memory")["used_memory"], time.perf_counter(), measure.cpu()
         _park(client, parking, ((f"t{index % lots}", f"{index}", expires) for index in range(tasks)))
-        print(f"{tasks:,} parked in {lots:,} lots, {client.info('memory')['used_memory'] / 1e6:,.0f} MB", flush=True)
+        cpu, took = measure.cpu() - cpu, time.perf_counter() - began
+        size = client.info("memory")["used_memory"] - empty
+        print(
+            f"{tasks:,} parked in {lots:,} lots: {size / tasks:,.0f} bytes and {cpu / tasks * 1e6:.0f} us of "
+            f"the server's CPU a task, the first acquire of a lot included; {tasks / took:,.0f} a second",
+            flush=True,
+        )
         some = [f"task-{index}" for index in range(10, tasks, max(1, tasks // 1000))][:1000]
         of = [f"t{index}" if lots > 1 else "t0" for index in range(6)]
         deep = max(0, tasks // lots - 1000)
-        measure = _Measure(client)
+        number = min(5000, tasks // 4)
+        for _ in _return(parking, 1, lots):  # the store compiles the scripts
+            pass
+        measure(f"return {number:,}", lambda: _return(parking, number, lots), tasks=number)
         measure("look", lambda: _look(parking))
         measure("list lots", lambda: parking.contents.lots([NAME]))
         measure("list 1,000 tasks", lambda: _once(lambda: people.tasks(NAME, of[0], first=deep, number=1000)))
@@ -120,20 +131,28 @@ class _Measure:
         self.client = client
         client.config_set("slowlog-log-slower-than", NOTED)  # Valkey notes each command of a script, too
         client.config_set("slowlog-max-len", 1000)
+        pid = client.info("server")["process_id"]
+        self._schedule = Path(f"/proc/{pid}/task/{pid}/schedstat")
 
-    def __call__(self, what: str, steps: Callable[[], Iterator[Any]]) -> None:
+    def cpu(self) -> float:
+        """Seconds of CPU that the server's main thread has used."""
+        return int(self._schedule.read_text().split()[0]) / 1e9
+
+    def __call__(self, what: str, steps: Callable[[], Iterator[Any]], *, tasks: int = 0) -> None:
         """Run it step by step: a step is what keeps a worker's loop before it looks at the time."""
         self.client.slowlog_reset()
         longest, number, began = 0.0, 0, time.perf_counter()
+        first, dearest = self.cpu(), 0.0
         iterator = iter(steps())
         while True:
-            at = time.perf_counter()
+            at, before = time.perf_counter(), self.cpu()
             try:
                 next(iterator)
             except StopIteration:
                 break
-            longest = max(longest, time.perf_counter() - at)
+            longest, dearest = max(longest, time.perf_counter() - at), max(dearest, self.cpu() - before)
             number += 1
+        cpu = self.cpu() - first
         took = time.perf_counter() - began
         slow = max(
             [e["duration"] for e in self.client.slowlog_get(1000) if e["command"][:4].upper() in (b"EVAL", b"ZSCA")],
@@ -141,13 +160,28 @@ class _Measure:
         )
         print(
             f"  {what:<28} longest script {slow / 1e3:6.2f} ms; {number:>5} steps, longest {longest * 1e3:7.2f} ms; "
-            f"{took:.2f} s in all",
+            f"{took:.2f} s in all; the server's CPU {dearest * 1e3:5.2f} ms in the longest step, {cpu:.2f} s in all"
+            + (f", {cpu / tasks * 1e6:.0f} us a task; {tasks / took:,.0f} a second" if tasks else ""),
             flush=True,
         )
 
 
+def _return(parking: Backlog, number: int, lots: int) -> Iterator[None]:
+    """Let tasks of these lots out for their slots, of a limit that is open."""
+    fast, left, lot = Limit("1000000/s", name=NAME, key="{tenant}", burst=1000), number, lots
+    while left > 0:
+        demands = [LimitRequest(fast, NAME, f"t{max(0, each)}") for each in range(lot - 1, max(-1, lot - 1 - PAGE), -1)]
+        looked = parking.return_due(demands)
+        yield
+        parking.published({each.bucket: each.leaving for each in looked})
+        left -= sum(len(each.leaving) for each in looked)
+        lot = max(1, lot - len(looked)) if lots > 1 else 1
+        yield
+
+
 def _look(parking: Backlog) -> Iterator[None]:
     while due := parking.due([NAME]):
+        yield
         parking.return_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
         yield
 
@@ -175,10 +209,10 @@ def _wake(parking: Backlog) -> Iterator[None]:
 
 def _let_expire(client: redis.Redis, parking: Backlog, number: int, lots: int) -> None:
     now = time.time() * 1e6
-    of_all = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
+    of_all = parking.scripts.shared_keys(NAME)[0]
     with client.pipeline(transaction=False) as pipe:
         for key, _ in itertools.islice(client.zscan_iter(of_all, count=1000), number):
-            expiring = f"ratelimit:v1:{{{NAME}}}:{key.decode()}:expiring@{parking._fleet}"
+            expiring = parking.scripts.lot_keys((NAME, key.decode()))[5]
             for id in (
                 client.zrange(expiring, 0, number // lots - 1) if lots == 1 else [f"task-{key[1:].decode()}@celery"]
             ):
@@ -189,7 +223,9 @@ def _let_expire(client: redis.Redis, parking: Backlog, number: int, lots: int) -
 
 def _expire(parking: Backlog, left: int) -> Iterator[None]:
     while left > 0 and (due := parking.due([NAME])):
+        yield
         looked = parking.return_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
+        yield
         leaving = {each.bucket: each.leaving for each in looked if each.leaving}
         parking.published(leaving)
         left -= sum(map(len, leaving.values()))
@@ -207,7 +243,7 @@ def turns(scale: float) -> None:
         )
         print(f"{tasks:,} parked in one lot, one each in {lots:,}", flush=True)
         fleet.env["BENCH_TURNS"] = str(path)
-        of_all = f"ratelimit:v1:{{{NAME}}}::due@{parking._fleet}"
+        of_all = parking.scripts.shared_keys(NAME)[0]
 
         def show(what: str) -> None:
             time.sleep(1)
@@ -223,7 +259,7 @@ def turns(scale: float) -> None:
             )
 
         fleet.start()
-        fleet.wait(lambda: client.zcount(of_all, (time.time() + 600) * 1e6, "+inf") >= lots, 600, every=0.5)
+        _wait(fleet, lambda: _planned(fleet, parking) >= lots, 600)
         show("starts, looks at all lots")
         time.sleep(5)
         show("idle for 5 s")
@@ -231,10 +267,10 @@ def turns(scale: float) -> None:
             for index in range(2000):
                 tenant = "deep" if index % 2 else f"t{index}"
                 fleet.sender.send_task(NAME, args=[index, tenant], producer=producer, queue=QUEUE)
-        fleet.wait(fleet.drained, 120, every=0.1)
+        _wait(fleet, fleet.drained, 120)
         show("parks 2,000")
         limiter.set_rate(LIMIT, "200/s", key="deep")
-        fleet.wait(lambda: fleet.started() >= 2000, 60)
+        _wait(fleet, lambda: fleet.started() >= 2000, 60)
         show("publishes and runs 2,000")
         limiter.set_rate(LIMIT, "1/h", key="deep")
         revoked = [f"task-deep-{index}" for index in range(min(10_000, tasks // 10), tasks, max(1, tasks // 1000))]
@@ -245,11 +281,22 @@ def turns(scale: float) -> None:
         time.sleep(5)
         show("lets 1,000 revoked out")
         _let_expire(client, parking, round(20_000 * scale), lots + 1)
-        fleet.wait(lambda: not client.zcount(of_all, "-inf", time.time() * 1e6), 120, every=0.1)
+        _wait(fleet, lambda: not client.zcount(of_all, "-inf", time.time() * 1e6), 120)
         show(f"lets {round(20_000 * scale):,} expire")
         limiter.set_rate(LIMIT, "2/h")
         time.sleep(10)
         show("wakes all")
+
+
+def _planned(fleet: Fleet, parking: Backlog) -> int:
+    """Lots that were looked at: the next look is in ten minutes or later."""
+    due = parking.scripts.shared_keys(NAME)[0]
+    return int(fleet.redis.zcount(due, (time.time() + 600) * 1e6, "+inf"))
+
+
+def _wait(fleet: Fleet, done: Callable[[], bool], seconds: float) -> None:
+    if not fleet.wait(done, seconds, every=0.1):
+        raise RuntimeError(f"not done after {seconds:g} s:\n{fleet._logs()}")
 
 
 def heavy(scale: float) -> None:
@@ -279,10 +326,6 @@ def heavy(scale: float) -> None:
                 f"{time.monotonic() - at:.1f} s later {_kept(fleet)} are left and {fleet.started()} have run",
                 flush=True,
             )
-
-
-def _gone(fleet: Fleet) -> bool:
-    return _kept(fleet) == 0 and fleet.drained() and not fleet.redis.llen(f"{QUEUE}.throttled")
 
 
 def _kept(fleet: Fleet) -> int:
@@ -321,7 +364,7 @@ def _park(
                 known.add(tenant)
                 number, _, pieces = calls.of_script(ask, (LimitRequest(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
                 pipe.execute_command("EVALSHA", asks, number, *_values(pieces))
-            keys = _values(parking.scripts.keys_of_lots([(NAME, tenant)], fair=False)[1])
+            keys = _values(parking.scripts.keys_of_lots([(NAME, tenant)])[1])
             pipe.execute_command("EVALSHA", digest, len(keys), *keys, *kept)
             if count % 1000 == 999:
                 pipe.execute()

@@ -40,8 +40,8 @@ def unnamed(limit: Any) -> str:
 
 
 def length(seconds: float | None) -> str:
-    """A length of time; ``?``: it is not known."""
-    if seconds is None:
+    """A length of time; ``?``: it is not known, or ends with a pause without an end."""
+    if seconds is None or seconds > NO_END:
         return "?"
     if seconds < 60:
         return f"{seconds:.1f} s"

@@ -1,6 +1,6 @@
 -- park: put messages of throttled tasks into the parking lots of the limits that refused them, in the given order. Idempotent by id.
 --
--- KEYS   for each parking lot the keys of include/lot.lua; if one of the limits is fair, with its keys for shares
+-- KEYS   for each parking lot the keys of include/lot.lua
 -- ARGV   1  behind    1: park only behind parked tasks; 0: also in an empty parking lot
 --        2  most      >= 0: park only if the parked tasks cost fewer permits; -1: no bound
 --        3  memory    us, > 0: for how long a call may come late
@@ -17,13 +17,14 @@
 --                     weight   of its share, in the code; '': the limit is not fair
 --                     record   from the field `order` on, see include/record.lua, with the message
 --                     and pairs of an id and a token: of messages that were parked before, and are acknowledged by now
--- Reply  for each message: cost in permits of the tasks before it. If less important tasks are parked, too: the number of tasks before
---        it times the average cost of a task. If the limit is fair: the cost of its share's tasks before it, times the weight of all
---        shares, divided by the weight of its share; at most the cost of all tasks.
---        The same if an earlier call for this delivery has parked it, also if the task was returned since.
---        -1: no task is parked, or a later attempt was made before; -2: another task waits in its place;
---        -3 and less: -3 less the cost of the tasks before it, which is `most` or more.
---        Then for each -2 the id of the task that waits
+-- Reply  for each message two values, its outcome and what belongs to it:
+--        parked    cost in permits of the tasks before it. If less important tasks are parked, too: the number of tasks before it times
+--                  the average cost of a task. If the limit is fair: the cost of its share's tasks before it, times the weight of all
+--                  shares, divided by the weight of its share; at most the cost of all tasks.
+--                  The same if an earlier call for this delivery has parked it, also if the task was returned since
+--        empty     0: no task is parked, or a later attempt was made before
+--        full      cost in permits of the tasks before it, which is `most` or more
+--        replaced  the id of another task, which waits in its place
 --
 -- Of duplicates one stays, at the place of the one that was first throttled. If the new message stays, the message of the other task is
 -- marked with the id of the new task (`survivor`). The other task is returned like an expired task, and the worker that receives it ends it.
@@ -38,7 +39,6 @@ local BEHIND, MOST, MEMORY_US, FIELDS = ARGV[1] == '1', tonumber(ARGV[2]), tonum
 
 local twice -- whether some tasks of the parking lot in use have several messages
 local is_due, is_new -- whether the parking lot is due at once; whether it was empty
-local survivors = {}
 
 local function park(since, expires, id, cost, copy, token, attempt, weight, sent)
     local order, share, unique, new_survivor = match(sent, '^(%-?%d+) %d* ([^ ]*) ([^ ]*) [^ ]* [^ ]* ([^ ]*) ')
@@ -52,24 +52,24 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
     local chosen, newest, tokens
     if twice or attempt > 0 then
         local attempts = id .. '\0' .. token
-        if tonumber(call('HGET', VALID_COPY, attempts) or 0) > attempt then return -1 end
+        if tonumber(call('HGET', VALID_COPY, attempts) or 0) > attempt then return 'empty', 0 end
         if attempt > 0 then
             call('HSET', VALID_COPY, attempts, int(attempt))
             call('PEXPIRE', VALID_COPY, int(ceil(MEMORY_US / 1000)))
         end
         twice, chosen, newest, tokens = true, copies(id)
     end
-    if tokens and without(tokens, token) then return ahead end -- an earlier call has parked it, and it was returned since
+    if tokens and without(tokens, token) then return 'parked', ahead end -- an earlier call has parked it, and it was returned since
     local kept = call('HGET', PAYLOADS, id)
     if kept then
         if tonumber(match(kept, COPY) or 0) >= copy or is_parked(id) then
             local unacked = call('HGET', ACK_UNCONFIRMED, id)
             if not without(unacked, token) then call('HSET', ACK_UNCONFIRMED, id, (unacked or ',') .. token .. ',') end
-            return ahead
+            return 'parked', ahead
         end
         call('ZREM', IN_FLIGHT, id) -- the returned task was parked in another store or under other keys since, and returned from there
     end
-    if BEHIND and ahead == 0 then return -1 end
+    if BEHIND and ahead == 0 then return 'empty', 0 end
 
     local last = parked > 0 and tonumber(call('ZRANGE', PARKED, -1, -1, 'WITHSCORES')[2]) or 0
     if not has_since then
@@ -97,8 +97,7 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
                 end
                 is_due = true
             end
-            survivors[#survivors + 1] = match(its, TASK) or ''
-            return -2
+            return 'replaced', match(its, TASK) or ''
         end
         since, ahead = min(since, its_since), ahead - match(head, '^%d+')
     end
@@ -110,7 +109,7 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
         local one = other and 1 or 0
         ahead = ceil(ahead * max(0, call('ZCOUNT', PARKED, '-inf', int(place)) - one) / max(1, parked - one))
     end
-    if MOST ~= -1 and ahead >= MOST then return -3 - ahead end
+    if MOST ~= -1 and ahead >= MOST then return 'full', ahead end
 
     if chosen then -- this is the one that may run, under a number that no other has
         copy = max(copy, newest + 1)
@@ -140,7 +139,7 @@ local function park(since, expires, id, cost, copy, token, attempt, weight, sent
     elseif place < last and call('ZRANK', PARKED, id) == 0 then
         is_due = true -- its place is before the first
     end
-    return ahead
+    return 'parked', ahead
 end
 
 local said, at = {}, 4
@@ -152,7 +151,7 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     twice, is_due, is_new = call('EXISTS', VALID_COPY) == 1, false, false
     for i = first, last - 1, FIELDS do
         local since, expires, id, cost, copy, token, attempt, weight, sent = unpack(ARGV, i, i + FIELDS - 1)
-        said[#said + 1] = park(tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), weight, sent)
+        said[#said + 1], said[#said + 2] = park(tonumber(since), expires, id, cost, tonumber(copy), token, tonumber(attempt), weight, sent)
     end
     if is_due or is_new or not call('ZSCORE', DUE_LOTS, bucket) then -- or its place in the index is lost
         local is_first = call('EXISTS', DUE_LOTS) == 0 -- else whoever can look does
@@ -161,5 +160,4 @@ for lot = 0, #KEYS - 1, LOT_KEYS do
     end
     at = last + ARGV[at + 3]
 end
-for _, id in ipairs(survivors) do said[#said + 1] = id end
 return said

@@ -2,7 +2,7 @@
 --
 -- In the parking lot of a fair limit, how much comes before a task is estimated, as park does (include/join_share.lua): the tasks of its
 -- share before it, times the weight of all shares, divided by the weight of its share; at most all tasks.
--- KEYS   see include/lot.lua, with its keys for shares
+-- KEYS   see include/lot.lua
 -- ARGV   1  id        the store's id of the task
 --        2  key       text: of the bucket
 --        3  weights   in the code, see include/turns.lua
@@ -24,7 +24,7 @@ local rank, where = call('ZRANK', PARKED, id), 'parked'
 local number = call('ZCARD', PARKED)
 if not rank then
     rank, where = -1, call('ZSCORE', IN_FLIGHT, id) and 'leaving' or ''
-    local entry = where == '' and call('ZRANK', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id))
+    local entry = where == '' and call('ZRANK', SUSPENDED, suspended_entry(id, message))
     if entry then rank, where = number + entry, 'aside' end
 end
 number = number + call('ZCARD', SUSPENDED)

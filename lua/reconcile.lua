@@ -2,7 +2,7 @@
 --
 -- A message without a place in the order is parked again, at its place. A copy of it may have been returned before, so the message gets
 -- a new copy number. A place without a message is removed. An index that lacks a parking lot or a task is completed.
--- KEYS   for each parking lot the keys of include/lot.lua, with its keys for shares
+-- KEYS   for each parking lot the keys of include/lot.lua
 -- ARGV   1  memory    us, > 0: see return_due.lua
 --        2  most      >= 1: about that many entries are compared in a step
 --        3+           for each parking lot: the key of its bucket, text; the part with which to continue, 0: check whether its keys
@@ -16,15 +16,6 @@ local MEMORY_US, MOST = tonumber(ARGV[1]), ARGV[2]
 --!include now.lua
 --!include lot.lua
 --!include renew_copy.lua
-LOT_KEYS, shares = 16, {} -- the shares end with the parking lot, see shares.lua
-
-local function place_of_entry(entry)
-    return match(entry, '^[^%z]*%z(%d+)%z(.*)$')
-end
-
-local function is_suspended(id, message)
-    return call('ZSCORE', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id))
-end
 
 local function index(id, message)
     local where = place_of(id, message)
@@ -42,7 +33,7 @@ local function compare_messages(found)
     local again = 0
     for i = 1, #found, 2 do
         local id, message = found[i], found[i + 1]
-        if call('ZSCORE', PARKED, id) or is_suspended(id, message) then
+        if call('ZSCORE', PARKED, id) or call('ZSCORE', SUSPENDED, suspended_entry(id, message)) then
             index(id, message)
         elseif not call('ZSCORE', IN_FLIGHT, id) then
             call('ZADD', PARKED, int(place_in(message)), id)
@@ -57,7 +48,7 @@ end
 local function compare_places(key, found)
     local removed = 0
     for i = 1, #found, 2 do
-        local id = key == SUSPENDED and select(2, place_of_entry(found[i])) or found[i]
+        local id = key == SUSPENDED and match(found[i], '^[^%z]*%z%d+%z(.*)$') or found[i]
         if call('HEXISTS', PAYLOADS, id) == 0 then removed = removed + call('ZREM', key, found[i]) end
     end
     return removed

@@ -1,7 +1,7 @@
 -- remove: take tasks out of a parking lot before their turn, to be published at once or deleted. One script has a bound of work: the
 -- reply contains the position at which the next call continues.
 --
--- KEYS   see include/lot.lua, with its keys for shares
+-- KEYS   see include/lot.lua
 -- ARGV   1  purge     1: delete the tasks; 0: the caller publishes them
 --        2  again, 3 memory: us, see return_due.lua
 --        4  key       text: of the bucket

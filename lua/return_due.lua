@@ -1,8 +1,7 @@
 -- return_due: assign slots to parked tasks, in order, and return each task shortly before its slot: the caller publishes the messages.
 --
 -- One script processes several parking lots, up to a bound of work. A parking lot that is not finished is due at once.
--- KEYS   four for each parking lot's limit, see include/read_limits.lua; then for each parking lot the keys of include/lot.lua; if
---        one of the limits is fair, with its keys for shares
+-- KEYS   four for each parking lot's limit, see include/read_limits.lua; then for each parking lot the keys of include/lot.lua
 -- ARGV   1  number    of parking lots
 --        2  due       1: process only parking lots that are due now; 0: all
 --        3  horizon   us, >= 0: a task is returned when its slot is at most that far ahead; three quarters of that if the parking lot
@@ -158,18 +157,18 @@ local function resume(back, before)
 end
 
 -- Sets a task aside if no worker consumes its queue.
-local function suspend(id, place)
-    local queue = match(call('HGET', PAYLOADS, id) or '', QUEUE)
-    if not queue or not absent[queue] then return false end
-    call('ZADD', SUSPENDED, 0, suspended_entry(queue, place, id))
+local function suspend(id)
+    local message = call('HGET', PAYLOADS, id) or ''
+    if not absent[match(message, QUEUE)] then return false end
+    call('ZADD', SUSPENDED, 0, suspended_entry(id, message))
     call('ZREM', PARKED, id)
     call('ZADD', SUSPENDED_LOTS, 0, bucket)
     work = work + 1
     return true
 end
 
-local function may_come(id, place)
-    return next(absent) == nil or not suspend(id, place)
+local function may_come(id)
+    return next(absent) == nil or not suspend(id)
 end
 
 -- The id of the first task in a queue that a worker consumes; nil: none; false: the script has reached its bound of work.
@@ -185,7 +184,7 @@ local function next_one(back)
             id, place = unpack(call('ZRANGE', PARKED, 0, 0, 'WITHSCORES'))
         end
         if room() <= 0 and (id or call('EXISTS', SUSPENDED) == 1) then return false end
-        if not id or may_come(id, place) then return id end
+        if not id or may_come(id) then return id end
     end
 end
 

@@ -2,7 +2,7 @@
 --
 -- A task that was returned before, and is not confirmed to be published, gets the number of a new copy. Only the new copy may run, as the
 -- older one may be on its way. So a message that is returned in this way has to contain its copy number.
--- KEYS   see include/lot.lua, with its keys for shares
+-- KEYS   see include/lot.lua
 -- ARGV   1  again, 2 memory: us, see return_due.lua
 --        3  key       text: of the bucket
 --        4  bytes     >= 1: no more tasks are returned once their messages are that long

@@ -6,10 +6,13 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from celery_ratelimit.backlog.backlog import Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.limiter.limit_request import LimitRequest
 
-__all__ = ["packed", "park_one"]
+__all__ = ["EMPTY", "answer", "packed", "park_one"]
+
+#: No task is parked, behind which a task could be parked.
+EMPTY = ParkResult("empty")
 
 
 def packed(id: str, cost: int, message: str, copy: int, since: int = 0, *, token: str = "", **fields: Any) -> ToPark:
@@ -33,9 +36,14 @@ def park_one(
     most: int | None = None,
     token: str = "",
     attempt: int = 0,
-) -> int:
-    """Park it; returns what the store says."""
+) -> int | ParkResult:
+    """Park it; see :func:`answer`."""
     one = packed(id, demand.cost, message, copy, since, expires=expires, token=token, attempt=attempt)
     bucket = demand.name, demand.key
-    (said,) = parking.park({bucket: [one]}, only_behind=only_behind, most=most)[bucket]
-    return said
+    (result,) = parking.park({bucket: [one]}, only_behind=only_behind, most=most)[bucket]
+    return answer(result)
+
+
+def answer(result: ParkResult) -> int | ParkResult:
+    """Permits that the tasks ahead of a parked task cost; the whole result if it was not parked."""
+    return result.ahead if result.is_parked else result

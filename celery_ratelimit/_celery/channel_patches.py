@@ -16,7 +16,7 @@ Of kombu 5.7:
   what it has.
 * What is read then is put back by a channel that is in ``Transport.channels``, if there is one
   (``_reject_inbound_message``, kombu/transport/virtual/base.py 1029); ``close_connection`` (988) takes each out before
-  it closes it, so that the message which the last one reads was lost.
+  it closes it, so that the message which the last one reads was lost. It goes on until there is no channel in it.
 * ``Channel.conn_or_acquire`` (kombu/transport/redis.py 2085) makes a client with ``_create_client`` (2047) each time.
   All of them have the channel's pool of connections (``_pool``), which is made anew when the channel has lost them.
 * ``Channel._brpop_start`` (kombu/transport/redis.py 1459) asks for the next message of a channel's queues. It is called
@@ -81,8 +81,9 @@ def _close_completely(channel: Any) -> None:
 
     def close_completely() -> None:
         transport = channel.connection
-        if transport is not None and channel not in transport.channels:
-            transport.channels.append(channel)  # until it is closed: a message that it reads now is put back
+        # Until it is closed, a message that it reads now is put back. One whose server is gone is closed, and fails.
+        if transport is not None and not channel.closed and channel not in transport.channels:
+            transport.channels.append(channel)
         try:
             close()
         except channel.connection_errors:

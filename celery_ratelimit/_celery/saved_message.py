@@ -87,7 +87,7 @@ def copy_in(message: Any) -> dict[str, Any]:
     marker = marker_in(message)
     if "lot" in marker:
         return marker
-    named = (message.headers or {}).get(COPY_HEADER)
+    named: Any = (message.headers or {}).get(COPY_HEADER)
     return dict(named) if _names_copy(named) else {}
 
 
@@ -143,7 +143,8 @@ def _names_copy(fields: Any) -> bool:
     if not isinstance(lot, (list, tuple)) or len(lot) != 2:
         return False
     name, key = lot
-    return isinstance(name, str) and isinstance(key, str) and isinstance(fields["id"], str) and _is_count(fields["copy"])
+    are_texts = isinstance(name, str) and isinstance(key, str) and isinstance(fields["id"], str)
+    return are_texts and _is_count(fields["copy"])
 
 
 def _is_count(number: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -62,10 +63,12 @@ class Policy:
 
     @property
     def claim(self) -> float:
-        """Seconds within which a throttled task may have a slot."""
+        """Seconds within which a throttled task may have a slot; infinite, as a pause may last for ever, without
+        ``max_wait``.
+        """
         if not self.waits:
             return 0.0
-        return 1e9 if self.max_wait is None else self.max_wait
+        return math.inf if self.max_wait is None else self.max_wait
 
 
 def _is_misspelt(overflow: str, app: Any) -> bool:

@@ -9,12 +9,13 @@ from celery import Celery
 from ..errors import ConfigurationError, StoreUnavailable
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
+from ..store import url
 from ..store.health import is_no_store
 from ..store.url_text import without_password
 from .kept import is_kept, kept
-from .settings import settings_of
+from .settings import settings_of, store_options
 
-__all__ = ["check_store", "leases_of", "limiter_of"]
+__all__ = ["check_store", "check_url", "leases_of", "limiter_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -28,6 +29,20 @@ def leases_of(app: Celery) -> LeaseKeeper:
     """The leases that tasks of ``app`` hold in this process."""
     leases: LeaseKeeper = kept(app, "leases", lambda: LeaseKeeper(limiter_of(app).asker))
     return leases
+
+
+def check_url(app: Celery) -> None:
+    """Whether the configured URL is one of a store; asks no store.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    settings = settings_of(app)
+    if not settings.in_memory:
+        try:
+            url.check_url(settings.url, **store_options(app, settings.url))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"ratelimit_url={without_password(settings.url)!r}: {error}") from error
 
 
 def check_store(app: Celery) -> StoreUnavailable | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from celery import Celery
 
@@ -27,14 +28,11 @@ from . import tuning
 from .backlog_contents import BacklogContents
 from .deduplicator import Copies
 from .fleet_registry import FleetRegistry
-from .messages import Bucket, Parked, PollResult, ToPark, decoded, encoded, several
-from .scripts import PendingReports, Scripts, arguments_of, weights_text
+from .messages import Bucket, Parked, ParkResult, PollResult, ToPark, encoded, several
+from .scripts import PendingReports, Scripts, arguments_of, park_results, weights_text
 from .store_calls import Asks, asked
 
-__all__ = ["FULL", "NOBODY", "REPLACED", "Backlog", "PollResult", "ToPark"]
-
-#: Results of :meth:`Backlog.park` for a message that was not parked; ``FULL`` is less the cost of the tasks ahead.
-NOBODY, REPLACED, FULL = -1, -2, -3
+__all__ = ["Backlog", "ParkResult", "PollResult", "ToPark"]
 
 
 class Backlog:
@@ -51,8 +49,6 @@ class Backlog:
         contents: which tasks are in which parking lot.
         copies: which copies of messages may run.
         untold: reports to the store that are pending. Most returned tasks arrive earlier; their workers report them.
-        survivors: for each message that the last call of :meth:`park` found replaced by another task, by id: the other
-            task's id.
     """
 
     def __init__(self, limiter: Limiter, fleet: str, redelivery: float) -> None:
@@ -60,7 +56,6 @@ class Backlog:
         memory = microseconds(2 * redelivery + tuning.REDELIVERY_LATE)
         self.scripts = scripts = Scripts(limiter.asker, fleet, memory)
         self.untold = PendingReports()
-        self.survivors: dict[str, str] = {}
         self.register = FleetRegistry(scripts)
         self.contents = BacklogContents(scripts)
         self.copies = Copies(scripts)
@@ -80,14 +75,18 @@ class Backlog:
 
     # -- In --------------------------------------------------------------------------------------------------------
 
-    def park(
+    def park(self, messages_of: Mapping[Bucket, Sequence[ToPark]], **options: Any) -> dict[Bucket, list[ParkResult]]:
+        """:meth:`parks`, without a generator."""
+        return asked(self.parks(messages_of, **options))
+
+    def parks(
         self,
         messages_of: Mapping[Bucket, Sequence[ToPark]],
         *,
         only_behind: bool = False,
         most: int | None = None,
         later: Mapping[Bucket, float] = MappingProxyType({}),
-    ) -> dict[Bucket, list[int]]:
+    ) -> Asks[dict[Bucket, list[ParkResult]]]:
         """Park messages in the parking lots of their buckets, in the given order. Idempotent by id.
 
         Args:
@@ -96,42 +95,15 @@ class Backlog:
             only_behind: park only if other tasks are parked in the bucket.
             most: park only if the tasks parked in the bucket cost fewer permits.
             later: seconds until the first poll of a parking lot that is empty now; default: at once.
-
-        Returns:
-            For each message the cost of the tasks ahead of it, in permits. :data:`NOBODY`: no task is parked there;
-            :data:`REPLACED`: another task waits in its place (``survivors``);
-            :data:`FULL` and less: ``FULL`` less that cost, which has reached ``most``.
         """
-        return asked(self.parks(messages_of, only_behind=only_behind, most=most, later=later))
-
-    def parks(
-        self,
-        messages_of: Mapping[Bucket, Sequence[ToPark]],
-        *,
-        only_behind: bool,
-        most: int | None,
-        later: Mapping[Bucket, float],
-    ) -> Asks[dict[Bucket, list[int]]]:
-        """:meth:`park`, as a generator of calls (:data:`Asks`): the caller need not wait for replies."""
         fair = any(each.share is not None for messages in messages_of.values() for each in messages)
         with self.untold.telling(messages_of) as (told, _):
             arguments = arguments_of(
                 messages_of, told, later, only_behind=only_behind, most=most, memory=self.scripts.memory
             )
-            reply = iter((yield partial(self.scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)))
-        said = {bucket: [int(next(reply)) for _ in messages] for bucket, messages in messages_of.items()}
-        replaced = [
-            each.id
-            for bucket, messages in messages_of.items()
-            for each, ahead in zip(messages, said[bucket], strict=True)
-            if ahead == REPLACED
-        ]
-        self.survivors = {id: decoded(text(survivor)) for id, survivor in zip(replaced, reply, strict=True)}
-        return said
-
-    def acknowledged(self, bucket: Bucket, id: str, token: str) -> None:
-        """Note that the broker has forgotten a parked message. The next call reports it to the store."""
-        self.untold.note_acknowledged(bucket, id, token)
+            reply = yield partial(self.scripts.of_lots, "park", list(messages_of), *arguments, fair=fair)
+        results = iter(park_results(reply))
+        return {bucket: [next(results) for _ in messages] for bucket, messages in messages_of.items()}
 
     # -- Out -------------------------------------------------------------------------------------------------------
 
@@ -194,7 +166,7 @@ class Backlog:
         fair = any(demand.limit.fair is not None for demand in demands)
         of_limits = [self.scripts.limit_keys(demand.name, demand.key, demand.method) for demand in demands]
         keys = [states for states, _ in of_limits] + [slots for _, slots in of_limits]
-        number, of_lots = self.scripts.keys_of_lots(buckets, fair=fair)
+        number, of_lots = self.scripts.keys_of_lots(buckets)
         number += KEYS * len(demands)
         most, apart = tuning.MAX_IN_FLIGHT * max(2, self.register.workers), microseconds(tuning.POLL_INTERVAL)
         times = microseconds(horizon), most, apart, microseconds(tuning.PUBLISH_TIMEOUT), self.scripts.memory
@@ -232,10 +204,10 @@ class Backlog:
                 arguments: list[str | int] = []
                 for bucket in part:
                     those, ids = [*leaving.get(bucket, ()), *noted[bucket]], acknowledged[bucket]
-                    arguments += [bucket[1], len(those), len(ids)]
+                    arguments += [bucket[1], len(those), 0, len(ids) // 2]
                     arguments += [value for each in those for value in (each.id, each.copy)]
                     arguments += ids
-                yield partial(self.scripts.tell, part, arguments)
+                yield partial(self.scripts.of_lots, "confirm_published", part, *arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Split buckets into groups for one script each: not too many, and of one hash slot of a cluster."""

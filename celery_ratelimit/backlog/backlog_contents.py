@@ -1,19 +1,27 @@
-"""Finds, lists and counts the tasks in the parking lots, and takes tasks out before their turn."""
+"""Finds, lists and counts the tasks in the parking lots, and takes tasks out before their turn.
+
+:class:`BacklogCache` is what one worker remembers of that.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
-from ..limiter.limit_request import microseconds
+from .._celery.saved_message import marker_in
+from ..limiter.limit_request import LimitRequest, microseconds
+from ..limits.any_limit import AnyLimit
+from ..limits.concurrency import Concurrency
 from ..store.resp import text
 from . import tuning
 from .messages import Bucket, Lot, Parked, Position, decoded, encoded, several
 from .scripts import Scripts
 
-__all__ = ["BacklogContents"]
+__all__ = ["BacklogCache", "BacklogContents"]
 
 _T = TypeVar("_T")
 #: The keys of a parking lot that ``lua/list_lots.lua`` reads: parked, leaving, messages, aside, costs.
@@ -21,42 +29,33 @@ _LISTED = (0, 2, 1, 6, 11)
 
 
 class BacklogContents:
-    """The tasks in the parking lots of one fleet.
-
-    Args:
-        scripts: the scripts for its parking lots.
-    """
+    """The tasks in the parking lots of one fleet."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    def occupied(self, names: Sequence[str]) -> list[str]:
-        """The limits that have parked tasks."""
-        return list(self.counts(names))
-
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """For each limit that has parking lots: how many, and how many tasks are parked in them."""
         parts = list(_pages(self._scripts.that_go_together(names), tuning.SCANNED_AT_ONCE))
-        keys = [[key for name in part for key in self._scripts.shared_keys(name)[:3:2]] for part in parts]
-        found: dict[str, tuple[int, int]] = {}
-        for part, reply in zip(parts, self._scripts.each_with_keys("count_lots", keys), strict=True):
-            for name, lots, parked in zip(part, reply[::2], reply[1::2], strict=True):
-                if lots:
-                    found[name] = int(lots), int(parked)
-        return found
+        replies = self._scripts.each_with_keys("locate", list(map(self._indexes, parts)))
+        pairs = zip(chain.from_iterable(parts), chain.from_iterable(replies), strict=True)
+        return {name: (int(lots), int(parked)) for name, (lots, parked) in pairs if lots}
 
     def find(self, names: Sequence[str], tasks: Sequence[str]) -> Iterator[dict[Bucket, dict[str, str]]]:
         """Find parked tasks by id. Each step runs one script, and yields by bucket: the store's id -> the task's id."""
         for part in _pages(self._scripts.that_go_together(names), tuning.LOOKUPS):
-            keys = [self._scripts.shared_keys(name)[2] for name in part]
             for asked in _pages([tasks], max(1, tuning.LOOKUPS // len(part))):
-                reply = self._scripts.with_keys("locate", keys, *map(encoded, asked))
+                reply = self._scripts.with_keys("locate", self._indexes(part), *map(encoded, asked))
                 found: dict[Bucket, dict[str, str]] = {}
-                for name, places in zip(part, reply, strict=True):
-                    for place in places:
-                        task, id, key = text(place).split("\0", 2)
+                for name, (_, _, *entries) in zip(part, reply, strict=True):
+                    for entry in entries:
+                        task, id, key = text(entry).split("\0", 2)
                         found.setdefault((name, key), {})[id] = decoded(task)
                 yield found
+
+    def _indexes(self, names: Sequence[str]) -> list[str]:
+        """Of each limit the keys in which its parking lots and its tasks are."""
+        return [key for name in names for key in self._scripts.shared_keys(name)[:3:2]]
 
     def find_leaving(self, names: Sequence[str], task: str) -> Iterator[tuple[Bucket, str]]:
         """Find returned tasks, not confirmed to be at the broker, that have ``task`` in their stored ids.
@@ -72,13 +71,7 @@ class BacklogContents:
                 yield from [(bucket, text(id)) for id, _ in page]
 
     def position(self, bucket: Bucket, id: str, weights: str = "") -> Position:
-        """The position of a task in a parking lot.
-
-        Args:
-            bucket: of the parking lot.
-            id: the store's id of the task.
-            weights: the weights in the code, written by :func:`~celery_ratelimit.backlog.scripts.weights_text`.
-        """
+        """The position of a task, by its id in the store; ``weights``: see :func:`.weights_text`."""
         now, where, before, number, cost, stored, weight, tasks = self._scripts.run(
             "position", bucket, id, bucket[1], weights
         )
@@ -90,7 +83,7 @@ class BacklogContents:
 
     def lots(self, names: Sequence[str]) -> Iterator[Lot]:
         """The parking lots of these limits that are not empty, without tasks."""
-        buckets = list(chain.from_iterable(self._buckets(self.occupied(names))))
+        buckets = list(chain.from_iterable(self._buckets(list(self.counts(names)))))
         for some in _pages([buckets], tuning.READ_AT_ONCE):
             yield from self._lots(some, None)
 
@@ -177,6 +170,74 @@ class BacklogContents:
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
         numbers = (int(purge), microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
         return self._scripts.run("remove", bucket, *numbers, bucket[1], tuning.MAX_REPLY_BYTES, *which)
+
+
+class BacklogCache:
+    """The buckets that have parked tasks, as far as one worker knows: a new request goes behind these tasks.
+
+    Args:
+        limits: by name. The cache has no turns of concurrency limits: a lease may be released earlier than expected.
+    """
+
+    def __init__(self, limits: Mapping[str, AnyLimit]) -> None:
+        self._limits = limits
+        self._occupied: OrderedDict[Bucket, None] = OrderedDict()
+        self._turns: OrderedDict[Bucket, float] = OrderedDict()  # of the last task that left
+
+    def note(self, bucket: Bucket) -> None:
+        """Remember that tasks are parked in a bucket."""
+        _remember(self._occupied, bucket, None)
+
+    def note_turn(self, bucket: Bucket, at: float) -> None:
+        """Remember the turn of a returned task, by the monotonic clock: tasks that are parked now have later turns."""
+        limit = self._limits.get(bucket[0])
+        if limit is not None and not isinstance(limit, Concurrency):
+            _remember(self._turns, bucket, max(at, self._turns.get(bucket, 0.0)))
+
+    def note_coming(self, message: Any, seconds: float) -> None:
+        """Remember the turn of a message that has just left the backlog, and is due in that many seconds."""
+        marker = marker_in(message)
+        if "lot" in marker and not marker.get("again"):  # else it was sent back for another reason
+            name, key = marker["lot"]
+            self.note_turn((name, key), time.monotonic() + min(seconds, tuning.RETURN_AHEAD))
+
+    def is_closed(self, bucket: Bucket) -> bool:
+        """Whether a new request has no turn soon: returned tasks have earlier turns, even if no task is parked."""
+        return self._turns.get(bucket, 0.0) - time.monotonic() > tuning.CLOSED_AHEAD
+
+    def forget_turns(self, names: Container[str]) -> None:
+        """Forget the turns of these limits, which have changed."""
+        for bucket in [bucket for bucket in self._turns if bucket[0] in names]:
+            del self._turns[bucket]
+
+    def forget(self, bucket: Bucket) -> None:
+        self._occupied.pop(bucket, None)
+
+    def clear(self) -> None:
+        self._occupied.clear()
+
+    def lot_of(self, demands: Sequence[LimitRequest]) -> LimitRequest | None:
+        """The first demand with parked tasks, or without a turn soon, in its bucket: a new request is parked there."""
+        for demand in demands if self._occupied or self._turns else ():
+            bucket = demand.name, demand.key
+            if bucket in self._occupied or self.is_closed(bucket):
+                return demand
+        return None
+
+    def looks_in(self, bucket: Bucket) -> float:
+        """Seconds until a poll after a task is parked in an empty bucket."""
+        turn = self._turns.get(bucket, 0.0) - time.monotonic()
+        return min(
+            tuning.POLL_INTERVAL,
+            max(tuning.FIRST_POLL_DELAY, tuning.FIRST_POLL_SHARE * (turn - tuning.RETURN_DURATION)),
+        )
+
+
+def _remember(known: OrderedDict[Bucket, Any], bucket: Bucket, value: Any) -> None:
+    known[bucket] = value
+    known.move_to_end(bucket)
+    if len(known) > tuning.MAX_KNOWN_BUCKETS:
+        known.popitem(last=False)
 
 
 def _pages(several: Iterable[Sequence[_T]], size: int) -> Iterator[Sequence[_T]]:

@@ -28,11 +28,7 @@ __all__ = ["ArrivalCheck", "Copies", "Deduplicator", "GateRequest"]
 
 
 class Copies:
-    """The copies of one fleet's messages.
-
-    Args:
-        scripts: the scripts for its parking lots.
-    """
+    """The copies of one fleet's messages."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
@@ -43,7 +39,7 @@ class Copies:
 
     def arrive_all(self, copies_of: Mapping[Bucket, Mapping[str, int]]) -> set[tuple[Bucket, str]]:
         """:meth:`arrive` for the parking lots of one of :meth:`Backlog.parts`."""
-        reply = self._scripts.of_lots("dedup", list(copies_of), *_arguments(copies_of))
+        _, reply = self._scripts.of_lots("dedup_and_acquire", list(copies_of), *(0, 0, 0, 0), *_arguments(copies_of))
         asked = [(bucket, id) for bucket, copies in copies_of.items() for id in copies]
         return {each for each, may in zip(asked, reply, strict=True) if int(may) != 1}
 
@@ -51,7 +47,7 @@ class Copies:
         """The report of :meth:`arrive_all`, for the call in which some of these copies acquire their permits."""
         every = [pair for those in copies_of.values() for pair in those.items()]
         places = [every.index(pair) + 1 if pair in every else 0 for pair in asking]
-        number, keys = self._scripts.keys_of_lots(list(copies_of), fair=False)
+        number, keys = self._scripts.keys_of_lots(list(copies_of))
         return Along(keys, number, _arguments(copies_of), places)
 
     def can_be_told_along(self, demands: Sequence[LimitRequest], bucket: Bucket) -> bool:
@@ -61,7 +57,7 @@ class Copies:
 
 
 def _arguments(copies_of: Mapping[Bucket, Mapping[str, int]]) -> list[str | int]:
-    """ARGV of ``lua/dedup.lua``."""
+    """The last values of ARGV of ``lua/dedup_and_acquire.lua``."""
     arguments: list[str | int] = []
     for copies in copies_of.values():
         arguments += [len(copies), *[value for pair in copies.items() for value in pair]]
@@ -111,12 +107,7 @@ class ArrivalCheck:
 
 
 class Deduplicator:
-    """Reports the returned messages of one worker, and keeps the store's replies: which copies must not run.
-
-    Args:
-        parking: the parking lots.
-        outage: while it lasts, the store is not called.
-    """
+    """Reports the returned messages of one worker, and keeps the store's replies: which copies must not run."""
 
     def __init__(self, worker: Worker, parking: Backlog, outage: Outage) -> None:
         self._worker, self._parking, self._outage = worker, parking, outage
@@ -138,13 +129,20 @@ class Deduplicator:
             if self._cancel_telling is None:
                 self._cancel_telling = self._worker.timers.call_after(tuning.REPORT_DELAY, self._tell)
 
+    def forget(self, held: GateRequest) -> None:
+        """A request is sent back: the worker that has it next reports it."""
+        bucket = tuple(copy_in(held.request.message).get("lot", ()))
+        copies = self._arriving.get(bucket, {})
+        if copies.pop(held.id, None) is not None and not copies:
+            self._take(bucket)
+
     def asks_along(self, held: GateRequest) -> bool:
         """Whether a request is reported in the call that acquires its permit; the reply says whether it may run."""
         if self._telling.locked():  # where greenlets switch, the reply is on its way
             return False
         copy = copy_in(held.request.message)
-        if not copy or _may_have_copies(held.request):
-            return False
+        if not copy or (_may_have_copies(held.request) and len(held.demands) + len(held.shadow) > 1):
+            return False  # the second: it may be parked in the parking lot of another limit
         name, key = copy["lot"]
         has_come = self._arriving.get((name, key), {}).get(held.id) == int(copy["copy"])
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))

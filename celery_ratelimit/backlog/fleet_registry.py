@@ -62,9 +62,6 @@ class PublishFailure(NamedTuple):
 class FleetRegistry:
     """What the workers of one fleet have reported.
 
-    Args:
-        scripts: of its backlog.
-
     Attributes:
         workers: how many there are; 1 until the first reply.
     """
@@ -105,10 +102,8 @@ class FleetRegistry:
         """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds.
 
         Args:
-            limits: by name.
-            returns: return queues, each with the queue whose tasks come back by it.
+            limits, returns: see :class:`Unattended`.
             forget: limits, and return queues with their queues, without tasks.
-            after: seconds.
             most: how many of each kind; -1: all.
         """
         keys = seen_keys(self._scripts.prefix, self._scripts.fleet)

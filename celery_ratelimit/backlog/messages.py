@@ -15,6 +15,7 @@ from ..store.resp import text
 __all__ = [
     "Bucket",
     "Lot",
+    "ParkResult",
     "Parked",
     "PollResult",
     "Position",
@@ -109,6 +110,25 @@ class ToPark(NamedTuple):
     unique: str = ""
     share: str | None = None
     weight: float = USUAL
+
+
+class ParkResult(NamedTuple):
+    """The reply of ``lua/park.lua`` for one message.
+
+    Attributes:
+        outcome: ``parked``; ``empty``: no task is parked there, or a later attempt to park the message was made;
+            ``full``: ``ahead`` has reached the bound; ``replaced``: another task waits in its place.
+        ahead: permits that the tasks ahead cost.
+        survivor: the id of the task that waits in its place.
+    """
+
+    outcome: str
+    ahead: int = 0
+    survivor: str = ""
+
+    @property
+    def is_parked(self) -> bool:
+        return self.outcome == "parked"
 
 
 class Position(NamedTuple):

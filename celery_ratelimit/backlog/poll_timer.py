@@ -32,12 +32,7 @@ logger = logging.getLogger("celery_ratelimit")
 class DueBuckets:
     """The buckets of one worker's limits that are due, as far as the worker has heard.
 
-    Args:
-        backlog: the parked tasks.
-        limits: by name.
-
-    Attributes:
-        any_parked: tasks are parked, as far as it is known.
+    ``any_parked``: tasks are parked, as far as it is known.
     """
 
     def __init__(self, backlog: Backlog, limits: AppLimits) -> None:
@@ -103,8 +98,6 @@ class PollTimer:
     """Runs the polls of one worker, one after the other.
 
     Args:
-        outage: while it lasts, there are no polls.
-        calls: makes the calls of a poll.
         poll: gets a time to end at; its result is False if there is more to do after that.
         pause: seconds until the next poll, if there is not.
         may_poll: whether a poll may begin now.
@@ -181,11 +174,6 @@ class Rescheduler:
     The limits take turns. Of two states of a step the lesser asks for more. A step is taken out before the store is
     asked, and put back if the store does not answer. So a change that comes meanwhile is kept: greenlets switch, and
     Celery's loop may be nested.
-
-    Args:
-        parking: the parked tasks.
-        limits: whose buckets.
-        outage: while it lasts, the store is not asked.
     """
 
     def __init__(self, worker: Worker, parking: Backlog, limits: AppLimits, outage: Outage) -> None:
@@ -251,7 +239,7 @@ class Rescheduler:
 
     def _find(self, _: str, only_recall: bool) -> None:
         """Find the limits with parked tasks."""
-        names = self._parking.contents.occupied(self._limits.names)
+        names = list(self._parking.contents.counts(self._limits.names))
         for name in () if only_recall else names:
             self._add(self._wake, name, 0)
         for name in names:

@@ -35,8 +35,6 @@ class Publisher:
     """Publishes tasks that have left the backlog, in one worker.
 
     Args:
-        worker: publishes.
-        parking: the backlog.
         on_return_queue: called with the queue that a task is published to, and the queue that it was sent to.
         clock: of the store: by that a task's slot is told to the worker that it returns to.
     """
@@ -96,7 +94,7 @@ class Publisher:
             pauses_of.setdefault(bucket, {})[each.id] = pause
         for bucket, pauses in pauses_of.items():
             until = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
-            self._parking.scripts.run("postpone", bucket, bucket[1], *until)
+            self._parking.scripts.run("confirm_published", bucket, bucket[1], 0, len(pauses), 0, *until)
         self._parking.register.publish_failures({failing_as[each.id]: error for _, each in tasks})
 
     def _note_published(self, tasks: Tasks, parcels: Mapping[str, Parcel]) -> None:
@@ -135,10 +133,6 @@ class QueueReturner:
     """Returns parked tasks to the queues that they were sent to, as they were sent. A context manager.
 
     At least once: a process that is killed between two steps may leave a task twice, and none is lost.
-
-    Args:
-        app: the app; tasks go to its broker.
-        backlog: its parked tasks.
     """
 
     def __init__(self, app: Celery, backlog: Backlog) -> None:

@@ -50,9 +50,6 @@ class Reconciliation:
 
     Either of two indexes leads to a parking lot. If both are lost, a parking lot with a key is found when the next task
     is parked there.
-
-    Args:
-        scripts: the scripts for the parking lots.
     """
 
     def __init__(self, scripts: Scripts) -> None:
@@ -112,12 +109,7 @@ class Reconciliation:
 
 
 class Review:
-    """Looks for tasks of limits and queues without a worker, in a thread of its own.
-
-    Args:
-        app: its broker is where tasks go.
-        backlog: the parked tasks, for this thread alone.
-        grace: seconds without a worker after which tasks are returned.
+    """Looks for tasks of limits and queues without a worker, in a thread with its own ``backlog``.
 
     Attributes:
         empty: limits, and return queues with their queues, without tasks for a long time: they may be forgotten.
@@ -205,11 +197,7 @@ class Review:
 class Reaper:
     """Reports the limits and return queues that one worker has, and starts reviews of what no worker has.
 
-    Args:
-        backlog: the parked tasks.
-        limits: of the worker, by name; there may be more of them later.
-        grace: seconds without a worker after which tasks are returned: a rolling deploy has workers of both kinds.
-        outage: while it lasts, the store is not asked.
+    ``grace``: seconds without a worker after which tasks are returned: a rolling deploy has workers of both kinds.
     """
 
     def __init__(

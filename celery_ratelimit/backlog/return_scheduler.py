@@ -17,8 +17,8 @@ from ..limiter.limit_request import LimitRequest
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from . import tuning
-from .backlog import NOBODY, Backlog, PollResult, ToPark
-from .backlog_cache import BacklogCache
+from .backlog import Backlog, ParkResult, PollResult, ToPark
+from .backlog_contents import BacklogCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
@@ -37,19 +37,9 @@ ToBeParked = Mapping[Bucket, Sequence[tuple[GateRequest, ToPark]]]
 
 
 class ReturnScheduler:
-    """Parks and returns the tasks of one worker's limits.
-
-    Args:
-        parking: the parked tasks.
-        limits: by name; there may be more of them later.
-        outage: while it lasts, the store is not asked.
-        calls: makes the calls of polls.
-        orphans_after: see :class:`~celery_ratelimit.backlog.reaper.Reaper`.
-        clock: of the store.
+    """Parks and returns the tasks of one worker's limits. There may be more limits later.
 
     Attributes:
-        parking: the parked tasks.
-        clock: of the store.
         arrivals: messages that come back.
         occupied: buckets in which tasks are known to be parked.
         rescheduler: makes buckets due earlier after a change.
@@ -122,7 +112,7 @@ class ReturnScheduler:
 
     def parks(
         self, requests_of: ToBeParked, *, only_behind: bool, most: int | None = None
-    ) -> Asks[dict[Bucket, list[int]]]:
+    ) -> Asks[dict[Bucket, list[ParkResult]]]:
         """Park the messages of requests, in their order, and acknowledge them. See :meth:`Backlog.park`: of buckets
         that one script may see.
 
@@ -135,10 +125,10 @@ class ReturnScheduler:
         later = {bucket: self.occupied.looks_in(bucket) - tuning.FIRST_POLL_DELAY for bucket in requests_of}
         said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
         for bucket, said in said_of.items():
-            for (held, _), ahead in zip(requests_of[bucket], said, strict=True):
-                if ahead >= 0 and not held.gone:
-                    self._acknowledge(held, bucket, ahead)
-                elif ahead == NOBODY:
+            for (held, _), result in zip(requests_of[bucket], said, strict=True):
+                if result.is_parked and not held.gone:
+                    self._acknowledge(held, bucket, result.ahead)
+                elif result.outcome == "empty":
                     self.occupied.forget(bucket)
         return said_of
 
@@ -154,7 +144,7 @@ class ReturnScheduler:
         """The worker acknowledges in its next turn: the store hears of it with the next call."""
         while self._not_acknowledged and self._not_acknowledged[0][1].request.message.acknowledged:
             bucket, held = self._not_acknowledged.popleft()
-            self.parking.acknowledged(bucket, held.id, held.token)
+            self.parking.untold.note_acknowledged(bucket, held.id, held.token)
 
     # -- Out -------------------------------------------------------------------------------------------------------
 

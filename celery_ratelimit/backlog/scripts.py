@@ -15,24 +15,22 @@ from ..limiter.script_calls import call_of
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
-from ..store.resp import bulk
+from ..store.resp import bulk, text
 from ..store.script import Script
-from .messages import Bucket, Parked, ToPark, record_of
+from .messages import Bucket, Parked, ParkResult, ToPark, decoded, record_of
 
-__all__ = ["PendingReports", "Scripts", "arguments_of", "weights_text"]
+__all__ = ["PendingReports", "Scripts", "arguments_of", "park_results", "weights_text"]
 
 #: Number of keys that a script gets for each parking lot.
-LOT_KEYS = 13
-#: The same with the keys for shares: for scripts of fair limits, and for some scripts in any case.
-FAIR_KEYS = 16
+LOT_KEYS = 16
+#: Scripts that have another text for fair limits.
 _OF_FAIR = ("park", "return_due")
-_FAIR_IN_ANY_CASE = ("confirm_published", "remove", "return_to_queue", "position", "reconcile")
 
 _NAMES = (
-    *("park", "return_due", "confirm_published", "dedup", "due"),
-    *("reschedule", "wake_suspended", "heartbeat_queues", "heartbeat_limits", "count_lots"),
-    *("list_lots", "locate", "remove", "return_to_queue", "position"),
-    *("reconcile", "publish_failures", "postpone"),
+    *("park", "return_due", "confirm_published", "dedup_and_acquire", "due"),
+    *("reschedule", "wake_suspended", "heartbeat_queues", "heartbeat_limits"),
+    *("locate", "list_lots", "remove", "return_to_queue", "position"),
+    *("reconcile", "publish_failures"),
 )
 
 
@@ -55,7 +53,7 @@ class Scripts:
         self.prefix = asker.prefix
         self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
         self.for_fair = {name: Script(name, asker.replace_includes, fair=True) for name in _OF_FAIR}
-        self._keys_of = lru_cache(maxsize=1024)(lambda bucket, number: bulk(*self.lot_keys(bucket)[:number]))
+        self._keys_of = lru_cache(maxsize=1024)(lambda bucket: bulk(*self.lot_keys(bucket)))
         self.limit_keys = lru_cache(maxsize=1024)(self._limit_keys)
 
     def lot_keys(self, bucket: Bucket) -> Sequence[str]:
@@ -92,17 +90,12 @@ class Scripts:
 
     def of_lots(self, name: str, buckets: Sequence[Bucket], *arguments: str | int, fair: bool = False) -> Any:
         """Run a script for several parking lots; ``fair``: one of their limits is fair."""
-        number, keys = self.keys_of_lots(buckets, fair=fair or name in _FAIR_IN_ANY_CASE)
+        number, keys = self.keys_of_lots(buckets)
         return self.call(name, number, number + len(arguments), [*keys, bulk(*arguments)], fair=fair)
 
-    def keys_of_lots(self, buckets: Sequence[Bucket], *, fair: bool) -> tuple[int, list[bytes]]:
-        """The number of keys of these parking lots, and the keys; ``fair``: with the keys for shares."""
-        each = FAIR_KEYS if fair else LOT_KEYS
-        return each * len(buckets), [self._keys_of(bucket, each) for bucket in buckets]
-
-    def tell(self, buckets: Sequence[Bucket], arguments: Sequence[str | int]) -> None:
-        """Report published and acknowledged messages of these parking lots, see ``lua/confirm_published.lua``."""
-        self.of_lots("confirm_published", buckets, *arguments)
+    def keys_of_lots(self, buckets: Sequence[Bucket]) -> tuple[int, list[bytes]]:
+        """The number of keys of these parking lots, and the keys."""
+        return LOT_KEYS * len(buckets), [self._keys_of(bucket) for bucket in buckets]
 
     def command(self, name: str, *arguments: Any) -> Any:
         """Run one command of the store."""
@@ -197,6 +190,14 @@ def arguments_of(
             arguments += [weight, record_of(each)]
         arguments += acknowledged
     return arguments
+
+
+def park_results(reply: Sequence[Any]) -> list[ParkResult]:
+    """The reply of ``lua/park.lua``: for each message its outcome and what belongs to it."""
+    return [
+        ParkResult(outcome, survivor=decoded(text(value))) if outcome == "replaced" else ParkResult(outcome, value)
+        for outcome, value in zip(map(text, reply[::2]), reply[1::2], strict=True)
+    ]
 
 
 @lru_cache(maxsize=256)

@@ -76,12 +76,6 @@ class StoreCalls:
     """Makes the calls of one worker. Only this class knows whether a thread makes them.
 
     Without an event loop that a thread can wake (green pools, kombu before 5.7) the worker makes them itself.
-
-    Args:
-        outage: while it lasts no call is made.
-
-    Attributes:
-        latency: how long replies take.
     """
 
     def __init__(self, worker: Worker, outage: Outage) -> None:
@@ -104,13 +98,8 @@ class StoreCalls:
 
         A reply that comes later is discarded if the worker's connection to its broker is lost meanwhile.
 
-        Args:
-            call: calls the store.
-            on_reply: called once.
-            in_loop: the loop makes this call, as it uses objects of the loop.
-
-        Returns:
-            A future of the reply; ``None``: ``on_reply`` has it.
+        ``in_loop``: the loop makes this call, as it uses objects of the loop. Returns a future of the reply; ``None``:
+        ``on_reply`` has it.
         """
         if self._outage:
             on_reply(_not_asked("the store is lost"))

@@ -23,16 +23,22 @@ def check(ctx: click.Context, fleet: bool, as_json: bool) -> None:
     Ends with 1 if a worker would not start; with --fleet also if something is found.
     """
     from ..app.loading import import_tasks
+    from ..app.observers import observers_of
     from ..app.plan import limits_of_app
     from ..app.settings import has_limits
+    from ..app.state import check_url
     from ..app.survey import forgotten, limits_shown
+    from ..worker.bootstep import GateStep
 
     app = ctx.obj.app
     limits, warnings, notes = "", list[str](), list[str]()
     try:
         import_tasks(app)
-        is_limited = has_limits(app)  # else a worker does not look at its settings either
+        # Else a worker does not look at its settings either.
+        is_limited = has_limits(app) or GateStep in app.steps["consumer"]
         if is_limited:
+            observers_of(app)
+            check_url(app)
             limits_of_app(app)
     except ConfigurationError as error:
         raise click.ClickException(plain(error)) from None

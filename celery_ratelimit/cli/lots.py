@@ -97,6 +97,8 @@ def _take_out(
         found = lots.explain(name) if not force else None
         if found is not None and found.where in ("parked", "aside"):
             name, key, ids = found.limit, found.key, (name,)
+        elif found is not None and found.found:
+            raise click.ClickException(f"nothing to release: {plain(str(found).splitlines()[0])}")
     taken = take_out(app, verb, name, ids, key, force=force)
     if as_json:
         show_json({"name": name, "tasks": taken})

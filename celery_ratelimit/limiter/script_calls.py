@@ -103,7 +103,7 @@ class Along(NamedTuple):
     Attributes:
         keys: of their lots, as they go over the wire.
         number: of these keys.
-        copies: for each lot how many there are, and two values for each, see ``lua/dedup.lua``.
+        copies: for each lot how many there are, and two values for each, see ``lua/dedup_and_acquire.lua``.
         places: for each request that asks, the how-manieth of the copies it is; 0: it is none of them.
     """
 

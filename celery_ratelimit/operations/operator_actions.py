@@ -203,7 +203,7 @@ class ParkingLots:
         unknown = [name for name in names if name not in self.limits]
         if force or not unknown:
             return
-        known = {*self.limits, *self._backlog.register.seen().limits, *self._backlog.contents.occupied(unknown)}
+        known = {*self.limits, *self._backlog.register.seen().limits, *self._backlog.contents.counts(unknown)}
         for name in unknown:
             if name not in known:
                 hint = near(name, known) or f"{listed(known)}."
@@ -267,13 +267,7 @@ def parked_page(
 ) -> tuple[int, list[dict[str, Any]]]:
     """How many tasks are parked for a limit, and some of them, with the time at which each is about to start.
 
-    Args:
-        app: the app.
-        name: of the limit.
-        key: of the bucket; ``None``: all buckets.
-        first: how many to leave out.
-        number: how many at most.
-        force: accept an unknown name.
+    ``key``: of the bucket; ``None``: all buckets. For the others see :meth:`ParkingLots.tasks`.
     """
     lots, rows, skip = ParkingLots(app), list[dict[str, Any]](), first
     found = [lot for lot in lots.lots(name, force=force) if key in (None, lot.key)]

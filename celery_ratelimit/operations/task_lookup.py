@@ -17,6 +17,7 @@ from ..backlog.messages import Bucket, read_parcel
 from ..backlog.scripts import weights_text
 from ..counts.would import Would
 from ..limiter.stored_settings import LimitConfig
+from ..words import NO_END, end_of
 from .limit_status import in_shadow, standings_of
 
 __all__ = ["PATIENCE", "Explanation", "explain"]
@@ -118,7 +119,7 @@ class Explanation:
             reason = f" ({config.reason})" if config.reason else ""
             lines.append(f"The limit is {config.in_force or 'not known here'}{by}{reason}.")
             if config.paused:
-                lines.append(f"The limit is paused for another {config.paused:.0f} s.")
+                lines.append(f"The limit is paused {end_of('resumed', self.now + config.paused, self.now)}.")
         if self.share is not None and self.weight is not None:
             held = ", which holds its tasks back until it has another one" if self.weight == 0 else ""
             lines.append(f"Its share {self.share!r} has the weight {self.weight:g}{held}.")
@@ -180,6 +181,7 @@ def _in_lot(app: Celery, backlog: Backlog, id: str, bucket: Bucket, stored_id: s
     wait = None
     if standing.interval and found.permits is not None:
         wait = max(standing.retry_after, standing.config.paused) + found.permits * standing.interval
+        wait = wait if wait <= NO_END else None
     return Explanation(
         id,
         found.where,
@@ -207,6 +209,8 @@ def _in_workers(app: Celery, id: str) -> Explanation | None:
 
 
 def _in_backend(app: Celery, id: str) -> Explanation | None:
+    if not id:  # backends raise at it, some of them late
+        return None
     try:
         state = str(app.AsyncResult(id).state)
     except Exception:  # the backend does not reply, or is a user's own

@@ -28,6 +28,7 @@ __all__ = [
     "SOCKET_TIMEOUT",
     "async_client_of",
     "async_close_client",
+    "check_url",
     "client_of",
     "close_client",
     "connection_wait_of",
@@ -152,6 +153,15 @@ def connection_wait_of(url: str, **options: Any) -> float | None:
     """Seconds that callers wait for a connection, if they are said: an option that a cluster's client does not have."""
     seconds: float | None = _read(url, options, _OF_ASYNC).options.get("timeout")
     return seconds
+
+
+def check_url(url: str, **options: Any) -> None:
+    """Whether ``url`` is one of a store, as :func:`client_of` takes it; asks no store.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    _read(url, options)
 
 
 def close_client(client: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import monotonic
 
 from .._celery import Worker, requests
-from ..backlog.backlog import FULL, NOBODY, REPLACED
+from ..backlog.backlog import ParkResult
 from ..backlog.outage import Outage
 from ..backlog.store_clock import StoreClock
 from ..backlog.tuning import RETURN_EARLY
@@ -31,18 +31,7 @@ AGAIN = 1.0
 
 
 class Actions:
-    """Carries out actions, in one worker.
-
-    Args:
-        worker: the worker.
-        clock: the store's.
-        outage: of the store.
-        prefetch: counts the requests here.
-        resources: what requests hold.
-        reporter: tells what has become of a request.
-        batch: requests that are about to be parked.
-        deduplication: which copy of a task may run.
-    """
+    """Carries out actions, in one worker."""
 
     def __init__(
         self,
@@ -142,26 +131,25 @@ class Actions:
         self._batch.add(limit_queue, pending, action, now)
         return True
 
-    def on_parked(self, park: PendingPark, ahead: int | None) -> None:
-        """A request is parked behind ``ahead`` permits, or not (see ``Backlog.park``).
+    def on_parked(self, park: PendingPark, result: ParkResult | None) -> None:
+        """A request is parked, or not.
 
         ``None``: the store refuses to serve, or has not answered for as long as a message may be held.
         """
         queue, pending, action, now = park.limit_queue, park.pending, park.action, monotonic()
         demand, interval = action.demand, permit_interval(queue, action.demand)
-        if ahead is None:
+        if result is None:
             self._send_back(queue, pending, Republish(self._outage.pause() + RETURN_EARLY), now)
-        elif ahead == NOBODY:
+        elif result.outcome == "empty":
             pass  # it asks by itself
-        elif ahead == REPLACED:
+        elif result.outcome == "replaced":
             self._leave_for_good(queue, pending)
-            self._deduplication.end_coalesced(pending, self._batch.survivor_of(pending))
-        elif ahead <= FULL:
-            wait = action.wait + (FULL - ahead) * interval
+            self._deduplication.end_coalesced(pending, result.survivor)
+        elif result.outcome == "full":
+            wait = action.wait + result.ahead * interval
             self._end(queue, pending, Reject(pending.plan.policy.overflow, demand, wait), now)
         else:
-            why = outcome_of(queue, pending, demand, action.wait + ahead * interval, now, what="parked")
-            self._batch.expect(pending, action, interval, now)
+            why = outcome_of(queue, pending, demand, action.wait + result.ahead * interval, now, what="parked")
             self._resources.leave(queue, pending)
             self._reporter.announce(pending, why)
 
@@ -176,6 +164,7 @@ class Actions:
             return
         demand = action.demand or (None if self._outage else pending.demands[0])
         why = outcome_of(limit_queue, pending, demand, action.wait, now) if demand else ThrottleReport("", action.wait)
+        self._deduplication.forget(pending)
         self._resources.leave(limit_queue, pending)
         self._reporter.announce(pending, replace(why, what="returned"))
 
@@ -203,12 +192,16 @@ class Actions:
         self._resources.leave(limit_queue, pending)
         self._resources.give_up_slot(pending)
 
-    def drop_if_finished(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
-        """End a request that was revoked, has expired or is a duplicate. Returns whether it has left."""
-        if pending.request.revoked():
-            self._leave_for_good(limit_queue, pending)
-            return True
-        if self._deduplication.ends_unchecked(pending):
-            self._resources.leave(limit_queue, pending)
-            return True
-        return False
+    def drop_if_revoked(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """End a request that was revoked or has expired. Returns whether it has left."""
+        if not pending.request.revoked():
+            return False
+        self._leave_for_good(limit_queue, pending)
+        return True
+
+    def drop_if_duplicate(self, limit_queue: LimitQueue, pending: PendingRequest) -> bool:
+        """End a request that is about to ask or to be parked, if another copy may run. Returns whether it has left."""
+        if not self._deduplication.ends_unchecked(pending):
+            return False
+        self._resources.leave(limit_queue, pending)
+        return True

@@ -52,13 +52,7 @@ class PermitClient:
     """Asks the store for one worker.
 
     Args:
-        asker: the way to the store.
-        store_calls: makes the calls.
-        outage: of the store.
-        fallback: decides while the store does not answer.
-        concurrency: the leases of this worker's tasks.
         pool_scheduler: says how far ahead permits may be taken, and how early a queue asks.
-        deduplication: which copy of a task may run.
         max_hold: seconds that a message may be held here.
     """
 
@@ -111,10 +105,11 @@ class PermitClient:
 
         A call that hands leases over, or tells the store which copies have come, is made by the worker's loop.
         """
-        asking, for_permit = call.requests, call.for_permit
-        how = self._how(asking, for_permit=for_permit)
-        if asking[0].plan.leased:
-            how = self._how(asking[:1], for_permit=for_permit)
+        asking, for_permit, first = call.requests, call.for_permit, call.requests[0]
+        together, ahead = len(asking) > 1 and not first.plan.leased, self._pool_scheduler.ahead()
+        horizon = max_lookahead(first, ahead, together=together) if for_permit else SLOT_ONLY
+        how = {"horizon": horizon, "claim": claim(first, parks=first.parks)}
+        if first.plan.leased:
             leases = partial(self._concurrency.acquire, limit_queue, asking, for_permit=for_permit, **how)
             self._store_calls.submit(leases, on_reply, in_loop=True)
         elif all(pending.duplicate_checked for pending in asking):
@@ -146,14 +141,6 @@ class PermitClient:
         self, asking: Sequence[PendingRequest], along: Along, how: Mapping[str, float]
     ) -> tuple[list[Decision | None], list[bool]]:
         return self._asker.ask_along(asking[0].demands, _ids(asking), along, **how)
-
-    def _how(self, asking: Sequence[PendingRequest], *, for_permit: bool) -> dict[str, float]:
-        """Seconds ahead that permits are taken, and within which slots are kept."""
-        first = asking[0]
-        seconds = (
-            max_lookahead(first, self._pool_scheduler.ahead(), together=len(asking) > 1) if for_permit else SLOT_ONLY
-        )
-        return {"horizon": seconds, "claim": claim(first, parks=first.parks)}
 
     def action(
         self,
@@ -232,10 +219,6 @@ class FallbackLimiter:
 
     Args:
         choice: ``ratelimit_on_store_error``.
-        workers: how many there are, as far as is known.
-        leases: what runs here.
-        outage: of the store.
-        capacity: of the pool.
     """
 
     def __init__(

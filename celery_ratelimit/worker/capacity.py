@@ -16,7 +16,7 @@ from .known_turns import KEEP, KnownTurns
 from .request import AcquireCall
 from .request_queue import ACQUIRE_EARLY
 
-__all__ = ["AHEAD", "PoolCapacity", "ProcessReservations"]
+__all__ = ["AHEAD", "LISTEN", "PoolCapacity", "ProcessReservations"]
 
 #: Seconds ahead that a permit may be taken for a task that is held. Bounded, because a permit that was taken is not
 #: seen again by a pause, and is lost if the worker is killed. Some workers at 100/s fit into it with one script a task.
@@ -43,7 +43,6 @@ class PoolCapacity:
     Attributes:
         pending: requests that were received and are in the gate.
         turns: when limited tasks have their turns, as far as this worker knows.
-        reservations: processes reserved for permits.
     """
 
     def __init__(
@@ -56,17 +55,13 @@ class PoolCapacity:
         self._listens_until = self._next_give_back = 0.0
         self._kept_at = self._kept_since = 0.0  # the only process was kept from a longer task: last, and all the time
 
-    def note_saturated(self, now: float, *, saturated: bool) -> float:
-        """All processes are busy for long, so that the worker hears of no task that comes back; or it does again.
-
-        Returns seconds for which it then keeps a process, and listens.
-        """
+    def note_saturated(self, now: float, *, saturated: bool) -> None:
+        """All processes are busy for long, so that the worker hears of no task that comes back; or it listens again."""
         if saturated:
             self.turns.pause(now)
-            return 0.0
-        self.turns.resume(now)
-        self._listens_until = now + LISTEN
-        return LISTEN
+        else:
+            self.turns.resume(now)
+            self._listens_until = now + LISTEN
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops: no request is here or returns."""
@@ -84,8 +79,9 @@ class PoolCapacity:
         """Whether all processes are busy, and none is likely to be free within ``seconds``."""
         return self.idle() <= 0 and not self._pool.frees_soon(now, seconds)
 
-    def _listens(self, now: float) -> bool:
-        return now < self._listens_until
+    def stop_listening(self) -> None:
+        """A task has come back: what waits in the return queues is known well enough."""
+        self._listens_until = 0.0
 
     def kept_for_briefer(self, now: float, name: str) -> int:
         """Processes that a task of this name leaves free, as a briefer limited task has its turn while it would run.
@@ -97,7 +93,7 @@ class PoolCapacity:
         if not name or (takes := self._pool.mean_runtime(name)) <= LEAST_BACKLOG:
             return 0
         turn = self.turns.next_briefer(name, now)
-        if not (takes > KEEP and self._listens(now)) and (turn == float("inf") or turn - now > takes):
+        if not (takes > KEEP and now < self._listens_until) and (turn == float("inf") or turn - now > takes):
             return 0
         if self._pool.processes > 1:
             return 1
@@ -131,9 +127,9 @@ class PoolCapacity:
         reserved = self.reservations.by(now + ACQUIRE_EARLY) + owed + self.kept_for_briefer(now, name)
         return idle > reserved or (idle == 0 and not reserved and self._pool.may_free(1, now, ACQUIRE_EARLY))
 
-    def free(self, now: float, name: str) -> int:
+    def free(self, now: float, name: str) -> float:
         """Processes that no permit was taken for, and that tasks of this name may have."""
-        return int(self.idle() - self.reservations.by(now + ACQUIRE_EARLY)) - self.kept_for_briefer(now, name)
+        return self.idle() - self.reservations.by(now + ACQUIRE_EARLY) - self.kept_for_briefer(now, name)
 
     def short_term_capacity(self, name: str) -> int:
         """How many tasks of this name the pool can run while permits may be taken ahead."""
@@ -146,7 +142,7 @@ class PoolCapacity:
         tasks may stand behind one another: none is late by more than its permit may be early.
         """
         takes = self._pool.mean_runtime(name)
-        free = self.idle() - self.reservations.by(now + ACQUIRE_EARLY) - self.kept_for_briefer(now, name)
+        free = self.free(now, name)
         later = self.reservations.after(now + ACQUIRE_EARLY)
         most = free / max(min(1.0, takes / AHEAD), 0.01)
         ended = self._pool.processes * interval / max(takes, 0.001)  # in the time from one to the next
@@ -173,13 +169,11 @@ class PoolCapacity:
         """Whether a task of this name, which has no limit, may start.
 
         Args:
-            now: the time.
-            name: the task's name.
             claims: how many have their turn and wait for a process.
             turn: when the next limited task without a permit has its turn; infinity: none waits.
         """
         takes, idle = self._pool.mean_runtime(name), self.idle()
-        if idle <= 1 and takes > KEEP and self._listens(now):
+        if idle <= 1 and takes > KEEP and now < self._listens_until:
             return False
         kept = claims + math.ceil(self.reservations.by(now + max(LEAST_BACKLOG, 2 * takes)))
         if not kept and turn - now <= min(KEEP, max(LEAST_BACKLOG, KEEP_SHARE * takes)):
@@ -196,9 +190,6 @@ class ProcessReservations:
     """The processes that are reserved for permits which were taken, or are being asked for.
 
     Tasks that are short share a process, one after the other.
-
-    Args:
-        pool: knows how long tasks take.
     """
 
     def __init__(self, pool: Pool) -> None:

@@ -122,7 +122,7 @@ class ConcurrencyLeases:
 
     def _free(self, limit_queue: LimitQueue) -> int:
         """How many requests may get leases now: a lease is held from then on, so a process has to be free for it."""
-        return max(1, min(MAX_BATCH, self._capacity.free(monotonic(), task_name(limit_queue))))
+        return max(1, min(MAX_BATCH, int(self._capacity.free(monotonic(), task_name(limit_queue)))))
 
     def _announces(self, limit_queue: LimitQueue) -> bool:
         """Whether it is time that all requests of a queue ask, to keep their slots."""

@@ -35,10 +35,9 @@ class Deduplication:
     def __init__(self, worker: Worker, arrivals: Deduplicator, outage: Outage) -> None:
         self._worker, self._arrivals, self._outage = worker, arrivals, outage
 
-    def is_checked_with_permit(self, pending: PendingRequest) -> bool:
-        """Whether the script that asks for its permit says it, too. The one that asks for a lease does not."""
-        may_wait = not pending.duplicate_checked and not pending.plan.leased and pending.parks
-        return may_wait and self._arrivals.asks_along(pending)
+    def forget(self, pending: PendingRequest) -> None:
+        """A request is sent back: which copy may run is asked by the worker that has it next."""
+        self._arrivals.forget(pending)
 
     def may_run(self, pending: PendingRequest) -> bool:
         """Ask about a request. True also where the store does not answer."""
@@ -54,8 +53,15 @@ class Deduplication:
         return True
 
     def ends_unchecked(self, pending: PendingRequest) -> bool:
-        """End a duplicate that is about to ask for its permit, unless the script for the permit checks it, too."""
-        return not pending.duplicate_checked and not self.is_checked_with_permit(pending) and self.ends(pending)
+        """End a duplicate that is about to ask, unless the script for its permit says which copy may run.
+
+        The script for a lease does not.
+        """
+        if pending.duplicate_checked or (
+            pending.parks and not pending.plan.leased and self._arrivals.asks_along(pending)
+        ):
+            return False
+        return self.ends(pending)
 
     def end(self, pending: PendingRequest) -> None:
         """Another copy is parked or may run."""

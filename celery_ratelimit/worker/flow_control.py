@@ -10,89 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from .._celery import MAX_RETURNED, Worker, requests
 from ..backlog.return_scheduler import ReturnScheduler
 from ..store.script import load_source
-from .capacity import AHEAD, PoolCapacity
-from .request import PendingRequest, State
+from .capacity import AHEAD, LISTEN, PoolCapacity
+from .request import PendingRequest, State, UnlimitedRequest
 from .request_queue import LimitQueue
 
-__all__ = ["ArrivalBatch", "PrefetchAccounting", "QueuedRequest", "ReturnQueueConsumption", "SuspendedQueues"]
+__all__ = ["ArrivalBatch", "PrefetchAccounting", "ReturnQueueConsumption"]
 
 #: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
 #: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
 LONG = 3.0
 
-
-class QueuedRequest(Protocol):
-    """A request in the gate. ``outside_prefetch``: it does not count against the worker's prefetch."""
-
-    request: Any
-    queue: str
-    outside_prefetch: bool
-
-
-class SuspendedQueues:
-    """The queues that a worker does not consume for now, and their requests that still wait in it.
-
-    Args:
-        widen: takes a request out of what counts against the worker's prefetch.
-    """
-
-    def __init__(self, worker: Worker, widen: Callable[[QueuedRequest], None]) -> None:
-        self._worker = worker
-        self._long = max(LONG, 2 * worker.broker.poll_delay)
-        self._widen = widen
-        self._queues: dict[str, tuple[set[QueuedRequest], Callable[[], float]]] = {}
-
-    def suspend(
-        self, pending: QueuedRequest, among: Sequence[QueuedRequest], first: float, each: Callable[[], float]
-    ) -> None:
-        """Stop consuming the queue of ``pending`` for a while, if the requests from it will wait here for long.
-
-        Args:
-            pending: a request that waits.
-            among: all requests that wait with it, for the same.
-            first: seconds until the first of them goes.
-            each: tells the seconds from one to the next.
-        """
-        queue = pending.queue
-        if queue in self._queues:  # it was on its way
-            self._put_aside(pending)
-            return
-        waiting = [other for other in among if other.queue == queue]
-        wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
-        if wait < self._long or not self._worker.consumption.may_pause_queue(queue):
-            return
-        self._worker.consumption.pause_queue(queue)
-        self._queues[queue] = (set(), each)
-        for other in waiting:
-            self._put_aside(other)
-
-    def on_left(self, pending: QueuedRequest) -> None:
-        """``pending`` waits no longer. Its queue is taken up again while the last of them wait."""
-        if pending.queue not in self._queues:
-            return
-        waiting, each = self._queues[pending.queue]
-        waiting.discard(pending)
-        if not waiting or len(waiting) * each() <= self._long / 2:
-            del self._queues[pending.queue]
-            self._worker.consumption.resume_queue(pending.queue)
-
-    def clear(self) -> None:
-        """The connection is lost, or the worker stops: nothing is consumed."""
-        self._queues.clear()
-
-    def _put_aside(self, pending: QueuedRequest) -> None:
-        self._queues[pending.queue][0].add(pending)
-        if not pending.outside_prefetch and not requests.via_return_queue(pending.request):
-            self._widen(pending)
+QueuedRequest = PendingRequest | UnlimitedRequest
 
 
 class PrefetchAccounting:
-    """Counts the requests in the worker.
+    """Counts the requests in the worker, and stops consuming a queue for a while whose requests wait here for long.
 
     Attributes:
         limited: requests with limits that are held.
@@ -100,9 +37,10 @@ class PrefetchAccounting:
 
     def __init__(self, worker: Worker, capacity: PoolCapacity) -> None:
         self._worker, self._capacity = worker, capacity
-        self._suspended = SuspendedQueues(worker, self.widen)
-        self._outside = 0
-        self.limited = 0
+        self._long = max(LONG, 2 * worker.broker.poll_delay)
+        # By suspended queue: its requests that still wait here, and what tells the seconds from one to the next.
+        self._suspended: dict[str, tuple[set[QueuedRequest], Callable[[], float]]] = {}
+        self.limited = self._outside = 0
 
     def enter(self, waiting: QueuedRequest) -> None:
         self._capacity.pending += 1
@@ -115,6 +53,30 @@ class PrefetchAccounting:
             waiting.outside_prefetch = True
             self._worker.consumption.prefetch.widen(1)
 
+    def leave(self, waiting: QueuedRequest) -> None:
+        """A request has left the gate."""
+        self._capacity.pending -= 1
+        self.limited -= isinstance(waiting, PendingRequest)
+        if waiting.outside_prefetch:
+            self._outside -= 1
+            self._worker.consumption.prefetch.widen(-1)
+        self._resume(waiting)
+
+    def _resume(self, waiting: QueuedRequest) -> None:
+        """Consume the queue of a request that has left again, while the last ones of it wait."""
+        if waiting.queue in self._suspended:
+            others, each = self._suspended[waiting.queue]
+            others.discard(waiting)
+            if not others or len(others) * each() <= self._long / 2:
+                del self._suspended[waiting.queue]
+                self._worker.consumption.resume_queue(waiting.queue)
+
+    def clear(self) -> None:
+        """The connection is lost, or the worker stops: no request is here."""
+        self.limited = self._outside = 0
+        self._capacity.clear()
+        self._suspended.clear()
+
     def suspend(self, pending: PendingRequest, limit_queue: LimitQueue, now: float) -> None:
         """Stop consuming its queue for now, if the requests from it will be here for long."""
         first = max(0.0, limit_queue.closed_until - now)
@@ -124,7 +86,7 @@ class PrefetchAccounting:
         among_others = self._worker.consumption.has_several_queues and waits
         if among_others or 0 < first + len(limit_queue) * limit_queue.interval < self._worker.broker.poll_delay:
             self.widen(pending)
-        self._suspended.suspend(pending, [*limit_queue.reserved, *limit_queue.new], first, lambda: limit_queue.interval)
+        self._suspend(pending, [*limit_queue.reserved, *limit_queue.new], first, lambda: limit_queue.interval)
 
     def suspend_if_it_stays(self, pending: PendingRequest, limit_queue: LimitQueue) -> None:
         """Suspend the queue of a request that has just come, and waits."""
@@ -139,22 +101,30 @@ class PrefetchAccounting:
         if len(among) * each() < self._worker.broker.poll_delay:
             self.widen(waiting)
         if self.limited and self._worker.consumption.has_several_queues:
-            self._suspended.suspend(waiting, among, 0.0, each)
+            self._suspend(waiting, among, 0.0, each)
 
-    def leave(self, waiting: QueuedRequest) -> None:
-        """A request has left the gate."""
-        self._capacity.pending -= 1
-        self.limited -= isinstance(waiting, PendingRequest)
-        if waiting.outside_prefetch:
-            self._outside -= 1
-            self._worker.consumption.prefetch.widen(-1)
-        self._suspended.on_left(waiting)
+    def _suspend(
+        self, pending: QueuedRequest, among: Sequence[QueuedRequest], first: float, each: Callable[[], float]
+    ) -> None:
+        """Suspend the queue of a request that waits, if the requests from it will wait here for long.
 
-    def clear(self) -> None:
-        """The connection is lost, or the worker stops: no request is here."""
-        self.limited = self._outside = 0
-        self._capacity.clear()
-        self._suspended.clear()
+        Args:
+            among: all requests that wait with it, for the same.
+            first: seconds until the first of them goes.
+            each: tells the seconds from one to the next.
+        """
+        queue, waiting = pending.queue, [pending]
+        if queue not in self._suspended:  # else it was on its way
+            waiting = [other for other in among if other.queue == queue]
+            wait = first + (len(waiting) - 1) * each() if len(waiting) > 1 else first
+            if wait < self._long or not self._worker.consumption.may_pause_queue(queue):
+                return
+            self._worker.consumption.pause_queue(queue)
+            self._suspended[queue] = (set(), each)
+        self._suspended[queue][0].update(waiting)
+        for other in waiting:
+            if not requests.via_return_queue(other.request):
+                self.widen(other)
 
 
 class ReturnQueueConsumption:
@@ -179,8 +149,9 @@ class ReturnQueueConsumption:
             return
         self._is_left, self.has_left = saturated, False
         self._worker.consumption.pause_return_queues(saturated, self._left)
-        if listens := self._capacity.note_saturated(now, saturated=saturated):
-            self._worker.timers.call_after(listens, self._dispatch)
+        self._capacity.note_saturated(now, saturated=saturated)
+        if not saturated:
+            self._worker.timers.call_after(LISTEN, self._dispatch)
 
     def must_republish(self, pending: PendingRequest, now: float, *, may_start: bool) -> bool:
         """Whether a request goes back to the broker, for another worker."""
@@ -201,7 +172,6 @@ class ArrivalBatch:
     """The requests that arrive with the message that is being delivered.
 
     Args:
-        attendant: knows where tasks are parked.
         dispatch: called with the queues of the requests when all of them are here.
     """
 
@@ -233,8 +203,8 @@ class ArrivalBatch:
         return self._bulk_receive.receiving
 
     def request_as_many_as_run(self, message: Any, name: str) -> None:
-        """Receive the messages behind one, as many as the pool can run of its task."""
-        self._bulk_receive.request_more(message, self._capacity.short_term_capacity(name))
+        """Receive the messages behind one, as many as the pool can run of its task beside it."""
+        self._bulk_receive.request_more(message, self._capacity.short_term_capacity(name) - 1)
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops."""

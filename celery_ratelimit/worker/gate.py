@@ -72,7 +72,7 @@ class Gate:
     ) -> None:
         self.worker, self._limits, self._builtin_calls = worker, limits, BuiltinCallWarning()
         asker = self._asker = limiter.asker
-        self._numbers, self._connections = itertools.count(), 0  # that were lost
+        self._numbers = itertools.count()
         # The store, and what is parked in it.
         self._outage = outage = Outage(asker, worker.timers.call_soon, self._store_is_back)
         store_calls = self._store_calls = StoreCalls(worker, outage)
@@ -117,7 +117,7 @@ class Gate:
             *(self._admission, resources, pool_scheduler, batch, actions, return_queues, self._errors, self._dispatch)
         )
         self._scheduler = Scheduler(
-            worker, queues, processor, pool_scheduler, capacity, resources, batch, return_queues
+            worker, queues, processor, pool_scheduler, capacity, concurrency, batch, return_queues
         )
         self._expirations = Expirations(worker, self._dispatch)
         self._arrival_batch = ArrivalBatch(worker, attendant, capacity, prefetch, self._dispatch)
@@ -166,13 +166,6 @@ class Gate:
             if not self._deduplication.ends(pending):
                 self._pool_scheduler.admit(request, queue, number, shadow)
             return
-        if returned:
-            # Until it asks, if it waits: then others have come, too, and the store is asked once.
-            waits = not_before > now or self.worker.bulk_receive.receiving
-            pending.duplicate_checked = not (waits or self._deduplication.is_checked_with_permit(pending))
-        connections = self._connections
-        if pending.duplicate_checked and (self._deduplication.ends(pending) or connections != self._connections):
-            return  # the second: a greenlet waits for the store
         self._hold(pending, first=old)
 
     def _hold(self, pending: PendingRequest, *, first: bool) -> None:
@@ -197,6 +190,7 @@ class Gate:
             self._capacity.turns.expect_return(message.headers, self._limits, now + seconds + RETURN_EARLY, now)
             self._attendant.occupied.note_coming(message, seconds + RETURN_EARLY)
         if marker_in(message) and not self._return_queues.has_left:
+            self._capacity.stop_listening()
             self._arrival_batch.request_as_many_as_run(message, str(message.headers.get("task")))
         self._attendant.arrivals.on_message(message)
 
@@ -253,7 +247,6 @@ class Gate:
     def close(self) -> None:
         """Let go of everything: the connection is lost or the worker stops, and the broker has it all."""
         with self.worker.timers.lock:
-            self._connections += 1
             requests_here = self._queues.clear()
             self._arrival_batch.clear()
             self._expirations.clear()

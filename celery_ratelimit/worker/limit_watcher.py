@@ -29,8 +29,6 @@ class LimitWatcher:
         limits: by name; there may be more of them later.
         outage: of the store; nothing is asked while it lasts.
         is_idle: whether no request waits that a change could concern: then nothing is asked.
-        on_change: called with the names.
-        workers: how many there are.
     """
 
     def __init__(

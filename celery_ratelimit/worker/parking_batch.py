@@ -17,7 +17,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from .._celery import Worker
-from ..backlog.backlog import ToPark
+from ..backlog.backlog import ParkResult, ToPark
 from ..backlog.messages import Bucket
 from ..backlog.outage import NotAsked, Outage
 from ..backlog.return_scheduler import ReturnScheduler
@@ -71,7 +71,7 @@ class PendingPark(NamedTuple):
 
 
 #: Called with a request, and what the store says of it; ``None``: it refuses to serve, or has not answered for long.
-OnParked = Callable[[PendingPark, "Reply[int | None]"], None]
+OnParked = Callable[[PendingPark, "Reply[ParkResult | None]"], None]
 
 
 class ParkingBatch:
@@ -128,15 +128,7 @@ class ParkingBatch:
         size = sum(len(each.packed.message) for each in self._waiting)
         if self._in_flight and len(self._waiting) <= MOST_BEHIND and size < BYTES:
             self._prefetch.widen(pending)
-        self.expect(pending, action, interval, now)
-
-    def expect(self, pending: PendingRequest, action: Park, interval: float, now: float) -> None:
-        """A process is kept free for the turn of a task that is parked, or about to be."""
         self._turns.expect_parked(pending.request.id, pending.request.task.name, action, interval, now)
-
-    def survivor_of(self, pending: PendingRequest) -> str:
-        """The id of the task that is parked in the place of one that is coalesced."""
-        return self._attendant.parking.survivors[pending.id]
 
     def flush(self, on_parked: OnParked, on_end: Callable[[list[LimitQueue]], None]) -> None:
         """Park what waits, unless a script is in flight: then it is called again at the reply.
@@ -210,13 +202,13 @@ class ParkingBatch:
         part: Sequence[PendingPark],
         on_parked: OnParked,
         on_end: Callable[[list[LimitQueue]], None],
-        reply: Reply[Mapping[Bucket, Sequence[int]]],
+        reply: Reply[Mapping[Bucket, Sequence[ParkResult]]],
     ) -> None:
         if self._in_flight is part:
             self._in_flight = ()
         ended: Sequence[PendingPark] = part
         try:
-            said_of = self._outage.hear(reply.get, None)
+            results_of = self._outage.hear(reply.get, None)
         except self._worker.broker.connection_errors:
             raise  # Celery connects anew, and the broker has all messages: nothing asks
         except Exception as error:
@@ -227,8 +219,8 @@ class ParkingBatch:
             else:
                 on_parked(part[0], Reply(error=error))
         else:
-            if said_of is not None or isinstance(reply.error, StoreMisconfigured):
-                _tell(part, said_of, on_parked)
+            if results_of is not None or isinstance(reply.error, StoreMisconfigured):
+                _tell(part, results_of, on_parked)
             else:
                 ended = self._hold(part, was_sent=not isinstance(reply.error, NotAsked))
         on_end(_ask(ended))
@@ -244,12 +236,14 @@ class ParkingBatch:
         return [park for park in part if not park.may_be_parked]
 
 
-def _tell(part: Sequence[PendingPark], said_of: Mapping[Bucket, Sequence[int]] | None, on_parked: OnParked) -> None:
-    said = {bucket: iter(numbers) for bucket, numbers in (said_of or {}).items()}
+def _tell(
+    part: Sequence[PendingPark], results_of: Mapping[Bucket, Sequence[ParkResult]] | None, on_parked: OnParked
+) -> None:
+    results = {bucket: iter(said) for bucket, said in (results_of or {}).items()}
     for park in part:
-        ahead = next(said[park.bucket]) if said else None
+        result = next(results[park.bucket]) if results else None
         if not park.pending.gone:
-            on_parked(park, Reply(ahead))
+            on_parked(park, Reply(result))
 
 
 def _ask(parks: Sequence[PendingPark]) -> list[LimitQueue]:

@@ -28,7 +28,6 @@ class PoolScheduler:
 
     Args:
         reporter: is told of unlimited requests that pass limits in shadow.
-        dispatch: called when an unlimited request may start.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker
+from ..backlog.messages import ParkResult
 from ..backlog.store_calls import Reply
 from ..limits.decision import Decision
 from .actions import Actions
@@ -19,17 +20,13 @@ from .pool_scheduler import PoolScheduler
 from .request import AcquireCall, PendingRequest
 from .request_queue import LimitQueue
 from .request_resources import RequestResources
-from .rules import BUNCHED, Acquire, BlockQueue, RetryAt, before_acquire, on_timer
+from .rules import BUNCHED, Acquire, BlockQueue, Park, RetryAt, before_acquire, on_timer
 
 __all__ = ["ErrorAttribution", "QueueProcessor"]
 
 
 class ErrorAttribution:
     """Remembers the request that is being handled: an unforeseen error ends its task, and no other.
-
-    Args:
-        worker: the worker.
-        on_error: gets a request and what was raised at it.
 
     Attributes:
         pair: the queue and the request, which may be leaving it; ``None``: no request is being handled.
@@ -64,13 +61,6 @@ class QueueProcessor:
     """Moves the queues of one worker on, one at a time.
 
     Args:
-        admission: acquires permits.
-        resources: what requests hold.
-        pool_scheduler: says whether a process is there.
-        batch: says which requests are parked behind others.
-        actions: carries out what the rules decide.
-        return_queues: whether requests that returned go back to the broker.
-        errors: which request an error concerns.
         dispatch: called with queues when a reply comes later.
     """
 
@@ -106,10 +96,10 @@ class QueueProcessor:
                 self._errors.pair = None
                 return
 
-    def on_parked(self, park: PendingPark, ahead: Reply[int | None]) -> None:
+    def on_parked(self, park: PendingPark, reply: Reply[ParkResult | None]) -> None:
         """The store has said what became of a request that was to be parked; an error of its: the request's."""
         with self._errors.contains(park.limit_queue, park.pending):
-            self._actions.on_parked(park, ahead.get())
+            self._actions.on_parked(park, reply.get())
 
     def _start_due(self, limit_queue: LimitQueue) -> None:
         again: list[PendingRequest] = []
@@ -132,7 +122,7 @@ class QueueProcessor:
         while asking and limit_queue.acquire is None:
             pending = asking[0]
             self._errors.pair = limit_queue, pending
-            if self._actions.drop_if_finished(limit_queue, pending):
+            if self._actions.drop_if_revoked(limit_queue, pending):
                 continue
             now = monotonic()
             may_start = self._pool_scheduler.may_start(limit_queue, has_reservation=has_reservation, now=now)
@@ -141,6 +131,8 @@ class QueueProcessor:
             action = before_acquire(
                 pending, limit_queue, now, lot=lot, may_start=may_start, parks=pending.parks, leaves=leaves
             )
+            if isinstance(action, (Acquire, Park)) and self._actions.drop_if_duplicate(limit_queue, pending):
+                continue
             if isinstance(action, Acquire):
                 goes_on = self._ask(limit_queue, pending, asking, for_permit=action.for_permit)
                 self._start_due(limit_queue)  # the answer may have taken long
@@ -189,7 +181,8 @@ class QueueProcessor:
             if len(together) >= most or now >= pending.release_deadline or not _asks_the_same(first, pending):
                 break
             self._errors.pair = limit_queue, pending
-            if self._actions.drop_if_finished(limit_queue, pending):
+            revoked = self._actions.drop_if_revoked(limit_queue, pending)
+            if revoked or self._actions.drop_if_duplicate(limit_queue, pending):
                 continue
             together.append(pending)
         self._errors.pair = limit_queue, first

@@ -21,6 +21,7 @@ from ..limiter.shadow import asked_of
 from ..limits.limit import Limit
 from ..observing import Observation, Observer
 from ..signals import task_throttled
+from ..words import NO_END
 from .request import PendingRequest, UnlimitedRequest
 from .request_queue import LimitQueue
 
@@ -281,6 +282,8 @@ class ThrottleReport:
             return f"as its turn would be in {seconds}{after}, beyond max_wait={self.max_wait:g} s"
         if self.what in ("dropped", "failed"):
             return f"a permit is free in {seconds}"
+        if self.retry_after > NO_END:
+            return "its turn comes when the limit is resumed"
         return f"its turn is in {seconds}"
 
     def fields(self) -> dict[str, Any]:

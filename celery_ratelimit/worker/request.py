@@ -33,8 +33,6 @@ class PendingRequest:
     """A request in the gate.
 
     Attributes:
-        request: Celery's request.
-        queue: the queue that the message came from.
         number: requests are numbered in the order in which they came.
         arrived_at, release_deadline: when it came to the gate, and when it is sent to the broker again at the latest:
             before the broker takes the message for lost.
@@ -44,13 +42,12 @@ class PendingRequest:
         state, at: its state, and the time that belongs to it.
         permit_at_us: when its permit is good, in microseconds by the store's clock; 0: it has none.
         parks: its task may wait in the store; else it returns to the broker, on a countdown to its slot.
-        duplicate_checked: the store has said that this copy may run, or need not be asked.
+        duplicate_checked: this copy may run; that is asked when it asks for its permit, or is parked.
         reserved_for: the time of its slot, if it came back for one; 0.0: unknown.
         not_before: it asks no sooner, so that requests that come until then ask with it.
         announced, throttled_by: what was reported last about it, and the limit that refused it.
         coalesce_key: shared by tasks of which only one is to wait; empty: all may.
         shadow: its demands on limits in shadow, which do not delay it.
-        id: its id in the store.
         run_id: names the run of the task that it asks for: another one for each delivery, and for each permit.
         lease_unconfirmed: the answer to its last question for leases is not known: it may hold some.
         token: names this delivery of its message where it is parked.
@@ -69,7 +66,7 @@ class PendingRequest:
     not_before: float = 0.0
     reserved_for: float = 0.0
     parks: bool = False
-    duplicate_checked: bool = True
+    duplicate_checked: bool = False
     outside_prefetch: bool = False
     state: State = State.QUEUED
     at: float = 0.0
@@ -112,7 +109,6 @@ class AcquireCall:
 
     Attributes:
         requests: they ask the same, one after the other.
-        for_permit: whether permits are asked for.
         reply: what the store has said; ``None``: the call is in flight.
         is_late: the worker goes on; it has not come back to the call yet.
         is_void: the limit has changed meanwhile: a refusal says nothing.

@@ -90,7 +90,6 @@ class LimitQueue:
         needs_process: it would go on if a process were free.
         cancel: cancels the queue's timer, which goes off at ``alarm``.
         due: requests that have a time.
-        parking: requests that are being parked.
         acquire: the call in flight for the first requests; the others wait for its reply.
     """
 
@@ -244,14 +243,9 @@ class LimitQueue:
         return min(turns, default=0.0), min([min(heads, default=now + max_hold), *turns])
 
 
-def first_request(limit_queue: LimitQueue) -> PendingRequest | None:
-    """The request of a queue that goes next: it asks, or has its turn, before the others."""
-    return next(itertools.chain(limit_queue.reserved, limit_queue.new, limit_queue.due), None)
-
-
 def task_name(limit_queue: LimitQueue) -> str:
     """The name of the task that goes next in a queue; empty: no request is in it."""
-    first = first_request(limit_queue)
+    first = next(itertools.chain(limit_queue.reserved, limit_queue.new, limit_queue.due), None)
     return first.request.task.name if first is not None else ""
 
 

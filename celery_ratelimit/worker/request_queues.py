@@ -90,7 +90,6 @@ class QueueTimers:
     Args:
         turns: learns when the first request of a queue has its turn.
         lead_time: seconds before its turn that a queue asks.
-        dispatch: called with the queue whose time has come.
     """
 
     def __init__(

@@ -107,10 +107,6 @@ class RequestResources:
         if pending.plan.leased:
             self._concurrency.release(pending)
 
-    def release_ended(self) -> None:
-        """Release the leases of ended tasks which no request here has taken over."""
-        self._concurrency.release_ended()
-
     # -- Reservations in the store ---------------------------------------------------------------------------------
 
     def give_up_slot(self, pending: PendingRequest) -> None:

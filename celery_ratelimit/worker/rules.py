@@ -136,9 +136,6 @@ def before_acquire(
     """Decide for the head of a queue, as far as the store need not be asked.
 
     Args:
-        pending: the request.
-        limit_queue: its queue.
-        now: the time.
         lot: the demand in whose backlog tasks are known to be parked, behind which it may be parked.
         may_start: whether a process is free for it.
         parks: whether its task may wait in the store now.
@@ -215,12 +212,8 @@ def refused(
     """The store has refused.
 
     Args:
-        pending: the request.
-        decision: what the store said.
-        now: the time.
         for_permit: whether a permit was asked for, or only a slot.
         max_hold: seconds that a message may be held here.
-        parks: whether its task may wait in the store.
         early: seconds before its time that it asks.
         is_notified: it waits for a lease, and its queue is notified when one may be free.
     """
@@ -262,8 +255,6 @@ def without_store(
 
     Args:
         choice: ``ratelimit_on_store_error``.
-        pending: the request.
-        now: the time.
         error: what there is of an answer.
         may_start: whether a process is free for it.
         wait: ``"local"``: seconds until this worker's share of the limits allows it; 0.0: taken, or all may pass.
@@ -286,8 +277,6 @@ def on_timer(pending: PendingRequest, now: float, *, together: bool, is_idle: bo
     """The time of a request has come: to ask again, or to use its permit.
 
     Args:
-        pending: the request.
-        now: the time.
         together: whether another one's permit is late, too.
         is_idle: whether a process would start it at once.
     """

@@ -13,13 +13,13 @@ from time import monotonic
 from .._celery import Worker
 from .admission import POLL_INTERVAL
 from .capacity import PoolCapacity
+from .concurrency import ConcurrencyLeases
 from .flow_control import ReturnQueueConsumption
 from .parking_batch import ParkingBatch
 from .pool_scheduler import PoolScheduler
 from .queue_processor import QueueProcessor
 from .request_queue import ACQUIRE_EARLY, LimitQueue
 from .request_queues import QueueTimers, RequestQueues
-from .request_resources import RequestResources
 
 __all__ = ["Scheduler"]
 
@@ -28,18 +28,7 @@ LATE, LOOKED_AT = 0.005, 10
 
 
 class Scheduler:
-    """Dispatches the queues of one worker.
-
-    Args:
-        worker: the worker.
-        queues: the requests that wait.
-        processor: moves one queue on.
-        pool_scheduler: decides which request has the next process.
-        capacity: of the pool.
-        resources: releases the leases of ended tasks after each dispatch.
-        batch: requests that are about to be parked.
-        return_queues: whether requests that return stay here.
-    """
+    """Dispatches the queues of one worker."""
 
     def __init__(
         self,
@@ -48,12 +37,12 @@ class Scheduler:
         processor: QueueProcessor,
         pool_scheduler: PoolScheduler,
         capacity: PoolCapacity,
-        resources: RequestResources,
+        concurrency: ConcurrencyLeases,
         batch: ParkingBatch,
         return_queues: ReturnQueueConsumption,
     ) -> None:
         self._worker, self._queues, self._processor, self._batch = worker, queues, processor, batch
-        self._pool_scheduler, self._capacity, self._resources = pool_scheduler, capacity, resources
+        self._pool_scheduler, self._capacity, self._concurrency = pool_scheduler, capacity, concurrency
         self._return_queues = return_queues
         self._timers = QueueTimers(worker, capacity.turns, pool_scheduler.early, self.dispatch)
         self._cancel_poll: Callable[[], None] | None = None
@@ -67,7 +56,7 @@ class Scheduler:
         A task may run to its end while it is started (solo pool) and call this again: then it is done once more.
         """
         if self._worker.is_stopping:  # nothing starts any more; leases go to other workers
-            self._resources.release_ended()
+            self._concurrency.release_ended()
             return
         self._ready.update(dict.fromkeys(queues))
         if self._is_running:
@@ -90,7 +79,7 @@ class Scheduler:
                     break
         finally:
             self._is_running = False
-            self._resources.release_ended()
+            self._concurrency.release_ended()
             waiting = self._queues.needing_process or len(self._pool_scheduler) or len(self._batch)
             if waiting and self._cancel_poll is None:
                 self._cancel_poll = self._worker.timers.call_after(POLL_INTERVAL, self._poll)

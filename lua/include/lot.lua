@@ -22,7 +22,7 @@
 --   11 suspended_lots  sorted set, key of a bucket -> 0: its parking lot has tasks set aside; one for each limit
 --   12 costs           hash, key of a bucket -> permits that its parked tasks cost; one for each limit
 --   13 unique          hash, identifier of duplicates, of which only one is to wait -> id of the one that waits, see park.lua
--- and in scripts that process shares of a fair limit
+-- and of a fair limit
 --   14 shares          sorted set, "<share> NUL <its place, 16 digits> NUL <id>" -> 0: the share of each parked task; and
 --   15 turns           sorted set, share -> its tag in virtual time: see shares.lua. These two are an index of `parked`
 --   16 weights         hash, share -> "<weight> <us since> <note>": weights that people have stored; see shares.lua; one for each limit of
@@ -33,12 +33,12 @@
 -- The names are PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED, VALID_COPY, EXPIRING, SUSPENDED, DUE_LOTS, CODE, TASK_INDEX,
 -- SUSPENDED_LOTS, COSTS, UNIQUE_IDS, SHARES, TURNS, WEIGHTS. Uses COPY, QUEUE, TASK, place_in of record.lua. Gives also shares, which is
 -- nil except in scripts that process shares; for the parking lot in use and by a task's id: without, copies, note_copies, at_broker,
--- acknowledged, place_of, is_parked, suspended_entry, remove_suspended, count_cost; and for the whole parking lot cost_of(number),
+-- acknowledged, place_of, is_parked, suspended_entry, count_cost; and for the whole parking lot cost_of(number),
 -- is_empty(), end_lot().
 local PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED, VALID_COPY, EXPIRING, SUSPENDED, DUE_LOTS, CODE
 local TASK_INDEX, SUSPENDED_LOTS, COSTS, UNIQUE_IDS, SHARES, TURNS, WEIGHTS
-local LOT_KEYS, shares = 13, nil
-local bucket
+local LOT_KEYS = 16
+local bucket, shares
 --!include record.lua
 
 local function use_lot(lot, key)
@@ -98,8 +98,7 @@ local function end_lot()
     call('ZREM', DUE_LOTS, bucket)
     call('ZREM', SUSPENDED_LOTS, bucket)
     call('HDEL', COSTS, bucket)
-    call('UNLINK', UNIQUE_IDS)
-    if shares then call('UNLINK', SHARES, TURNS) end
+    call('UNLINK', UNIQUE_IDS, SHARES, TURNS)
     if call('EXISTS', DUE_LOTS) == 0 then call('UNLINK', TASK_INDEX) end
 end
 
@@ -112,13 +111,9 @@ local function is_parked(id)
     return call('EXISTS', SUSPENDED) == 1 and call('HEXISTS', PAYLOADS, id) == 1 and not call('ZSCORE', IN_FLIGHT, id)
 end
 
-local function suspended_entry(queue, place, id)
-    return format('%s\0%016d\0%s', queue, place, id)
-end
-
--- Removes a task from `suspended`, by its value in `payloads`. Returns whether it was there.
-local function remove_suspended(id, message)
-    return call('ZREM', SUSPENDED, suspended_entry(match(message, QUEUE) or '', place_in(message), id)) == 1
+-- The entry of `suspended` for a task, by its value in `payloads`.
+local function suspended_entry(id, message)
+    return format('%s\0%016d\0%s', match(message, QUEUE) or '', place_in(message), id)
 end
 
 -- Notes that a task of that cost is parked (1), or is no longer parked (-1).

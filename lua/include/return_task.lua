@@ -2,8 +2,8 @@
 -- confirms it (confirm_published.lua), or when the message arrives; until then it is `in_flight`.
 --
 -- Uses AGAIN_US, after which a task is returned once more; a parking lot, see lot.lua: PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED,
--- VALID_COPY, EXPIRING, TASK_INDEX, UNIQUE_IDS, SHARES, copies, remove_suspended, count_cost, place_of, shares; COST, COPY, SHARE, UNIQUE, place_in of
--- record.lua; note_for_a_while of renew_copy.lua.
+-- VALID_COPY, EXPIRING, TASK_INDEX, UNIQUE_IDS, SUSPENDED, SHARES, copies, suspended_entry, count_cost, place_of, shares; COST, COPY, SHARE, UNIQUE,
+-- place_in of record.lua; note_for_a_while of renew_copy.lua.
 -- Gives return_task(id, wait, known, message): `wait`, us until its turn; `known`, the caller removes the task from `shares`, unless the
 -- result is false: then the task was not parked, and was not returned; `message`, its value in `payloads`, if the caller has read
 -- it; out, of each returned task its id, us until its turn, its message; bytes, the length of all these messages.
@@ -16,7 +16,7 @@ local function return_task(id, wait, known, message)
     if known and not was_here then return false end
     call('ZREM', EXPIRING, id)
     if not message then return end
-    if not was_here then was_here = remove_suspended(id, message) end
+    if not was_here then was_here = call('ZREM', SUSPENDED, suspended_entry(id, message)) == 1 end
     if was_here then count_cost(match(message, COST) or 0, -1) end
     if shares and not known then call('ZREM', SHARES, shares.entry(match(message, SHARE) or '', place_in(message), id)) end
     local unique = string.sub(match(message, UNIQUE) or '', 2)

@@ -19,14 +19,13 @@
 -- limit that is not fair, deletes a parking lot without its index.
 -- `weights`, field NUL: "<us> <share> <us> <share> ... ", the last changes, each later than the one before.
 --
--- Uses LOT_KEYS, shares of lot.lua.
+-- Uses shares of lot.lua.
 -- Gives shares, which is nil in scripts without this text: entry(share, place, id), of `shares`; known, values that this script has
--- read: by the key of `weights` the changes, by the key of `turns` the sum; LOT_KEYS; KEPT_MS; HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD,
+-- read: by the key of `weights` the changes, by the key of `turns` the sum; KEPT_MS; HELD, CLOCK, SINCE, FROM_PLACE, SOME_HELD,
 -- SUM, STORED, IN_CODE, and MARKS, the most members that are no share.
 local HELD, STORED, MARKS = 4503599627370496, 1099511627776, 6 -- 2^52, 2^40
 local KEPT_MS = '5184000000' -- 60 days
 local CLOCK, SINCE, FROM_PLACE, SOME_HELD, SUM, IN_CODE = '\0', '\0since', '\0from', '\0held', '\0sum', '\0code'
-LOT_KEYS = 16
 shares = {entry = false, ahead = false, join = false, add = false, changes = false, weight = false} -- has room for all
 local known = {}
 

@@ -96,6 +96,21 @@ def test_a_pause_that_is_ended_is_over_for_those_who_wait(
         assert worst_second(fleet.permits()) <= (6 if task == "retry" else 5)
 
 
+def test_a_pause_without_an_end_gives_no_task_up(server: EmbeddedServer, store: redis.Redis, tmp_path: Path) -> None:
+    """Tasks that were in the worker already wait for longer than any pause can be, and none has a ``max_wait``."""
+    limiter = Limiter.from_url(server.url)
+    with Fleet(server, tmp_path, rate="5/s") as fleet:
+        for index in range(20):
+            fleet.send("wait", index)
+        fleet.start()
+        fleet.wait_for(3, 20)
+        limiter.pause(NAME + "wait", 1e9, force=True)  # as "celery ratelimit pause" does
+        until(lambda: "its turn comes when the limit is resumed" in fleet.log(), 20, "a refusal")
+        assert limiter.resume(NAME + "wait", force=True)
+        fleet.wait_for(20, 15)
+        assert sorted(start.index for start in fleet.starts()) == list(range(20))
+
+
 @pytest.mark.slow
 def test_those_who_wait_for_a_window_obey_a_raised_rate_too(
     server: EmbeddedServer, store: redis.Redis, tmp_path: Path

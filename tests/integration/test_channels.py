@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 
 from celery_ratelimit._celery.channel_patches import end_connection_with
-from celery_ratelimit.testing import EmbeddedServer
+from celery_ratelimit.testing import EmbeddedServer, embedded_server
 
 
 def test_each_channel_of_a_lost_connection_gives_back_what_it_has(server: EmbeddedServer, store: redis.Redis) -> None:
@@ -53,3 +54,27 @@ def test_what_a_closing_channel_still_reads_is_put_back(server: EmbeddedServer, 
     connection.close()
     assert not store.hlen("unacked")
     assert [store.llen("q0"), store.llen("q1")] == [1, 1]
+
+
+def test_a_connection_whose_server_is_gone_can_be_closed() -> None:
+    """Nothing can be given back then: the channels end all the same, and so does the loop that closes them."""
+    with embedded_server() as own:
+        connection = Connection(own.url)
+        came: list[Any] = []
+        for number, channel in enumerate([connection.default_channel, connection.channel()]):
+            end_connection_with(channel)
+            Consumer(channel, [Queue(f"q{number}")], on_message=came.append).consume()
+            Producer(channel).publish({}, routing_key=f"q{number}")
+        while len(came) < 2:
+            connection.drain_events(timeout=5)
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)  # both have asked for more
+        transport = connection.transport
+        own.kill()
+        with pytest.raises(connection.connection_errors):
+            connection.drain_events(timeout=5)
+        closed = threading.Thread(target=lambda: (connection.collect(), connection.close()), daemon=True)
+        closed.start()
+        closed.join(60)
+        assert not closed.is_alive()
+        assert not transport.channels

@@ -345,6 +345,11 @@ def test_explain_a_parked_task(run: Run, app: Celery) -> None:
     assert "set by ann@host" in text
     limiter_of(app).pause("stripe", 100)
     assert json.loads(run("explain", ids[10], "--json").output)["starts_at"] - said["now"] > 100
+    run("pause", "stripe")  # without an end: nothing can be forecast
+    assert json.loads(run("explain", ids[10], "--json").output)["starts_at"] is None
+    assert run("explain", ids[10]).output.endswith("The limit is paused until it is resumed.\n")
+    assert " ?  " in run("status").output.splitlines()[3]
+    assert run("parked", "stripe").output.splitlines()[1].endswith(" ?")
 
 
 def test_explain_a_task_that_shares_its_limit(run: Run, app: Celery) -> None:
@@ -402,6 +407,9 @@ def test_explain_a_task_that_leaves_its_lot(run: Run, app: Celery) -> None:
         assert (said["where"], said["id"], said["queue"], said["limit"]) == ("leaving", id, "celery", "stripe")
         assert said["starts_at"] is not None
     assert "is on its way back to the queue 'celery'" in run("explain", "a@b").output
+    released = run("release", "a@b")  # which is for parked tasks
+    assert released.exit_code == 1
+    assert released.output.startswith("Error: nothing to release: shop.charge[a@b] is on its way back to the queue")
     assert json.loads(run("explain", "a", "--json").output)["where"] == "unknown"
 
 

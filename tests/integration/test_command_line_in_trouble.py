@@ -178,6 +178,23 @@ def test_tasks_that_cannot_be_imported_are_one_line(tmp_path: Path, arguments: l
     assert not found.stdout
 
 
+def test_an_app_whose_only_limit_is_misspelt_has_no_limits_and_is_refused(tmp_path: Path) -> None:
+    """As by its workers."""
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\n"
+        "from celery_ratelimit import RateLimitedTask\n"
+        "app = Celery('shop', broker='redis://127.0.0.1:1/0')\n"
+        "@app.task(base=RateLimitedTask, limit='100/s')\n"
+        "def charge(): ...\n"
+    )
+    found = command("check", of="shop", path=tmp_path)
+    assert found.returncode == 1
+    assert lines(found.stderr) == [
+        "Error: task 'shop.charge': there is no option limit= (limit='100/s'), and nothing limits the task: "
+        "did you mean limits=?"
+    ]
+
+
 # -- Something is wrong ------------------------------------------------------------------------------------------------
 
 

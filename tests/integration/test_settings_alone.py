@@ -41,6 +41,10 @@ def test_an_app_that_imports_nothing_has_its_limits(server: EmbeddedServer, stor
         ({"ratelimit_queues": {"emails": "5/s"}}, 0, "emails: 5/s (queue emails)"),
         ({"ratelimit_tasks": {"bear.*": "5/s"}}, 0, "Warning: ratelimit_tasks['bear.*'] matches none"),
         ({"ratelimit_quees": {}}, 1, "Error: there is no setting 'ratelimit_quees': did you mean 'ratelimit_queues'?"),
+        ({"ratelimit_url": "redis://host:port/0"}, 1, "Error: ratelimit_url='redis://…': 'redis://…' is not the URL"),
+        ({"ratelimit_url": "redis://host/0?socket_timeot=1"}, 1, "did you mean 'socket_timeout'"),
+        ({"ratelimit_url": "redis+cluster://127.0.0.1:1"}, 0, "bare.limited: 1/h"),
+        ({"ratelimit_observers": ["no_module:no"]}, 1, "Error: ratelimit_observers: 'no_module:no' is not to be had"),
     ],
 )
 def test_the_command_line_checks_without_a_store(conf: dict[str, Any], code: int, says: str) -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
-from celery_ratelimit.backlog.backlog import FULL, REPLACED, Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked, read_parcel
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
-from tests.parks import packed
+from tests.parks import answer, packed
 
 from .frozen import FROZEN_STORE, demand
 
@@ -37,8 +37,8 @@ def to_park(id: str, alone: str, order: int = 0, *, copy: int = 1, since: int = 
     return packed(id, 1, json.dumps(said), copy, since, order=order, unique=alone, leaves=leaves or None)
 
 
-def park(parking: Backlog, *messages: ToPark) -> list[int]:
-    return parking.park({BUCKET: messages})[BUCKET]
+def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int | ParkResult]:
+    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
 
 
 def close(parking: Backlog) -> None:
@@ -92,10 +92,9 @@ def test_of_the_oldest_the_newcomer_ends(parking: Backlog, clock: Clock) -> None
     close(parking)
     assert park(parking, to_park("a@celery", "o1"), to_park("b@celery", "o1"), to_park("c@celery", "o2")) == [
         0,
-        REPLACED,
+        ParkResult("replaced", survivor="a"),
         1,
     ]
-    assert parking.survivors == {"b@celery": "a"}
     assert waiting(parking) == ["a@celery", "c@celery"]
     assert leave(parking) == []
 
@@ -111,8 +110,7 @@ def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, c
     clock.advance(1)
     said = park(parking, to_park("a", f"{which}1", copy=again.copy + 1, since=again.since))
     if which == "n":
-        assert said == [REPLACED]
-        assert parking.survivors == {"a": "b"}
+        assert said == [ParkResult("replaced", survivor="b")]
         assert waiting(parking) == ["b"]
         assert parking.contents.lot(BUCKET, 0, -1).tasks[0].since == again.since, "it has the place of both"
     else:
@@ -124,13 +122,13 @@ def test_who_comes_back_and_is_parked_again_is_the_older_one(parking: Backlog, c
 def test_who_finds_too_many_ahead_ends_nobody(parking: Backlog, clock: Clock) -> None:
     close(parking)
     park(parking, to_park("x", ""), to_park("a", "n1"), to_park("y", ""))
-    assert parking.park({BUCKET: [to_park("b", "n1")]}, most=1)[BUCKET] == [FULL - 1]
+    assert park(parking, to_park("b", "n1"), most=1) == [ParkResult("full", 1)]
     assert leave(parking) == []
     assert waiting(parking) == ["x", "a", "y"]
-    assert parking.park({BUCKET: [to_park("b", "n1")]}, most=2)[BUCKET] == [1], "it stands where the other did"
+    assert park(parking, to_park("b", "n1"), most=2) == [1], "it stands where the other did"
     assert ended(leave(parking)) == {"a": "b"}
-    assert parking.park({BUCKET: [to_park("c", "n2")]}, most=3)[BUCKET] == [FULL - 3]
-    assert parking.park({BUCKET: [to_park("d", "n2")]})[BUCKET] == [3], "the one before was not noted"
+    assert park(parking, to_park("c", "n2"), most=3) == [ParkResult("full", 3)]
+    assert park(parking, to_park("d", "n2")) == [3], "the one before was not noted"
 
 
 def test_it_has_its_own_importance(parking: Backlog, clock: Clock) -> None:
@@ -248,7 +246,7 @@ def test_one_of_each_waits_and_nobody_is_lost(
             before = [each for each in waiting(parking) if alone and alone_of[each] == alone and each not in ends]
             (said,) = park(parking, to_park(id, alone, order))
             if before and alone[0] == "o":
-                assert (said, parking.survivors) == (REPLACED, {id: before[0]})
+                assert said == ParkResult("replaced", survivor=before[0])
                 ends[id] = before[0]
                 gone.add(id)
             elif before:

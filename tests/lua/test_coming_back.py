@@ -203,7 +203,7 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
 
     def parks(copy: int) -> None:
         parking.park({BUCKET: [packed("a", 1, "{}", copy)]})
-        parking.acknowledged(BUCKET, "a", f"t{copy}")
+        parking.untold.note_acknowledged(BUCKET, "a", f"t{copy}")
         parking.published()
 
     (first,) = come(arrivals, ("a", 1))
@@ -220,6 +220,23 @@ def test_what_was_said_of_a_copy_does_not_hold_for_a_later_one_of_the_same_numbe
     assert [each.copy for each in let_out(parking)] == [1]
     (again,) = come(arrivals, ("a", 1))
     assert arrivals.may_run(again)
+
+
+def test_a_copy_that_was_sent_back_is_reported_with_its_permit(arrivals: Deduplicator) -> None:
+    """Unless it may be parked for another of its limits."""
+    (only,) = come(arrivals, ("a", 1))
+    only.request.message.headers[RETURN_HEADER]["again"] = True
+    assert arrivals.asks_along(only)
+    only.shadow = (demand("1/s", name="other"),)
+    assert not arrivals.asks_along(only)
+
+
+def test_a_copy_that_is_sent_back_is_reported_by_the_worker_that_has_it_next(arrivals: Deduplicator) -> None:
+    first, second = come(arrivals, ("a", 1), ("b", 1))
+    arrivals.forget(first)
+    assert arrivals._arriving == {BUCKET: {"b": 1}}
+    arrivals.forget(second)
+    assert arrivals._arriving == {}
 
 
 def test_if_no_answer_comes_they_are_told_once_more(arrivals: Deduplicator) -> None:

@@ -7,7 +7,7 @@ import json
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.backlog.backlog import REPLACED, Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.limiter.limit_request import LimitRequest, with_priority
 from celery_ratelimit.store.keys import escape
 from tests.conftest import START, Clock
@@ -24,8 +24,9 @@ def to_park(share: str, id: str, *, alone: str = "", leaves: int = 0, copy: int 
 def test_one_that_stays_at_an_earlier_place_is_found_there(parking: Backlog, store: redis.Redis, clock: Clock) -> None:
     clock.advance(10)
     assert park(parking, to_park("a", "second", since=START + 5), to_park("a", "stays", alone="n1")) == [0, 1]
-    assert park(parking, to_park("a", "returns", alone="n1", copy=2, since=START + 1)) == [REPLACED]
-    assert parking.survivors == {"returns": "stays"}
+    assert park(parking, to_park("a", "returns", alone="n1", copy=2, since=START + 1)) == [
+        ParkResult("replaced", survivor="stays")
+    ]
     assert len(store.zrange(SHARES, 0, -1)) == 2
     assert [each.id for each in leave(parking)] == ["stays", "second"]
 

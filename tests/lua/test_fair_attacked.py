@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, REPLACED, Backlog
+from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
@@ -105,8 +105,8 @@ class Lot:
 
     def _park(self, messages: Sequence[Any]) -> None:
         for each, said in zip(messages, self.parking.park({BUCKET: messages})[BUCKET], strict=True):
-            assert said > FULL
-            if said != REPLACED:
+            assert said.outcome in ("parked", "replaced")
+            if said.is_parked:
                 self.waiting[each.id] = each
 
     def again(self, which: int) -> None:

@@ -9,12 +9,12 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.keys import escape
 from tests.conftest import Clock
-from tests.parks import packed
+from tests.parks import answer, packed
 
 BUCKET = ("api", "")
 SHARES, TURNS = "ratelimit:v1:{api}::shares@fleet", "ratelimit:v1:{api}::turns@fleet"
@@ -45,7 +45,7 @@ def to_park(
 
 
 def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
-    return parking.park({BUCKET: messages}, most=most)[BUCKET]
+    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
 
 
 def leave(
@@ -140,7 +140,9 @@ def test_each_is_told_what_is_before_it_by_the_shares(parking: Backlog) -> None:
     assert park(parking, *[to_park("a", f"a{number}", cost=2) for number in range(10)])[-1] == 18
     assert park(parking, to_park("b", "b0", cost=2), to_park("b", "b1", cost=2)) == [0, 4]
     assert park(parking, *[to_park("c", f"c{number}", cost=2, weight=4.0) for number in range(5)])[1:] == [3, 6, 9, 12]
-    assert park(parking, to_park("b", "b3", cost=2), most=24) == [FULL - 24], "two of its own, and a sixth is its part"
+    assert park(parking, to_park("b", "b3", cost=2), most=24) == [ParkResult("full", 24)], (
+        "two of its own, and a sixth is its part"
+    )
     assert park(parking, to_park("b", "b3", cost=2), most=25) == [24]
 
 

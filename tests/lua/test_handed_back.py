@@ -11,7 +11,7 @@ from celery_ratelimit._celery.saved_message import as_sent, copy_in, marker_in, 
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.messages import Parked, marker_of, read_parcel
 from tests.conftest import START, Clock
-from tests.parks import packed
+from tests.parks import answer, packed
 
 from .test_parking import BUCKET, let_out, publish
 
@@ -25,7 +25,8 @@ MESSAGE = (
 
 def park(parking: Backlog, copy: int = 1, *, since: int = 0) -> None:
     written = MESSAGE % str(OWN).replace("'", '"').replace("None", "null")
-    assert parking.park({BUCKET: [packed(ID, 1, written, copy, since)]})[BUCKET] == [0]
+    (result,) = parking.park({BUCKET: [packed(ID, 1, written, copy, since)]})[BUCKET]
+    assert answer(result) == 0
 
 
 def return_to_queue(parking: Backlog, *, overdue: float = 0.0) -> list[Parked]:
@@ -82,7 +83,7 @@ def test_a_returned_copy_that_is_taken_out_of_its_return_queue_runs(parking: Bac
 def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlog) -> None:
     """It has left the backlog, and is not confirmed yet: a drain hands it back once more."""
     park(parking)
-    parking.acknowledged(BUCKET, ID, "t1")
+    parking.untold.note_acknowledged(BUCKET, ID, "t1")
     (on_its_way,) = let_out(parking)
     (handed,) = return_to_queue(parking, overdue=20.0)
     assert (on_its_way.copy, handed.copy) == (1, 2)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.backlog.backlog import FULL, Backlog, ToPark
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
-from tests.parks import packed
+from tests.parks import answer, packed
 
 from .frozen import FROZEN_STORE, demand
 
@@ -40,7 +40,7 @@ def to_park(id: str, order: int = 0, *, cost: int = 1, copy: int = 1, since: int
 
 
 def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[int]:
-    return parking.park({BUCKET: messages}, most=most)[BUCKET]
+    return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
 
 
 def leave(parking: Backlog, absent: Collection[str] = ()) -> list[str]:
@@ -93,7 +93,7 @@ def test_a_lot_is_due_when_somebody_more_important_comes_first(frozen: Limiter, 
 def test_each_is_told_what_those_before_it_cost(parking: Backlog) -> None:
     assert park(parking, to_park("a", 3), to_park("b", 3), to_park("c", 9)) == [0, 1, 2]
     assert park(parking, to_park("d"), to_park("e"), to_park("f", 6)) == [0, 1, 4]
-    assert park(parking, to_park("g"), most=2) == [FULL - 2]
+    assert park(parking, to_park("g"), most=2) == [ParkResult("full", 2)]
     assert park(parking, to_park("h", 0), most=3) == [2]
 
 

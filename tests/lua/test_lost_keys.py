@@ -143,7 +143,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
 ) -> None:
     bucket = ("api", asked.key)
     parking.park({bucket: [to_park("x@here")]})
-    parking.acknowledged(bucket, "x@here", "t1")
+    parking.untold.note_acknowledged(bucket, "x@here", "t1")
     (looked,) = parking.return_due([asked])
     assert [each.copy for each in looked.leaving] == [1]
     lose("in_flight")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog import tuning
-from celery_ratelimit.backlog.backlog import FULL, NOBODY, Backlog
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
-from tests.parks import park_one
+from tests.parks import EMPTY, park_one
 
 from .frozen import FROZEN_STORE, expiries, us
 from .test_parking import API, BUCKET, let_out, message_of, publish
@@ -37,7 +37,7 @@ def run(parking: Backlog, copy: int = 1) -> None:
 
 
 def acknowledge(parking: Backlog, token: str) -> None:
-    parking.acknowledged(BUCKET, "a", token)
+    parking.untold.note_acknowledged(BUCKET, "a", token)
     parking.published()
 
 
@@ -105,24 +105,24 @@ def test_a_task_that_was_purged_stays_purged(parking: Backlog) -> None:
 
 def test_a_call_that_comes_late_does_nothing(parking: Backlog) -> None:
     assert park(parking, "t", 1) == 0
-    assert park(parking, "t") == NOBODY
+    assert park(parking, "t") == EMPTY
     acknowledge(parking, "t")
     run(parking)
-    assert park(parking, "t") == NOBODY, "nor when the task has run"
+    assert park(parking, "t") == EMPTY, "nor when the task has run"
 
 
-@pytest.mark.parametrize(("options", "said"), [({"only_behind": True}, NOBODY), ({"most": 0}, FULL)])
+@pytest.mark.parametrize(("options", "said"), [({"only_behind": True}, EMPTY), ({"most": 0}, ParkResult("full"))])
 def test_a_call_that_comes_late_does_nothing_where_its_repetition_has_not_parked(
-    parking: Backlog, options: dict[str, Any], said: int
+    parking: Backlog, options: dict[str, Any], said: ParkResult
 ) -> None:
     """The worker was told so, and has started the task, or given it up."""
     assert park(parking, "t", 1, **options) == said
     park_one(parking, API, "other", message_of("other"))
-    assert park(parking, "t") == NOBODY
+    assert park(parking, "t") == EMPTY
     assert parked(parking) == [("other", 1)]
     assert park(parking, "t", 1) >= 0, "it is to be parked after all"
     assert park(parking, "t", 2) >= 0
-    assert park(parking, "t", 1) == NOBODY
+    assert park(parking, "t", 1) == EMPTY
     assert parked(parking) == [("other", 1), ("a", 1)]
 
 
@@ -218,10 +218,10 @@ class Task:
             one.attempt += 1
             return
         one.is_over = True
-        if said == NOBODY:  # it acquires a permit
+        if said == EMPTY:  # it acquires a permit
             self.ran += 1
         else:
-            self.parking.acknowledged(BUCKET, "a", one.token)
+            self.parking.untold.note_acknowledged(BUCKET, "a", one.token)
 
     def execute(self, which: int) -> None:
         if self.late:

@@ -95,7 +95,7 @@ def test_all_at_once_is_as_one_by_one(fleets: tuple[redis.Redis, list[Backlog]],
         now += pause
         store.set("test:clock", now)
         for parking in (together, one_by_one):  # of older copies, which the next call tells
-            parking.acknowledged(next(iter(messages_of)), "a", "t")
+            parking.untold.note_acknowledged(next(iter(messages_of)), "a", "t")
         assert together.park(messages_of, only_behind=only_behind, most=most) == {
             bucket: [
                 one_by_one.park({bucket: [each]}, only_behind=only_behind, most=most)[bucket][0] for each in several

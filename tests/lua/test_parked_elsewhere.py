@@ -13,13 +13,13 @@ from .test_parking import BUCKET, let_out, park, publish
 @pytest.mark.parametrize("told", ["before", "after", "never"])
 def test_it_is_parked_once_more_and_leaves_once_more(parking: Backlog, clock: Clock, told: str) -> None:
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a", "t1")
+    parking.untold.note_acknowledged(BUCKET, "a", "t1")
     assert [(each.id, each.copy) for each in let_out(parking)] == [("a", 1)]
     if told == "before":
         publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 2}) == set()
     park(parking, "a", copy=3, since=START)
-    parking.acknowledged(BUCKET, "a", "t3")
+    parking.untold.note_acknowledged(BUCKET, "a", "t3")
     if told == "after":
         publish(parking, ("a", 1))
     clock.set(START + 60_000_000)

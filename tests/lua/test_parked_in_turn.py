@@ -20,7 +20,7 @@ def go_round(parking: Backlog, copy: int) -> None:
 
 def acknowledge(parking: Backlog, copy: int) -> None:
     """The message that was parked as this copy is acknowledged."""
-    parking.acknowledged(BUCKET, "a", f"t{copy}")
+    parking.untold.note_acknowledged(BUCKET, "a", f"t{copy}")
     parking.published()
 
 

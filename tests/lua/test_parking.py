@@ -9,12 +9,12 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, NOBODY, Backlog
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.tuning import REDELIVERY_LATE
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
-from tests.parks import packed, park_one
+from tests.parks import EMPTY, packed, park_one
 
 from .frozen import demand, expiries, us
 
@@ -37,11 +37,11 @@ def park(
     only_behind: bool = False,
     most: int | None = None,
     token: str = "",
-) -> int:
+) -> int | ParkResult:
     """Parks them, and returns the last answer: what those ahead cost, or why it was not parked."""
-    answer = 0
+    said: int | ParkResult = 0
     for id in ids:
-        answer = park_one(
+        said = park_one(
             parking,
             asked,
             id,
@@ -53,7 +53,7 @@ def park(
             most=most,
             token=token,
         )
-    return max(answer, FULL)
+    return said
 
 
 def let_out(parking: Backlog, asked: LimitRequest = API) -> list[Parked]:
@@ -84,11 +84,10 @@ def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     assert return_due(parking) == [(f"t{number}", (number + 1) * 100_000) for number in range(10)]
     assert parking.due(["api"]) == [], "the next one has its turn in 1.1 s"
     assert return_due(parking) == []
-    clock.set(START + 200_000)
-    assert parking.due(["api"]) == [BUCKET]
-    assert return_due(parking) == [("t10", 900_000), ("t11", 1_000_000)]
-    # Each finds its slot again, and has its permit there.
     clock.set(START + 300_000)
+    assert parking.due(["api"]) == [BUCKET]
+    assert return_due(parking) == [("t10", 800_000), ("t11", 900_000), ("t12", 1_000_000)]
+    # Each finds its slot again, and has its permit there.
     assert frozen.asker.ask((API,), id="t2").allowed
     assert not frozen.asker.ask((API,), id="t3").allowed
     assert not frozen.asker.ask((API,), id="newcomer").allowed
@@ -118,7 +117,7 @@ def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Backlog, clock
     park(parking, "a", "b")
     assert [id for id, _ in return_due(parking)] == ["a", "b"]
     for id in ("a", "b"):
-        parking.acknowledged(BUCKET, id, "t1")
+        parking.untold.note_acknowledged(BUCKET, id, "t1")
     publish(parking, ("a", 1), ("b", 1))
     clock.set(START + 1_000_000)
     assert return_due(parking) == []
@@ -128,11 +127,11 @@ def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Backlog, clock
 
 
 def test_parking_is_idempotent_and_only_behind_others_if_that_is_asked(parking: Backlog) -> None:
-    assert park(parking, "a", only_behind=True) == NOBODY
+    assert park(parking, "a", only_behind=True) == EMPTY
     assert park(parking, "a") == 0
     assert park(parking, "a") == 1, "as often as it likes"
     assert park(parking, "b", only_behind=True) == 1
-    assert park(parking, "c", most=2) == FULL
+    assert park(parking, "c", most=2) == ParkResult("full", 2)
     assert park(parking, "c", most=3) == 2
     lot = parking.contents.lot(BUCKET, 0, -1)
     assert [(each.id, each.message) for each in lot.tasks] == [(id, message_of(id)) for id in "abc"]
@@ -343,7 +342,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
         pass
     assert park(parking, "behind@b", only_behind=True) == 251
     assert park(parking, "behind@b", most=3) == 252, "it is there"
-    assert park(parking, "full@b", most=252) == FULL
+    assert park(parking, "full@b", most=252) == ParkResult("full", 252)
     assert parking.copies.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
     clock.advance(2)
     assert parking.due(["api"]) == [BUCKET]
@@ -751,7 +750,7 @@ def test_parked_but_not_acknowledged_the_broker_brings_it_once_more(parking: Bac
 
 def test_acknowledged_it_may_come_again_for_other_reasons(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a", "t1")
+    parking.untold.note_acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 1, "b": 0}) == set()
@@ -762,7 +761,7 @@ def test_that_it_is_acknowledged_may_be_told_after_it_has_left(parking: Backlog,
     park(parking, "a")
     let_out(parking, API)
     assert store.keys("ratelimit:*:valid_copy@fleet")
-    parking.acknowledged(BUCKET, "a", "t1")
+    parking.untold.note_acknowledged(BUCKET, "a", "t1")
     publish(parking, ("a", 1))
     assert not store.keys("ratelimit:*:valid_copy@fleet")
 
@@ -772,7 +771,7 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
     parking: Backlog, clock: Clock, was_published: bool
 ) -> None:
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a", "t1")
+    parking.untold.note_acknowledged(BUCKET, "a", "t1")
     assert [(each.id, each.copy) for each in let_out(parking, API)] == [("a", 1)]
     # Here the worker dies. Another looks after the lot.
     clock.set(START + 9_000_000)
@@ -790,7 +789,7 @@ def test_let_out_and_not_reported_it_is_published_once_more_and_runs_once(
 
 def test_one_that_arrives_was_published(parking: Backlog, clock: Clock) -> None:
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a", "t1")
+    parking.untold.note_acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)  # published, and the worker dies before it says so
     assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     clock.set(START + 60_000_000)
@@ -800,7 +799,7 @@ def test_one_that_arrives_was_published(parking: Backlog, clock: Clock) -> None:
 def test_parked_again_and_not_acknowledged(parking: Backlog) -> None:
     """It came back, its limit was paused, it is parked again as copy 2; copy 1 is delivered once more."""
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a", "t1")
+    parking.untold.note_acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)
     publish(parking, ("a", 1))
     assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
@@ -821,7 +820,7 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Back
     publish(parking, ("a", 2))
     assert parking.copies.arrive(BUCKET, {"a": 0}) == set(), "the user's own message, delivered once more"
     park(parking, "a", copy=1, token="redelivered")
-    parking.acknowledged(BUCKET, "a", "redelivered")
+    parking.untold.note_acknowledged(BUCKET, "a", "redelivered")
     assert parking.copies.arrive(BUCKET, {"a": 1}) == {"a"}
     assert parking.copies.arrive(BUCKET, {"a": 2}) == {"a"}
     clock.set(START + 11_000_000)
@@ -835,7 +834,7 @@ def test_the_one_that_may_run_is_parked_again_under_another_number(parking: Back
 def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Backlog, clock: Clock) -> None:
     """It comes back, and is parked once more, before the worker that published it has said so."""
     park(parking, "a")
-    parking.acknowledged(BUCKET, "a", "t1")
+    parking.untold.note_acknowledged(BUCKET, "a", "t1")
     let_out(parking, API)
     assert parking.copies.arrive(BUCKET, {"a": 1}) == set()
     park(parking, "a", copy=2, since=START)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.backlog.backlog import FULL, Backlog
+from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.tuning import PUBLISH_TIMEOUT
 from celery_ratelimit.limiter.limit_request import LimitRequest
@@ -34,7 +34,7 @@ def test_each_is_told_what_those_ahead_cost(parking: Backlog, store: redis.Redis
     assert park(parking, "cheap@a", 1) == 9500
     assert park(parking, "other@a", 7, key="other") == 0
     assert costs(parking) == {"": 9501, "other": 7}
-    assert park(parking, "late@a", 1, most=9501) == FULL - 9501
+    assert park(parking, "late@a", 1, most=9501) == ParkResult("full", 9501)
     assert park(parking, "late@a", 1, most=9502) == 9501
 
 

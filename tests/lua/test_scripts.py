@@ -74,7 +74,7 @@ def test_every_include_is_put_in_place_and_only_once(verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_law_10_the_clock_is_the_stores_and_is_read_once(verb: str) -> None:
     source = code(load_source(verb))
-    assert source.count("'TIME'") == (verb not in ("dedup", "count_lots", "confirm_published")), "these need none"
+    assert source.count("'TIME'") == (verb != "locate"), "it needs none"
     assert "'TIME'" not in code(load_source(verb, {"now": "local now = 0"}))
     assert "os." not in source
 

@@ -22,7 +22,7 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog import store_calls
-from celery_ratelimit.backlog.backlog import NOBODY, ToPark
+from celery_ratelimit.backlog.backlog import ParkResult, ToPark
 from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.limit_request import LimitRequest
@@ -43,6 +43,7 @@ from celery_ratelimit.worker import (
 from celery_ratelimit.worker.gate import Gate
 from celery_ratelimit.worker.request import State
 from celery_ratelimit.worker.request_queue import LimitQueue
+from tests.parks import EMPTY
 
 __all__ = ["Bench"]
 
@@ -134,7 +135,7 @@ class Bench:
         self.left: set[str] = set()
         self.widened = 0
         self.is_somebody_parked = False
-        self.admission: list[int] = []  # of the lot
+        self.admission: list[ParkResult] = []  # of the lot
         for module in (
             queue_processor,
             request_queues,
@@ -580,6 +581,7 @@ class Bench:
         return SimpleNamespace(
             may_run=self._may_run,
             on_message=lambda message: None,
+            forget=lambda pending: None,
             asks_along=lambda pending: False,
             told_along=lambda asking: nullcontext(None),
         )
@@ -614,12 +616,12 @@ class Bench:
             for bucket, requests in requests_of.items()
         }
 
-    def _park(self, pending: Any, only_behind: bool) -> int:
-        answer = self.admission.pop(0) if self.admission else 0
-        if answer == NOBODY:
+    def _park(self, pending: Any, only_behind: bool) -> ParkResult:
+        answer = self.admission.pop(0) if self.admission else ParkResult("parked")
+        if answer == EMPTY:
             self.is_somebody_parked = False
-            answer = NOBODY if only_behind else 0  # whoever asked is parked
-        if answer >= 0 and not pending.gone and not self.is_stale(pending.request):
+            answer = EMPTY if only_behind else ParkResult("parked")  # whoever asked is parked
+        if answer.is_parked and not pending.gone and not self.is_stale(pending.request):
             pending.request.end("parked")
         return answer
 
@@ -660,7 +662,7 @@ class Bench:
         holding = sorted(each.at for _, each in pending if each.state is State.GRANTED)
         assert capacity.reservations.times == holding
         assert prefetch._outside == self.widened >= 0
-        assert self.left == set(prefetch._suspended._queues)
+        assert self.left == set(prefetch._suspended)
         assert {request.id for request in self.requests if len(request.ends) > 1 and request.ends[0] != "lost"} == set()
         waiting = {id(each.request) for _, each in pending} | {
             id(each.request) for each in self.gate._pool_scheduler._unlimited

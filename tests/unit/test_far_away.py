@@ -12,7 +12,7 @@ import pytest
 from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.channel_patches import MAX_PAUSE, pause_while
 from celery_ratelimit._celery.pool import _Job
-from celery_ratelimit.backlog.backlog_cache import BacklogCache
+from celery_ratelimit.backlog.backlog_contents import BacklogCache
 from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
 from celery_ratelimit.backlog.store_calls import StoreLatency, asked

@@ -51,6 +51,14 @@ def test_what_was_on_its_way_goes_to_others(bench: Bench) -> None:
     bench.check()
 
 
+def test_which_copy_of_it_may_run_is_not_asked_here(bench: Bench) -> None:
+    """The worker that has it next asks."""
+    fill(bench)
+    bench.at["may run"] = [AssertionError("the store was asked")]
+    assert bench.come(bench.task("retry", "r1"), via_return_queue=True).ends == ["sent back"]
+    bench.check()
+
+
 def test_not_before_the_broker_gives_it_to_others(bench: Bench) -> None:
     """It would come back at once, to be sent back again."""
     bench.answers_late = True

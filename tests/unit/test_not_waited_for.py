@@ -14,7 +14,7 @@ import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
 from celery_ratelimit.backlog import store_calls, tuning
-from celery_ratelimit.backlog.backlog import FULL, NOBODY
+from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.backlog.scripts import PendingReports
 from celery_ratelimit.backlog.store_calls import Reply, StoreCalls, StoreLatency, advance, asked
@@ -23,6 +23,7 @@ from celery_ratelimit.worker import parking_batch
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall
 from celery_ratelimit.worker.rules import DropDuplicate
+from tests.parks import EMPTY
 from tests.unit.a_gate import Bench, Lost, Request
 
 THREAD_LATENCY = 0.02
@@ -153,7 +154,7 @@ def test_who_brings_much_makes_no_room(bench: Bench, monkeypatch: pytest.MonkeyP
 
 def test_who_finds_nobody_there_asks(bench: Bench) -> None:
     bench.is_somebody_parked = True
-    bench.admission = [NOBODY]
+    bench.admission = [EMPTY]
     bench.tats["r1"] = OPEN
     requests = come(bench, 1, "retry", "r1")
     bench.run(0.1)
@@ -455,7 +456,7 @@ def test_a_request_behind_one_that_is_being_parked_asks_the_store_once_though_it
     requests += come(bench, 1, "retry", "r2")
     bench.run(THREAD_LATENCY)
     bench.is_far = False
-    bench.admission = [NOBODY] * 50
+    bench.admission = [EMPTY] * 50
     requests += come(bench, 1, "retry", "r2")
     assert bench.together_parked == []
     bench.run(1.0)
@@ -501,7 +502,7 @@ def test_what_is_never_answered_is_told_later() -> None:
 
 def test_who_has_not_heard_that_it_is_parked_does_not_ask_when_the_connection_is_lost(bench: Bench) -> None:
     """It is parked, and the broker has its message: it would run here, and once more when it leaves its lot."""
-    bench.is_somebody_parked, bench.admission = True, [FULL, 0]
+    bench.is_somebody_parked, bench.admission = True, [ParkResult("full"), ParkResult("parked")]
     come(bench, 2, "retry", "r1")
     bench.at["announce"] = [Lost()]
     bench.run(3 * THREAD_LATENCY)

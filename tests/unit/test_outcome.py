@@ -60,6 +60,10 @@ TENANT = LimitRequest(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "te
             ThrottleReport("parked", 1, LimitRequest(Concurrency(4, name="gpu"), "gpu")),
             "throttled by limit 'gpu' (4 at once): parked, its turn is in 1.000 s",
         ),
+        (
+            ThrottleReport("parked", 1e9 - 1, STRIPE),
+            "throttled by limit 'stripe' (100/s): parked, its turn comes when the limit is resumed",
+        ),
         (ThrottleReport("returned", 2), "throttled while the limiter's store does not answer: sent back for 2.000 s"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.backlog.backlog import NOBODY
+from tests.parks import EMPTY
 from tests.unit.a_gate import Bench, Lost
 
 
@@ -59,7 +59,7 @@ def test_a_process_is_kept_for_whoever_leaves_their_lot_next(bench: Bench) -> No
 
 
 def test_who_finds_nobody_there_asks(bench: Bench) -> None:
-    bench.admission = [NOBODY, NOBODY, NOBODY]
+    bench.admission = [EMPTY, EMPTY, EMPTY]
     task = bench.task("retry", "r1")
     requests = bench.together([task, task, task])
     assert ends(requests) == ["started", "parked", "parked"]

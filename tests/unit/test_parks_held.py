@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.backlog.backlog import FULL, NOBODY
+from celery_ratelimit.backlog.backlog import ParkResult
 from celery_ratelimit.errors import StoreMisconfigured
+from tests.parks import EMPTY
 from tests.unit.a_gate import Bench, Lost, Request
 
 NO_ANSWER = StoreUnavailable("no answer")
@@ -84,7 +85,7 @@ def test_a_reply_may_be_lost_more_than_once(bench: Bench) -> None:
 
 def test_where_nothing_is_parked_any_more_they_ask(bench: Bench) -> None:
     requests = lose_reply(bench, 2)
-    bench.admission = [NOBODY, NOBODY]
+    bench.admission = [EMPTY, EMPTY]
     bench.dedup_and_acquire()
     assert ends(requests)[0] == "started"
     assert bench.attempts[2:] == [[1]], "the number is kept: an earlier call may still come"
@@ -182,7 +183,7 @@ def test_a_task_that_does_not_fit_any_more_is_given_up(bench: Bench) -> None:
     bench.at["park"] = [NO_ANSWER]
     request = bench.come(bench.task("retry", "r1", max_wait=10.0, overflow="later"))
     assert request.ends == []
-    bench.admission = [FULL - 100]
+    bench.admission = [ParkResult("full", 100)]
     bench.dedup_and_acquire()
     assert request.ends == ["redirected"]
     bench.check_empty()

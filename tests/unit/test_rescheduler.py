@@ -41,7 +41,7 @@ class World:
         if self.meanwhile:
             self.meanwhile.pop(0)()
 
-    def occupied(self, names: Any) -> list[str]:
+    def counts(self, names: Any) -> list[str]:
         self._answer("occupied")
         return list(names)
 

@@ -255,3 +255,12 @@ def test_a_worker_that_was_busy_for_long_listens_before_a_long_task_has_its_last
     made.note_saturated(NOW, saturated=False)
     assert not made.has_for_permit(NOW + 0.01, "2")
     assert made.has_for_permit(NOW + 0.03, "2"), "a hundredth of what it takes"
+
+
+def test_a_worker_listens_until_the_first_task_has_come_back() -> None:
+    """Listening for longer it would receive the tasks behind that one, and send them back when it is busy again."""
+    made = capacity(2, 1)
+    made.note_saturated(NOW - 5, saturated=True)
+    made.note_saturated(NOW, saturated=False)
+    made.stop_listening()
+    assert made.has_for_permit(NOW + 0.01, "2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -225,8 +226,8 @@ def test_who_asks_with_others_takes_a_permit_as_far_ahead_as_who_waits() -> None
     [
         (pending(), True, 0.02),  # who is parked gets its slot when it is let out
         (pending(slot=True), True, RETURN_HOLD),
-        (pending(), False, 1e9),
-        (pending("wait"), False, 1e9),
+        (pending(), False, math.inf),
+        (pending("wait"), False, math.inf),
         (pending(max_wait=7.0), False, 7.0),
         (pending(max_wait=0.01), True, 0.01),
         (pending(max_wait=0.01, slot=True), True, 0.01),
@@ -289,6 +290,10 @@ def test_granted(wait: float, is_idle: bool, action: Action) -> None:
         (pending(max_wait=5.0, overflow="drop", since=NOW - 3), said(2.5), True, True, Reject("drop", RATE, 2.5)),
         (pending("wait", max_wait=5.0, overflow="later"), said(6.0), True, False, Reject("later", RATE, 6.0)),
         (pending(max_wait=0.01), said(0.015), True, True, Reject("fail", RATE, 0.015)),  # also what would be held here
+        # Without max_wait no task is given up, also while its limit is paused without an end: that is 1e9 seconds.
+        (pending(slot=True, since=NOW - 3), said(1e9 - 0.3), True, True, Park(RATE, 1e9 - 0.3, since=77)),
+        (pending(since=NOW - 3), said(1e9), True, False, Republish(1e9, RATE)),
+        (pending("wait", since=NOW - 3), said(1e9 - 0.3), True, False, Republish(1e9 - 0.3, RATE)),
         # No room to wait.
         (pending(), said(0.5, full=True), True, False, Reject("fail", RATE, 0.5, full=True)),
         (pending(overflow="later", queue="later"), said(0.5, full=True), True, False, Republish(0.5, RATE)),

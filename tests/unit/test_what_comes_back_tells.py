@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
-from celery_ratelimit.backlog.backlog_cache import BacklogCache
+from celery_ratelimit.backlog.backlog_contents import BacklogCache
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
 from celery_ratelimit.backlog.tuning import CLOSED_AHEAD, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
 from celery_ratelimit.counts.counter import PAUSE

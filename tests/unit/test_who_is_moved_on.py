@@ -52,7 +52,7 @@ def gate() -> Any:
     )
     gate._return_queues = scheduler._return_queues = SimpleNamespace(update=lambda now: None)
     leases = SimpleNamespace(end=lambda request: gate.ran.get(request), release_ended=lambda: None)
-    gate._concurrency = scheduler._resources = leases
+    gate._concurrency = scheduler._concurrency = leases
     gate._scheduler, scheduler._worker, scheduler._capacity = scheduler, worker, capacity
     scheduler._ready, scheduler._batch, scheduler._processor = {}, Batch(), SimpleNamespace(on_parked=None)
     scheduler._changed, scheduler._is_running, scheduler._again, scheduler._cancel_poll = set(), False, False, None
