@@ -27,7 +27,7 @@ import redis
 
 from benchmarks.acquire import BASE, BASE_DEFAULT, PEERS, WIDE, Contender, measure, row
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.store.keys import bucket_keys
 from celery_ratelimit.testing import embedded_server
@@ -173,7 +173,7 @@ def _single(url: str) -> tuple[list[Contender], list[str]]:
 
 
 def _one(limiter: Limiter, name: str, limit: AnyLimit) -> Contender:
-    demands = (Demand(limit, name),)
+    demands = (LimitRequest(limit, name),)
     if isinstance(limit, Concurrency):
         ids = (f"{uuid.uuid4()}" for _ in count())
         return Contender(
@@ -252,8 +252,8 @@ def _our_hit(limit: AnyLimit) -> Callable[[str], Hit]:
         limiter = Limiter.from_url(url)
         horizon = 1e8  # what cannot be had now is taken ahead: nothing is refused
         if isinstance(limit, Concurrency):  # ids of tasks
-            return lambda key: limiter.asker.ask((Demand(limit, "api", key),), id=str(uuid.uuid4()))
-        return lambda key: limiter.asker.ask((Demand(limit, "api", key),), horizon=horizon)
+            return lambda key: limiter.asker.ask((LimitRequest(limit, "api", key),), id=str(uuid.uuid4()))
+        return lambda key: limiter.asker.ask((LimitRequest(limit, "api", key),), horizon=horizon)
 
     return build
 

@@ -14,9 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.counted import ask_used
-from celery_ratelimit.limiter.counting import Counting
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.usage import UsageReporter, ask_used
 from celery_ratelimit.testing import embedded_server
 from celery_ratelimit.worker.reporting import Reporter
 
@@ -35,7 +34,7 @@ def measured(call: Callable[[], Any], times: int) -> float:
 
 
 def held_by(key: str) -> Any:
-    demand = Demand(Limit("1000000/s", burst=1000, name="api"), "api", key)
+    demand = LimitRequest(Limit("1000000/s", burst=1000, name="api"), "api", key)
     request = SimpleNamespace(name="shop.charge", id="id", message=SimpleNamespace(headers={}))
     return SimpleNamespace(
         request=request,
@@ -50,7 +49,7 @@ def held_by(key: str) -> Any:
 
 def main() -> None:
     with embedded_server() as server, Limiter.from_url(server.url, counts=False) as limiter:
-        counting = Counting(limiter.asker, lambda seconds, call: None)
+        counting = UsageReporter(limiter.asker, lambda seconds, call: None)
         held = held_by("")
         bare, counted = Reporter(), Reporter([counting.counter])
         nobody = measured(lambda: bare.started(held, 1), 20_000)

@@ -229,9 +229,9 @@ def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
     from celery_ratelimit import Concurrency, Limit
 
     try:
-        from celery_ratelimit.limiter.demand import Demand
-    except ModuleNotFoundError:  # before folders
-        from celery_ratelimit.limiter import Demand
+        from celery_ratelimit.limiter.limit_request import LimitRequest
+    except ModuleNotFoundError:  # an earlier version
+        from celery_ratelimit.limiter.demand import Demand as LimitRequest
 
     algorithm, state = row.split("/")
     for key in limiter.client.scan_iter(match=f"{limiter.prefix}:*", count=1000):
@@ -255,7 +255,7 @@ def _call_of(limiter: Any, row: str) -> Callable[[], Any]:
     if state != "waits":
         return lambda: acquire(asked)
     # A call that keeps a slot, and asks again before its turn.
-    demands = tuple(Demand(limit, limit.name) for limit in limits)
+    demands = tuple(LimitRequest(limit, limit.name) for limit in limits)
     asker = getattr(limiter, "asker", limiter)  # before one core
     return lambda: asker.ask(demands, id="waits", claim=1e6)
 

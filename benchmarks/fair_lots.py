@@ -26,7 +26,7 @@ import redis
 from benchmarks.lots import NOTED
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import embedded_server
 
 BUCKET, AT_ONCE, LONG = ("bench", ""), 100, 5.0
@@ -77,9 +77,9 @@ class Lot:
             self.park(AT_ONCE, shared=False)
         self.show("2,000 that have no share", calls, lambda: self.look(fast))
 
-    def demand(self, rate: str) -> Demand:
+    def demand(self, rate: str) -> LimitRequest:
         limit = Limit(rate, name="bench", fair="{tenant}", weights={"t1": 2, "t2": 3})
-        return Demand(limit, "bench")
+        return LimitRequest(limit, "bench")
 
     def park(self, number: int, *, shared: bool = True) -> None:
         self.parking.park({BUCKET: list(self.some(number, shared))})
@@ -90,7 +90,7 @@ class Lot:
             share = f"t{each * 7919 % self.shares}" if shared else None
             yield ToPark(f"{each}@q", 1, json.dumps(parcel), 1, "t", task=f"{each}", queue="q", share=share)
 
-    def look(self, asked: Demand) -> None:
+    def look(self, asked: LimitRequest) -> None:
         """What has left is at the broker, and has started: its slot is free again."""
         self.client.delete(f"{KEYS}state", f"{KEYS}slots")
         (looked,) = self.parking.return_due([asked])

@@ -33,7 +33,7 @@ from celery_ratelimit._celery.saved_message import RETURN_HEADER
 from celery_ratelimit.backlog.backlog import Backlog, ToPark, backlog_of
 from celery_ratelimit.backlog.scripts import arguments_of
 from celery_ratelimit.backlog.tuning import PAGE
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.lots import ParkingLots
 
 NAME = f"{TASK}.tenant"
@@ -170,7 +170,7 @@ def _return(parking: Backlog, number: int, lots: int) -> Iterator[None]:
     """Let tasks of these lots out for their slots, of a limit that is open."""
     fast, left, lot = Limit("1000000/s", name=NAME, key="{tenant}", burst=1000), number, lots
     while left > 0:
-        demands = [Demand(fast, NAME, f"t{max(0, each)}") for each in range(lot - 1, max(-1, lot - 1 - PAGE), -1)]
+        demands = [LimitRequest(fast, NAME, f"t{max(0, each)}") for each in range(lot - 1, max(-1, lot - 1 - PAGE), -1)]
         looked = parking.return_due(demands)
         yield
         parking.published({each.bucket: each.leaving for each in looked})
@@ -182,7 +182,7 @@ def _return(parking: Backlog, number: int, lots: int) -> Iterator[None]:
 def _look(parking: Backlog) -> Iterator[None]:
     while due := parking.due([NAME]):
         yield
-        parking.return_due([Demand(LIMIT, *bucket) for bucket in due], due=True)
+        parking.return_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
         yield
 
 
@@ -203,7 +203,7 @@ def _let_out(parking: Backlog, tasks: Sequence[str]) -> Iterator[None]:
 def _wake(parking: Backlog) -> Iterator[None]:
     more = True
     while more:
-        _, more = parking.wake(Demand(LIMIT, NAME), -1)
+        _, more = parking.wake(LimitRequest(LIMIT, NAME), -1)
         yield
 
 
@@ -224,7 +224,7 @@ def _let_expire(client: redis.Redis, parking: Backlog, number: int, lots: int) -
 def _expire(parking: Backlog, left: int) -> Iterator[None]:
     while left > 0 and (due := parking.due([NAME])):
         yield
-        looked = parking.return_due([Demand(LIMIT, *bucket) for bucket in due], due=True)
+        looked = parking.return_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
         yield
         leaving = {each.bucket: each.leaving for each in looked if each.leaving}
         parking.published(leaving)
@@ -345,7 +345,7 @@ def _park(
     limiter = parking._limiter
     calls = limiter.asker.core.calls
     script, ask = parking.scripts.by_name["park"], limiter.asker.core.scripts.acquire
-    demand = Demand(LIMIT, NAME, "first")
+    demand = LimitRequest(LIMIT, NAME, "first")
     limiter.asker.ask((demand,))
     parking.park({(NAME, "first"): [ToPark("x", 1, "{}", 1, "t")]}, only_behind=True)
     known: set[str] = set()
@@ -362,7 +362,7 @@ def _park(
             kept = arguments_of({(NAME, tenant): [one]}, {}, {}, only_behind=False, most=None, memory=1)
             if tenant not in known:
                 known.add(tenant)
-                number, _, pieces = calls.of_script(ask, (Demand(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
+                number, _, pieces = calls.of_script(ask, (LimitRequest(LIMIT, NAME, tenant),), ("", 0, 0), None, ())
                 pipe.execute_command("EVALSHA", asks, number, *_values(pieces))
             keys = _values(parking.scripts.keys_of_lots([(NAME, tenant)])[1])
             pipe.execute_command("EVALSHA", digest, len(keys), *keys, *kept)

@@ -14,7 +14,7 @@ import time
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.resp import unbulk
 from celery_ratelimit.testing import embedded_server
 
@@ -38,7 +38,7 @@ def main() -> None:
         for first in range(0, keys, IN_A_PIPELINE):
             pipeline = client.pipeline(transaction=False)
             for number in range(first, min(keys, first + IN_A_PIPELINE)):
-                demands = (Demand(limit, "tenants", f"tenant:{number}"),)
+                demands = (LimitRequest(limit, "tenants", f"tenant:{number}"),)
                 of_keys, _, pieces = core.calls.of_script(core.scripts.acquire, demands, ("", 0, 0), None, ())
                 pipeline.execute_command("EVALSHA", core.scripts.acquire.digest, of_keys, *unbulk(b"".join(pieces)))
             pipeline.execute()

@@ -29,8 +29,8 @@ from matplotlib.patches import Patch  # noqa: E402
 
 from benchmarks.clock import START, StandingClock, standing_clock, us  # noqa: E402
 from celery_ratelimit import Concurrency, Limit  # noqa: E402
-from celery_ratelimit.limiter.calls import Ended  # noqa: E402
-from celery_ratelimit.limiter.demand import Demand  # noqa: E402
+from celery_ratelimit.limiter.limit_request import LimitRequest  # noqa: E402
+from celery_ratelimit.limiter.script_calls import Ended  # noqa: E402
 
 TO = Path(__file__).resolve().parent.parent / "docs" / "algorithms"
 ADMITTED, AREA, OVER, LIMIT = "#1d4ed8", "#93c5fd", "#fca5a5", "#0f172a"
@@ -80,7 +80,7 @@ def main() -> None:
         with standing_clock() as clock, _figure(name, len(panels), 1.75) as axes:
             worst = []
             for number, (title, limit) in enumerate(panels):
-                permits = _greedy(clock, Demand(limit, f"{name}{number}"))
+                permits = _greedy(clock, LimitRequest(limit, f"{name}{number}"))
                 worst.append(_greedy_panel(axes[number], title, permits))
             _seconds(axes[-1])
             _greedy_legend(axes[0], any(each > N for each in worst))
@@ -93,7 +93,7 @@ def main() -> None:
 # -- Somebody who always asks ------------------------------------------------------------------------------------------
 
 
-def _greedy(clock: StandingClock, demand: Demand) -> list[int]:
+def _greedy(clock: StandingClock, demand: LimitRequest) -> list[int]:
     """When permits were given: asked for again at once after a yes, and when told to after a no."""
 
     def ask(now: int) -> Any:
@@ -163,7 +163,7 @@ def _leaky(clock: StandingClock, axes: Axes) -> None:
     arrivals = [us(0.5)] * 12
     arrivals += [us(2) + number * us(0.07) for number in range(43)]
     arrivals += [us(6.5) + number * us(0.02) for number in range(4)]
-    demand = Demand(limit, "leaky")
+    demand = LimitRequest(limit, "leaky")
     started: list[int] = []
     refused: list[int] = []
     waits: list[tuple[int, int]] = []
@@ -231,7 +231,7 @@ def _concurrency(clock: StandingClock, axes: Axes) -> None:
         *(Job(0.2, 1.1), Job(0.35, 3.6), Job(0.5, 0.9, killed=True), Job(0.65, 1.3), Job(0.8, 0.8)),
         *(Job(1.2, 1.4), Job(2.6, 0.7), Job(4.6, 1.0), Job(5.0, 1.8)),
     ]
-    demand = Demand(limit, "places")
+    demand = LimitRequest(limit, "places")
     turn = count()
     events: list[tuple[int, int, str, int]] = []
 

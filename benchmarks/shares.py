@@ -64,7 +64,7 @@ def measured(checkout: Path, shares: int, tasks: int) -> dict[str, float]:
 def act(directory: Path, shares: int, tasks: int) -> None:
     from celery_ratelimit import Limit, Limiter
     from celery_ratelimit.backlog.backlog import Backlog, ToPark
-    from celery_ratelimit.limiter.demand import Demand
+    from celery_ratelimit.limiter.limit_request import LimitRequest
 
     counts: dict[str, float] = {}
     with counting(directory) as (url, counted):
@@ -86,10 +86,10 @@ def act(directory: Path, shares: int, tasks: int) -> None:
         def park(number: int) -> None:
             parking.park({bucket: some(number)})
 
-        def demand(rate: str) -> Demand:
-            return Demand(Limit(rate, name="bench", **options), "bench")
+        def demand(rate: str) -> LimitRequest:
+            return LimitRequest(Limit(rate, name="bench", **options), "bench")
 
-        def look(asked: Demand) -> Any:
+        def look(asked: LimitRequest) -> Any:
             limiter.client.delete("ratelimit:v1:{bench}::state", "ratelimit:v1:{bench}::slots")
             (looked,) = parking.return_due([asked])
             return looked.leaving

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError, ImpossibleRequest, RateLimitError, StoreUnavailable, Throttled
 from .limiter.limiter import Limiter
-from .limiter.verbs import Asking
+from .limiter.permit_methods import LimiterBase
 from .limits.concurrency import Concurrency
 from .limits.decision import Decision
 from .limits.limit import Limit
@@ -65,14 +65,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _of_app(kind: type[Asking], app: Any) -> Any:
+def _of_app(kind: type[LimiterBase], app: Any) -> Any:
     # The limiter needs no Celery: what an app is, is known where this leads to.
     from .app.limiters import async_limiter_of, limiter_of
 
     return limiter_of(app) if issubclass(kind, Limiter) else async_limiter_of(app)
 
 
-Asking.of_app = _of_app
+LimiterBase.of_app = _of_app
 
 
 def _be_there_for_workers() -> None:

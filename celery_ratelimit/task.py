@@ -19,17 +19,16 @@ from .app.kept import kept
 from .app.plan import Plan, plan_of
 from .app.settings import settings_of
 from .app.state import leases_of, limiter_of
+from .backlog.outage import Deferral
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
-from .limiter.checks import actual_costs, check_actual
-from .limiter.demand import Demand, leased
 from .limiter.leases import run_id
-from .limiter.outage import Deferral
-from .limiter.shadows import asked_of
-from .limiter.stored_limit_labels import stored_in_place_of
+from .limiter.limit_request import LimitRequest, actual_costs, check_actual, leased
+from .limiter.shadow import asked_of
 from .observing import Observation
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of
 from .worker.rules import Reject, refused
+from .worker.stored_limit_labels import stored_in_place_of
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
 
@@ -144,11 +143,11 @@ class _Call:
 
     plan: Plan
     queue: str
-    demands: Sequence[Demand]
+    demands: Sequence[LimitRequest]
     arrived_at: float
     has_reservation: bool = False
 
-    def demand(self, name: str | None) -> Demand:
+    def demand(self, name: str | None) -> LimitRequest:
         return next((demand for demand in self.demands if demand.name == name), self.demands[0])
 
 
@@ -208,7 +207,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     time.sleep(wait)
 
 
-def _refuse(task: Any, call: _Call, demand: Demand, wait: float, action: Any) -> NoReturn:
+def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: Any) -> NoReturn:
     """The task was refused: it fails, is dropped, goes to another queue, or comes back after ``wait`` seconds."""
     stored = ""
     with contextlib.suppress(*STORE_TROUBLES):  # for the log alone
@@ -257,7 +256,7 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
     raise Ignore
 
 
-def _count(task: Any, queue: str, outcome: str, demands: Sequence[Demand], limit: str | None = None) -> None:
+def _count(task: Any, queue: str, outcome: str, demands: Sequence[LimitRequest], limit: str | None = None) -> None:
     """Count what has become of a task, as a gate does. That it was throttled before it came back is not known here."""
     limiter = limiter_of(task.app)
     if limiter._counting is not None and limiter.asker.pretended_wait is None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import redis
 
 from .errors import ConfigurationError
-from .limiter.core import Core
-from .limiter.durations import microseconds
+from .limiter.limit_request import microseconds
+from .limiter.script_operations import Operations
 
 if TYPE_CHECKING:
     from .store.memory import Clock
@@ -41,14 +41,14 @@ class _Switched:
     """A switch, on from here until ``set_testing(False)``; as a context manager, until the end of the block."""
 
     def __init__(self, wait: int | None) -> None:
-        self._before = Core.pretended_wait
-        Core.pretended_wait = wait
+        self._before = Operations.pretended_wait
+        Operations.pretended_wait = wait
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        Core.pretended_wait = self._before
+        Operations.pretended_wait = self._before
 
 
 def set_testing(on: bool = True) -> _Switched:

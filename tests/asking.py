@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_ratelimit import AsyncLimiter, Decision, Limiter
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.replies import decision_of
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import decision_of
 
 __all__ = ["cancel_demands", "decide", "driven", "reply_to", "reserve_demands"]
 
 
-def reply_to(limiter: Limiter, verb: str, demands: Sequence[Demand], *first: str | int) -> list[int]:
+def reply_to(limiter: Limiter, verb: str, demands: Sequence[LimitRequest], *first: str | int) -> list[int]:
     """A script's reply."""
     core = limiter.asker.core
     return limiter.asker.drive(core.decide(getattr(core.scripts, verb), demands, *first))
 
 
-def decide(limiter: Limiter, verb: str, demands: Sequence[Demand], *first: str | int) -> Decision:
+def decide(limiter: Limiter, verb: str, demands: Sequence[LimitRequest], *first: str | int) -> Decision:
     return decision_of(demands, reply_to(limiter, verb, demands, *first))
 
 
@@ -28,9 +28,9 @@ def driven(limiter: Limiter | AsyncLimiter, verb: str, **how: Any) -> Any:
     return limiter.asker.drive(asks)
 
 
-def reserve_demands(limiter: Limiter, demands: Sequence[Demand], **how: Any) -> Decision:
+def reserve_demands(limiter: Limiter, demands: Sequence[LimitRequest], **how: Any) -> Decision:
     return limiter.asker.drive(limiter.asker.core.reserve(demands, **how))
 
 
-def cancel_demands(limiter: Limiter, demands: Sequence[Demand], *, id: str) -> bool:
+def cancel_demands(limiter: Limiter, demands: Sequence[LimitRequest], *, id: str) -> bool:
     return limiter.asker.drive(limiter.asker.core.cancel(demands, id=id))

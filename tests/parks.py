@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 
 __all__ = ["EMPTY", "answer", "packed", "park_one"]
 
@@ -25,7 +25,7 @@ def packed(id: str, cost: int, message: str, copy: int, since: int = 0, *, token
 
 def park_one(
     parking: Backlog,
-    demand: Demand,
+    demand: LimitRequest,
     id: str,
     message: str,
     *,

@@ -14,7 +14,7 @@ from typing import Any
 from .._celery.message_fields import lowest_first
 from ..errors import ConfigurationError, shown
 from ..limiter.arguments import alike_of, check_arguments, check_key, demands_of, signature_of
-from ..limiter.demand import Demand, with_priority
+from ..limiter.limit_request import LimitRequest, with_priority
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.specs import named
@@ -50,7 +50,7 @@ class Plan:
     limits: tuple[AnyLimit, ...]
     policy: Policy
     signature: inspect.Signature | None
-    fixed: tuple[Demand, ...] | None
+    fixed: tuple[LimitRequest, ...] | None
     node: str
     lowest_first: bool = True  # of priorities, at the app's broker
 
@@ -89,14 +89,14 @@ class Plan:
     def _fixed_buckets(self) -> Buckets:
         return tuple((demand.name, demand.key) for demand in self.fixed or ())
 
-    def buckets(self, demands: tuple[Demand, ...]) -> Buckets:
+    def buckets(self, demands: tuple[LimitRequest, ...]) -> Buckets:
         """Which buckets these demands ask. What may use more of a reserve than others is in a line of its own."""
         if demands is self.fixed and not self.reserves:
             return self._fixed_buckets
         buckets = tuple((each.name, each.key) for each in demands)
         return (*buckets, ("", str([each.leaves for each in demands]))) if self.reserves else buckets
 
-    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any], priority: int = 0) -> tuple[Demand, ...]:
+    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any], priority: int = 0) -> tuple[LimitRequest, ...]:
         """What a call with these arguments asks, of a message of that priority.
 
         Whatever a user's callable raises is raised here.

@@ -24,7 +24,7 @@ TOGETHER = 5.0
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
     """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
     from .._celery.worker_display import pool_status
-    from ..limiter.declared_limits import without_names
+    from .declared_limits import without_names
     from .plan import limits_of_app
 
     limits = without_names(limits_of_app(state.app))

@@ -7,7 +7,7 @@ import logging
 from celery import Celery
 
 from ..errors import ConfigurationError, StoreUnavailable
-from ..limiter.leases import Leases
+from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
 from ..store import url
 from ..store.health import is_no_store
@@ -25,9 +25,9 @@ def limiter_of(app: Celery) -> Limiter:
     return Limiter.from_app(app)
 
 
-def leases_of(app: Celery) -> Leases:
+def leases_of(app: Celery) -> LeaseKeeper:
     """The leases that tasks of ``app`` hold in this process."""
-    leases: Leases = kept(app, "leases", lambda: Leases(limiter_of(app).asker))
+    leases: LeaseKeeper = kept(app, "leases", lambda: LeaseKeeper(limiter_of(app).asker))
     return leases
 
 

@@ -17,10 +17,9 @@ from celery import Celery
 from .._celery import broker_fingerprint, visibility_timeout_of
 from ..app.settings import settings_of
 from ..app.state import limiter_of
-from ..limiter.calls import ARGUMENTS, KEYS
-from ..limiter.demand import Demand
-from ..limiter.durations import microseconds
+from ..limiter.limit_request import LimitRequest, microseconds
 from ..limiter.limiter import Limiter
+from ..limiter.script_calls import ARGUMENTS, KEYS
 from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
@@ -120,7 +119,7 @@ class Backlog:
                     found = [*(found or ()), *[(name, text(key)) for key in due]]
         return found
 
-    def wake(self, demand: Demand, since: int) -> tuple[int, bool]:
+    def wake(self, demand: LimitRequest, since: int) -> tuple[int, bool]:
         """Make the parking lots of a limit due sooner if the limit has changed. Call again while there are more.
 
         Args:
@@ -142,7 +141,7 @@ class Backlog:
 
     def return_due(
         self,
-        demands: Sequence[Demand],
+        demands: Sequence[LimitRequest],
         *,
         due: bool = False,
         horizon: float = tuning.RETURN_AHEAD,

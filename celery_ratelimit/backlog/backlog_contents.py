@@ -13,8 +13,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from .._celery.saved_message import marker_in
-from ..limiter.demand import Demand
-from ..limiter.durations import microseconds
+from ..limiter.limit_request import LimitRequest, microseconds
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.resp import text
@@ -217,7 +216,7 @@ class BacklogCache:
     def clear(self) -> None:
         self._occupied.clear()
 
-    def lot_of(self, demands: Sequence[Demand]) -> Demand | None:
+    def lot_of(self, demands: Sequence[LimitRequest]) -> LimitRequest | None:
         """The first demand with parked tasks, or without a turn soon, in its bucket: a new request is parked there."""
         for demand in demands if self._occupied or self._turns else ():
             bucket = demand.name, demand.key

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._celery import Worker
 from .._celery.saved_message import copy_in, marker_in
-from ..limiter.calls import Along
-from ..limiter.demand import Demand
-from ..limiter.outage import Outage
+from ..limiter.limit_request import LimitRequest
+from ..limiter.script_calls import Along
 from . import tuning
 from .messages import Bucket
+from .outage import Outage
 from .scripts import Scripts
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Copies:
         number, keys = self._scripts.keys_of_lots(list(copies_of))
         return Along(keys, number, _arguments(copies_of), places)
 
-    def can_be_told_along(self, demands: Sequence[Demand], bucket: Bucket) -> bool:
+    def can_be_told_along(self, demands: Sequence[LimitRequest], bucket: Bucket) -> bool:
         """Whether one script can access the limits of a request and the parking lot that it returns from."""
         buckets = [(demand.name, demand.key) for demand in demands]
         return bucket in buckets and self._scripts.asker.core.takes_one_script(demands)
@@ -81,8 +81,8 @@ class GateRequest(Protocol):
     request: Any
     queue: str
     id: str
-    demands: tuple[Demand, ...]
-    shadow: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
+    shadow: tuple[LimitRequest, ...]
     token: str
     attempt: int
     coalesce_key: str

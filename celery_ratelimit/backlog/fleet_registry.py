@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .._celery import Worker
-from ..limiter.durations import microseconds
+from ..limiter.limit_request import microseconds
 from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import text
 from . import tuning

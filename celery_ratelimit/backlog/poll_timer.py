@@ -17,11 +17,11 @@ from typing import Any
 
 from .._celery import Worker
 from ..app.plan import AppLimits
-from ..limiter.demand import Demand
-from ..limiter.outage import Outage
+from ..limiter.limit_request import LimitRequest
 from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, PollResult
+from .outage import Outage
 from .store_calls import Asks, CallSequence, Reply, StoreCalls
 
 __all__ = ["DueBuckets", "PollTimer", "Rescheduler"]
@@ -246,7 +246,7 @@ class Rescheduler:
             self._add(self._recall, name, ("", 0))
 
     def _wake(self, name: str, since: int) -> int | None:
-        now, more = self._parking.wake(Demand(self._limits[name], name), since)
+        now, more = self._parking.wake(LimitRequest(self._limits[name], name), since)
         if more:
             return -1  # it has changed, and not all buckets are due yet
         self._woken_at[name] = now

@@ -18,13 +18,13 @@ from typing import NamedTuple
 from celery import Celery
 
 from .._celery import Worker, message_count
-from ..limiter.outage import Outage
 from ..limits.any_limit import AnyLimit
 from ..store.resp import text
 from . import tuning
 from .backlog import Backlog
 from .fleet_registry import Unattended
 from .messages import Bucket
+from .outage import Outage
 from .publisher import QueueReturner
 from .scripts import Scripts
 

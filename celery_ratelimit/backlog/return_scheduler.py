@@ -13,9 +13,7 @@ from functools import partial
 from .._celery import Worker
 from .._celery.saved_message import copy_in, expires_at, marker_in, parcel_of
 from ..app.plan import AppLimits, Plan
-from ..limiter.demand import Demand
-from ..limiter.outage import Outage
-from ..limiter.store_clock import StoreClock
+from ..limiter.limit_request import LimitRequest
 from ..limits.weights import USUAL
 from ..store.keys import escape
 from . import tuning
@@ -24,10 +22,12 @@ from .backlog_contents import BacklogCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
+from .outage import Outage
 from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
 from .reaper import Reaper
 from .store_calls import Asks, StoreCalls
+from .store_clock import StoreClock
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 
@@ -87,7 +87,7 @@ class ReturnScheduler:
 
     # -- In --------------------------------------------------------------------------------------------------------
 
-    def to_park(self, held: GateRequest, demand: Demand, since: int = 0) -> ToPark:
+    def to_park(self, held: GateRequest, demand: LimitRequest, since: int = 0) -> ToPark:
         """A request's message, as it is parked where ``demand`` is asked."""
         request = held.request
         marker = marker_in(request.message)
@@ -232,7 +232,7 @@ class ReturnScheduler:
             elif self._is_quiet:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
-            demands = [Demand(self._limits[name], name, key) for name, key in due.first()]
+            demands = [LimitRequest(self._limits[name], name, key) for name, key in due.first()]
             return_due = partial(self.parking.return_due, demands, due=True, absent=self._heartbeat.absent or ())
             looked: Sequence[PollResult] = yield return_due
             due.note(looked)

@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-from ..limiter.asker import Asker
-from ..limiter.calls import call_of
-from ..limiter.durations import microseconds
+from ..limiter.limit_request import microseconds
+from ..limiter.script_calls import call_of
+from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.keys import all_lots_keys, bucket_keys, config_keys, escape, lot_keys, short
 from ..store.resp import bulk, text
@@ -48,7 +48,7 @@ class Scripts:
         prefix: of all keys in the store.
     """
 
-    def __init__(self, asker: Asker, fleet: str, memory: int) -> None:
+    def __init__(self, asker: StoreRunner, fleet: str, memory: int) -> None:
         self.asker, self.fleet, self.memory = asker, fleet, memory
         self.prefix = asker.prefix
         self.by_name = {name: Script(name, asker.replace_includes) for name in _NAMES}
@@ -70,7 +70,7 @@ class Scripts:
         return bulk(state, *config_keys(self.prefix, name, key)), bulk(slots)
 
     def call(self, name: str, *call: Any, fair: bool = False) -> Any:
-        """See :meth:`Asker.run_script`; ``fair``: one of the limits is fair."""
+        """See :meth:`StoreRunner.run_script`; ``fair``: one of the limits is fair."""
         return self.asker.run_script((self.for_fair if fair else self.by_name)[name], *call)
 
     def with_keys(self, name: str, keys: Sequence[str], *arguments: str | int) -> Any:

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
 from .._celery import Worker
-from ..limiter.outage import NotAsked, Outage
 from . import tuning
+from .outage import NotAsked, Outage
 
 __all__ = ["Asks", "CallSequence", "Reply", "StoreCalls", "StoreLatency", "advance", "asked"]
 

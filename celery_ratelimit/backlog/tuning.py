@@ -124,3 +124,14 @@ LATEST_REPLIES = 16
 MAX_ROUND_TRIP, NEWEST_WEIGHT = 0.1, 1 / 8
 #: Seconds that a stopping worker waits for replies. A call to a store that hangs has timed out by then.
 LAST_REPLIES = 3.0
+#: Seconds after which the store is asked for its time again: it may be another server by then, with another clock.
+CLOCK_FRESH = 5.0
+
+# -- While the store does not answer -----------------------------------------------------------------------------------
+
+#: Seconds between two probes of the store.
+PROBE_INTERVAL = 0.5
+#: Seconds between two lines in the log.
+OUTAGE_WARNING_INTERVAL = 60.0
+#: The shortest and the longest pause, in seconds, after which a deferred task comes back.
+SHORTEST_DEFERRAL, LONGEST_DEFERRAL = 1.0, 30.0

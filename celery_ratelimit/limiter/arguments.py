@@ -13,7 +13,7 @@ from ..limits.any_limit import AnyLimit, template_fields
 from ..limits.concurrency import Concurrency
 from ..limits.templates import called, cost_of, key_of, share_of
 from ..store.keys import short
-from .demand import Demand, each_bucket_once, own_key
+from .limit_request import LimitRequest, each_bucket_once, own_key
 
 __all__ = [
     "Cost",
@@ -34,7 +34,7 @@ Key = str | Callable[..., str]
 #: A number of permits, the name of the argument that holds it, or a callable that gets the arguments.
 Cost = int | str | Callable[..., int]
 #: What a call with these arguments asks.
-Demands = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Demand, ...]]
+Demands = Callable[[Sequence[Any], Mapping[str, Any]], tuple[LimitRequest, ...]]
 
 
 def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None) -> Demands:
@@ -71,7 +71,7 @@ def demands_of(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     node: str | None = None,
-) -> tuple[Demand, ...]:
+) -> tuple[LimitRequest, ...]:
     """What a call with these arguments asks. Whatever a user's callable raises is raised here.
 
     Args:
@@ -84,7 +84,7 @@ def demands_of(
     arguments = _arguments(signature, args, kwargs)
     return each_bucket_once(
         [
-            Demand(
+            LimitRequest(
                 limit,
                 limit.name or "",
                 own_key(limit, key_of(limit, arguments, args, kwargs), node),

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ..errors import STORE_TROUBLES, ConfigurationError
+from ..errors import ConfigurationError
 from ..limits.decision import Decision
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import async_client_of, async_close_client, connection_wait_of
+from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of
-from .async_asker import AsyncAsker
-from .async_counting import AsyncCounting
-from .async_places import AsyncPlaces
-from .counting import note, note_lost
-from .demand import Demand, Limits, leased
-from .durations import longest_wait
-from .live_verbs import LiveVerbs
-from .questions import Asks
-from .replies import throttled
-from .shadows import ask_would, passed
-from .stats_verbs import StatsVerbs
-from .turns import take
-from .verbs import Asking, Verbs
+from .async_store import AsyncStoreRunner
+from .blocking_acquire import throttled
+from .leases import AsyncLeaseKeeper
+from .limit_request import LimitRequest, Limits, leased
+from .operation import Operation
+from .permit_methods import PermitMethods
+from .usage import AsyncUsageReporter
 
 __all__ = ["AsyncLimiter"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def _awaited(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """The same verb, of a limiter whose answers are awaited."""
-
-    @wraps(verb)
-    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        driven: Any = verb(self, *args, **kwargs)
-        answer: R = await driven
-        return answer
-
-    return method
 
 
 def _memory_client(url: str) -> Any:
@@ -51,7 +34,7 @@ def _memory_client(url: str) -> Any:
     return async_memory_client(url)
 
 
-class AsyncLimiter(Asking):
+class AsyncLimiter(PermitMethods, AdminMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
     Arguments, answers and errors are those of the methods of the same name there; ``max_wait`` sleeps without holding a
@@ -87,11 +70,11 @@ class AsyncLimiter(Asking):
         replace_includes: Mapping[str, str] | None = None,
         counts: bool = True,
     ) -> None:
-        self.asker = AsyncAsker(client, prefix, replace_includes)
-        self._counting = AsyncCounting(self.asker) if counts else None
-        super().__init__(quotas, prefix, self.asker.core, lowest_first)
+        self.asker = AsyncStoreRunner(client, prefix, replace_includes)
+        self._counting = AsyncUsageReporter(self.asker) if counts else None
+        super().__init__(quotas, prefix, self.asker.core, self.asker.clock, lowest_first)
         self.client = client
-        self._places = AsyncPlaces(self.asker)
+        self._places = AsyncLeaseKeeper(self.asker)
         self._owns_client = False
 
     @classmethod
@@ -153,32 +136,6 @@ class AsyncLimiter(Asking):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    # -- The verbs of Limiter, awaited -----------------------------------------------------------------------------
-
-    acquire = _awaited(Verbs.acquire)
-    peek = _awaited(Verbs.peek)
-    available = _awaited(Verbs.available)
-    reset = _awaited(Verbs.reset)
-    reserve = _awaited(Verbs.reserve)
-    cancel = _awaited(Verbs.cancel)
-    settle = _awaited(Verbs.settle)
-    release = _awaited(Verbs.release)
-    renew = _awaited(Verbs.renew)
-
-    set_rate = _awaited(LiveVerbs.set_rate)
-    set_shadow = _awaited(LiveVerbs.set_shadow)
-    try_set_rate = _awaited(LiveVerbs.try_set_rate)
-    expire = _awaited(LiveVerbs.expire)
-    delete = _awaited(LiveVerbs.delete)
-    config = _awaited(LiveVerbs.config)
-    history = _awaited(LiveVerbs.history)
-    pause = _awaited(LiveVerbs.pause)
-    resume = _awaited(LiveVerbs.resume)
-    stats = _awaited(StatsVerbs.stats)
-    stats_of = _awaited(StatsVerbs.stats_of)
-    would = _awaited(StatsVerbs.would)
-    _named, _peek = LiveVerbs._named, Verbs._peek
-
     # -- Blocks and functions --------------------------------------------------------------------------------------
 
     def permit(
@@ -239,8 +196,8 @@ class AsyncLimiter(Asking):
         return decorate
 
     @asynccontextmanager
-    async def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> AsyncIterator[Decision]:
-        decision = await self._take(demands, max_wait)
+    async def _permit(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> AsyncIterator[Decision]:
+        decision = await self._await(self._acquire(demands, max_wait))
         if not decision.allowed:
             raise throttled(decision, max_wait)
         if not leased(decision.demands):
@@ -249,32 +206,5 @@ class AsyncLimiter(Asking):
         async with self._places.held(decision):
             yield decision
 
-    # -- How it is done --------------------------------------------------------------------------------------------
-
-    def _drive(self, asks: Asks[R]) -> Coroutine[Any, Any, R]:
-        return self.asker.drive(asks)
-
-    async def _take(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
-        every, shadows = tuple(demands), self._core.shadows
-        demands, shadow = shadows.split(every)
-        if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
-            with suppress(*STORE_TROUBLES):
-                await self.asker.drive(ask_would(self._core, {each.name: each.limit for each in shadow}))
-            demands, shadow = shadows.split(every)
-        if shadow:
-            decision = await self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
-            return self._let_through(decision, shadow)
-        max_wait = longest_wait(max_wait)
-        asked = take(self._core, demands, max_wait, self.asker.clock.monotonic)
-        if self._counting is None or self._core.pretended_wait is not None:
-            return await self.asker.drive(asked)
-        began = self.asker.clock.monotonic() if max_wait != 0 else 0.0
-        try:
-            decision = await self.asker.drive(asked)
-        except STORE_TROUBLES:
-            note_lost(self._counting.counter, demands)
-            raise
-        waited = self.asker.clock.monotonic() - began if max_wait != 0 else 0.0
-        note(self._counting.counter, demands, decision, waited)
-        self._core.shadows.hear(decision)
-        return decision
+    async def _await(self, operation: Operation[R], /) -> R:
+        return await self.asker.drive(operation)

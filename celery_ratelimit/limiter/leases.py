@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import STORE_TROUBLES
 from ..forks import begin_anew_after_fork
 from ..limits.concurrency import Concurrency
-from .calls import Ended
-from .core import Ids
-from .demand import Demand, leased
+from ..limits.decision import Decision
+from .limit_request import LimitRequest, leased
+from .script_calls import Ended
+from .script_operations import Ids
 
-__all__ = ["RENEWALS", "UNKNOWN", "Leases", "renewal_pause", "run_id"]
+if TYPE_CHECKING:
+    from .async_store import AsyncStoreRunner
+
+__all__ = ["RENEWALS", "UNKNOWN", "AsyncLeaseKeeper", "LeaseKeeper", "run_id"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -27,11 +33,11 @@ LONGEST_PAUSE = 5.0
 AT_ONCE = 100
 #: Later than any permit, in microseconds: a place whose time is not known counts as held for no time.
 UNKNOWN = 2**53
-#: Seconds that :meth:`Leases.close` waits for its thread, which may wait for the store.
+#: Seconds that :meth:`LeaseKeeper.close` waits for its thread, which may wait for the store.
 _LAST_LOOK = 5.0
 
 
-def renewal_pause(demands: Sequence[Demand]) -> float:
+def renewal_pause(demands: Sequence[LimitRequest]) -> float:
     """Seconds after which the leases of ``demands`` are to be renewed."""
     return min(demand.limit.lease for demand in demands if isinstance(demand.limit, Concurrency)) / RENEWALS
 
@@ -45,14 +51,14 @@ def run_id(task_id: str) -> str:
 
 
 class _Asker(Protocol):
-    """What is used of :class:`~celery_ratelimit.limiter.asker.Asker`."""
+    """What is used of :class:`~celery_ratelimit.limiter.sync_store.StoreRunner`."""
 
     def release(self, ended: Sequence[Ended]) -> int: ...
 
-    def renew(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]: ...
+    def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> list[bool]: ...
 
 
-class Leases:
+class LeaseKeeper:
     """Leases under :class:`~celery_ratelimit.Concurrency` that this process holds, by their ids: one id for each run.
 
     A thread renews them, so that a worker whose event loop waits for its broker keeps what its tasks hold. What could
@@ -78,7 +84,7 @@ class Leases:
         self._wake: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, id: str, demands: Sequence[Demand], granted_at: int) -> None:
+    def begin(self, id: str, demands: Sequence[LimitRequest], granted_at: int) -> None:
         """The run ``id`` has got its leases."""
         places = tuple(leased(demands))
         if not places:
@@ -91,7 +97,7 @@ class Leases:
             elif renewal_pause(places) < self._pause:
                 self._wake.set()
 
-    def end(self, id: str, *, later: bool = False, unconfirmed: Sequence[Demand] = ()) -> None:
+    def end(self, id: str, *, later: bool = False, unconfirmed: Sequence[LimitRequest] = ()) -> None:
         """The run ``id`` has ended, however it did: its leases are released now, or soon (``later``).
 
         Args:
@@ -114,7 +120,7 @@ class Leases:
         if not later:
             self._release([ended])
 
-    def ended(self, demands: Sequence[Demand]) -> list[Ended]:
+    def ended(self, demands: Sequence[LimitRequest]) -> list[Ended]:
         """What has ended and is not released yet, of runs that held a lease of one of these limits."""
         if not self._ended:
             return []
@@ -151,7 +157,7 @@ class Leases:
             wake.set()
             thread.join(_LAST_LOOK)
 
-    def here(self, demand: Demand) -> int:
+    def here(self, demand: LimitRequest) -> int:
         """How many leases of a limit this process holds."""
         with self._lock:
             return sum(demand in held.places for held in self._held.values())
@@ -222,3 +228,63 @@ class Leases:
                     "The lease of %s under %r was lost while it runs: the store was out of reach for longer than %g s",
                     *(held.id, demand.name, getattr(demand.limit, "lease", 0.0)),
                 )
+
+
+class AsyncLeaseKeeper:
+    """As :class:`~celery_ratelimit.limiter.leases.LeaseKeeper`, with a task of the event loop for each block.
+
+    Args:
+        asker: the way to the store.
+    """
+
+    def __init__(self, asker: AsyncStoreRunner) -> None:
+        self._asker = asker
+
+    @asynccontextmanager
+    async def held(self, decision: Decision) -> AsyncIterator[None]:
+        """Its places are held for as long as the block runs."""
+        pause = renewal_pause(decision.demands)
+        renewing = self._asker.start(self._keep_renewing(decision, pause))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.shield(self._asker.start(self._end(decision, pause)))
+
+    async def _renew(self, decision: Decision) -> bool:
+        leases = [(demand, decision.id) for demand in leased(decision.demands)]
+        return all(await self._asker.drive(self._asker.core.renew(leases)))
+
+    async def _release(self, decision: Decision) -> None:
+        core = self._asker.core
+        await self._asker.drive(core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
+
+    async def _keep_renewing(self, decision: Decision, pause: float) -> None:
+        kept, said = True, ""
+        while kept:
+            await asyncio.sleep(pause)
+            try:
+                kept, said = await self._renew(decision), ""
+            except STORE_TROUBLES as error:
+                logger.debug("lease not renewed this time: %r", error)
+            except Exception as error:  # see LeaseKeeper
+                if said != repr(error):
+                    said = repr(error)
+                    logger.error("A lease was not renewed, and is tried again", exc_info=True)
+        logger.warning(
+            "The lease of %s under %s was lost while it is in use: the store was out of reach for too long",
+            *(decision.id, ", ".join(repr(demand.name) for demand in leased(decision.demands))),
+        )
+
+    async def _end(self, decision: Decision, pause: float, tries: int = RENEWALS) -> None:
+        """Give the places back; if the store does not answer, later, until they have expired by themselves."""
+        try:
+            await self._release(decision)
+        except STORE_TROUBLES as error:
+            logger.debug("places not given back this time: %r", error)
+            if tries:
+                self._asker.start(self._end_later(decision, pause, tries - 1))
+
+    async def _end_later(self, decision: Decision, pause: float, tries: int) -> None:
+        await asyncio.sleep(pause)
+        await self._end(decision, pause, tries)

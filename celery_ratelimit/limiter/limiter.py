@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from redis import Redis, RedisCluster
 
-from ..errors import STORE_TROUBLES, ConfigurationError, RateLimitError
+from ..errors import STORE_TROUBLES, ConfigurationError
 from ..limits.decision import Decision
 from ..store.keys import DEFAULT_PREFIX
 from ..store.url import SOCKET_TIMEOUT, client_of, close_client
 from ..store.url_text import without_password
+from .admin_methods import AdminMethods
 from .arguments import Cost, Key, reader_of, runs_later
-from .asker import Asker
-from .checks import actual_costs
-from .counting import Counting, note, note_lost
-from .demand import Demand, Limits, each_bucket_once, leased
-from .durations import longest_wait
-from .leases import Leases
-from .questions import Asks
-from .replies import throttled
-from .shadows import ask_would, passed
-from .stats_verbs import StatsVerbs
-from .turns import TAKE_AHEAD, give_back, take
-from .verbs import Verbs
+from .blocking_acquire import TAKE_AHEAD, throttled
+from .leases import LeaseKeeper
+from .limit_request import LimitRequest, Limits, actual_costs, each_bucket_once, leased
+from .sync_acquire import SyncAcquire
+from .sync_store import StoreRunner
+from .usage import UsageReporter
 
-__all__ = ["SOCKET_TIMEOUT", "TAKE_AHEAD", "Demand", "Limiter", "actual_costs", "each_bucket_once", "without_password"]
+__all__ = [
+    "SOCKET_TIMEOUT",
+    "TAKE_AHEAD",
+    "LimitRequest",
+    "Limiter",
+    "actual_costs",
+    "each_bucket_once",
+    "without_password",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,8 +43,8 @@ def _memory_client(url: str) -> Redis:
     return memory_client(url)
 
 
-class Limiter(Verbs, StatsVerbs):
-    """Asks for permits in the store, for any process that can reach it.
+class Limiter(SyncAcquire, AdminMethods):
+    """Operation for permits in the store, for any process that can reach it.
 
     A refusal is a :class:`Decision`, not an exception. The limiter may be shared by threads, and by a process and
     its forks: connections are not carried across.
@@ -73,11 +76,10 @@ class Limiter(Verbs, StatsVerbs):
         replace_includes: Mapping[str, str] | None = None,
         counts: bool = True,
     ) -> None:
-        self.asker = Asker(client, prefix, replace_includes)
-        self._counting = Counting(self.asker) if counts else None
-        super().__init__(quotas, prefix, self.asker.core, lowest_first)
+        super().__init__(quotas, StoreRunner(client, prefix, replace_includes), lowest_first)
+        self._counting = UsageReporter(self.asker) if counts else None
         self.client = client
-        self._places = Leases(self.asker)
+        self._places = LeaseKeeper(self.asker)
         self._owns_client = False
 
     @classmethod
@@ -188,7 +190,7 @@ class Limiter(Verbs, StatsVerbs):
             Throttled: its turn is further away than ``max_wait``, or there is no room to wait (a leaky bucket's
                 ``capacity``): a ``with`` block cannot be skipped. :meth:`acquire` answers without raising.
         """
-        return self._permit(self.reader.demands(limits, key, cost, args, priority), max_wait)
+        return _Permit(self, self.reader.demands(limits, key, cost, args, priority), max_wait)
 
     def limited(
         self,
@@ -228,64 +230,36 @@ class Limiter(Verbs, StatsVerbs):
 
             @wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self._permit(self.reader.of_priority(demands(args, kwargs), priority), max_wait):
+                with _Permit(self, self.reader.of_priority(demands(args, kwargs), priority), max_wait):
                     return function(*args, **kwargs)
 
             return limited
 
         return decorate
 
-    @contextmanager
-    def _permit(self, demands: Sequence[Demand], max_wait: float | None) -> Iterator[Decision]:
-        decision = self._take(demands, max_wait)
+
+class _Permit(AbstractContextManager[Decision]):
+    """See :meth:`Limiter.permit`."""
+
+    def __init__(self, limiter: Limiter, demands: tuple[LimitRequest, ...], max_wait: float | None) -> None:
+        self._limiter, self._demands, self._max_wait = limiter, demands, max_wait
+        self._held = ""
+
+    def __enter__(self) -> Decision:
+        limiter = self._limiter
+        decision = limiter._run(limiter._acquire(self._demands, self._max_wait))
         if not decision.allowed:
-            raise throttled(decision, max_wait)
-        try:
-            self._places.begin(decision.id, decision.demands, decision.granted_at)
-            yield decision
-        finally:
-            with suppress(*STORE_TROUBLES):  # the thread tries again
-                self._places.end(decision.id)
-
-    # -- How it is done --------------------------------------------------------------------------------------------
-
-    def _drive(self, asks: Asks[R]) -> R:
-        return self.asker.drive(asks)
-
-    def _take(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
-        every, shadows = tuple(demands), self._core.shadows
-        demands, shadow = shadows.split(every)
-        if shadow and self._counting is None and shadows.is_to_look(self.asker.clock.monotonic()):
-            with suppress(*STORE_TROUBLES):
-                self.asker.drive(ask_would(self._core, {each.name: each.limit for each in shadow}))
-            demands, shadow = shadows.split(every)
-        if shadow:
-            decision = self._take(demands, max_wait) if demands else passed(shadow, self._core.new_id())
-            return self._let_through(decision, shadow)
-        if self._counting is None or self.asker.pretended_wait is not None:
-            return self._decide(demands, max_wait)
-        began = self.asker.clock.monotonic() if max_wait != 0 else 0.0
-        try:
-            decision = self._decide(demands, max_wait)
-        except STORE_TROUBLES:
-            note_lost(self._counting.counter, demands)
-            raise
-        waited = self.asker.clock.monotonic() - began if max_wait != 0 else 0.0
-        note(self._counting.counter, demands, decision, waited)
-        self._core.shadows.hear(decision)
+            raise throttled(decision, self._max_wait)
+        if leased(decision.demands):
+            self._held = decision.id
+            try:
+                limiter._places.begin(decision.id, decision.demands, decision.granted_at)
+            except BaseException:
+                self.__exit__()
+                raise
         return decision
 
-    def _decide(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
-        max_wait = longest_wait(max_wait)
-        if max_wait > 0:
-            return self.asker.drive(take(self._core, demands, max_wait, self.asker.clock.monotonic))
-        if not leased(demands):
-            return self.asker.ask(demands)  # one script, and nothing to give back
-        id = self._core.new_id()
-        try:
-            return self.asker.ask(demands, id=id)
-        except RateLimitError:
-            raise
-        except BaseException:  # as in take(): what it got is not known
-            self.asker.drive(give_back(self._core, demands, id, None))
-            raise
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            with suppress(*STORE_TROUBLES):  # the thread tries again
+                self._limiter._places.end(self._held)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..limits.decision import GrantedAt
 from ..store.cluster import slot_of
 from ..store.keys import hash_tag
-from .demand import Demand
+from .limit_request import LimitRequest
 
 __all__ = ["Part", "Reply", "joint", "parts_of"]
 
@@ -17,10 +17,10 @@ class Part(NamedTuple):
     """The demands that one slot has, and where they stand among all."""
 
     places: tuple[int, ...]
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
 
 
-def parts_of(demands: Sequence[Demand]) -> tuple[Part, ...]:
+def parts_of(demands: Sequence[LimitRequest]) -> tuple[Part, ...]:
     """The parts of a decision in the order in which they are asked; none where one script sees all."""
     slots: dict[int, list[int]] = {}
     for place, demand in enumerate(demands):
@@ -62,7 +62,7 @@ def joint(parts: Sequence[Part], replies: Sequence[Reply], said_no: int | None =
     return head + [value for each in (*states, *tail) for value in each]
 
 
-def _as_written(demand: Demand) -> tuple[int, int, int, int]:
+def _as_written(demand: LimitRequest) -> tuple[int, int, int, int]:
     """What a limit holds and allows where nothing is stored for it."""
     _, count, period, burst, _, _ = demand.limit.wire(demand.cost)
     return int(burst), int(count), int(period), 0

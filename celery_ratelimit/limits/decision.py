@@ -69,8 +69,8 @@ class Decision:
         id: names the request, for :meth:`~celery_ratelimit.Limiter.settle` and leases.
         granted_at: when the permits are good, in microseconds since 1970 by the store's clock. 0 where a test has
             switched the store off (:mod:`celery_ratelimit.testing`).
-        demands: what was asked of which limit; see ``limiter/demand.py``. Empty where the store was not asked: there is
-            nothing to settle or to give back.
+        demands: what was asked of which limit (``limiter/limit_request.py``). Empty where the store was not asked:
+            there is nothing to settle or to give back.
         shadow: what was asked of limits in shadow, which are not in ``states`` unless all are, and held nothing up.
     """
 

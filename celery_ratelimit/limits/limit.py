@@ -262,7 +262,7 @@ class Limit(AnyLimit):
         return math.ceil(self.warmup * 1e6) or self.debt
 
     def wire(self, cost: int, leaves: int | None = None) -> tuple[str | int, ...]:
-        """The arguments that ``lua/include/read_limits.lua`` reads; ``leaves``: see :class:`Demand`."""
+        """The arguments that ``lua/include/read_limits.lua`` reads; ``leaves``: see :class:`LimitRequest`."""
         extra = self.extra
         if isinstance(self.reserve, Reserve):
             most = self.reserve.most

@@ -16,10 +16,10 @@ from ..backlog.backlog import Backlog, backlog_of
 from ..backlog.fleet_registry import PublishFailure, Unattended
 from ..backlog.messages import Bucket, Lot
 from ..counts.would import Would
-from ..limiter.counted import ask_used
-from ..limiter.demand import Demand, own_key
-from ..limiter.shadows import ask_shadows
-from ..limiter.standing import Standing, read_standing
+from ..limiter.limit_request import LimitRequest, own_key
+from ..limiter.setting_calls import BucketStatus
+from ..limiter.shadow import ask_shadows
+from ..limiter.usage import ask_used
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
@@ -62,7 +62,7 @@ class LimitStatus:
     """
 
     name: str
-    standing: Standing
+    standing: BucketStatus
     by_key: bool
     parked: int
     lots: int
@@ -220,19 +220,18 @@ def lots_of(app: Celery, limits: Mapping[str, AnyLimit], names: Sequence[str] = 
 
 def standings_of(
     app: Celery, limits: Mapping[str, AnyLimit | None], buckets: Sequence[Bucket] | None = None
-) -> list[Standing]:
+) -> list[BucketStatus]:
     """How these limits stand, or some of their buckets. A limit that only the store knows is ``None``, or left out."""
     asker, quotas = limiter_of(app).asker, limiter_of(app).quotas
     codes, demands = [], []
     for name, key in buckets if buckets is not None else [(name, "") for name in limits]:
         code = limits.get(name) or quotas.get(name)
         codes.append(code)
-        demands.append(Demand(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
-    replies = asker.drive(asker.core.standings(demands))
-    return [read_standing(*each) for each in zip(demands, codes, replies, strict=True)]
+        demands.append(LimitRequest(code or Limit("1/s"), name, key or own_key(code or Limit("1/s"), "")))
+    return asker.drive(asker.core.bucket_statuses(demands, codes))
 
 
-def in_shadow(app: Celery, standings: Sequence[Standing]) -> tuple[list[Standing], dict[str, Would]]:
+def in_shadow(app: Celery, standings: Sequence[BucketStatus]) -> tuple[list[BucketStatus], dict[str, Would]]:
     """The same with what is stored about their shadows; and what limits in shadow would have done, by name."""
     limits = {each.config.name: each.config.in_force for each in standings if each.config.shadow}
     asker = limiter_of(app).asker
@@ -264,7 +263,7 @@ def _parked_of(backlog: Backlog, names: Sequence[str]) -> dict[str, _Parked]:
 
 
 def _drains_in(
-    standing: Standing, code: AnyLimit | None, parked: _Parked, queued: int, *, by_key: bool
+    standing: BucketStatus, code: AnyLimit | None, parked: _Parked, queued: int, *, by_key: bool
 ) -> float | None:
     """Lots of keys drain side by side; to which key a message in a queue belongs is not known."""
     cost = code.cost if code is not None and isinstance(code.cost, int) else 1
@@ -276,7 +275,7 @@ def _drains_in(
     return max(standing.retry_after, standing.config.paused) + ahead * standing.interval
 
 
-def _usage(app: Celery, standings: Sequence[Standing]) -> Iterator[tuple[float | None, float | None]]:
+def _usage(app: Celery, standings: Sequence[BucketStatus]) -> Iterator[tuple[float | None, float | None]]:
     """``used`` and ``share`` of each limit: one script for dozens of them."""
     limits = [standing.config.in_force for standing in standings]
     periods = [period_of(limit.rate) if isinstance(limit, Limit) else 1.0 for limit in limits]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..limiter.history import Change, Stored
 from ..limiter.limiter import Limiter
-from ..limiter.stored import LimitConfig
+from ..limiter.setting_calls import Change, Stored
+from ..limiter.stored_settings import LimitConfig
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit

@@ -97,9 +97,26 @@ class Link:
         return self._receive(connection, len(commands))
 
     def _exchange(self, command: bytes) -> Any:
-        (reply,) = self._receive(self._send(command), 1)
-        if isinstance(reply, Exception):
-            raise reply
+        connection = self._take()
+        try:
+            connection.begin()
+            connection.send_packed_command([command], check_health=False)
+        except BaseException:
+            self._drop(connection)
+            raise
+        try:
+            reply = connection.read_response()
+        except ResponseError as error:  # read to its end
+            told = _told(error)
+            if _leads_elsewhere(told):
+                self._drop(connection)
+            else:
+                self._idle.append(connection)
+            raise told from None
+        except BaseException:  # lost, timed out or interrupted: its reply must not be read as another command's
+            self._drop(connection)
+            raise
+        self._idle.append(connection)
         return reply
 
     def _send(self, commands: bytes) -> Any:
@@ -161,7 +178,11 @@ def _reply_on(connection: Any) -> Any:
     try:
         return connection.read_response()
     except ResponseError as error:
-        return ReadOnlyError(str(error)) if ": -READONLY " in str(error) else error  # as Redis 6.2 wraps it
+        return _told(error)
+
+
+def _told(error: ResponseError) -> ResponseError:
+    return ReadOnlyError(str(error)) if ": -READONLY " in str(error) else error  # as Redis 6.2 wraps it
 
 
 def _leads_elsewhere(reply: Any) -> bool:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, ExitStack
 import httpx
 
 from ..limiter.async_limiter import AsyncLimiter
-from ..limiter.demand import Limits
+from ..limiter.limit_request import Limits
 from ..limiter.limiter import Limiter
 from .per_request import Asked, PerRequest, RequestKey
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 
-from ..limiter.demand import Limits, leased
+from ..limiter.limit_request import Limits, leased
 from ..limiter.limiter import Limiter
 from .per_request import PerRequest, RequestKey
 

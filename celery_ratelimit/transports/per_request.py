@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 from ..errors import ConfigurationError
 from ..limiter.arguments import check_arguments
-from ..limiter.demand import Limits
-from ..limiter.verbs import Asking
+from ..limiter.limit_request import Limits
+from ..limiter.permit_methods import LimiterBase
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 
@@ -41,7 +41,7 @@ class PerRequest:
         ConfigurationError: an unknown quota, or a key or cost that is not to be had from a request.
     """
 
-    def __init__(self, limiter: Asking, limits: Limits, key: RequestKey | None, cost: int | None) -> None:
+    def __init__(self, limiter: LimiterBase, limits: Limits, key: RequestKey | None, cost: int | None) -> None:
         self._limits = limiter.reader.kept_by(limits, key)
         self._asks_request = key if callable(key) else None
         self._cost = cost

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
+from ..backlog.outage import Outage
 from ..backlog.store_calls import Reply, StoreCalls
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import ImpossibleRequest
-from ..limiter.asker import Asker
-from ..limiter.calls import Along
-from ..limiter.demand import Demand
-from ..limiter.leases import Leases
-from ..limiter.outage import Outage
+from ..limiter.leases import LeaseKeeper
+from ..limiter.limit_request import LimitRequest
+from ..limiter.script_calls import Along
+from ..limiter.sync_store import StoreRunner
 from ..limits import Concurrency
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
@@ -58,7 +58,7 @@ class PermitClient:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: StoreRunner,
         store_calls: StoreCalls,
         outage: Outage,
         fallback: FallbackLimiter,
@@ -222,7 +222,7 @@ class FallbackLimiter:
     """
 
     def __init__(
-        self, choice: str, workers: Callable[[], int], leases: Leases, outage: Outage, capacity: PoolCapacity
+        self, choice: str, workers: Callable[[], int], leases: LeaseKeeper, outage: Outage, capacity: PoolCapacity
     ) -> None:
         self._choice, self._workers, self._leases = choice, workers, leases
         self._outage, self._capacity = outage, capacity
@@ -246,7 +246,7 @@ class FallbackLimiter:
         pause = self._outage.pause() if deferred else 0.0
         return without_store(choice, pending, now, self._outage.error, may_start=may_start, wait=wait, pause=pause)
 
-    def _wait(self, demands: Sequence[Demand]) -> float:
+    def _wait(self, demands: Sequence[LimitRequest]) -> float:
         """Take permits of each limit; else the seconds until there are some."""
         now, workers = monotonic(), self._workers()
         leased = [demand for demand in demands if isinstance(demand.limit, Concurrency)]

@@ -11,6 +11,7 @@ import click
 from celery import Celery, bootsteps, signals
 
 from .._celery import Worker, add_to_banner, show_revoked_state
+from ..app.declared_limits import declare
 from ..app.observers import observers_of
 from ..app.plan import AppLimits, node_of
 from ..app.settings import forks_apart, settings_of
@@ -18,7 +19,6 @@ from ..app.state import check_store, leases_of, limiter_of
 from ..app.survey import forgotten, limits_shown
 from ..backlog.backlog import Backlog, backlog_of
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
-from ..limiter.declared_limits import declare
 from ..store.url_text import without_password
 from .gate import Gate
 

@@ -16,11 +16,11 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker
-from ..limiter.asker import Asker
-from ..limiter.calls import Asking
-from ..limiter.durations import microseconds
-from ..limiter.leases import Leases
-from ..limiter.outage import Outage
+from ..backlog.outage import Outage
+from ..limiter.leases import LeaseKeeper
+from ..limiter.limit_request import microseconds
+from ..limiter.script_calls import PlaceRequests
+from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
 from .capacity import PoolCapacity
 from .request import PendingRequest
@@ -51,8 +51,8 @@ class ConcurrencyLeases:
     def __init__(
         self,
         worker: Worker,
-        asker: Asker,
-        leases: Leases,
+        asker: StoreRunner,
+        leases: LeaseKeeper,
         outage: Outage,
         capacity: PoolCapacity,
         queues: RequestQueues,
@@ -87,7 +87,7 @@ class ConcurrencyLeases:
 
         Args:
             for_permit: whether they may get their permits, or slots alone.
-            horizon: seconds, see :meth:`Core.ask <celery_ratelimit.limiter.core.Core.ask>`.
+            horizon: seconds, see :meth:`Operations.ask <celery_ratelimit.limiter.script_operations.Operations.ask>`.
             claim: seconds, see there.
         """
         first, ended = asking[0], self._leases.ended(asking[0].demands)
@@ -100,7 +100,7 @@ class ConcurrencyLeases:
             pending.lease_unconfirmed = True
         decisions = self._asker.release_and_acquire(
             first.demands,
-            Asking(
+            PlaceRequests(
                 [pending.id for pending in asking],
                 microseconds(horizon),
                 microseconds(claim),

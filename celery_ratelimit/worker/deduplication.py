@@ -15,8 +15,8 @@ from .._celery import Worker, requests
 from .._celery.saved_message import survivor_in
 from ..app.plan import Plan
 from ..backlog.deduplicator import Deduplicator
-from ..limiter.calls import Along
-from ..limiter.outage import Outage
+from ..backlog.outage import Outage
+from ..limiter.script_calls import Along
 from ..limits.decision import Decision
 from .request import PendingRequest
 

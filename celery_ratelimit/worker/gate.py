@@ -20,16 +20,15 @@ from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
+from ..backlog.outage import Outage
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.store_calls import StoreCalls
+from ..backlog.store_clock import StoreClock, read_time_us
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import RateLimitError
-from ..limiter.counting import Counting
-from ..limiter.leases import Leases
+from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
-from ..limiter.outage import Outage
-from ..limiter.store_clock import StoreClock, read_time_us
-from ..limiter.stored_limit_labels import StoredLimitLabels
+from ..limiter.usage import UsageReporter
 from ..observing import Observer
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
@@ -47,6 +46,7 @@ from .request_queue import LimitQueue
 from .request_queues import Expirations, RequestQueues
 from .request_resources import RequestResources
 from .scheduler import Scheduler
+from .stored_limit_labels import StoredLimitLabels
 
 __all__ = ["Gate"]
 
@@ -65,7 +65,7 @@ class Gate:
         self,
         worker: Worker,
         limiter: Limiter,
-        leases: Leases,
+        leases: LeaseKeeper,
         settings: Settings,
         limits: AppLimits,
         observers: Sequence[Observer] = (),
@@ -84,7 +84,7 @@ class Gate:
             *(worker, asker, limits, outage, store_calls, self._is_idle, self._changed, lambda: register.workers)
         )
         # What is told of requests.
-        counting = Counting(
+        counting = UsageReporter(
             *(asker, worker.timers.call_after, lambda: bool(outage)),
             lambda: 1.0 if asker.shadows.any_of(limits) else register.counts_apart,
         )

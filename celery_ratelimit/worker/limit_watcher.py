@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from .._celery import Worker
+from ..backlog.outage import Outage
 from ..backlog.store_calls import Reply, StoreCalls
-from ..limiter.asker import Asker
-from ..limiter.outage import Outage
-from ..limiter.shadows import ask_would
+from ..limiter.shadow import ask_would
+from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.resp import text
 
@@ -34,7 +34,7 @@ class LimitWatcher:
     def __init__(
         self,
         worker: Worker,
-        asker: Asker,
+        asker: StoreRunner,
         limits: Mapping[str, AnyLimit],
         outage: Outage,
         store_calls: StoreCalls,

@@ -19,11 +19,11 @@ from typing import NamedTuple
 from .._celery import Worker
 from ..backlog.backlog import ParkResult, ToPark
 from ..backlog.messages import Bucket
+from ..backlog.outage import NotAsked, Outage
 from ..backlog.return_scheduler import ReturnScheduler
 from ..backlog.store_calls import Reply, StoreCalls
 from ..errors import StoreMisconfigured
-from ..limiter.demand import Demand
-from ..limiter.outage import NotAsked, Outage
+from ..limiter.limit_request import LimitRequest
 from .flow_control import PrefetchAccounting
 from .known_turns import KnownTurns
 from .request import PendingRequest, State
@@ -103,7 +103,7 @@ class ParkingBatch:
     def __iter__(self) -> Iterator[PendingPark]:
         return itertools.chain(self._waiting, self._in_flight)
 
-    def lot_to_join(self, pending: PendingRequest) -> Demand | None:
+    def lot_to_join(self, pending: PendingRequest) -> LimitRequest | None:
         """The demand in whose backlog tasks are known to be parked, behind which a new request is parked, too."""
         may_join = pending.parks and not pending.has_reservation and pending.plan.policy.max_wait is None
         if not may_join or self._outage:
@@ -111,7 +111,7 @@ class ParkingBatch:
         demands = [demand for demand in pending.demands if not demand.passes]
         return self._attendant.occupied.lot_of(demands) or self._refusing_demand(demands)
 
-    def _refusing_demand(self, demands: Sequence[Demand]) -> Demand | None:
+    def _refusing_demand(self, demands: Sequence[LimitRequest]) -> LimitRequest | None:
         """The demand that has refused a request that is about to be parked: one that comes now stands behind it."""
         closed = {park.bucket for park in self if not park.action.only_behind and not park.pending.gone}
         return next((demand for demand in demands if (demand.name, demand.key) in closed), None) if closed else None

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker, requests
-from ..limiter.demand import Demand
+from ..limiter.limit_request import LimitRequest
 from .capacity import AHEAD, PoolCapacity
 from .flow_control import PrefetchAccounting
 from .reporting import Reporter, permit_of
@@ -52,7 +52,7 @@ class PoolScheduler:
         """Whether a process would start a task at once."""
         return self._capacity.idle() > 0
 
-    def admit(self, request: Any, queue: str, number: int, shadow: tuple[Demand, ...] = ()) -> None:
+    def admit(self, request: Any, queue: str, number: int, shadow: tuple[LimitRequest, ...] = ()) -> None:
         """Start an unlimited request, or let it wait: for a process, or for one whose turn is about to come."""
         requests.remove_marker(request)
         waiting = UnlimitedRequest(request, queue, number, monotonic())

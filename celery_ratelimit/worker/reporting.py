@@ -16,8 +16,8 @@ from .._celery import requests
 from .._celery.saved_message import marker_in
 from ..app.options import Policy
 from ..errors import Throttled
-from ..limiter.demand import Demand
-from ..limiter.shadows import asked_of
+from ..limiter.limit_request import LimitRequest
+from ..limiter.shadow import asked_of
 from ..limits.limit import Limit
 from ..observing import Observation, Observer
 from ..signals import task_throttled
@@ -33,7 +33,7 @@ logger = logging.getLogger("celery_ratelimit")
 def outcome_of(
     limit_queue: LimitQueue,
     pending: PendingRequest,
-    demand: Demand,
+    demand: LimitRequest,
     wait: float,
     now: float,
     full: bool = False,
@@ -44,7 +44,7 @@ def outcome_of(
     return ThrottleReport(what, wait, demand, interval, waited=now - pending.arrived_at, full=full)
 
 
-def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[Demand, ...]) -> dict[str, Any]:
+def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[LimitRequest, ...]) -> dict[str, Any]:
     """The fields of a permit that a task knows, to settle it."""
     permit: dict[str, Any] = {"queue": queue, "id": id, "granted_at": granted_at}
     return {**permit, "shadow": [demand.name for demand in shadow]} if shadow else permit
@@ -62,7 +62,7 @@ class Reporter:
     def __init__(
         self,
         observers: Sequence[Observer] = (),
-        stored: Callable[[Demand, float], str] = lambda *_: "",
+        stored: Callable[[LimitRequest, float], str] = lambda *_: "",
         counter: Observer | None = None,
     ) -> None:
         self._observers, self._stored = list(observers), stored
@@ -105,7 +105,7 @@ class Reporter:
             permit["throttled_by"] = _throttled_by(pending)
         return permit
 
-    def passed(self, waiting: UnlimitedRequest, shadow: Sequence[Demand]) -> None:
+    def passed(self, waiting: UnlimitedRequest, shadow: Sequence[LimitRequest]) -> None:
         """A request starts all of whose limits are in shadow."""
         if self._all:
             request, first = waiting.request, shadow[0]
@@ -214,7 +214,7 @@ class ThrottleReport:
 
     what: str
     retry_after: float
-    demand: Demand | None = None
+    demand: LimitRequest | None = None
     interval: float = 0.0
     stored: str = ""
     max_wait: float | None = None

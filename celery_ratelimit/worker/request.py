@@ -10,9 +10,9 @@ from typing import Any
 from .._celery import stored_id
 from ..app.plan import Plan
 from ..backlog.store_calls import Reply
-from ..limiter.core import Ids
-from ..limiter.demand import Demand
 from ..limiter.leases import run_id
+from ..limiter.limit_request import LimitRequest
+from ..limiter.script_operations import Ids
 
 __all__ = ["AcquireCall", "PendingRequest", "State", "UnlimitedRequest"]
 
@@ -57,7 +57,7 @@ class PendingRequest:
     request: Any
     queue: str
     plan: Plan
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     number: int
     arrived_at: float
     release_deadline: float
@@ -74,7 +74,7 @@ class PendingRequest:
     announced: str = ""
     throttled_by: str = ""
     coalesce_key: str = ""
-    shadow: tuple[Demand, ...] = ()
+    shadow: tuple[LimitRequest, ...] = ()
     lease_unconfirmed: bool = False
     attempt: int = 0
     id: str = field(init=False)
@@ -98,7 +98,7 @@ class PendingRequest:
         """Whether it waits here for its turn, if that is near, and does not go elsewhere at once."""
         return self.has_reservation or self.plan.policy.throttle == "wait"
 
-    def demand(self, name: str | None) -> Demand:
+    def demand(self, name: str | None) -> LimitRequest:
         """The demand on the limit of that name."""
         return next((demand for demand in self.demands if demand.name == name), self.demands[0])
 

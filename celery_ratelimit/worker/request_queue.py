@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..limiter.demand import Demand
+from ..limiter.limit_request import LimitRequest
 from ..limits.decision import Decision
 from .request import AcquireCall, PendingRequest, State
 
@@ -249,18 +249,18 @@ def task_name(limit_queue: LimitQueue) -> str:
     return first.request.task.name if first is not None else ""
 
 
-def permit_interval(limit_queue: LimitQueue, demand: Demand) -> float:
+def permit_interval(limit_queue: LimitQueue, demand: LimitRequest) -> float:
     """Seconds in which a permit of the demand's limit comes back, as of the last refusal of the queue."""
     return limit_queue.intervals.get(demand.name) or demand.interval
 
 
-def _interval(demands: Sequence[Demand], decision: Decision) -> float:
+def _interval(demands: Sequence[LimitRequest], decision: Decision) -> float:
     """Seconds from one request of a queue to the next, at the rates that are in force."""
     states = zip(demands, decision.states, strict=True)
     return max([(state.interval or demand.interval) * demand.cost for demand, state in states])
 
 
-def _next_turn(demands: Sequence[Demand], decision: Decision) -> tuple[float, str]:
+def _next_turn(demands: Sequence[LimitRequest], decision: Decision) -> tuple[float, str]:
     """Seconds until the same demands can have their turn again, at the earliest, and the limit that says so."""
     return max(
         [

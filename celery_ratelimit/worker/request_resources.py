@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..app.plan import Plan
-from ..limiter.asker import Asker
-from ..limiter.outage import Outage
+from ..backlog.outage import Outage
+from ..limiter.sync_store import StoreRunner
 from .capacity import PoolCapacity
 from .concurrency import ConcurrencyLeases
 from .flow_control import PrefetchAccounting
@@ -29,7 +29,7 @@ class RequestResources:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: StoreRunner,
         outage: Outage,
         capacity: PoolCapacity,
         prefetch: PrefetchAccounting,

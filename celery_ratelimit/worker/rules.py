@@ -12,7 +12,7 @@ from typing import Protocol
 from ..app.plan import Plan
 from ..backlog.tuning import RETURN_AHEAD, RETURN_EARLY
 from ..errors import RateLimitError
-from ..limiter.demand import Demand
+from ..limiter.limit_request import LimitRequest
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
 from .request import PendingRequest, State
@@ -72,7 +72,7 @@ class BlockQueue:
     """
 
     until: float | None
-    demand: Demand | None = None
+    demand: LimitRequest | None = None
     wait: float = 0.0
 
 
@@ -84,7 +84,7 @@ class Park:
     microseconds, by which parked tasks are ordered; 0: now.
     """
 
-    demand: Demand
+    demand: LimitRequest
     wait: float
     only_behind: bool = False
     since: int = 0
@@ -95,7 +95,7 @@ class Republish:
     """The message returns to the broker for so many seconds; ``demand``: of the limit that it waits for, if any."""
 
     wait: float
-    demand: Demand | None = None
+    demand: LimitRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Reject:
     """The task does not run here; ``how``: ``"drop"``, ``"fail"``, or the queue that its message is sent to."""
 
     how: str
-    demand: Demand
+    demand: LimitRequest
     wait: float
     full: bool = False
 
@@ -128,7 +128,7 @@ def before_acquire(
     limit_queue: LimitQueue,
     now: float,
     *,
-    lot: Demand | None,
+    lot: LimitRequest | None,
     may_start: bool,
     parks: bool = False,
     leaves: bool = False,
@@ -168,7 +168,7 @@ def before_acquire(
     return BlockQueue(None)
 
 
-def is_concurrency(demand: Demand) -> bool:
+def is_concurrency(demand: LimitRequest) -> bool:
     """Whether it asks for a lease."""
     return isinstance(demand.limit, Concurrency)
 
@@ -195,7 +195,7 @@ class PermitRequest(Protocol):
     @property
     def has_reservation(self) -> bool: ...
 
-    def demand(self, name: str | None) -> Demand: ...
+    def demand(self, name: str | None) -> LimitRequest: ...
 
 
 def refused(

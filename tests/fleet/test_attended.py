@@ -14,7 +14,7 @@ from celery.canvas import chunks
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import backlog_of
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, assert_never_over, until
 
@@ -104,7 +104,7 @@ def test_one_that_ends_before_it_has_heard_that_a_queue_is_consumed_again(
 ) -> None:
     """It sets aside once more what was called back, and is not there any more when it would call it back itself."""
     name = "tests.apps.fleet.retry"
-    asked = Demand(Limit("10/s", name=name), name)
+    asked = LimitRequest(Limit("10/s", name=name), name)
     with Fleet(server, tmp_path, rate="10/s", ratelimit_fleet="f") as fleet:
         fleet.start(QUICK, "-Q", "a")
         for index in range(150):

@@ -16,7 +16,7 @@ import redis
 
 from celery_ratelimit import Limit
 from celery_ratelimit.backlog.backlog import backlog_of
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.any_messages import generated, redis_form
 from tests.apps.unforeseen import STEPS
@@ -275,7 +275,7 @@ def test_a_parked_message_that_cannot_be_read_keeps_none_behind_it(
     with Fleet(server, tmp_path, rate="10/s") as fleet:
         name = "tests.apps.fleet.retry"
         parking = backlog_of(fleet.sender)
-        demand = Demand(Limit("10/s", name=name), name)
+        demand = LimitRequest(Limit("10/s", name=name), name)
         for id, text in (("broken@celery", "{"), ("odd@celery", '{"to": 1}')):
             park_one(parking, demand, id, text)
         fleet.start(QUICK)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.script import load_source
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import Fleet, until
@@ -44,7 +44,7 @@ def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis,
         time.sleep(6)
         assert asked(store) <= 4, "else a worker asks three to four times a second"
         # Somebody parks a task for a limit for which nobody was: the worker looks, and sees that the limit is closed.
-        limiter, demand = Limiter.from_url(server.url), Demand(Limit("1/h", name=NAME), NAME)
+        limiter, demand = Limiter.from_url(server.url), LimitRequest(Limit("1/h", name=NAME), NAME)
         limiter.set_rate(NAME, "1/h", force=True)
         assert limiter.asker.ask((demand,)).allowed
         said: list[str] = []

@@ -14,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 
 from benchmarks.measures import displacement
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.fleet_of import AGAIN, Fleet, assert_never_over, assert_over, outcome, until
 from tests.parks import park_one
@@ -303,7 +303,7 @@ def test_one_busy_tenant_beside_many_whose_limits_are_closed(
     with Fleet(server, tmp_path, rate="1/h") as fleet:
         parking = fleet.parking_lots()._backlog
         for index in range(number):
-            asked = Demand(limit, name, f"tenant:{index}")
+            asked = LimitRequest(limit, name, f"tenant:{index}")
             assert limiter.asker.ask((asked,)).allowed
             message = json.dumps({"headers": {"id": f"{index}"}})
             park_one(parking, asked, f"{index}@celery", message)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
-from celery_ratelimit.limiter import turns
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter import blocking_acquire
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.asking import decide
 from tests.conftest import PATIENT
 from tests.lua.frozen import us
@@ -47,7 +47,7 @@ class Asked:
     horizon: int
     claim: int
     answer: Answer
-    wanted: tuple[Demand, ...] = ()
+    wanted: tuple[LimitRequest, ...] = ()
 
 
 class Told(NamedTuple):
@@ -125,7 +125,7 @@ def _in_threads(job: Callable[..., Any], url: str, number: int, args: Sequence[A
 # -- Jobs --------------------------------------------------------------------------------------------------------------
 
 
-def ask_for(limiter: Limiter, wanted: list[Demand], name: str, seconds: float, dearest: int = 1) -> list[Asked]:
+def ask_for(limiter: Limiter, wanted: list[LimitRequest], name: str, seconds: float, dearest: int = 1) -> list[Asked]:
     """Ask again and again, now without patience, now keeping a slot and returning to it, now taking ahead.
 
     ``dearest``: the cost goes from that of ``wanted`` up to so many times as much.
@@ -149,18 +149,20 @@ def ask_for(limiter: Limiter, wanted: list[Demand], name: str, seconds: float, d
     return asked
 
 
-def ask_and_log(_: Limiter, name: str, url: str, demands: list[Demand], seconds: float, dearest: int) -> list[Asked]:
+def ask_and_log(
+    _: Limiter, name: str, url: str, demands: list[LimitRequest], seconds: float, dearest: int
+) -> list[Asked]:
     return ask_for(limiter_on(url), demands, name, seconds, dearest)
 
 
 def as_answered(decision: Decision) -> Decision:
-    """In place of ``turns._good_now``: the decision says how long the call has slept."""
+    """In place of ``blocking_acquire._good_now``: the decision says how long the call has slept."""
     return decision
 
 
 def take_turns(limiter: Limiter, _: str, limit: Limit, seconds: float) -> list[Told]:
     """Blocking calls, one after the other, for at least ``seconds``; the last one had to wait."""
-    turns._good_now = as_answered  # this process makes no other calls
+    blocking_acquire._good_now = as_answered  # this process makes no other calls
     told: list[Told] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or told[-1].at == told[-1].asked:
@@ -197,7 +199,7 @@ def hold_and_tell(url: str, limit: Concurrency, pipe: Any) -> None:
     time.sleep(60)
 
 
-def ask_as(limiter: Limiter, _: str, demands: list[Demand], id: str, seconds: float) -> list[bool]:
+def ask_as(limiter: Limiter, _: str, demands: list[LimitRequest], id: str, seconds: float) -> list[bool]:
     """Ask for a place again and again under one id."""
     allowed: list[bool] = []
     end = time.monotonic() + seconds

@@ -30,8 +30,8 @@ from celery_ratelimit import (
     Limiter,
     StoreUnavailable,
 )
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.questions import Asks, Request
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.operation import AcquirePermits, Operation
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.asking import driven
 from tests.conftest import PATIENT, START, Clock
@@ -116,8 +116,8 @@ def everything(limits: Any, *, reservable: bool) -> Iterator[Step]:
     yield "peek", {"limits": limits, **cost}
 
 
-def demand_of(limit: Any) -> Demand:
-    return Demand(limit, limit.name)
+def demand_of(limit: Any) -> LimitRequest:
+    return LimitRequest(limit, limit.name)
 
 
 @pytest.mark.parametrize("limits", [*EACH, EACH], ids=[*[each.name for each in EACH], "together"])
@@ -285,11 +285,11 @@ class Scripted(AsyncLimiter):
         asker: Any = self.asker
         asker.ask, asker.core.forget = self._say, self._forgets
 
-    async def _say(self, asked: Request) -> Decision:
+    async def _say(self, asked: AcquirePermits) -> Decision:
         self.asked.append((asked.id, asked.horizon, asked.claim))
         return self.answers.pop(0)
 
-    def _forgets(self, demands: Any, *, id: str) -> Asks[None]:
+    def _forgets(self, demands: Any, *, id: str) -> Operation[None]:
         yield from ()
         self.forgotten.append(id)
 

@@ -10,7 +10,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.bell import Bell
 from celery_ratelimit.store.memory import memory_client
 from celery_ratelimit.testing import EmbeddedServer
@@ -32,7 +32,7 @@ def threads() -> int:
 def test_the_first_task_of_a_limit_rings(server: EmbeddedServer, store: redis.Redis, prefix: str) -> None:
     limiter = Limiter(redis.Redis.from_url(server.url), prefix=prefix)
     parking = Backlog(limiter, "fleet", redelivery=3600)
-    api = Demand(Limit("1/s"), "api")
+    api = LimitRequest(Limit("1/s"), "api")
     bell = heard(parking.bell())
     assert bell.has_rung(), "nobody knows what was missed"
     assert not bell.has_rung()
@@ -60,8 +60,12 @@ def test_who_may_not_listen_asks(server: EmbeddedServer, store: redis.Redis) -> 
         assert bell.has_rung()
         assert bell.has_rung()
         limiter = Limiter(redis.Redis.from_url(server.url.replace("redis://", "redis://deaf:secret@")))
-        assert park_one(Backlog(limiter, "fleet", 3600), Demand(Limit("1/s"), "api"), "one@q", '{"id": "one"}') == 0
-        assert park_one(Backlog(limiter, "fleet", 3600), Demand(Concurrency(1), "pl"), "one@q", '{"id": "one"}') == 0
+        assert (
+            park_one(Backlog(limiter, "fleet", 3600), LimitRequest(Limit("1/s"), "api"), "one@q", '{"id": "one"}') == 0
+        )
+        assert (
+            park_one(Backlog(limiter, "fleet", 3600), LimitRequest(Concurrency(1), "pl"), "one@q", '{"id": "one"}') == 0
+        )
     finally:
         store.execute_command("ACL", "DELUSER", "deaf")
 

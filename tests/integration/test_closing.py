@@ -18,7 +18,7 @@ import redis
 
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.leases import Leases
+from celery_ratelimit.limiter.leases import LeaseKeeper
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
 from tests.fleet_of import until
@@ -253,7 +253,7 @@ class Broken:
 def test_renewing_survives_what_nobody_has_foreseen(limiter: Limiter, caplog: pytest.LogCaptureFixture) -> None:
     short = Concurrency(1, name="short", lease=0.9)
     broken = Broken(limiter)
-    leases = Leases(broken)
+    leases = LeaseKeeper(broken)
     decision = limiter.acquire(short)
     leases.begin(decision.id, decision.demands, decision.granted_at)
     until(lambda: leases._wake.set() or not broken.faults, 10, "the faults")  # type: ignore[union-attr]

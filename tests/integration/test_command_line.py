@@ -21,7 +21,7 @@ from celery_ratelimit.app.state import limiter_of
 from celery_ratelimit.backlog.backlog import backlog_of
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.cli import ratelimit
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.lots import ParkingLots
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
@@ -385,7 +385,7 @@ ODD_IDS = ["a@b", "@", "a.1~0@q", "*", "[a-z]?", "^id", "back\\slash", 'a "quote
 
 def look(app: Celery, *, absent: Sequence[str] = ()) -> list[Parked]:
     """A worker looks at the lot of ``stripe``, while no worker consumes some queues."""
-    demand = Demand(Limit("100/s"), "stripe", "")
+    demand = LimitRequest(Limit("100/s"), "stripe", "")
     return [task for lot in backlog_of(app).return_due([demand], absent=absent) for task in lot.leaving]
 
 

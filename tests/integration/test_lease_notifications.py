@@ -8,14 +8,14 @@ from typing import Any
 import redis
 
 from celery_ratelimit import Concurrency, Limiter
-from celery_ratelimit.limiter.calls import Asking
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import PlaceRequests
 from celery_ratelimit.testing import EmbeddedServer
 from celery_ratelimit.worker.concurrency import ConcurrencyLeases
 from celery_ratelimit.worker.request_queues import RequestQueues
 from tests.fleet_of import until
 
-PLACE = Demand(Concurrency(1, name="places"), "places")
+PLACE = LimitRequest(Concurrency(1, name="places"), "places")
 
 
 def leases_of(url: str, queues: RequestQueues, moved: list[Any], *, wakes: bool = True) -> ConcurrencyLeases:
@@ -33,7 +33,9 @@ def test_a_queue_is_notified_of_its_lease_and_no_other_queue_is(server: Embedded
     waits.channel, other.channel = leases._channel_of(waits), leases._channel_of(other)
     waits.next_acquire = other.next_acquire = 1e9
     mine = limiter.acquire(PLACE.limit)
-    (said,) = limiter.asker.release_and_acquire((PLACE,), Asking(["task"], 0, 60_000_000, waits.channel, 1, False), ())
+    (said,) = limiter.asker.release_and_acquire(
+        (PLACE,), PlaceRequests(["task"], 0, 60_000_000, waits.channel, 1, False), ()
+    )
     assert (said.allowed, moved) == (False, [])
     assert limiter.release(mine)
     until(lambda: moved == [waits], 10, "the notification")

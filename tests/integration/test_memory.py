@@ -21,8 +21,8 @@ from celery.contrib.testing.worker import start_worker
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import limiter_of
-from celery_ratelimit.limiter.leases import Leases
-from celery_ratelimit.limiter.outage import Outage
+from celery_ratelimit.backlog.outage import Outage
+from celery_ratelimit.limiter.leases import LeaseKeeper
 from celery_ratelimit.store.memory import Clock
 from celery_ratelimit.testing import EmbeddedServer, clear_memory, frozen_clock, set_testing, throttle_all
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
@@ -377,7 +377,7 @@ def test_an_unreachable_store_does_not_matter_to_a_worker_under_a_switch(
     lost: list[Exception] = []
     held: list[Any] = []
     monkeypatch.setattr(Outage, "begin", lambda _, error, __: lost.append(error))
-    monkeypatch.setattr(Leases, "begin", lambda _, __, demands, *___: held.extend(demands))
+    monkeypatch.setattr(LeaseKeeper, "begin", lambda _, __, demands, *___: held.extend(demands))
     shop.app.conf.ratelimit_url = "redis://localhost:1/0"
     with set_testing(), shop.worker("solo"):
         for index in (1, 2):

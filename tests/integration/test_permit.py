@@ -25,7 +25,7 @@ from celery_ratelimit import (
     StoreUnavailable,
     Throttled,
 )
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.conftest import PATIENT
 
@@ -116,7 +116,7 @@ def test_async_a_refusal_names_the_key_and_how_long_the_call_would_have_waited(r
 
 def test_a_block_is_refused_where_there_is_no_room_to_wait(limiter: Limiter) -> None:
     limiter.acquire("leaky")
-    waiting = Demand(QUOTAS["leaky"], "leaky")
+    waiting = LimitRequest(QUOTAS["leaky"], "leaky")
     assert not limiter.asker.ask([waiting], id="who waits", claim=1e6).allowed
     for max_wait in (None, 1e6):
         with pytest.raises(Throttled, match="'leaky'") as caught, limiter.permit("leaky", max_wait=max_wait):

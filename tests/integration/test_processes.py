@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import PATIENT
 from tests.lua.frozen import demand
@@ -100,7 +100,7 @@ def test_blocking_calls_are_served_in_order_at_the_rate(
     server: EmbeddedServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight threads take ten permits each, one after the other: no slot is left out, and who waits wakes at its own."""
-    monkeypatch.setattr("celery_ratelimit.limiter.turns._good_now", as_answered)
+    monkeypatch.setattr("celery_ratelimit.limiter.blocking_acquire._good_now", as_answered)
     limiter = Limiter.from_url(server.url + PATIENT)
     limit = Limit("100/s", name="api")
 
@@ -175,7 +175,7 @@ def test_a_blocking_call_that_waits_for_a_slot_far_ahead_gets_it(limiter: Limite
 
 def test_buckets_of_different_demands_do_not_share(limiter: Limiter) -> None:
     demands = [
-        Demand(Limit("1/m", name=name), name, key) for name in ("a", "b", "a:b") for key in ("", "x", "b", "{a}")
+        LimitRequest(Limit("1/m", name=name), name, key) for name in ("a", "b", "a:b") for key in ("", "x", "b", "{a}")
     ]
     assert all(limiter.asker.ask([each]).allowed for each in demands)
     assert not any(limiter.asker.ask([each]).allowed for each in demands)

@@ -22,8 +22,8 @@ import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
 from celery_ratelimit.errors import StoreUnavailable
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.leases import Leases
+from celery_ratelimit.limiter.leases import LeaseKeeper
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer, embedded_server
 from tests.lua.counted import Numbers
 from tests.lua.model import Model
@@ -82,10 +82,10 @@ def callers() -> Iterator[Crowd]:
         yield running
 
 
-def demand_of(limit: Limit | Concurrency, cost: int | None = None) -> Demand:
+def demand_of(limit: Limit | Concurrency, cost: int | None = None) -> LimitRequest:
     assert limit.name is not None
     assert isinstance(limit.cost, int)
-    return Demand(limit, limit.name, cost=cost or limit.cost)
+    return LimitRequest(limit, limit.name, cost=cost or limit.cost)
 
 
 # -- Rates -------------------------------------------------------------------------------------------------------------
@@ -449,14 +449,14 @@ def test_one_id_holds_one_place_however_many_ask_under_it_and_for_as_long_as_the
 # -- The leases of running tasks ---------------------------------------------------------------------------------------
 
 
-def begin(leases: Leases, limiter: Limiter, limit: Concurrency) -> Decision:
+def begin(leases: LeaseKeeper, limiter: Limiter, limit: Concurrency) -> Decision:
     decision = limiter.acquire(limit)
     leases.begin(decision.id, decision.demands, decision.granted_at)
     return decision
 
 
 def test_a_lease_outlasts_itself_until_its_task_ends(server: EmbeddedServer, limiter: Limiter) -> None:
-    limit, leases = Concurrency(1, name="places", lease=0.6), Leases(limiter.asker)
+    limit, leases = Concurrency(1, name="places", lease=0.6), LeaseKeeper(limiter.asker)
     task = begin(leases, limiter, limit)
     other = Limiter.from_url(server.url)
     while not (decision := other.acquire(limit)).allowed and decision.granted_at < task.granted_at + 2_200_000:
@@ -471,7 +471,7 @@ def test_a_lease_outlasts_itself_until_its_task_ends(server: EmbeddedServer, lim
 def test_a_place_that_is_given_back_later_is_given_back_soon(limiter: Limiter) -> None:
     """At the next time that leases are renewed, by the shortest of them."""
     short, long = Concurrency(1, name="short", lease=0.6), Concurrency(1, name="long", lease=3600.0)
-    leases = Leases(limiter.asker)
+    leases = LeaseKeeper(limiter.asker)
     runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
     leases.end(ends.id, later=True)
     ended = store_time(limiter)
@@ -486,7 +486,7 @@ def test_leases_survive_a_restart_of_the_store_and_are_given_back_after_one(capl
     short, long = Concurrency(1, name="short", lease=1.5), Concurrency(1, name="long", lease=3600.0)
     with embedded_server(persist=True) as own:
         limiter = Limiter.from_url(own.url)
-        leases = Leases(limiter.asker)
+        leases = LeaseKeeper(limiter.asker)
         runs, ends = begin(leases, limiter, short), begin(leases, limiter, long)
 
         own.kill()

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.lua.frozen import us
 from tests.lua.windows import Start, check_every_window
@@ -57,7 +57,7 @@ def processes() -> Iterator[Crowd]:
 def insist(limiter: Limiter, _: str, limit: Limit, seconds: float, horizon: float) -> list[Told]:
     """Ask again and again. With a horizon the permit may lie that far ahead."""
     told: list[Told] = []
-    demands = [Demand(limit, limit.name or "")]
+    demands = [LimitRequest(limit, limit.name or "")]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         decision = limiter.asker.ask(demands, horizon=horizon)
@@ -133,7 +133,7 @@ def test_law_1_holds_while_the_rate_goes_up_and_down(
     permits = [each for each in told if each.allowed]
 
     fastest = max(rates, key=lambda limit: limit.size / limit.interval)
-    check_every_window([Start(each.at, 1) for each in permits], Demand(fastest, "api"))
+    check_every_window([Start(each.at, 1) for each in permits], LimitRequest(fastest, "api"))
     for period in periods:
         during = [each for each in told if period.begin <= each.asked <= period.end]
         good = [each for each in permits if period.begin <= each.asked and each.at <= period.end]
@@ -144,4 +144,4 @@ def test_law_1_holds_while_the_rate_goes_up_and_down(
         pace = period.limit.interval if algorithm == "token_bucket" else 0.0
         assert {(each.size, each.interval) for each in during} == {(period.limit.size, pace)}, "the rate in force"
         if horizon == 0:
-            check_every_window([Start(each.at, 1) for each in good], Demand(period.limit, "api"))
+            check_every_window([Start(each.at, 1) for each in good], LimitRequest(period.limit, "api"))

@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.outage import Outage
-from celery_ratelimit.limiter.stored_limit_labels import StoredLimitLabels
+from celery_ratelimit.backlog.outage import Outage
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.worker.stored_limit_labels import StoredLimitLabels
 
 STRIPE = Limit("100/s", name="stripe")
 TENANT = Limit("5/s", name="tenant", key="tenant:{tenant}")
@@ -42,7 +42,7 @@ def asked(store: redis.Redis) -> int:
 def test_what_is_stored_in_the_place_of_the_code(
     limiter: Limiter, rates: StoredLimitLabels, code: AnyLimit, stored: AnyLimit, said: str
 ) -> None:
-    demand = Demand(code, str(code.name))
+    demand = LimitRequest(code, str(code.name))
     assert rates.of(demand, 0.0) == ""
     limiter.set_rate(demand.name, stored, by="anna", force=True)
     rates.forget({demand.name})
@@ -51,7 +51,7 @@ def test_what_is_stored_in_the_place_of_the_code(
 
 
 def test_it_is_read_once_until_it_changes(limiter: Limiter, rates: StoredLimitLabels, store: redis.Redis) -> None:
-    demand = Demand(STRIPE, "stripe")
+    demand = LimitRequest(STRIPE, "stripe")
     store.config_resetstat()
     for _ in range(10):
         assert rates.of(demand, 0.01) == ""
@@ -74,7 +74,7 @@ def test_a_key_is_looked_at_where_it_has_another_rate(
     store.config_resetstat()
     for number in range(20):
         key = f"tenant:{number}"
-        said = rates.of(Demand(TENANT, "tenant", key), 0.02 if number == 7 else 0.2)
+        said = rates.of(LimitRequest(TENANT, "tenant", key), 0.02 if number == 7 else 0.2)
         assert said == ("50/s set by anna" if number == 7 else "")
     assert asked(store) == 2, "of the limit, and of that key"
 
@@ -82,5 +82,5 @@ def test_a_key_is_looked_at_where_it_has_another_rate(
 def test_a_store_that_does_not_answer_is_not_known(limiter: Limiter, outage: Outage, rates: StoredLimitLabels) -> None:
     limiter.client.close()
     broken = StoredLimitLabels(Limiter.from_url("redis://127.0.0.1:1/0").asker, outage)
-    assert broken.of(Demand(STRIPE, "stripe"), 0.05) == ""
+    assert broken.of(LimitRequest(STRIPE, "stripe"), 0.05) == ""
     assert not outage, "a worker takes no store for lost for a line in the log"

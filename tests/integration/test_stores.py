@@ -27,8 +27,8 @@ from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.reaper import Reconciliation
-from celery_ratelimit.limiter.cross_slot import parts_of
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.multi_slot_acquire import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 from tests.parks import park_one
@@ -726,7 +726,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     """What one script does elsewhere is one for each slot; no key is missing in any of them."""
     parking = Backlog(on_cluster, "fleet", redelivery=3600)
     limits = [Limit("1000/s", name=name, key="{k}") for name in ("one", "two", "three", "four")]
-    demands = [Demand(limit, str(limit.name), f"k{number}") for number in range(3) for limit in limits]
+    demands = [LimitRequest(limit, str(limit.name), f"k{number}") for number in range(3) for limit in limits]
     names = [str(limit.name) for limit in limits]
     ids = [f"{number}@{queue}" for number in range(4) for queue in "ab"]
     for demand in demands:
@@ -736,7 +736,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     assert parking.register.attend("w", "ab", (), 6) == set()
     assert parking.register.attend("w", "b", "a", 6) == {"a"}
     assert sorted(parking.due(names)) == sorted((demand.name, demand.key) for demand in demands)
-    left: list[Demand] = list(demands)
+    left: list[LimitRequest] = list(demands)
     gone: Counter[str] = Counter()
     while left:
         looked = {each.bucket: each.leaving for each in parking.return_due(left, absent={"a"})}

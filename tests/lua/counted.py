@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import NamedTuple
 
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 
 #: A slot that long overdue, in microseconds, is open to whoever is there.
 GRACE = 1_000_000
@@ -36,7 +36,7 @@ class Numbers(NamedTuple):
     extra: int
 
     @classmethod
-    def of(cls, demand: Demand) -> Numbers:
+    def of(cls, demand: LimitRequest) -> Numbers:
         return cls(*demand.limit.wire(demand.cost, demand.leaves))
 
     @property
@@ -542,7 +542,9 @@ class CountedView:
     patience: int | None = None
     first: int | None = None
 
-    def __init__(self, demand: Demand, kept: Counted | None, now: int, id: str, void: int = 0, since: int = 0) -> None:
+    def __init__(
+        self, demand: LimitRequest, kept: Counted | None, now: int, id: str, void: int = 0, since: int = 0
+    ) -> None:
         numbers = self.numbers = Numbers.of(demand)
         self.demand, self.cost, self.now, self.id = demand, numbers.cost, now, id
         self.bucket = bucket = deepcopy(kept or Counted())

@@ -13,7 +13,7 @@ from fractions import Fraction
 import redis
 
 from celery_ratelimit import Decision, Limit
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 
 FROZEN_STORE = """
 local now = tonumber(redis.call('GET', 'test:clock'))
@@ -50,9 +50,9 @@ def us(seconds: float | Fraction) -> int:
     return round(seconds * 1_000_000)
 
 
-def demand(rate: str, *, burst: int = 1, cost: int = 1, name: str = "api", key: str = "") -> Demand:
+def demand(rate: str, *, burst: int = 1, cost: int = 1, name: str = "api", key: str = "") -> LimitRequest:
     """What a call asks of one limit."""
-    return Demand(Limit(rate, burst=burst, name=name), name, key, cost)
+    return LimitRequest(Limit(rate, burst=burst, name=name), name, key, cost)
 
 
 def answer(decision: Decision) -> tuple[bool, int]:

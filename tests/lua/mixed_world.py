@@ -9,8 +9,7 @@ from typing import Protocol, TypeVar
 from hypothesis import strategies as st
 
 from celery_ratelimit import Limit
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.durations import microseconds
+from celery_ratelimit.limiter.limit_request import LimitRequest, microseconds
 from celery_ratelimit.limits.rate import parse_window
 from tests.asking import cancel_demands, reserve_demands
 from tests.conftest import START
@@ -34,19 +33,19 @@ class Asked(Protocol):
     def set(self, now: int) -> None: ...
 
     def acquire(
-        self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
+        self, demands: Sequence[LimitRequest], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
     ) -> tuple[Answer, Answer]: ...
 
-    def peek(self, demands: Sequence[Demand], process: int = 0) -> tuple[Answer, Answer]: ...
+    def peek(self, demands: Sequence[LimitRequest], process: int = 0) -> tuple[Answer, Answer]: ...
 
-    def forget(self, demands: Sequence[Demand], id: str) -> None: ...
+    def forget(self, demands: Sequence[LimitRequest], id: str) -> None: ...
 
-    def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> tuple[Answer, Answer]: ...
+    def reserve(self, demands: Sequence[LimitRequest], id: str, horizon: int) -> tuple[Answer, Answer]: ...
 
-    def cancel(self, demands: Sequence[Demand], id: str) -> tuple[bool, bool]: ...
+    def cancel(self, demands: Sequence[LimitRequest], id: str) -> tuple[bool, bool]: ...
 
     def settle(
-        self, demands: Sequence[Demand], actual: Sequence[int], id: str, granted_at: int
+        self, demands: Sequence[LimitRequest], actual: Sequence[int], id: str, granted_at: int
     ) -> tuple[bool, bool]: ...
 
 
@@ -74,21 +73,23 @@ class MixedWorld(World):
                 self.model.resumed[name] = self.model.now
             self.model.paused.pop(name, None)
 
-    def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> tuple[Answer, Answer]:
+    def reserve(self, demands: Sequence[LimitRequest], id: str, horizon: int) -> tuple[Answer, Answer]:
         decision = reserve_demands(self.limiters[0], demands, id=id, horizon=horizon / 1e6)
         return Answer.of(decision), self.model.reserve(demands, id, horizon)
 
-    def cancel(self, demands: Sequence[Demand], id: str) -> tuple[bool, bool]:
+    def cancel(self, demands: Sequence[LimitRequest], id: str) -> tuple[bool, bool]:
         lua, back = self._back(demands, lambda: cancel_demands(self.limiters[0], demands, id=id))
         return lua, self.model.cancel(demands, id, back)
 
-    def settle(self, demands: Sequence[Demand], actual: Sequence[int], id: str, granted_at: int) -> tuple[bool, bool]:
+    def settle(
+        self, demands: Sequence[LimitRequest], actual: Sequence[int], id: str, granted_at: int
+    ) -> tuple[bool, bool]:
         lua, back = self._back(
             demands, lambda: self.limiters[0].asker.settle(demands, actual, id=id, granted_at=granted_at)
         )
         return lua, self.model.settle(demands, actual, id, granted_at, back)
 
-    def _back(self, demands: Sequence[Demand], call: Callable[[], bool]) -> tuple[bool, list[int]]:
+    def _back(self, demands: Sequence[LimitRequest], call: Callable[[], bool]) -> tuple[bool, list[int]]:
         """What a call answers, and by how much sooner each bucket is full."""
         before = [Answer.of(self.limiters[0].peek(demand.limit)).states[0][1] for demand in demands]
         answer = call()
@@ -106,23 +107,25 @@ class ModelWorld:
         self.model.now = now
 
     def acquire(
-        self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
+        self, demands: Sequence[LimitRequest], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
     ) -> tuple[Answer, Answer]:
         return twice(self.model.acquire(demands, id, horizon, claim))
 
-    def peek(self, demands: Sequence[Demand], process: int = 0) -> tuple[Answer, Answer]:
+    def peek(self, demands: Sequence[LimitRequest], process: int = 0) -> tuple[Answer, Answer]:
         return twice(self.model.peek(demands))
 
-    def forget(self, demands: Sequence[Demand], id: str) -> None:
+    def forget(self, demands: Sequence[LimitRequest], id: str) -> None:
         self.model.forget(demands, id)
 
-    def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> tuple[Answer, Answer]:
+    def reserve(self, demands: Sequence[LimitRequest], id: str, horizon: int) -> tuple[Answer, Answer]:
         return twice(self.model.reserve(demands, id, horizon))
 
-    def cancel(self, demands: Sequence[Demand], id: str) -> tuple[bool, bool]:
+    def cancel(self, demands: Sequence[LimitRequest], id: str) -> tuple[bool, bool]:
         return twice(self.model.cancel(demands, id))
 
-    def settle(self, demands: Sequence[Demand], actual: Sequence[int], id: str, granted_at: int) -> tuple[bool, bool]:
+    def settle(
+        self, demands: Sequence[LimitRequest], actual: Sequence[int], id: str, granted_at: int
+    ) -> tuple[bool, bool]:
         return twice(self.model.settle(demands, actual, id, granted_at))
 
 
@@ -143,7 +146,7 @@ class Act:
 
     verb: str
     after: int | None
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     id: str
     horizon: int
     claim: int
@@ -159,7 +162,7 @@ class Grant:
     """
 
     id: str
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     at: int
     lost: int
     taken: list[Start]
@@ -179,7 +182,7 @@ class Play:
     def __init__(
         self,
         world: Asked,
-        on_grant: Callable[[Demand, Start, list[Start]], None] | None = None,
+        on_grant: Callable[[LimitRequest, Start, list[Start]], None] | None = None,
         waited_for: bool = False,
     ) -> None:
         self.world, self.on_grant, self.waited_for = world, on_grant, waited_for
@@ -231,7 +234,7 @@ class Play:
         ]
         return starts + [start for each, start in self.charges if each == name]
 
-    def _granted(self, id: str, demands: tuple[Demand, ...], answer: Answer, booked: bool = False) -> None:
+    def _granted(self, id: str, demands: tuple[LimitRequest, ...], answer: Answer, booked: bool = False) -> None:
         starts = [Start(answer.granted_at + self.lost, demand.cost) for demand in demands]
         for demand, start in zip(demands, starts, strict=True) if self.on_grant else ():
             self.on_grant(demand, start, self.taken(demand.name))
@@ -317,7 +320,7 @@ def acts(
 ) -> list[Act]:
     """A trace over one to ``most`` limits, mixed; ``back``: the clock may step back; ``ahead``: all is taken ahead."""
     some = [draw(limits(name, only)) for name in "xyz"[: draw(st.integers(1, most))]]
-    numbers = Numbers.of(Demand(draw(st.sampled_from(some)), ""))
+    numbers = Numbers.of(LimitRequest(draw(st.sampled_from(some)), ""))
     period, interval = numbers.period, numbers.period // numbers.count
     near = st.sampled_from([0, 1, interval, interval + 1, period - 1, period, period + 1, GRACE, GRACE + 1])
     within = st.integers(0, 3 * interval) | st.integers(0, 2 * period)
@@ -336,7 +339,7 @@ def acts(
             verb=verb,
             after=draw(after),
             demands=tuple(
-                Demand(each, each.name or "", "", draw(st.just(1) | st.integers(1, min(each.most, 4))))
+                LimitRequest(each, each.name or "", "", draw(st.just(1) | st.integers(1, min(each.most, 4))))
                 for each in asked
             ),
             id=draw(st.sampled_from(["r", "s", "t"] if verb == "reserve" else ["", "a", "b", "c", "d", "e"])),

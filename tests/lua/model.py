@@ -18,7 +18,7 @@ from math import ceil, floor
 from typing import NamedTuple
 
 from celery_ratelimit import Decision
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
 
 from .counted import (
@@ -164,7 +164,7 @@ class View:
 
     def __init__(
         self,
-        demand: Demand,
+        demand: LimitRequest,
         kept: Bucket | None,
         now: int,
         id: str,
@@ -431,7 +431,7 @@ class Model:
         self.since: dict[str, int] = {}
         self.resumed: dict[str, int] = {}
 
-    def acquire(self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0) -> Answer:
+    def acquire(self, demands: Sequence[LimitRequest], id: str = "", horizon: int = 0, claim: int = 0) -> Answer:
         views = self._views(demands, id)
         joint, binding, behind = self._joint(views)
         waits = len(views) > 1 and id != "" and joint <= self.now + claim
@@ -448,7 +448,7 @@ class Model:
                 self._write(view)
         return self._answer(False, max(slot, self.now + 1), binding, views)
 
-    def peek(self, demands: Sequence[Demand]) -> Answer:
+    def peek(self, demands: Sequence[LimitRequest]) -> Answer:
         """Nothing is kept of it, not even a change that has come about by then. What has expired is gone."""
         self._expire(demands)
         kept = deepcopy(self.buckets)
@@ -456,7 +456,7 @@ class Model:
         self.buckets = kept
         return answer
 
-    def _peek(self, demands: Sequence[Demand]) -> Answer:
+    def _peek(self, demands: Sequence[LimitRequest]) -> Answer:
         views = self._views(demands, "")
         joint, binding, _ = self._joint(views)
         slot = self.now
@@ -512,7 +512,7 @@ class Model:
                 at = view.place(at, last=True)
         return at
 
-    def reserve(self, demands: Sequence[Demand], id: str, horizon: int) -> Answer:
+    def reserve(self, demands: Sequence[LimitRequest], id: str, horizon: int) -> Answer:
         """Like ``acquire`` without a slot in the line; what it takes is found again by its id."""
         at = self._ids(demands[0]).times.get(id)
         if at is not None:
@@ -523,7 +523,7 @@ class Model:
             self._ids(demand).add(id, answer.granted_at, self.now)
         return answer
 
-    def cancel(self, demands: Sequence[Demand], id: str, back: Sequence[int] | None = None) -> bool:
+    def cancel(self, demands: Sequence[LimitRequest], id: str, back: Sequence[int] | None = None) -> bool:
         """``back``: the microseconds that come back, of each limit."""
         found = False
         for i, demand in enumerate(demands):
@@ -541,7 +541,7 @@ class Model:
 
     def settle(
         self,
-        demands: Sequence[Demand],
+        demands: Sequence[LimitRequest],
         actual: Sequence[int],
         id: str,
         granted_at: int,
@@ -560,7 +560,7 @@ class Model:
                 self._write(view)
         return fresh
 
-    def forget(self, demands: Sequence[Demand], id: str) -> None:
+    def forget(self, demands: Sequence[LimitRequest], id: str) -> None:
         self._expire(demands)
         for demand in demands:
             kept = self.buckets.get(self._name(demand))
@@ -571,7 +571,7 @@ class Model:
                 view.bucket.leave(id, view.cost)
                 self._write(view)
 
-    def _leave(self, demand: Demand, kept: Bucket, score: int | None) -> None:
+    def _leave(self, demand: LimitRequest, kept: Bucket, score: int | None) -> None:
         view = self._view(demand, kept, "") if score is not None else None
         if score is None or not isinstance(view, View):
             return
@@ -580,30 +580,30 @@ class Model:
             view.bucket = kept
             view.note_gap(begin, score)
 
-    def reset(self, demands: Sequence[Demand]) -> None:
+    def reset(self, demands: Sequence[LimitRequest]) -> None:
         for demand in demands:
             self.buckets.pop(self._name(demand), None)
 
     @staticmethod
-    def _name(demand: Demand) -> tuple[str, str]:
+    def _name(demand: LimitRequest) -> tuple[str, str]:
         return demand.name, demand.key
 
-    def _ids(self, demand: Demand) -> Ids:
+    def _ids(self, demand: LimitRequest) -> Ids:
         ids = self.ids[self._name(demand)] = self.ids.get(self._name(demand), Ids()).at(self.now)
         return ids
 
-    def _expire(self, demands: Sequence[Demand]) -> None:
+    def _expire(self, demands: Sequence[LimitRequest]) -> None:
         for name in map(self._name, demands):
             if name in self.buckets and self.buckets[name].expire(self.now):
                 del self.buckets[name]
 
-    def _views(self, demands: Sequence[Demand], id: str) -> list[AnyView]:
+    def _views(self, demands: Sequence[LimitRequest], id: str) -> list[AnyView]:
         self._expire(demands)
         return [self._view(demand, self.buckets.get(self._name(demand)), id) for demand in demands]
 
-    def _view(self, demand: Demand, kept: Bucket | Counted | None, id: str) -> AnyView:
+    def _view(self, demand: LimitRequest, kept: Bucket | Counted | None, id: str) -> AnyView:
         asked = demand
-        demand = Demand(self.stored.get(demand.name, demand.limit), demand.name, demand.key, demand.cost)
+        demand = LimitRequest(self.stored.get(demand.name, demand.limit), demand.name, demand.key, demand.cost)
         numbers = Numbers.of(demand)
         rate = numbers.count, numbers.period
         view: AnyView

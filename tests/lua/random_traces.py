@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 
 from .counted import STEP
 from .frozen import demand
@@ -25,7 +25,7 @@ class Step:
     """One call. ``after``: microseconds since the last; ``None``: as long as the last answer said to wait."""
 
     after: int | None
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     id: str
     horizon: int
     claim: int
@@ -53,7 +53,7 @@ def steps(draw: st.DrawFn, back: bool) -> list[Step]:
         return Step(
             after=draw(pause),
             demands=tuple(
-                Demand(each.limit, each.name, "", draw(st.integers(1, min(each.limit.burst, 3)) | st.just(1)))
+                LimitRequest(each.limit, each.name, "", draw(st.integers(1, min(each.limit.burst, 3)) | st.just(1)))
                 for each in asked
             ),
             id=draw(st.sampled_from(["", "a", "b", "c", "d", "e"])),
@@ -67,7 +67,7 @@ def steps(draw: st.DrawFn, back: bool) -> list[Step]:
 
 
 @st.composite
-def odd_demands(draw: st.DrawFn) -> Demand:
+def odd_demands(draw: st.DrawFn) -> LimitRequest:
     """A limit with as many digits as a rate may have, and a burst as deep as stays exact."""
     count = draw(st.integers(1, 10**9 - 1) | st.sampled_from([1, 10**6, 999_999_937]))
     span = draw(st.integers(1, 10**8) | st.sampled_from([86_400, 10**8]))
@@ -78,4 +78,4 @@ def odd_demands(draw: st.DrawFn) -> Demand:
     assume(deepest >= 1)
     burst = draw(st.integers(1, deepest) | st.just(deepest))
     limit = demand(rate, burst=burst)
-    return Demand(limit.limit, "api", "", draw(st.integers(1, burst) | st.just(burst)))
+    return LimitRequest(limit.limit, "api", "", draw(st.integers(1, burst) | st.just(burst)))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.replies import decision_of, whole_numbers
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import decision_of, whole_numbers
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import Clock
 
@@ -28,7 +28,7 @@ class NextWorld(MixedWorld):
     others: Sequence[str] = ()
 
     def acquire(
-        self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
+        self, demands: Sequence[LimitRequest], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
     ) -> tuple[Answer, Answer]:
         ids = [id, *self.others]
         asker = self.limiters[process].asker
@@ -112,6 +112,6 @@ def test_an_algorithm_that_people_have_stored_is_put_in(frozen: Limiter, clock: 
 
 def test_a_bucket_that_people_have_stored_for_a_log_is_put_in(frozen: Limiter, clock: Clock) -> None:
     frozen.set_rate("api", Limit("10/s", burst=3), force=True)
-    log = Demand(Limit("100/s", algorithm="sliding_log", name="api"), "api")
+    log = LimitRequest(Limit("100/s", algorithm="sliding_log", name="api"), "api")
     said = frozen.asker.ask_next([log], ["a", "b", "c", "d", "e"], claim=1.0)
     assert [decision.allowed for decision in said] == [True, True, True, False, False]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 
 from .change import judge
@@ -35,7 +35,7 @@ def world(server: EmbeddedServer) -> Iterator[MixedWorld]:
 @st.composite
 def calls(draw: st.DrawFn, limit: Limit, to: Limit) -> list[Act]:
     """Calls that both rules could grant, alone or together with another limit."""
-    period, interval = Numbers.of(Demand(limit, "x")).period, Numbers.of(Demand(to, "x")).period
+    period, interval = Numbers.of(LimitRequest(limit, "x")).period, Numbers.of(LimitRequest(to, "x")).period
     pauses = st.none() | st.sampled_from([0, 0, 1, period // 2, period, interval]) | st.integers(0, 2 * period)
     most = min(limit.most, to.most, 6)
 
@@ -43,9 +43,9 @@ def calls(draw: st.DrawFn, limit: Limit, to: Limit) -> list[Act]:
     def act(draw: st.DrawFn) -> Act:
         verb = draw(st.sampled_from(VERBS))
         cost = draw(st.just(1) | st.integers(1, most) | st.just(most))
-        asked = [Demand(limit, "x", "", cost)]
+        asked = [LimitRequest(limit, "x", "", cost)]
         if draw(st.integers(0, 3)) == 0:
-            asked.append(Demand(SLOW, "slow", "", 1))
+            asked.append(LimitRequest(SLOW, "slow", "", 1))
         return Act(
             verb=verb,
             after=draw(pauses),
@@ -109,8 +109,8 @@ def test_law_1_from_a_change_on(world: MixedWorld, before: str, after: str, data
         ]
 
     judge(
-        Numbers.of(Demand(old, "x")),
-        Numbers.of(Demand(new, "x")),
+        Numbers.of(LimitRequest(old, "x")),
+        Numbers.of(LimitRequest(new, "x")),
         at,
         starts(play.grants[:granted]),
         starts(play.grants[granted:]),

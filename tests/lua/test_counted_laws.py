@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 
@@ -95,7 +95,7 @@ def test_law_1_never_over_in_any_window_where_permits_are_taken_far_ahead(
 def test_law_1_at_every_grant_when_calls_have_used_more_than_they_took(
     world: Asked, kind: str, data: st.DataObject
 ) -> None:
-    def at_a_grant(demand: Demand, grant: Start, before: list[Start]) -> None:
+    def at_a_grant(demand: LimitRequest, grant: Start, before: list[Start]) -> None:
         check_windows_up_to(grant, before, demand)
 
     play = Play(world, at_a_grant)
@@ -140,7 +140,9 @@ BACKLOGS: dict[str, tuple[Limit, Callable[[int, Numbers], int]]] = {
 }
 
 
-def run_backlog(world: Asked, wanted: Demand, number: int, jitter: int, horizon: int) -> tuple[list[Start], float]:
+def run_backlog(
+    world: Asked, wanted: LimitRequest, number: int, jitter: int, horizon: int
+) -> tuple[list[Start], float]:
     """All ask at once, and come back at their slots or up to ``jitter`` later. What they got, and calls for each."""
     late, calls, starts = random.Random(7), 0, []
     world.begin()
@@ -163,7 +165,7 @@ def test_laws_2_and_3_a_backlog_uses_what_the_law_allows_and_comes_back_once(
     world: Asked, name: str, late: bool
 ) -> None:
     """``late``: by a timer's jitter of half an interval, where each may be held for two."""
-    wanted = Demand(BACKLOGS[name][0], "api")
+    wanted = LimitRequest(BACKLOGS[name][0], "api")
     numbers = Numbers.of(wanted)
     interval = int(numbers.interval)
     starts, calls = run_backlog(world, wanted, 400, interval // 2 * late, 2 * interval * late)
@@ -184,7 +186,7 @@ def test_laws_2_and_3_a_backlog_uses_what_the_law_allows_and_comes_back_once(
 )
 def test_law_2_a_backlog_on_a_sliding_window_is_as_fast_as_one_greedy_caller(world: Asked, wanted: Limit) -> None:
     """How fast that is follows from the estimate: no closed form."""
-    demand = Demand(wanted, "api")
+    demand = LimitRequest(wanted, "api")
     starts, _ = run_backlog(world, demand, 200, 0, 0)
     check_every_window(starts, demand)
     took = max(starts).at - START
@@ -209,7 +211,7 @@ def test_law_2_a_backlog_on_a_sliding_window_is_as_fast_as_one_greedy_caller(wor
     ids=str,
 )
 def test_law_3_where_slots_are_estimates(world: Asked, wanted: Limit, number: int) -> None:
-    assert run_backlog(world, Demand(wanted, "api"), number, 0, 0)[1] <= 2.05
+    assert run_backlog(world, LimitRequest(wanted, "api"), number, 0, 0)[1] <= 2.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -240,13 +242,13 @@ def test_law_7_whoever_waits_as_told_gets_in_where_nobody_waits_ahead(
 @settings(max_examples=60)
 def test_law_7_everyone_in_line_gets_in_at_its_slot(world: Asked, kind: str, data: st.DataObject) -> None:
     """Not so under an estimate, nor where a step brings more than the bucket can hold."""
-    wanted = [Demand(data.draw(limits("api", [kind])), "api")]
+    wanted = [LimitRequest(data.draw(limits("api", [kind])), "api")]
     numbers = Numbers.of(wanted[0])
     assume(kind != "stepped_bucket" or numbers.burst >= numbers.count)
     world.begin()
     begin = START + data.draw(st.integers(0, 2 * numbers.period))
     world.set(begin)
-    assert world.acquire([Demand(wanted[0].limit, "api", "", wanted[0].limit.most)])[0].allowed
+    assert world.acquire([LimitRequest(wanted[0].limit, "api", "", wanted[0].limit.most)])[0].allowed
     answers = {str(i): world.acquire(wanted, str(i), claim=10**15)[0] for i in range(data.draw(st.integers(1, 12)))}
     for id, answer in answers.items():
         if not answer.full:

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ConfigurationError, Limit
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 
 from .mixed_world import KINDS, Act, MixedWorld, Play, acts
@@ -72,7 +72,7 @@ def test_the_lua_agrees_with_the_model_on_permits_taken_far_ahead(
 
 
 @st.composite
-def odd_demands(draw: st.DrawFn) -> Demand:
+def odd_demands(draw: st.DrawFn) -> LimitRequest:
     """A limit with as many digits as a window may have."""
     count = draw(st.integers(1, 10**9 - 1) | st.sampled_from([1, 10**6, 999_999_937]))
     span = draw(st.integers(1, 10**8) | st.sampled_from([1, 86_400, 10**8]))
@@ -95,7 +95,7 @@ def odd_demands(draw: st.DrawFn) -> Demand:
         limit = Limit(f"{count}/{span}s", name="api", **options)
     except ConfigurationError:
         assume(False)
-    return Demand(limit, "api", "", draw(st.integers(1, limit.most) | st.just(limit.most)))
+    return LimitRequest(limit, "api", "", draw(st.integers(1, limit.most) | st.just(limit.most)))
 
 
 @given(
@@ -103,13 +103,13 @@ def odd_demands(draw: st.DrawFn) -> Demand:
 )
 @settings(max_examples=200)
 def test_the_lua_agrees_with_the_model_at_the_edge_of_exact_numbers(
-    world: MixedWorld, wanted: Demand, pauses: list[int | None], data: st.DataObject
+    world: MixedWorld, wanted: LimitRequest, pauses: list[int | None], data: st.DataObject
 ) -> None:
     world.begin()
     wait = 0
     for pause in [0, *pauses]:
         world.set(world.model.now + (wait if pause is None else pause))
-        asked = Demand(wanted.limit, "api", "", data.draw(st.sampled_from([1, wanted.cost])))
+        asked = LimitRequest(wanted.limit, "api", "", data.draw(st.sampled_from([1, wanted.cost])))
         lua, model = world.acquire([asked], data.draw(st.sampled_from(["", "a", "b"])), 0, 10**15)
         assert lua == model
         wait = lua.wait

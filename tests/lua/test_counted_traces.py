@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
 
 from .frozen import answer, expiries, us
@@ -198,7 +198,7 @@ def paced(frozen: Limiter, clock: Clock, wanted: Limit, calls: int) -> list[floa
     """What each of so many calls waits for, as Guava's ``acquire`` does."""
     waits = []
     for _ in range(calls):
-        decision = frozen.asker.ask([Demand(wanted, "api")], horizon=1e6)
+        decision = frozen.asker.ask([LimitRequest(wanted, "api")], horizon=1e6)
         assert decision.allowed
         clock.set(clock.us + us(decision.retry_after))
         waits.append(decision.retry_after)
@@ -249,7 +249,7 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_a_line_of_slots(frozen: Limiter, clock: Clock, name: str) -> None:
     wanted, slots, end = LINES[name]
-    demands = [Demand(wanted, "api")]
+    demands = [LimitRequest(wanted, "api")]
 
     def asks(at: float, id: str = "") -> tuple[bool, float]:
         clock.set(START + us(at))
@@ -269,7 +269,7 @@ def test_a_line_of_slots(frozen: Limiter, clock: Clock, name: str) -> None:
 def test_who_comes_late_goes_before_those_behind_it_and_a_dead_one_is_given_up_after_a_second(
     frozen: Limiter, clock: Clock
 ) -> None:
-    demands = [Demand(limit("1/10s", "sliding_log"), "api")]
+    demands = [LimitRequest(limit("1/10s", "sliding_log"), "api")]
 
     def asks(at: float, id: str = "") -> tuple[bool, float]:
         clock.set(START + us(at))
@@ -287,7 +287,7 @@ def test_who_comes_late_goes_before_those_behind_it_and_a_dead_one_is_given_up_a
 
 
 def test_a_slot_no_further_away_than_the_claim_is_kept(frozen: Limiter) -> None:
-    demands = [Demand(limit("1/10s", "sliding_log"), "api")]
+    demands = [LimitRequest(limit("1/10s", "sliding_log"), "api")]
     frozen.asker.ask(demands)
     waits = [
         frozen.asker.ask(demands, id=id, claim=claim).retry_after
@@ -297,8 +297,8 @@ def test_a_slot_no_further_away_than_the_claim_is_kept(frozen: Limiter) -> None:
 
 
 def test_a_gap_that_was_given_back_is_filled_where_nobody_has_to_wait_for_it(frozen: Limiter, clock: Clock) -> None:
-    demands = [Demand(limit("2/10s", refill="interval", burst=2), "api")]
-    assert frozen.asker.ask([Demand(demands[0].limit, "api", "", 2)]).allowed
+    demands = [LimitRequest(limit("2/10s", refill="interval", burst=2), "api")]
+    assert frozen.asker.ask([LimitRequest(demands[0].limit, "api", "", 2)]).allowed
     for id in "abc":
         frozen.asker.ask(demands, id=id, claim=1e6)
     frozen.asker.forget(demands, id="a")
@@ -311,11 +311,11 @@ def test_a_gap_that_was_given_back_is_filled_where_nobody_has_to_wait_for_it(fro
     assert frozen.asker.ask(demands, id="c").allowed
 
 
-def queue(capacity: int | None) -> list[Demand]:
-    return [Demand(limit("1/s", "leaky_bucket", capacity=capacity), "api")]
+def queue(capacity: int | None) -> list[LimitRequest]:
+    return [LimitRequest(limit("1/s", "leaky_bucket", capacity=capacity), "api")]
 
 
-def ask(frozen: Limiter, demands: list[Demand], id: str = "", horizon: float = 0.0) -> tuple[bool, float, bool]:
+def ask(frozen: Limiter, demands: list[LimitRequest], id: str = "", horizon: float = 0.0) -> tuple[bool, float, bool]:
     decision: Decision = frozen.asker.ask(demands, id=id, claim=1e6, horizon=horizon)
     return decision.allowed, decision.retry_after, decision.full
 
@@ -384,9 +384,9 @@ def test_a_log_does_not_forget_for_a_clock_that_steps_back_a_little(frozen: Limi
     """What has left is cut off when somebody leaves the line, at a time that the clock has not reached again."""
     wanted = limit("1/s", "sliding_log")
     assert frozen.acquire(wanted).allowed
-    assert not frozen.asker.ask([Demand(wanted, "api")], id="a", claim=10.0).allowed
+    assert not frozen.asker.ask([LimitRequest(wanted, "api")], id="a", claim=10.0).allowed
     clock.set(START + SECOND)
-    frozen.asker.forget([Demand(wanted, "api")], id="a")
+    frozen.asker.forget([LimitRequest(wanted, "api")], id="a")
     clock.set(START + SECOND - 100)
     assert answer(frozen.acquire(wanted)) == (NO, 100)
     clock.set(START + SECOND)
@@ -419,7 +419,7 @@ def test_a_reservation_is_found_again_and_given_back_once(frozen: Limiter, clock
 
 @pytest.mark.parametrize("name", GIVES_BACK)
 def test_a_call_is_settled_once_either_way(frozen: Limiter, clock: Clock, name: str) -> None:
-    wanted = [Demand(EVERY[name], "api")]
+    wanted = [LimitRequest(EVERY[name], "api")]
     decision = frozen.acquire(EVERY[name])
     assert frozen.peek(EVERY[name]).retry_after >= 1.0
     assert frozen.asker.settle(wanted, [0], id=decision.id, granted_at=decision.granted_at)
@@ -509,7 +509,10 @@ def test_a_bucket_that_another_limit_keeps_waiting_is_full_by_then(frozen: Limit
     five, slow = limit("1/s", burst=5), limit("1/10s", name="slow")
     frozen.acquire(slow)
     a = frozen.acquire(five)
-    assert frozen.asker.ask([Demand(five, "api", "", 3), Demand(slow, "slow")], horizon=60.0).retry_after == 10.0
+    assert (
+        frozen.asker.ask([LimitRequest(five, "api", "", 3), LimitRequest(slow, "slow")], horizon=60.0).retry_after
+        == 10.0
+    )
     frozen.settle(a, 0)
     clock.advance(10.0)
     assert not frozen.acquire(five, cost=3).allowed, "three go at 10 s already: six would be one too many"
@@ -521,7 +524,7 @@ def test_a_bucket_that_was_full_when_another_limit_let_it_take_cannot_be_fuller(
     frozen.acquire(slow)
     a = frozen.acquire(five)
     assert frozen.acquire([five, slow]).retry_after == 3.0
-    assert frozen.asker.ask([Demand(five, "api"), Demand(slow, "slow")], horizon=60.0).retry_after == 3.0
+    assert frozen.asker.ask([LimitRequest(five, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 3.0
     frozen.settle(a, 0)
     clock.advance(3.0)
     assert not frozen.acquire(five, cost=5).allowed, "one goes at this instant already"
@@ -532,7 +535,7 @@ def test_a_reservation_before_another_limits_gives_nothing_back_behind_it(frozen
     five, ten, twelve = limit("1/s", burst=5), limit("1/10s", name="ten"), limit("1/12s", name="twelve")
     frozen.acquire([ten, twelve])
     assert frozen.reserve([five, ten], id="r", horizon=60.0).retry_after == 10.0
-    three = [Demand(five, "api", "", 3), Demand(twelve, "twelve")]
+    three = [LimitRequest(five, "api", "", 3), LimitRequest(twelve, "twelve")]
     assert frozen.asker.ask(three, horizon=60.0).retry_after == 12.0
     frozen.cancel([five, ten], id="r")
     clock.advance(12.001)
@@ -568,7 +571,7 @@ def test_a_window_is_opened_by_a_use_and_by_nothing_else(frozen: Limiter, clock:
     assert answer(frozen.acquire(wanted)) == (NO, 10 * SECOND), "from now on, not from the use that was given back"
     frozen.reset(wanted)
     frozen.acquire(slow)
-    assert frozen.asker.ask([Demand(wanted, "api"), Demand(slow, "slow")], horizon=60.0).retry_after == 9.0
+    assert frozen.asker.ask([LimitRequest(wanted, "api"), LimitRequest(slow, "slow")], horizon=60.0).retry_after == 9.0
     assert answer(frozen.acquire(wanted)) == (NO, 19 * SECOND), "from the time that it is used at"
 
 
@@ -677,7 +680,7 @@ def test_a_refusal_takes_nothing_and_does_not_lengthen_the_wait(
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_is_kept_for_ever(frozen: Limiter, clock: Clock, store: redis.Redis, name: str) -> None:
-    wanted = [Demand(EVERY[name], "api")]
+    wanted = [LimitRequest(EVERY[name], "api")]
     for id in "abc":
         frozen.asker.ask(wanted, id=id, claim=60.0)
     last = max(expiries(store).values())

@@ -8,7 +8,7 @@ import redis
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
-from celery_ratelimit.limiter.demand import Demand, with_priority
+from celery_ratelimit.limiter.limit_request import LimitRequest, with_priority
 from celery_ratelimit.store.keys import escape
 from tests.conftest import START, Clock
 from tests.parks import packed
@@ -44,7 +44,7 @@ def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Ba
     """The slot is the one that the message's own priority gives."""
     limit = Limit("10/s", burst=10, name="api", fair="{tenant}", reserve={0: 0.5})
     low, high = [
-        with_priority((Demand(limit, "api", share="a"),), priority, lowest_first=True)[0] for priority in (5, 0)
+        with_priority((LimitRequest(limit, "api", share="a"),), priority, lowest_first=True)[0] for priority in (5, 0)
     ]
     for _ in range(5):
         assert frozen.asker.ask((low,)).allowed
@@ -57,5 +57,5 @@ def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Ba
 
 def test_demands_that_differ_in_their_share_alone_keep_it() -> None:
     limit = Limit("10/s", burst=10, name="api", fair="{tenant}", reserve={0: 0.5})
-    one, other = [Demand(limit, "api", share=share) for share in ("a", "b")]
+    one, other = [LimitRequest(limit, "api", share=share) for share in ("a", "b")]
     assert [with_priority((each,), 5, lowest_first=True)[0].share for each in (one, other)] == ["a", "b"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
 
@@ -161,7 +161,7 @@ class Lot:
 
     def by_an_older_worker(self, which: int) -> None:
         """It lets out by a script that is called for a limit that is not fair."""
-        asked = Demand(Limit("100/s", burst=20, name="api"), "api")
+        asked = LimitRequest(Limit("100/s", burst=20, name="api"), "api")
         (looked,) = self.parking.return_due([asked], horizon=0.1)
         self._left(looked.leaving)
 

@@ -8,7 +8,7 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog
 from celery_ratelimit.backlog.scripts import weights_text
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import Clock
 
 from .test_fair_shares import BUCKET, ids, leave, limit, park, to_park
@@ -16,7 +16,7 @@ from .test_fair_shares import BUCKET, ids, leave, limit, park, to_park
 WEIGHTS = {"t1": 2.0, "t2": 0.5, "t3": 8.0, "t5": 4.0}
 
 
-def turn(parking: Backlog, id: str, asked: Demand) -> tuple[int, float | None, float] | None:
+def turn(parking: Backlog, id: str, asked: LimitRequest) -> tuple[int, float | None, float] | None:
     """About how many tasks are before a task, what these cost, and the weight of its share."""
     found = parking.contents.position(BUCKET, id, weights_text(asked.limit))
     return None if found.weight is None else (found.before, found.permits, found.weight)

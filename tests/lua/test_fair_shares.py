@@ -11,7 +11,7 @@ import redis
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult, ToPark
 from celery_ratelimit.backlog.messages import Parked
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.store.keys import escape
 from tests.conftest import Clock
 from tests.parks import answer, packed
@@ -20,8 +20,8 @@ BUCKET = ("api", "")
 SHARES, TURNS = "ratelimit:v1:{api}::shares@fleet", "ratelimit:v1:{api}::turns@fleet"
 
 
-def limit(rate: str = "1000/s", burst: int = 1, weights: Mapping[str, float] | None = None) -> Demand:
-    return Demand(Limit(rate, burst=burst, name="api", fair="{tenant}", weights=weights or {}), "api")
+def limit(rate: str = "1000/s", burst: int = 1, weights: Mapping[str, float] | None = None) -> LimitRequest:
+    return LimitRequest(Limit(rate, burst=burst, name="api", fair="{tenant}", weights=weights or {}), "api")
 
 
 FAIR = limit()
@@ -48,7 +48,9 @@ def park(parking: Backlog, *messages: ToPark, most: int | None = None) -> list[i
     return [answer(each) for each in parking.park({BUCKET: messages}, most=most)[BUCKET]]
 
 
-def leave(parking: Backlog, asked: Demand = FAIR, absent: Collection[str] = (), horizon: float = 1.0) -> list[Parked]:
+def leave(
+    parking: Backlog, asked: LimitRequest = FAIR, absent: Collection[str] = (), horizon: float = 1.0
+) -> list[Parked]:
     """Who leaves, in their order."""
     left: list[Parked] = []
     again: float | None = 0.0
@@ -111,7 +113,7 @@ def test_what_a_version_before_this_one_has_let_out_is_passed_over(parking: Back
 
 def test_what_an_older_worker_is_about_to_publish_does_not_leave_twice(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for number in range(3) for share in "ab"])
-    older = Demand(Limit("100/s", burst=2, name="api"), "api")
+    older = LimitRequest(Limit("100/s", burst=2, name="api"), "api")
     (looked,) = parking.return_due([older], horizon=0)
     assert ids(looked.leaving) == ["a0", "b0"]
     assert ids(leave(parking, limit("100/s", burst=6), horizon=1)) == ["a1", "b1", "a2", "b2"]
@@ -267,7 +269,7 @@ def test_another_weight_in_the_code_is_told_as_another_limit(parking: Backlog) -
 
 
 def test_places_are_shared_too(parking: Backlog) -> None:
-    places = Demand(Concurrency(6, name="api", fair="{tenant}", weights={"b": 2}), "api")
+    places = LimitRequest(Concurrency(6, name="api", fair="{tenant}", weights={"b": 2}), "api")
     park(
         parking,
         *[to_park("a", f"a{number}") for number in range(9)],

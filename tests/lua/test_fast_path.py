@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import Concurrency, Decision, ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended
-from celery_ratelimit.limiter.demand import Demand, leased
+from celery_ratelimit.limiter.limit_request import LimitRequest, leased
+from celery_ratelimit.limiter.script_calls import Ended
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START
@@ -48,7 +48,7 @@ class Act:
 
     verb: str
     after: int
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     id: str
     horizon: float
     claim: float
@@ -72,7 +72,7 @@ def traces(draw: st.DrawFn, *, back: bool) -> list[Act]:
             verb=draw(st.sampled_from(VERBS)),
             after=draw(pauses),
             demands=tuple(
-                Demand(limit, kind, "", 1 if kind == "places" else draw(st.sampled_from([1] * 9 + [limit.most])))
+                LimitRequest(limit, kind, "", 1 if kind == "places" else draw(st.sampled_from([1] * 9 + [limit.most])))
                 for kind, limit in limits.items()
             ),
             id=draw(st.sampled_from(["", "", "a", "b", "c", "d", "e", "f"])) or ("g" if "places" in asked else ""),

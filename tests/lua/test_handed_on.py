@@ -10,15 +10,15 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Decision, Limit, Limiter
-from celery_ratelimit.limiter.calls import Asking, Ended
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.questions import Request
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.operation import AcquirePermits
+from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
 from .frozen import expiries, us
 
-PLACE = Demand(Concurrency(2, name="places"), "places")
+PLACE = LimitRequest(Concurrency(2, name="places"), "places")
 LEASES = "ratelimit:v1:{places}::leases"
 ANN, BEN = "sa11.1", "sbe1.7"  # lines of two workers
 
@@ -30,7 +30,7 @@ def ask(
     most: int = 1,
     ended: Sequence[str] = (),
     all: bool = False,
-    demands: Sequence[Demand] = (PLACE,),
+    demands: Sequence[LimitRequest] = (PLACE,),
     claim: float = 60.0,
 ) -> list[bool]:
     said = say(limiter, *ids, ear=ear, most=most, ended=ended, all=all, demands=demands, claim=claim)
@@ -44,10 +44,10 @@ def say(
     most: int,
     ended: Sequence[str],
     all: bool,
-    demands: Sequence[Demand],
+    demands: Sequence[LimitRequest],
     claim: float,
 ) -> list[Decision]:
-    asking = Asking(ids, 100_000, us(claim), ear, most, all)
+    asking = PlaceRequests(ids, 100_000, us(claim), ear, most, all)
     return limiter.asker.release_and_acquire(demands, asking, [Ended(id, (PLACE,), START) for id in ended])
 
 
@@ -162,7 +162,7 @@ def test_of_two_places_one_is_for_each_that_waits(
 def test_whoever_waits_is_known_for_as_long_as_its_turn_may_come(
     frozen: Limiter, clock: Clock, store: redis.Redis
 ) -> None:
-    short = Demand(Concurrency(1, name="places", lease=1.0), "places")
+    short = LimitRequest(Concurrency(1, name="places", lease=1.0), "places")
     assert ask(frozen, "a", ear=ANN, demands=[short]) == [True]
     clock.advance(0.99)
     assert ask(frozen, "y", ear=BEN, demands=[short]) == [False]
@@ -204,7 +204,7 @@ def test_a_place_is_held_for_a_caller_who_asks_from_time_to_time(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Or workers whose tasks go on to one another would keep all places for ever."""
-    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -223,7 +223,7 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Whoever asks again late has another slot then, and would be the last again and again."""
-    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -237,7 +237,7 @@ def test_who_has_waited_for_long_is_before_those_that_have_not(
 def test_a_caller_who_does_not_come_loses_the_place(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
-    caller = Request((PLACE,), "caller", 1.0, 10.0)
+    caller = AcquirePermits((PLACE,), "caller", 1.0, 10.0)
     assert ask(frozen, "a", "b", most=2, ear=ANN) == [True, True]
     assert not frozen.asker.drive(frozen.asker.core.ask_for_turn(caller)).allowed
     clock.advance(0.5)
@@ -275,7 +275,7 @@ def test_nobody_rings_where_there_are_fewer_places_now(
 def test_a_request_that_waits_for_a_rate_leaves_the_place_to_others(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
-    both = (PLACE, Demand(Limit("1/s", name="rate"), "rate"))
+    both = (PLACE, LimitRequest(Limit("1/s", name="rate"), "rate"))
     assert ask(frozen, "a", ear=ANN, demands=both) == [True]
     assert ask(frozen, "b", ear=ANN) == [True]
     assert ask(frozen, "y", ear=BEN) == [False]
@@ -302,7 +302,7 @@ def test_each_place_of_a_limit_that_the_next_one_does_not_ask_is_somebodys(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears
 ) -> None:
     """Two tasks have ended that held a place of another limit as well: two lines wait for these."""
-    other = Demand(Concurrency(4, name="{places}.other"), "{places}.other")
+    other = LimitRequest(Concurrency(4, name="{places}.other"), "{places}.other")
     assert ask(frozen, "a", "b", most=2, ear=ANN, demands=(PLACE, other)) == [True, True]
     assert ask(frozen, "y", ear="sbe1.7") == [False]
     clock.advance(0.05)
@@ -327,7 +327,7 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
     frozen: Limiter, clock: Clock, store: redis.Redis, ears: Ears, seed: int
 ) -> None:
     """Three workers of two processes, three places; one is killed on the way. A line that is rung for asks, later."""
-    place = Demand(Concurrency(3, name="places", lease=5), "places")
+    place = LimitRequest(Concurrency(3, name="places", lease=5), "places")
     chance = random.Random(seed)
     ears.open("sca1")
     running: dict[str, list[str]] = {"sa11": [], "sbe1": [], "sca1": []}
@@ -338,7 +338,7 @@ def test_no_place_is_used_twice_and_none_is_free_while_somebody_waits(
     def move_on(worker: str, ended: Sequence[str] = ()) -> None:
         nonlocal rung
         free = 2 - len(running[worker])
-        asking = Asking(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
+        asking = PlaceRequests(waiting[worker][:free], 100_000, 60_000_000, f"{worker}.1", free, False)
         gone = [Ended(id, (place,), clock.us - 100_000) for id in ended]
         if asking.ids and free > 0:
             said = frozen.asker.release_and_acquire((place,), asking, gone)

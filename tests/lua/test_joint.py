@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from celery_ratelimit import Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
 
 from .frozen import us
@@ -18,8 +18,8 @@ SECONDS = 10
 LATE = [0, 2_000]  # us
 
 
-def limit(rate: str, name: str, **options: object) -> Demand:
-    return Demand(Limit(rate, name=name, **options), name)  # type: ignore[arg-type]
+def limit(rate: str, name: str, **options: object) -> LimitRequest:
+    return LimitRequest(Limit(rate, name=name, **options), name)  # type: ignore[arg-type]
 
 
 def used(groups: list[Group], name: str) -> float:

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended
 from tests.conftest import START, Clock
 
 from .frozen import us
@@ -46,7 +46,7 @@ class Tasks:
 
     def __init__(self, limiter: Limiter, limits: Sequence[Limit | Concurrency], number: int, parks: bool) -> None:
         self.asker, self.number, self.parks = limiter.asker, number, parks
-        self.demands = [Demand(limit, limit.name or "") for limit in limits]
+        self.demands = [LimitRequest(limit, limit.name or "") for limit in limits]
         self.places = [demand for demand in self.demands if isinstance(demand.limit, Concurrency)]
         self.starts: list[tuple[int, int]] = []
         self._lot: list[tuple[int, str]] = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
@@ -34,7 +34,7 @@ def world(server: EmbeddedServer) -> Iterator[World]:
 def test_law_1_never_over_in_any_window_even_when_the_clock_steps_back(world: World, trace: list[Step]) -> None:
     world.begin()
     true_time = clock = START
-    starts: dict[str, tuple[Demand, list[Start]]] = {}
+    starts: dict[str, tuple[LimitRequest, list[Start]]] = {}
     wait = 0
     for step in trace:
         pause = wait if step.after is None else step.after
@@ -79,7 +79,7 @@ def test_law_2_burst_1_starts_at_whole_microseconds_and_loses_what_is_between(fr
     assert run_greedily(frozen, clock, [demand("70000/s")], 15 * 700) == 701
 
 
-def run_greedily(limiter: Limiter, clock: Clock, wanted: list[Demand], duration: int) -> int:
+def run_greedily(limiter: Limiter, clock: Clock, wanted: list[LimitRequest], duration: int) -> int:
     """Permits that somebody gets who asks again exactly when told to, from now on for ``duration`` microseconds."""
     granted, end = 0, clock.us + duration
     while clock.us <= end:

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_ratelimit import Decision, Limiter
-from celery_ratelimit.limiter.turns import is_beyond
+from celery_ratelimit.limiter.blocking_acquire import is_beyond
 from tests.conftest import START, Clock
 
 from .frozen import answer, demand, us
@@ -111,10 +111,10 @@ def test_a_look_at_a_line_under_another_rate_tells_what_a_newcomer_is_told(
     clock.advance(0.03)
     slots = store.zrange(SLOTS, 0, -1, withscores=True)
     told = frozen.peek(new[0].limit)
-    (standing,) = frozen.asker.drive(frozen.asker.core.standings(new))
+    (status,) = frozen.asker.drive(frozen.asker.core.bucket_statuses(new, [None]))
     assert store.zrange(SLOTS, 0, -1, withscores=True) == slots
     assert answer(told) == answer(frozen.asker.ask(new, id="new", claim=0.0))
-    assert int(standing[3]) == us(told.retry_after)
+    assert us(status.retry_after) == us(told.retry_after)
 
 
 @pytest.mark.parametrize("claim", [0.009, 0.0099995, 0.01, 0.0100004, 0.01000051, 0.011])

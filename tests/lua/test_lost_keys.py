@@ -13,7 +13,7 @@ from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.backlog.messages import Bucket
 from celery_ratelimit.backlog.reaper import Reconciliation
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.limit import Limit
 from tests.conftest import Clock
 from tests.parks import packed
@@ -41,12 +41,12 @@ def to_park(id: str) -> ToPark:
     return packed(id, 2, json.dumps(said), 1, share=id[0])
 
 
-def run_all(parking: Backlog, clock: Clock, asked: Demand, absent: Collection[str], seconds: int) -> list[str]:
+def run_all(parking: Backlog, clock: Clock, asked: LimitRequest, absent: Collection[str], seconds: int) -> list[str]:
     """What leaves if a lot is looked at when it is due and never else."""
     left: list[str] = []
     for _ in range(2 * seconds):
         for name, key in parking.due([asked.name]) or ():
-            (looked,) = parking.return_due([Demand(asked.limit, name, key)], due=True, absent=absent)
+            (looked,) = parking.return_due([LimitRequest(asked.limit, name, key)], due=True, absent=absent)
             left += [each.id for each in looked.leaving]
             parking.published({looked.bucket: looked.leaving})
         clock.advance(0.5)
@@ -60,12 +60,12 @@ def reconcile(parking: Backlog, steps: int = 3) -> tuple[int, int]:
 
 
 @pytest.fixture(params=["", "tenant"])
-def asked(request: pytest.FixtureRequest) -> Demand:
-    return Demand(Limit("10/s", name="api", burst=2, fair="who"), "api", request.param)
+def asked(request: pytest.FixtureRequest) -> LimitRequest:
+    return LimitRequest(Limit("10/s", name="api", burst=2, fair="who"), "api", request.param)
 
 
 @pytest.fixture
-def lose(store: redis.Redis, asked: Demand) -> Callable[..., None]:
+def lose(store: redis.Redis, asked: LimitRequest) -> Callable[..., None]:
     def lose(*kinds: str) -> None:
         for kind in kinds:
             key = "" if kind in SHARED else asked.key
@@ -79,7 +79,7 @@ def test_what_has_its_message_runs(
     parking: Backlog,
     store: redis.Redis,
     clock: Clock,
-    asked: Demand,
+    asked: LimitRequest,
     lose: Callable[..., None],
     kinds: tuple[str, ...],
 ) -> None:
@@ -103,7 +103,7 @@ def test_what_has_its_message_runs(
 
 
 def test_a_task_that_is_parked_brings_a_lot_back_that_no_index_knows(
-    frozen: Limiter, parking: Backlog, clock: Clock, asked: Demand, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     frozen.asker.ask((asked,))
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(20)]})
@@ -113,7 +113,7 @@ def test_a_task_that_is_parked_brings_a_lot_back_that_no_index_knows(
 
 
 def test_places_without_messages_are_counted(
-    frozen: Limiter, parking: Backlog, clock: Clock, asked: Demand, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(600)]})
     lose("payloads")
@@ -123,7 +123,7 @@ def test_places_without_messages_are_counted(
 
 
 def test_many_tasks_are_parked_again_in_steps_each_once(
-    frozen: Limiter, parking: Backlog, store: redis.Redis, asked: Demand, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, store: redis.Redis, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     for first in range(0, 8000, 1000):
         some = [to_park(f"x{number:04}@here") for number in range(first, first + 1000)]
@@ -139,7 +139,7 @@ def test_many_tasks_are_parked_again_in_steps_each_once(
 
 
 def test_a_task_that_had_left_and_is_parked_again_runs_once(
-    frozen: Limiter, parking: Backlog, clock: Clock, asked: Demand, lose: Callable[..., None]
+    frozen: Limiter, parking: Backlog, clock: Clock, asked: LimitRequest, lose: Callable[..., None]
 ) -> None:
     bucket = ("api", asked.key)
     parking.park({bucket: [to_park("x@here")]})
@@ -153,7 +153,9 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
     assert runs == [1]
 
 
-def test_a_whole_backlog_costs_no_writes(frozen: Limiter, parking: Backlog, store: redis.Redis, asked: Demand) -> None:
+def test_a_whole_backlog_costs_no_writes(
+    frozen: Limiter, parking: Backlog, store: redis.Redis, asked: LimitRequest
+) -> None:
     parking.park(
         {("api", asked.key): [to_park(f"x{number}@{'absent' if number % 2 else 'here'}") for number in range(40)]}
     )

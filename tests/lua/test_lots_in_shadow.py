@@ -8,7 +8,7 @@ import pytest
 
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import Clock
 from tests.parks import packed
 
@@ -21,7 +21,7 @@ def park(parking: Backlog, number: int) -> None:
 
 
 def let_out(parking: Backlog, limit: Limit) -> int:
-    return sum(len(each.leaving) for each in parking.return_due([Demand(limit, "api")]))
+    return sum(len(each.leaving) for each in parking.return_due([LimitRequest(limit, "api")]))
 
 
 @pytest.mark.parametrize(

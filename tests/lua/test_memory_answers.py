@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.calls import Ended
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.store.memory import Clock as MemoryClock
@@ -43,7 +43,7 @@ def test_every_algorithm_is_here() -> None:
 
 def a_call(chance: random.Random, limits: list[AnyLimit], number: int, now_us: int) -> Callable[[Limiter], Any]:
     """Something to ask both of, at random."""
-    asked = tuple(Demand(limit, limit.name or "") for limit in limits)
+    asked = tuple(LimitRequest(limit, limit.name or "") for limit in limits)
     rates = tuple(demand for demand in asked if isinstance(demand.limit, Limit))
     places = [demand for demand in asked if isinstance(demand.limit, Concurrency)]
     id, reserved = chance.choice(["", "a", "b", "c"]), f"reserved {number % 7}"

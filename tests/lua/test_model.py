@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.testing import EmbeddedServer
 
 from .random_traces import Step, odd_demands, steps
@@ -57,7 +57,7 @@ def follow(world: World, trace: list[Step]) -> None:
 @given(wanted=odd_demands(), pauses=st.lists(st.integers(0, 10**13) | st.just(None), max_size=6), data=st.data())
 @settings(max_examples=200)
 def test_the_lua_agrees_with_the_model_at_the_edge_of_exact_numbers(
-    world: World, wanted: Demand, pauses: list[int | None], data: st.DataObject
+    world: World, wanted: LimitRequest, pauses: list[int | None], data: st.DataObject
 ) -> None:
     world.begin()
     wait = 0

@@ -12,7 +12,7 @@ from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.tuning import REDELIVERY_LATE
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
 from tests.parks import EMPTY, packed, park_one
 
@@ -30,7 +30,7 @@ def message_of(id: str) -> str:
 def park(
     parking: Backlog,
     *ids: str,
-    asked: Demand = API,
+    asked: LimitRequest = API,
     copy: int = 1,
     since: int = 0,
     expires: float = 0.0,
@@ -56,7 +56,7 @@ def park(
     return said
 
 
-def let_out(parking: Backlog, asked: Demand = API) -> list[Parked]:
+def let_out(parking: Backlog, asked: LimitRequest = API) -> list[Parked]:
     """Who leaves, by as many scripts as it takes."""
     leaving: list[Parked] = []
     again: float | None = 0.0
@@ -66,7 +66,7 @@ def let_out(parking: Backlog, asked: Demand = API) -> list[Parked]:
     return leaving
 
 
-def return_due(parking: Backlog, asked: Demand = API) -> list[tuple[str, int]]:
+def return_due(parking: Backlog, asked: LimitRequest = API) -> list[tuple[str, int]]:
     """Who leaves, and in how many microseconds they have their turn."""
     return [(each.id, us(each.wait)) for each in let_out(parking, asked)]
 
@@ -146,15 +146,15 @@ def test_who_was_throttled_before_keeps_its_place(parking: Backlog, clock: Clock
 
 def test_each_pays_what_it_costs(frozen: Limiter, parking: Backlog) -> None:
     limit = Limit("10/s", burst=10, name="api")
-    assert frozen.asker.ask((Demand(limit, "api", "", 10),)).allowed
+    assert frozen.asker.ask((LimitRequest(limit, "api", "", 10),)).allowed
     for id, cost in (("a", 3), ("b", 5), ("c", 1), ("d", 2)):
-        park(parking, id, asked=Demand(limit, "api", "", cost))
-    assert return_due(parking, Demand(limit, "api")) == [("a", 300_000), ("b", 800_000), ("c", 900_000)]
+        park(parking, id, asked=LimitRequest(limit, "api", "", cost))
+    assert return_due(parking, LimitRequest(limit, "api")) == [("a", 300_000), ("b", 800_000), ("c", 900_000)]
 
 
 @pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "sliding_window"])
 def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Backlog, clock: Clock, algorithm: str) -> None:
-    asked = Demand(Limit("10/s", name="api", algorithm=algorithm), "api")
+    asked = LimitRequest(Limit("10/s", name="api", algorithm=algorithm), "api")
     for _ in range(10):
         assert frozen.asker.ask((asked,)).allowed
     park(parking, *[f"t{number}" for number in range(25)], asked=asked)
@@ -196,7 +196,7 @@ def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Backlog)
 
 def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """A worker was killed with ten countdowns in its memory."""
-    asked = Demand(Limit("10/s", name="api", algorithm="sliding_log"), "api")
+    asked = LimitRequest(Limit("10/s", name="api", algorithm="sliding_log"), "api")
     for _ in range(10):
         frozen.asker.ask((asked,))
     park(parking, *[f"t{number}" for number in range(40)], asked=asked)
@@ -210,7 +210,7 @@ def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
     frozen: Limiter, parking: Backlog, clock: Clock, store: redis.Redis
 ) -> None:
     """When a place will be free is an estimate: somebody is to be there if it is sooner."""
-    asked = Demand(Concurrency(1, name="api"), "api")
+    asked = LimitRequest(Concurrency(1, name="api"), "api")
     first = frozen.asker.ask((asked,), id="first")
     clock.advance(0.1)
     assert frozen.release(first)
@@ -502,7 +502,7 @@ def test_lots_are_listed_in_pages(frozen: Limiter, parking: Backlog, store: redi
 # -- When somebody looks -------------------------------------------------------------------------------------------
 
 
-def wake(parking: Backlog, asked: Demand, since: int = 0) -> int:
+def wake(parking: Backlog, asked: LimitRequest, since: int = 0) -> int:
     """Tells the lots that their limit has changed; how many steps that took."""
     steps, more = 0, True
     while more:
@@ -511,7 +511,7 @@ def wake(parking: Backlog, asked: Demand, since: int = 0) -> int:
     return steps
 
 
-def closed(frozen: Limiter, parking: Backlog, asked: Demand, id: str = "a") -> None:
+def closed(frozen: Limiter, parking: Backlog, asked: LimitRequest, id: str = "a") -> None:
     """Somebody is parked, and has been told to wait for long."""
     while frozen.asker.ask((asked,)).allowed:
         pass
@@ -533,7 +533,7 @@ def closed(frozen: Limiter, parking: Backlog, asked: Demand, id: str = "a") -> N
 def test_a_closed_lot_is_looked_after_when_its_turn_comes_and_no_sooner(
     frozen: Limiter, parking: Backlog, clock: Clock, limit: Limit
 ) -> None:
-    asked = Demand(limit, "api")
+    asked = LimitRequest(limit, "api")
     closed(frozen, parking, asked)
     turn = us(frozen.peek(limit).retry_after)
     assert turn >= 3_600_000_000
@@ -560,7 +560,7 @@ def test_a_paused_lot_is_looked_after_a_moment_before_the_pause_ends(
 @pytest.mark.parametrize("how", ["settle", "cancel", "forget", "reset", "rate of the key", "end of the key's rate"])
 def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: Backlog, clock: Clock, how: str) -> None:
     limit = Limit("10/h", burst=10, name="api", key="{tenant}")
-    asked, bucket = Demand(limit, "api", "t"), ("api", "t")
+    asked, bucket = LimitRequest(limit, "api", "t"), ("api", "t")
     other = Backlog(frozen, "other", redelivery=3600)
     if how == "end of the key's rate":
         frozen.set_rate(limit, "1/d", key="t", for_=60, force=True)
@@ -599,7 +599,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: B
 
 
 def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
-    asked = Demand(Concurrency(1, name="api", lease=60), "api")
+    asked = LimitRequest(Concurrency(1, name="api", lease=60), "api")
     held = frozen.asker.ask((asked,), id="holder")
     clock.advance(30)
     park(parking, "a", asked=asked)
@@ -615,7 +615,7 @@ def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_ar
     frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
     """Who comes is bound to a worker, which may have no process for it when another one has."""
-    asked = Demand(Concurrency(5, name="api", lease=60), "api")
+    asked = LimitRequest(Concurrency(5, name="api", lease=60), "api")
     held = [frozen.asker.ask((asked,), id=f"h{index}") for index in range(5)]
     park(parking, *[f"t{index:02}" for index in range(60)], asked=asked)
     come = return_due(parking, asked)
@@ -631,7 +631,7 @@ def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_ar
 def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
     frozen: Limiter, parking: Backlog, clock: Clock
 ) -> None:
-    asked = Demand(Concurrency(1, name="api", lease=60), "api")
+    asked = LimitRequest(Concurrency(1, name="api", lease=60), "api")
     frozen.asker.ask((asked,), id="holder")
     clock.advance(50)
     park(parking, "a", asked=asked)
@@ -646,8 +646,8 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
 ) -> None:
     limit = Limit("1/h", name="api", key="{tenant}")
 
-    def demands(number: int) -> list[Demand]:
-        return [Demand(limit, "api", f"t{index}") for index in range(number)]
+    def demands(number: int) -> list[LimitRequest]:
+        return [LimitRequest(limit, "api", f"t{index}") for index in range(number)]
 
     def looked(number: int) -> None:
         waiting = demands(number)
@@ -683,7 +683,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
         assert 45 <= len(due) <= 55, "500 a second"
         seen.update(due)
         while due:
-            due = due[len(parking.return_due([Demand(limit, *bucket) for bucket in due], due=True)) :]
+            due = due[len(parking.return_due([LimitRequest(limit, *bucket) for bucket in due], due=True)) :]
     assert len(seen) == 1200
 
 
@@ -722,15 +722,15 @@ def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Backlog, stor
 
 def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     limit = Limit("10/h", burst=10, name="api")
-    frozen.asker.ask((Demand(limit, "api", "", 10),))
-    park(parking, "dear", asked=Demand(limit, "api", "", 10))
-    park(parking, "cheap", asked=Demand(limit, "api", "", 1))
-    assert return_due(parking, Demand(limit, "api")) == []
+    frozen.asker.ask((LimitRequest(limit, "api", "", 10),))
+    park(parking, "dear", asked=LimitRequest(limit, "api", "", 10))
+    park(parking, "cheap", asked=LimitRequest(limit, "api", "", 1))
+    assert return_due(parking, LimitRequest(limit, "api")) == []
     clock.set(START + 360_000_000)
     assert parking.due(["api"]) == []
     parking.contents.remove(BUCKET, ["dear"], purge=True)
     assert parking.due(["api"]) == [BUCKET]
-    assert return_due(parking, Demand(limit, "api")) == [("cheap", 0)]
+    assert return_due(parking, LimitRequest(limit, "api")) == [("cheap", 0)]
 
 
 # -- A worker dies between two steps -------------------------------------------------------------------------------
@@ -858,7 +858,7 @@ def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, s
 # -- The next look is never later than the next turn ---------------------------------------------------------------
 
 
-def out_when_due(parking: Backlog, clock: Clock, asked: Demand, absent: Collection[str] = ()) -> list[str]:
+def out_when_due(parking: Backlog, clock: Clock, asked: LimitRequest, absent: Collection[str] = ()) -> list[str]:
     """Who leaves within three seconds, if a lot is looked at when it is due and never else."""
     gone: list[str] = []
     for _ in range(30):
@@ -920,7 +920,7 @@ def test_a_key_of_any_characters_is_found(parking: Backlog, key: str) -> None:
 
 def test_slots_of_another_algorithm_whose_owners_do_not_come(frozen: Limiter, parking: Backlog, clock: Clock) -> None:
     """A worker was killed, another goes on, and somebody has stored a rate of another algorithm."""
-    asked = Demand(Limit("20/s", name="api", warmup=2), "api")
+    asked = LimitRequest(Limit("20/s", name="api", warmup=2), "api")
     while frozen.asker.ask((asked,)).allowed:
         pass
     park(parking, *[f"t{number}" for number in range(200)], asked=asked)

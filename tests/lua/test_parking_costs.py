@@ -12,7 +12,7 @@ from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ParkResult
 from celery_ratelimit.backlog.messages import Parked
 from celery_ratelimit.backlog.tuning import PUBLISH_TIMEOUT
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.parks import park_one
 
 LIMIT = Limit("100/s", burst=1000, name="api", key="{tenant}")
@@ -21,7 +21,7 @@ NOBODY_AT_A = frozenset("a")
 
 def park(parking: Backlog, id: str, cost: int, *, key: str = "", most: int | None = None, expires: float = 0.0) -> int:
     message = json.dumps({"id": id.partition("@")[0], "headers": {"id": id.partition("@")[0]}})
-    demand = Demand(LIMIT, "api", key, cost)
+    demand = LimitRequest(LIMIT, "api", key, cost)
     return park_one(parking, demand, id, message, copy=1, since=0, expires=expires, only_behind=False, most=most)
 
 
@@ -69,7 +69,7 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
         elif what == "expiring":
             park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
         elif what == "return_due":
-            (looked,) = parking.return_due([Demand(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
+            (looked,) = parking.return_due([LimitRequest(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
             left += looked.leaving
         elif what == "pick":
             left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]

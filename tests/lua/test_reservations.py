@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand, each_bucket_once
+from celery_ratelimit.limiter.limit_request import LimitRequest, each_bucket_once
 from tests.asking import reply_to
 from tests.conftest import START, Clock
 
@@ -87,7 +87,7 @@ def test_ids_do_not_collide_with_what_is_noted_of_others(frozen: Limiter) -> Non
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
 def test_whoever_comes_late_may_look_and_reserve(frozen: Limiter, clock: Clock, algorithm: str) -> None:
     limit = Limit("2/s", name="api", algorithm=algorithm)
-    wanted = (Demand(limit, "api"),)
+    wanted = (LimitRequest(limit, "api"),)
     for id in "abcde":
         frozen.asker.ask(wanted, id=id, claim=100)
     clock.set(START + us(0.7))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_ratelimit import ImpossibleRequest, Limit, Limiter
-from celery_ratelimit.limiter.demand import Demand, with_priority
+from celery_ratelimit.limiter.limit_request import LimitRequest, with_priority
 from celery_ratelimit.testing import EmbeddedServer
 from tests.conftest import START, Clock
 
@@ -35,9 +35,9 @@ LIMITS = [
 STORED = ["5/s", "20/s", "11/10s", "1000/s"]
 
 
-def of(priority: int, cost: int = 1, limit: Limit = LIMIT) -> tuple[Demand, ...]:
+def of(priority: int, cost: int = 1, limit: Limit = LIMIT) -> tuple[LimitRequest, ...]:
     """What a call of that priority asks, at a broker where 0 is the highest."""
-    return with_priority((Demand(limit, limit.name or "", "", cost),), priority, lowest_first=True)
+    return with_priority((LimitRequest(limit, limit.name or "", "", cost),), priority, lowest_first=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,9 @@ def acts(draw: st.DrawFn, *, back: bool = False, several: bool = False) -> list[
     @st.composite
     def act(draw: st.DrawFn) -> Act:
         priority, cost = draw(st.sampled_from([0, 1, 2, 3, 5, 9])), draw(st.sampled_from([1, 1, 1, 2, limit.burst]))
-        demands: tuple[Demand, ...] = (Demand(limit, "api", "", cost),)
+        demands: tuple[LimitRequest, ...] = (LimitRequest(limit, "api", "", cost),)
         if several and draw(st.booleans()):
-            demands = (*demands, Demand(other, "other"))
+            demands = (*demands, LimitRequest(other, "other"))
         horizons = st.sampled_from([0, 0, 0, interval, -(10**12)])
         return Act(
             verb=draw(st.sampled_from(["acquire"] * 6 + ["peek", "forget", "reserve", "settle", "cancel"])),

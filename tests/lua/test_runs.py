@@ -9,30 +9,30 @@ import redis
 
 from benchmarks.servers import Cluster
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.calls import Asking, Ended
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended, PlaceRequests
 from tests.conftest import PATIENT, START, Clock
 
 from .frozen import us
 
-ONE = Demand(Concurrency(1, name="one", lease=60.0), "one")
-TWO = Demand(Concurrency(2, name="two", lease=60.0), "two")
-RATE = Demand(Limit("10/s", burst=10, name="rate"), "rate")
+ONE = LimitRequest(Concurrency(1, name="one", lease=60.0), "one")
+TWO = LimitRequest(Concurrency(2, name="two", lease=60.0), "two")
+RATE = LimitRequest(Limit("10/s", burst=10, name="rate"), "rate")
 
 #: How a run asks for its leases: with the id of its task, and one of its own.
-Ask = Callable[[Limiter, Sequence[Demand], str, str], bool]
+Ask = Callable[[Limiter, Sequence[LimitRequest], str, str], bool]
 
 
-def by_acquire(limiter: Limiter, demands: Sequence[Demand], id: str, lease_id: str) -> bool:
+def by_acquire(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
     return limiter.asker.ask(demands, id=id, lease_id=lease_id).allowed
 
 
-def with_a_slot(limiter: Limiter, demands: Sequence[Demand], id: str, lease_id: str) -> bool:
+def with_a_slot(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
     return limiter.asker.ask(demands, id=id, claim=60.0, lease_id=lease_id).allowed
 
 
-def by_hand_on(limiter: Limiter, demands: Sequence[Demand], id: str, lease_id: str) -> bool:
-    asking = Asking([id], 0, us(60.0), "", 1, False, [lease_id])
+def by_hand_on(limiter: Limiter, demands: Sequence[LimitRequest], id: str, lease_id: str) -> bool:
+    asking = PlaceRequests([id], 0, us(60.0), "", 1, False, [lease_id])
     (decision,) = limiter.asker.release_and_acquire(demands, asking, ())
     return decision.allowed
 
@@ -41,14 +41,14 @@ ASKS = pytest.mark.parametrize("ask", [by_acquire, with_a_slot, by_hand_on])
 DEMANDS = pytest.mark.parametrize("demands", [[ONE], [ONE, TWO], [RATE, ONE]], ids=lambda each: str(len(each)))
 
 
-def release(limiter: Limiter, run: str, demands: Sequence[Demand]) -> int:
+def release(limiter: Limiter, run: str, demands: Sequence[LimitRequest]) -> int:
     places = [each for each in demands if isinstance(each.limit, Concurrency)]
     return limiter.asker.release([Ended(run, places, START)])
 
 
 @ASKS
 @DEMANDS
-def test_a_copy_waits_for_a_lease_of_its_own(frozen: Limiter, ask: Ask, demands: list[Demand]) -> None:
+def test_a_copy_waits_for_a_lease_of_its_own(frozen: Limiter, ask: Ask, demands: list[LimitRequest]) -> None:
     assert ask(frozen, demands, "task", "task#1")
     assert not ask(frozen, demands, "task", "task#2"), "the first run goes on"
     assert release(frozen, "task#2", demands) == 0, "it holds none"
@@ -62,7 +62,7 @@ def test_a_copy_waits_for_a_lease_of_its_own(frozen: Limiter, ask: Ask, demands:
 @ASKS
 @DEMANDS
 def test_a_run_that_asks_again_finds_its_lease(
-    frozen: Limiter, store: redis.Redis, ask: Ask, demands: list[Demand]
+    frozen: Limiter, store: redis.Redis, ask: Ask, demands: list[LimitRequest]
 ) -> None:
     """The reply to its first question was lost."""
     assert all(ask(frozen, demands, "task", "task#1") for _ in range(3))
@@ -74,7 +74,7 @@ def test_a_run_that_asks_again_finds_its_lease(
 def test_leases_are_handed_from_run_to_run(frozen: Limiter) -> None:
     """A copy asks together with the end of the first run, and is in no way the same to the script."""
     assert by_hand_on(frozen, [ONE], "task", "task#1")
-    asking = Asking(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
+    asking = PlaceRequests(["task", "other"], 0, us(60.0), "", 2, True, ["task#2", "other#1"])
     said = frozen.asker.release_and_acquire([ONE], asking, [Ended("task#1", (ONE,), START)])
     assert [decision.allowed for decision in said] == [True, False]
     assert release(frozen, "task#1", [ONE]) == 0
@@ -96,7 +96,7 @@ def test_a_lease_of_a_killed_worker_expires_and_its_copy_waits_for_that(
 
 
 def test_many_leases_are_released_by_one_script(frozen: Limiter, store: redis.Redis) -> None:
-    limits = [Demand(Concurrency(8, name=f"l{number}"), f"l{number}") for number in range(3)]
+    limits = [LimitRequest(Concurrency(8, name=f"l{number}"), f"l{number}") for number in range(3)]
     ended = []
     for number in range(8):
         assert frozen.asker.ask(limits, id=f"t{number}", lease_id=f"t{number}#1").allowed
@@ -110,7 +110,7 @@ def test_many_leases_are_released_by_one_script(frozen: Limiter, store: redis.Re
 
 def test_on_a_cluster_where_each_limit_is_on_another_node(cluster_store: Cluster) -> None:
     limiter = Limiter.from_url(cluster_store.url + PATIENT)
-    demands = [RATE, ONE, TWO, Demand(Concurrency(1, name="four"), "four")]
+    demands = [RATE, ONE, TWO, LimitRequest(Concurrency(1, name="four"), "four")]
     for ask in (by_acquire, with_a_slot, by_hand_on):
         assert ask(limiter, demands, "task", "task#1")
         assert ask(limiter, demands, "task", "task#1"), "it finds its lease"
@@ -135,7 +135,7 @@ def test_a_copy_that_starts_takes_a_permit_of_its_own(
     frozen: Limiter, clock: Clock, limit: Limit, together: bool
 ) -> None:
     """The reservation was used by the first run: the copy, of the same id, is as any other task."""
-    demands = [Demand(limit, "rate"), *([TWO] if together else [])]
+    demands = [LimitRequest(limit, "rate"), *([TWO] if together else [])]
     assert frozen.asker.ask(demands, id="before", lease_id="before#1").allowed
     first = frozen.asker.ask(demands, id="task", claim=60.0, lease_id="task#1")
     assert not first.allowed

@@ -12,7 +12,7 @@ import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.limit import METHODS
 from celery_ratelimit.store.script import Script, load_source
 
@@ -190,10 +190,10 @@ def test_a_decision_asks_the_store_for_no_more_than_it_needs(limiter: Limiter, s
 def test_a_log_and_places_beside_a_bucket_cost_the_commands_that_they_need(
     limiter: Limiter, store: redis.Redis
 ) -> None:
-    log = Demand(Limit("100/m", algorithm="sliding_log"), "log")
-    mixed = [demand("1000/s", burst=9), log, Demand(Concurrency(5), "places")]
+    log = LimitRequest(Limit("100/m", algorithm="sliding_log"), "log")
+    mixed = [demand("1000/s", burst=9), log, LimitRequest(Concurrency(5), "places")]
 
-    def asks(demands: list[Demand], id: str) -> dict[str, int]:
+    def asks(demands: list[LimitRequest], id: str) -> dict[str, int]:
         store.config_resetstat()
         assert limiter.asker.ask(demands, id=id).allowed
         stats = {name.removeprefix("cmdstat_"): each["calls"] for name, each in store.info("commandstats").items()}

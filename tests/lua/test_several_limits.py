@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.limiter.demand import each_bucket_once
+from celery_ratelimit.limiter.limit_request import each_bucket_once
 from tests.conftest import START, Clock
 
 from .frozen import answer, demand

@@ -11,7 +11,7 @@ import pytest
 from celery_ratelimit import Limit, Limiter
 from celery_ratelimit.counts.arrivals import Arrivals
 from celery_ratelimit.counts.would import Would
-from celery_ratelimit.limiter.shadows import ask_would, tell_arrivals
+from celery_ratelimit.limiter.shadow import ask_would, tell_arrivals
 from tests.conftest import Clock
 
 from .virtual_queue import Queue

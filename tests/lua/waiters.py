@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.conftest import START, Clock
 
 from .frozen import us
@@ -24,7 +24,7 @@ SECOND = 1_000_000
 class Group:
     """So many callers that ask the same. ``came`` and ``starts``: when, in us, each came, and its permit was good."""
 
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     callers: int
     starts: list[int] = field(default_factory=list)
     came: list[int] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 
 from .counted import Numbers
 
@@ -36,7 +36,7 @@ def most(numbers: Numbers, length: int, overdrawn: bool = False) -> int | None:
     return burst + (extra if algorithm == "token_bucket" else 0) + n * length // w
 
 
-def check_every_window(starts: list[Start], limit: Demand, stepped_back: int = 0) -> None:
+def check_every_window(starts: list[Start], limit: LimitRequest, stepped_back: int = 0) -> None:
     """Law 1: no more permits than the limit's algorithm allows, in any interval whatever.
 
     ``stepped_back``: how often the clock did. It runs through a window twice then: they are not those of true time.
@@ -71,7 +71,7 @@ def check_fixed_windows(starts: list[Start], numbers: Numbers) -> None:
     assert all(each <= numbers.count for each in used), f"{used} permits of {numbers} in a window"
 
 
-def check_windows_up_to(grant: Start, before: list[Start], limit: Demand) -> None:
+def check_windows_up_to(grant: Start, before: list[Start], limit: LimitRequest) -> None:
     """Law 1 at the moment of a grant, where calls have used more than they took: every interval that ends with it."""
     numbers, total = Numbers.of(limit), 0
     for start in sorted([*before, grant], reverse=True):

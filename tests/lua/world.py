@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import redis
 
 from celery_ratelimit import Limiter
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from tests.asking import decide
 from tests.conftest import START
 
@@ -37,18 +37,18 @@ class World:
         self.store.set("test:clock", now)
 
     def acquire(
-        self, demands: Sequence[Demand], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
+        self, demands: Sequence[LimitRequest], id: str = "", horizon: int = 0, claim: int = 0, process: int = 0
     ) -> tuple[Answer, Answer]:
         """What the Lua answers and what the model answers; times in microseconds, as the script takes them."""
         limiter = self.limiters[process]
         decision = decide(limiter, "acquire", demands, id, horizon, claim)
         return Answer.of(decision), self.model.acquire(demands, id, horizon, claim)
 
-    def peek(self, demands: Sequence[Demand], process: int = 0) -> tuple[Answer, Answer]:
+    def peek(self, demands: Sequence[LimitRequest], process: int = 0) -> tuple[Answer, Answer]:
         limiter = self.limiters[process]
         return Answer.of(decide(limiter, "peek", demands, "")), self.model.peek(demands)
 
-    def forget(self, demands: Sequence[Demand], id: str) -> None:
+    def forget(self, demands: Sequence[LimitRequest], id: str) -> None:
         self.limiters[0].asker.forget(demands, id=id)
         self.model.forget(demands, id)
 

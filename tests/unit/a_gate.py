@@ -23,10 +23,10 @@ from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog import store_calls
 from celery_ratelimit.backlog.backlog import ParkResult, ToPark
+from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.errors import STORE_TROUBLES
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.outage import NotAsked
-from celery_ratelimit.limiter.shadows import Shadows
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.shadow import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker import (
     actions,
@@ -293,7 +293,7 @@ class Bench:
         if not names:
             return Task(name=kind, plan=None)
         limits = [Concurrency(2, name=name) if name[0] == "p" else Limit("10/s", name=name) for name in names]
-        demands = tuple(Demand(limit, name) for limit, name in zip(limits, names, strict=True))
+        demands = tuple(LimitRequest(limit, name) for limit, name in zip(limits, names, strict=True))
         policy = Policy(**{"throttle": kind, "inline_wait": 0.02, "max_wait": None, "overflow": "fail", **options})
         return Task(name=f"{kind} {names}", plan=Plan(tuple(limits), policy, None, demands, "node"))
 
@@ -567,7 +567,7 @@ class Bench:
         if any(isinstance(demand.limit, Concurrency) for demand in demands):
             self.kept.add(holder)
 
-    def _end_lease(self, holder: str, *, later: bool, unconfirmed: Sequence[Demand]) -> None:
+    def _end_lease(self, holder: str, *, later: bool, unconfirmed: Sequence[LimitRequest]) -> None:
         if holder in self.kept or unconfirmed:
             self.kept.discard(holder)
             for holders in self.concurrency_leases.values():

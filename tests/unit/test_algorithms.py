@@ -10,8 +10,7 @@ import pytest
 
 from celery_ratelimit import Concurrency, ConfigurationError, ImpossibleRequest, Limit
 from celery_ratelimit.app.settings import limits_of
-from celery_ratelimit.limiter.checks import actual_costs
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest, actual_costs
 from celery_ratelimit.limits.specs import named
 
 
@@ -139,9 +138,9 @@ def test_settings_may_describe_any_of_them() -> None:
         limits_of({"limit": 5, "leese": 10}, {}, "here")
 
 
-def demand(name: str, taken: int = 1, **options: Any) -> Demand:
+def demand(name: str, taken: int = 1, **options: Any) -> LimitRequest:
     limit = Limit("100/s", burst=100, name=name, **options)
-    return Demand(limit, name, "", taken)
+    return LimitRequest(limit, name, "", taken)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def demand(name: str, taken: int = 1, **options: Any) -> Demand:
         ([demand("calls"), demand("tokens", 40, cost="tokens")], "calls", [7, 40]),
     ],
 )
-def test_what_an_actual_cost_is_meant_for(demands: list[Demand], name: str | None, actual: list[int]) -> None:
+def test_what_an_actual_cost_is_meant_for(demands: list[LimitRequest], name: str | None, actual: list[int]) -> None:
     assert actual_costs(demands, 7, name) == actual
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.limiter.declared_limits import declare
+from celery_ratelimit.app.declared_limits import declare
 from celery_ratelimit.limits.any_limit import AnyLimit
 from celery_ratelimit.store.keys import declared_key
 from celery_ratelimit.testing import clear_memory

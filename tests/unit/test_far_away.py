@@ -16,7 +16,7 @@ from celery_ratelimit.backlog.backlog_contents import BacklogCache
 from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
 from celery_ratelimit.backlog.store_calls import StoreLatency, asked
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
 from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
@@ -160,7 +160,7 @@ def test_it_is_late_too_where_the_store_is_near_and_tasks_are_brief(monkeypatch:
 
 # -- Newcomers behind those that have just left the lot ----------------------------------------------------------------
 
-API = Demand(Limit("100/s", name="api"), "api")
+API = LimitRequest(Limit("100/s", name="api"), "api")
 BUCKET = ("api", "")
 
 
@@ -237,7 +237,7 @@ def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_le
     parts: list[tuple[set[str], bool]] = []
     batch = ParkingBatch(MagicMock(), attendant, MagicMock(), MagicMock(), MagicMock(), MagicMock())
     api = Park(API, 1.0, only_behind=True)
-    other = Park(Demand(API.limit, "other"), 1.0, only_behind=True)
+    other = Park(LimitRequest(API.limit, "other"), 1.0, only_behind=True)
 
     def next_part(*actions: Park) -> None:
         pending = SimpleNamespace(gone=False)

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from celery_ratelimit import ConfigurationError, Decision, ImpossibleRequest, Limit, Limiter, StoreUnavailable
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.questions import Asks
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.operation import Operation
 
 QUOTAS = {
     "stripe": Limit("100/s", burst=10, name="stripe"),
@@ -89,11 +89,13 @@ class Scripted(Limiter):
         asker: Any = self.asker
         asker.ask, asker.core.forget = self._say, self._forgets
 
-    def _say(self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0) -> Decision:
+    def _say(
+        self, demands: Sequence[LimitRequest], *, id: str = "", horizon: float = 0.0, claim: float = 0.0
+    ) -> Decision:
         self.asked.append((id, horizon, claim))
         return self.answers.pop(0)
 
-    def _forgets(self, demands: Sequence[Demand], *, id: str) -> Asks[None]:
+    def _forgets(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         yield from ()
         self.forgotten.append(id)
 
@@ -136,7 +138,7 @@ def test_a_refused_call_for_which_no_slot_was_kept_has_nothing_to_give_back() ->
 def test_an_outage_while_a_slot_is_given_back_does_not_hide_the_refusal() -> None:
     limiter = Scripted(answer(False, 0.0), answer(False, 61.0))
 
-    def fails(demands: Sequence[Demand], *, id: str) -> Asks[None]:
+    def fails(demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         yield from ()
         raise StoreUnavailable("gone")
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
+from celery_ratelimit.backlog import outage
+from celery_ratelimit.backlog.outage import Outage
+from celery_ratelimit.backlog.tuning import LONGEST_DEFERRAL, PROBE_INTERVAL
 from celery_ratelimit.errors import StoreMisconfigured
-from celery_ratelimit.limiter import outage
-from celery_ratelimit.limiter.outage import LONGEST, PROBE, Outage
 
 #: What is of one bucket: a probe does not meet it.
 REFUSED = StoreMisconfigured("WRONGTYPE")
@@ -46,11 +47,11 @@ def test_the_pause_grows_when_the_store_only_seems_to_be_back(clock: list[float]
     for _ in range(12):
         lost.begin(REFUSED)
         pauses.append(lost.pause())
-        clock[0] += PROBE
+        clock[0] += PROBE_INTERVAL
         end(lost)
-        clock[0] += pauses[-1] - PROBE
+        clock[0] += pauses[-1] - PROBE_INTERVAL
     assert pauses[:4] == [1, 1, 2, 4]
-    assert pauses[-1] == LONGEST
+    assert pauses[-1] == LONGEST_DEFERRAL
 
 
 def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
@@ -58,9 +59,9 @@ def test_one_short_outage_after_another_is_another(clock: list[float]) -> None:
     for _ in range(12):
         lost.begin(StoreUnavailable("no answer"))
         assert lost.pause() == 1
-        clock[0] += PROBE
+        clock[0] += PROBE_INTERVAL
         end(lost)
-        clock[0] += PROBE
+        clock[0] += PROBE_INTERVAL
 
 
 def test_another_outage_begins_anew(clock: list[float]) -> None:
@@ -69,7 +70,7 @@ def test_another_outage_begins_anew(clock: list[float]) -> None:
     clock[0] += 20
     assert lost.pause() == 20
     end(lost)
-    clock[0] += 20 + 2 * PROBE
+    clock[0] += 20 + 2 * PROBE_INTERVAL
     lost.begin(REFUSED)
     assert lost.pause() == 1
 

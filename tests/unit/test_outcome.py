@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Concurrency, Limit, Throttled
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.worker.reporting import ThrottleReport
 
-STRIPE = Demand(Limit("100/s", name="stripe"), "stripe")
-TENANT = Demand(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant", "tenant:7")
+STRIPE = LimitRequest(Limit("100/s", name="stripe"), "stripe")
+TENANT = LimitRequest(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant", "tenant:7")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ TENANT = Demand(Limit("5/s", name="tenant", key="tenant:{tenant_id}"), "tenant",
             "throttled by limit 'stripe' (100/s): failed, as there is no room to wait, but in 0.200 s",
         ),
         (
-            ThrottleReport("parked", 1, Demand(Concurrency(4, name="gpu"), "gpu")),
+            ThrottleReport("parked", 1, LimitRequest(Concurrency(4, name="gpu"), "gpu")),
             "throttled by limit 'gpu' (4 at once): parked, its turn is in 1.000 s",
         ),
         (

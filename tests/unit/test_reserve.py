@@ -12,7 +12,6 @@ from celery import Celery
 from celery_ratelimit import Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.limiters import limiter_of
 from celery_ratelimit.app.plan import limits_of_app, plan_of
-from celery_ratelimit.limiter.stored import change_of
 
 REDIS, RABBITMQ = "redis://localhost:1/0", "amqp://localhost:1//"
 
@@ -120,7 +119,7 @@ def test_a_stored_rate_says_nothing_of_it() -> None:
     """Older workers read it."""
     code = Limit("10/s", burst=10, name="api", reserve={3: 0.2})
     limiter = Limiter.from_url(REDIS)
-    call = change_of(limiter.asker.core.calls, "api", code, "20/s", key=None)
+    ((_, call),) = next(limiter.asker.core.settings.set_rate("api", code, "20/s", key=None))  # type: ignore[misc]
     assert b"\r\n$2\r\n10\r\n$1\r\n0\r\n" in b"".join(call[-1]), "its size, and no debt"
     assert b"reserve" not in b"".join(call[-1])
 

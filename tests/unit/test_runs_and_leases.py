@@ -12,12 +12,12 @@ import pytest
 
 from celery_ratelimit import Concurrency, StoreUnavailable
 from celery_ratelimit.limiter import leases as leases_module
-from celery_ratelimit.limiter.calls import Ended
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, Leases, run_id
+from celery_ratelimit.limiter.leases import LONGEST_PAUSE, RENEWALS, LeaseKeeper, run_id
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_calls import Ended
 from tests.unit.a_gate import Bench
 
-PLACE = Demand(Concurrency(2, name="places"), "places")
+PLACE = LimitRequest(Concurrency(2, name="places"), "places")
 
 
 @pytest.fixture
@@ -121,27 +121,27 @@ def store() -> Store:
 
 
 @pytest.fixture
-def leases(store: Store) -> Iterator[Leases]:
-    leases = Leases(store)
+def leases(store: Store) -> Iterator[LeaseKeeper]:
+    leases = LeaseKeeper(store)
     yield leases
     store.is_lost, store.broken = False, set()
     leases.close()
 
 
-def ended(leases: Leases, *ids: str) -> None:
+def ended(leases: LeaseKeeper, *ids: str) -> None:
     for id in ids:
         leases.begin(id, [PLACE], 0)
         leases.end(id, later=True)
 
 
-def test_what_has_ended_is_released_in_one_round_trip(store: Store, leases: Leases) -> None:
+def test_what_has_ended_is_released_in_one_round_trip(store: Store, leases: LeaseKeeper) -> None:
     ended(leases, *"abcdefgh")
     leases.release_ended()
     assert store.released == [list("abcdefgh")]
     assert not leases.has_ended
 
 
-def test_what_could_not_be_released_is_tried_again(store: Store, leases: Leases) -> None:
+def test_what_could_not_be_released_is_tried_again(store: Store, leases: LeaseKeeper) -> None:
     ended(leases, "a", "b")
     store.is_lost = True
     with pytest.raises(StoreUnavailable):
@@ -152,7 +152,7 @@ def test_what_could_not_be_released_is_tried_again(store: Store, leases: Leases)
     assert store.released == [["a", "b"]]
 
 
-def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases: Leases) -> None:
+def test_a_lease_that_cannot_be_released_keeps_no_other_one(store: Store, leases: LeaseKeeper) -> None:
     ended(leases, "a", "b", "c")
     store.broken = {"b"}
     with pytest.raises(ZeroDivisionError):
@@ -175,10 +175,10 @@ def test_a_short_lease_is_renewed_often_while_it_is_held_and_no_longer(
 
     parts = {"Event": Wakeup, "Thread": threading.Thread, "Lock": threading.Lock}
     monkeypatch.setattr(leases_module, "threading", SimpleNamespace(**parts))
-    leases = Leases(store)
+    leases = LeaseKeeper(store)
     leases.begin("long", [PLACE], 0)
     assert pauses.get(timeout=10) == LONGEST_PAUSE
-    leases.begin("short", [Demand(Concurrency(2, name="short", lease=0.1), "short")], 0)
+    leases.begin("short", [LimitRequest(Concurrency(2, name="short", lease=0.1), "short")], 0)
     goes_on.put(True)
     assert pauses.get(timeout=10) == pytest.approx(0.1 / RENEWALS)
     leases.end("short")

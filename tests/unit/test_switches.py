@@ -18,9 +18,9 @@ from celery_ratelimit import (
     StoreUnavailable,
     Throttled,
 )
-from celery_ratelimit.limiter.core import Core
-from celery_ratelimit.limiter.demand import Demand
-from celery_ratelimit.limiter.leases import Leases
+from celery_ratelimit.limiter.leases import LeaseKeeper
+from celery_ratelimit.limiter.limit_request import LimitRequest
+from celery_ratelimit.limiter.script_operations import Operations
 from celery_ratelimit.testing import set_testing, throttle_all
 
 RATE = Limit("1/h", name="rate", burst=5)
@@ -103,13 +103,13 @@ def test_blocks_may_be_nested(limiter: Limiter) -> None:
                 assert limiter.acquire(RATE).allowed
             assert not limiter.acquire(RATE).allowed
         assert limiter.acquire(RATE).allowed
-    assert Core.pretended_wait is None
+    assert Operations.pretended_wait is None
 
 
 def test_a_block_that_raises_switches_off_too() -> None:
     with pytest.raises(ZeroDivisionError), throttle_all():
         _ = 1 / 0
-    assert Core.pretended_wait is None
+    assert Operations.pretended_wait is None
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
@@ -125,7 +125,7 @@ def test_what_is_wrong_is_wrong_still(limiter: Limiter) -> None:
 
 def test_the_gate_that_asks_for_a_slot_alone_gets_no_permit(limiter: Limiter) -> None:
     """It asks so while no pool process is free: as the script does, the answer is that a permit is there now."""
-    demands = [Demand(RATE, "rate")]
+    demands = [LimitRequest(RATE, "rate")]
     with set_testing():
         slot = limiter.asker.ask(demands, id="task", horizon=-1e6, claim=1e9)
         assert (slot.allowed, slot.retry_after) == (False, 0.0)
@@ -135,8 +135,8 @@ def test_the_gate_that_asks_for_a_slot_alone_gets_no_permit(limiter: Limiter) ->
 
 
 def test_a_worker_keeps_no_lease_of_what_was_not_taken(limiter: Limiter) -> None:
-    leases = Leases(limiter.asker)
-    demand = Demand(PLACES, "places")
+    leases = LeaseKeeper(limiter.asker)
+    demand = LimitRequest(PLACES, "places")
     with set_testing():
         decision = limiter.asker.ask([demand], id="task")
         leases.begin("task", decision.demands, decision.granted_at)

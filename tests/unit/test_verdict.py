@@ -12,7 +12,7 @@ from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
 from celery_ratelimit.backlog.tuning import RETURN_AHEAD, RETURN_EARLY
-from celery_ratelimit.limiter.demand import Demand
+from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.decision import Decision, LimitState
 from celery_ratelimit.worker.admission import claim, max_lookahead
 from celery_ratelimit.worker.request import PendingRequest, State
@@ -41,7 +41,7 @@ from celery_ratelimit.worker.rules import (
 NOW = 1000.0
 LONGEST = 1440.0
 EARLY = 0.025
-RATE, PLACE = Demand(Limit("10/s", name="rate"), "rate"), Demand(Concurrency(2, name="place"), "place")
+RATE, PLACE = LimitRequest(Limit("10/s", name="rate"), "rate"), LimitRequest(Concurrency(2, name="place"), "place")
 ERROR = StoreUnavailable("no answer")
 
 
@@ -54,7 +54,7 @@ def pending(
     slot: bool = False,
     since: float = NOW,
     until: float = NOW + LONGEST,
-    demands: tuple[Demand, ...] = (RATE,),
+    demands: tuple[LimitRequest, ...] = (RATE,),
     queue: str = "celery",
     not_before: float = 0.0,
     reserved_for: float = 0.0,
@@ -148,7 +148,7 @@ def limit_queue(*, next_acquire: float = 0.0, is_open: bool = True, closed: floa
     ],
 )
 def test_before_the_store_is_asked(
-    request_: PendingRequest, its_line: LimitQueue, lot: Demand | None, may_start: bool, action: Action
+    request_: PendingRequest, its_line: LimitQueue, lot: LimitRequest | None, may_start: bool, action: Action
 ) -> None:
     assert before_acquire(request_, its_line, NOW, lot=lot, may_start=may_start) == action
 
@@ -350,6 +350,6 @@ def test_when_its_time_has_come(
     state: State, late: float, interval: float, together: bool, is_idle: bool, action: Action
 ) -> None:
     limit = Limit(f"{round(10 / interval)}/10s", name="rate")
-    one = pending(demands=(Demand(limit, "rate"),))
+    one = pending(demands=(LimitRequest(limit, "rate"),))
     one.state, one.at, one.permit_at_us = state, NOW - late, 77
     assert on_timer(one, NOW, together=together, is_idle=is_idle) == action

@@ -15,12 +15,12 @@ from ..limits.specs import quotas_of
 from ..limits.templates import cost_of, key_of
 from ..names import listed, near
 from ..store.keys import short
-from .demand import Demand, Limits, each_bucket_once, own_key, with_priority
+from .limit_request import LimitRequest, Limits, each_bucket_once, own_key, with_priority
 
-__all__ = ["Reader"]
+__all__ = ["RequestResolver"]
 
 
-class Reader:
+class RequestResolver:
     """Reads the calls of one limiter.
 
     Args:
@@ -49,13 +49,13 @@ class Reader:
         cost: int | None,
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
-    ) -> tuple[Demand, ...]:
+    ) -> tuple[LimitRequest, ...]:
         demands = self.plain(limits, key, cost, args)
         if priority is None and all(demand.limit.reserve is None for demand in demands):
             return demands
         return self.of_priority(demands, priority)
 
-    def of_priority(self, demands: tuple[Demand, ...], priority: int | None) -> tuple[Demand, ...]:
+    def of_priority(self, demands: tuple[LimitRequest, ...], priority: int | None) -> tuple[LimitRequest, ...]:
         """The same for a call of that priority; ``None``: of a message that has none.
 
         Raises:
@@ -81,7 +81,7 @@ class Reader:
 
     def plain(
         self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None
-    ) -> tuple[Demand, ...]:
+    ) -> tuple[LimitRequest, ...]:
         """The same where it does not matter how important the call is."""
         if args is not None:
             return self._read_arguments(self.several(limits), key, cost, args)
@@ -121,13 +121,15 @@ class Reader:
         return tuple([replace(limit, key=key) if mine else limit for limit, mine in zip(several, chosen, strict=True)])
 
     @staticmethod
-    def _read_limits(limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None) -> tuple[Demand, ...]:
+    def _read_limits(
+        limits: AnyLimit | tuple[AnyLimit, ...], key: str | None, cost: int | None
+    ) -> tuple[LimitRequest, ...]:
         several = _some(limits if isinstance(limits, tuple) else (limits,), key)
         return each_bucket_once([_demand(limit, key, cost) for limit in several])
 
     def _read_arguments(
         self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
-    ) -> tuple[Demand, ...]:
+    ) -> tuple[LimitRequest, ...]:
         """As from a task's arguments: each limit takes its own key and cost, unless they are given."""
         if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
             raise ConfigurationError(
@@ -207,16 +209,16 @@ class Reader:
 
     def to_reset(
         self, limits: Limits, key: str | None, args: Mapping[str, Any] | None, *, force: bool
-    ) -> tuple[Demand, ...]:
+    ) -> tuple[LimitRequest, ...]:
         """With ``force``, what is not known here stands for whatever limit of that name has such a bucket."""
         if not force:
             return self.plain(limits, key, 1, args)
         known: list[AnyLimit] = []
-        unknown: list[Demand] = []
+        unknown: list[LimitRequest] = []
         for each in [limits] if isinstance(limits, (str, AnyLimit)) else limits:
             name, code = self.code(each, key, force=True)
             if code is None or (key is not None and code.key is None):
-                unknown += [Demand(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
+                unknown += [LimitRequest(some, name, short(key or "")) for some in (Limit("1/s"), Concurrency(1))]
             else:
                 known.append(code if code.name is not None else replace(code, name=name))
         return (*(self.plain(known, key, 1, args) if known else ()), *unknown)
@@ -246,7 +248,7 @@ def _not_kept_by_key(limits: Sequence[AnyLimit], key: Any) -> ConfigurationError
     )
 
 
-def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> Demand:
+def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> LimitRequest:
     name = limit.name
     if name is None:
         raise ConfigurationError(f"{limit!r} has no name, so it has no bucket in the store: give it name='…'")
@@ -260,11 +262,11 @@ def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> Demand:
     elif not isinstance(key, str):
         raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text")
     if isinstance(limit, Concurrency):
-        return Demand(limit, name, own_key(limit, key or ""), 1)
+        return LimitRequest(limit, name, own_key(limit, key or ""), 1)
     if cost is None:
         if not isinstance(limit.cost, int):
             raise ConfigurationError(
                 f"limit {name!r} takes its cost from a task's arguments: pass cost=… or args={{…}}"
             )
-        return Demand(limit, name, own_key(limit, key or ""), limit.cost)
-    return Demand(limit, name, own_key(limit, key or ""), check_cost(name, cost, limit.most))
+        return LimitRequest(limit, name, own_key(limit, key or ""), limit.cost)
+    return LimitRequest(limit, name, own_key(limit, key or ""), check_cost(name, cost, limit.most))

@@ -1,30 +1,41 @@
-"""Requests as they go over the wire: what each script is called with."""
+"""What each script about limit requests is called with, and what its reply means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..limits.decision import GrantedAt
+from ..errors import ConfigurationError, ImpossibleRequest, RateLimitError
+from ..limits.decision import Decision, GrantedAt, LimitState
 from ..store.keys import (
     bucket_key,
     bucket_keys,
-    changes_key,
     config_keys,
-    escape,
     history_key,
-    shadow_key,
     shadow_keys,
-    short,
     touched_key,
-    weights_key,
 )
 from ..store.resp import bulk
 from ..store.script import Script
-from .demand import Demand
+from .limit_request import LimitRequest
 
-__all__ = ["ARGUMENTS", "KEYS", "Along", "Asking", "Call", "Calls", "Ended", "Scripts", "call_of"]
+if TYPE_CHECKING:
+    from .script_operations import Scripts
+
+__all__ = [
+    "ARGUMENTS",
+    "KEYS",
+    "Along",
+    "Call",
+    "Calls",
+    "Ended",
+    "PlaceRequests",
+    "call_of",
+    "decision_of",
+    "impossible",
+    "whole_numbers",
+]
 
 #: What a script is called with: how many keys, how many keys and arguments, and these as pieces.
 Call = tuple[int, int, list[bytes]]
@@ -52,11 +63,11 @@ class Ended(NamedTuple):
     """
 
     id: str
-    places: Sequence[Demand]
+    places: Sequence[LimitRequest]
     granted_at: int
 
 
-class Asking(NamedTuple):
+class PlaceRequests(NamedTuple):
     """Requests that ask for places, in their order.
 
     Attributes:
@@ -102,31 +113,6 @@ class Along(NamedTuple):
     places: Sequence[int]
 
 
-class Scripts:
-    """The scripts of a limiter, by their verbs.
-
-    Args:
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
-    """
-
-    def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
-        def script(name: str) -> Script:
-            return Script(name, replace_includes)
-
-        self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
-        self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
-        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
-        self.settle, self.forget = script("settle"), script("forget")
-        self.release, self.renew = script("release"), script("renew")
-        self.release_and_acquire = script("release_and_acquire")
-        self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
-        self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
-        self.set_weight, self.weights = script("set_weight"), script("weights")
-        self.count, self.counts, self.used = script("count"), script("counts"), script("used")
-        self.shadow, self.set_shadow = script("shadow"), script("set_shadow")
-        self.history, self.standing = script("history"), script("standing")
-
-
 class Calls:
     """What the scripts are called with, for one prefix.
 
@@ -139,25 +125,19 @@ class Calls:
         self._scripts, self.prefix = scripts, prefix
         self.packed = lru_cache(maxsize=1024)(self._pack)
 
-    # -- About demands ---------------------------------------------------------------------------------------------
-
-    def _pack(self, demands: tuple[Demand, ...]) -> Packed:
+    def _pack(self, demands: tuple[LimitRequest, ...]) -> Packed:
         """Most of a request never changes, so that a call only puts pieces together."""
         states, slots = [], []
         for demand in demands:
             state, of_slots = bucket_keys(self.prefix, demand.name, demand.key, demand.method)
             states += [state, *config_keys(self.prefix, demand.name, demand.key)]
             slots.append(of_slots)
-        return Packed(
-            len(demands),
-            bulk(*states, *slots),
-            b"".join([demand.wire for demand in demands]),
-        )
+        return Packed(len(demands), bulk(*states, *slots), b"".join([demand.wire for demand in demands]))
 
     def of_script(
         self,
         script: Script,
-        demands: tuple[Demand, ...],
+        demands: tuple[LimitRequest, ...],
         first: Sequence[str | int],
         kind: str | None,
         last: Sequence[str | int],
@@ -189,7 +169,7 @@ class Calls:
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
     def of_dedup_and_acquire(
-        self, demands: tuple[Demand, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
+        self, demands: tuple[LimitRequest, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
     ) -> Call:
         number, packed_keys, arguments = self.packed(demands)
         first = (number, horizon, claim, len(ids))
@@ -204,7 +184,7 @@ class Calls:
         """The scripts that note in which buckets something was given back."""
         return frozenset((self._scripts.cancel, self._scripts.settle, self._scripts.forget))
 
-    def of_reset(self, demands: Sequence[Demand], note: str) -> Call:
+    def of_reset(self, demands: Sequence[LimitRequest], note: str) -> Call:
         keys = [
             key
             for each in demands
@@ -217,13 +197,13 @@ class Calls:
         ]
         return call_of(keys, [note, *[each.key for each in demands]])
 
-    def _leases(self, demand: Demand) -> str:
+    def _leases(self, demand: LimitRequest) -> str:
         return bucket_keys(self.prefix, demand.name, demand.key, demand.method)[0]
 
-    def of_release(self, leases: Sequence[tuple[Demand, Ended]]) -> Call:
+    def of_release(self, leases: Sequence[tuple[LimitRequest, Ended]]) -> Call:
         return call_of(*self._to_release(leases))
 
-    def _to_release(self, leases: Sequence[tuple[Demand, Ended]]) -> tuple[list[str], list[str]]:
+    def _to_release(self, leases: Sequence[tuple[LimitRequest, Ended]]) -> tuple[list[str], list[str]]:
         """Keys and arguments: two and three for each lease."""
         keys = [self._leases(demand) for demand, _ in leases]
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
@@ -232,7 +212,9 @@ class Calls:
             arguments += [ended.id, str(int(ended.granted_at)), demand.key]
         return keys, arguments
 
-    def of_release_and_acquire(self, demands: tuple[Demand, ...], asking: Asking, ended: Sequence[Ended]) -> Call:
+    def of_release_and_acquire(
+        self, demands: tuple[LimitRequest, ...], asking: PlaceRequests, ended: Sequence[Ended]
+    ) -> Call:
         """For ``release_and_acquire.lua``: ``demands`` of each who asks, and places of those that have ended."""
         number, packed_keys, arguments = self.packed(demands)
         released, released_as = self._to_release([(demand, each) for each in ended for demand in each.places])
@@ -243,50 +225,75 @@ class Calls:
         pieces = [packed_keys, bulk(*released, *first), arguments, bulk(*last)]
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
 
-    def of_renew(self, leases: Sequence[tuple[Demand, str]]) -> Call:
+    def of_renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Call:
         keys = [self._leases(demand) for demand, _ in leases]
         holders = [holder for _, holder in leases]
         times = [demand.limit.wire(1)[2] for demand, _ in leases]
         return len(keys), 3 * len(keys), [bulk(*keys), bulk(*holders), bulk(*times)]
 
-    # -- About what is stored for a limit --------------------------------------------------------------------------
-
-    def traces(self, name: str, key: str | None) -> list[str]:
-        """Where the store has something of a limit that is stored or in use: keys of its name, so that nothing is
-        searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
-        """
-        traces = [*self.change_keys(name, key)[:3], *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
-        traces += shadow_keys(self.prefix, name)  # in shadow it has no bucket
-        for bucket in ("", short(key or "")):
-            traces += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
-        return list(dict.fromkeys(traces))
-
-    def change_keys(self, name: str, key: str | None) -> tuple[str, str, str, str]:
-        """What is changed, where that is told, and where it is kept."""
-        config = config_keys(self.prefix, name, short(key or ""))[1]
-        return config, changes_key(self.prefix, name), touched_key(self.prefix, name), history_key(self.prefix, name)
-
-    def of_weight(self, name: str, share: str, weight: float | None, note: str) -> Call:
-        keys = (*self.change_keys(name, None), weights_key(self.prefix, name))
-        return call_of(keys, (escape(short(share)), "" if weight is None else repr(weight), note))
-
-    def of_weights(self, name: str) -> Call:
-        return call_of([weights_key(self.prefix, name)])
-
-    def of_config(self, name: str, key: str | None) -> Call:
-        return call_of([*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name)])
-
-    def of_shadow(self, name: str, on: bool | None, note: str) -> Call:
-        """What ``lua/set_shadow.lua`` is called with."""
-        keys = (*self.change_keys(name, None), *shadow_keys(self.prefix, name)[1:])
-        return call_of(keys, ("" if on is None else int(on), note))
-
-    def of_history(self, name: str) -> Call:
-        return call_of([history_key(self.prefix, name)])
-
-    def of_length(self, name: str, key: str | None, us: int, note: str) -> Call:
-        return call_of(self.change_keys(name, key), (us, short(key or ""), note))
-
-    def of_standing(self, demands: Sequence[Demand]) -> Call:
+    def of_standing(self, demands: Sequence[LimitRequest]) -> Call:
         number, keys, arguments = self._pack(tuple(demands))
         return KEYS * number, (KEYS + ARGUMENTS) * number, [keys, arguments]
+
+
+def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str = "") -> Decision:
+    """The reply about so many limits, see ``lua/include/reply.lua``; ``id``: under which it is known."""
+    allowed, wait, binding, at = reply[:4]
+    told = 4 + 2 * len(demands)
+    each = []
+    for demand, i in zip(demands, range(4, told, 2), strict=True):
+        each.append(LimitState(demand.name, demand.key, demand.size, reply[i], reply[i + 1] / 1e6, demand.pace))
+    states = tuple(each)
+    if len(reply) > told:  # some are stored, and have other numbers than in the code
+        numbers = [reply[told + i :: 4] for i in range(4)]
+        states = tuple(
+            [
+                state._replace(limit=size, interval=period / count / 1e6 if count else 0.0, version=version)
+                for state, size, count, period, version in zip(states, *numbers, strict=True)
+            ]
+        )
+    if binding or len(states) == 1:
+        tightest = states[binding - 1]
+    else:
+        tightest = states[0]
+        least = tightest.remaining / tightest.limit
+        for state in states:
+            part = state.remaining / state.limit
+            if part < least or (part == least and state.reset_after > tightest.reset_after):
+                tightest, least = state, part
+    return Decision(
+        allowed == 1,
+        tightest.limit,
+        tightest.remaining,
+        wait / 1e6,
+        tightest.reset_after,
+        tightest.name if binding else None,
+        states,
+        allowed < 0,
+        id,
+        at,
+        tuple(demands) if at else (),
+    )
+
+
+def whole_numbers(reply: Any) -> list[int]:
+    """A script's reply: one whole number, or several in a text."""
+    return [reply] if isinstance(reply, int) else list(map(int, reply.split()))
+
+
+def impossible(demands: Sequence[LimitRequest], error: RateLimitError) -> RateLimitError:
+    """What the store's error means, if it says that the request cannot be: a stored limit is smaller than its cost, or
+    its id is that of another reservation.
+    """
+    told: RateLimitError = error
+    verb, _, rest = str(error.__cause__).partition(" ")
+    if verb == "RESERVED":
+        name = demands[int(rest) - 1].name
+        told = ConfigurationError(
+            f"the id of this reservation is another's, of other limits than {name!r}: give each an id of its own"
+        )
+    elif verb == "IMPOSSIBLE":
+        which, size = map(int, rest.split())
+        told = ImpossibleRequest(demands[which - 1].name, demands[which - 1].cost, size)
+    told.__cause__ = error.__cause__
+    return told

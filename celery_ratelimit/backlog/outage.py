@@ -10,18 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUnavailable
-from .asker import Asker
+from ..limiter.sync_store import StoreRunner
+from .tuning import LONGEST_DEFERRAL, OUTAGE_WARNING_INTERVAL, PROBE_INTERVAL, SHORTEST_DEFERRAL
 
 __all__ = ["Deferral", "NotAsked", "Outage"]
 
 logger = logging.getLogger("celery_ratelimit")
-
-#: Seconds between two looks for the store.
-PROBE = 0.5
-#: Seconds between two lines in the log.
-REMINDER = 60.0
-#: The shortest and the longest pause, in seconds, after which a deferred task comes back.
-SHORTEST, LONGEST = 1.0, 30.0
 
 
 class NotAsked(StoreUnavailable):
@@ -47,7 +41,7 @@ class Deferral:
     def warn(self, error: RateLimitError) -> bool:
         """Log that the store does not serve, unless that was logged in the last minute. Returns whether it was now."""
         now = time.monotonic()
-        if now - self._warned_at < REMINDER:
+        if now - self._warned_at < OUTAGE_WARNING_INTERVAL:
             return False
         self._warned_at = now
         said = str(error).rstrip(".")
@@ -57,13 +51,13 @@ class Deferral:
     def begin(self, *, may_go_on: bool) -> None:
         """The store does not serve; ``may_go_on``: that is the last outage, if its tasks are not all back yet."""
         now = time.monotonic()
-        if not may_go_on or now > self._all_back + PROBE:
+        if not may_go_on or now > self._all_back + PROBE_INTERVAL:
             self.since = now
 
     def pause(self) -> float:
         """Seconds until a deferred task comes back: as long as the outage already lasts, jittered."""
         now = time.monotonic()
-        pause = min(LONGEST, max(SHORTEST, now - self.since)) * random.uniform(0.5, 1.5)
+        pause = min(LONGEST_DEFERRAL, max(SHORTEST_DEFERRAL, now - self.since)) * random.uniform(0.5, 1.5)
         self._all_back = max(self._all_back, now + pause)
         return pause
 
@@ -81,7 +75,7 @@ class Outage:
     """
 
     def __init__(
-        self, asker: Asker, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
+        self, asker: StoreRunner, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
     ) -> None:
         self._asker, self._call_soon, self._on_end = asker, call_soon, on_end
         self._deferral = Deferral()
@@ -138,7 +132,7 @@ class Outage:
         return self._deferral.pause()
 
     def _look(self, over: threading.Event, on_end: Sequence[Callable[[], None]]) -> None:
-        while not over.wait(PROBE):
+        while not over.wait(PROBE_INTERVAL):
             try:
                 self._asker.probe()
             except STORE_TROUBLES:

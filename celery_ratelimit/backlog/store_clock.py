@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .asker import Asker
+from ..limiter.sync_store import StoreRunner
+from .tuning import CLOCK_FRESH
 
 __all__ = ["StoreClock", "read_time_us"]
-
-#: Seconds after which the store is asked for its time again: it may be another server by then, with another clock.
-FRESH = 5.0
 
 
 class StoreClock:
@@ -30,7 +28,7 @@ class StoreClock:
     def now_us(self) -> int | None:
         """Microseconds since 1970 by the store's clock; None: it has never answered."""
         began = time.monotonic()
-        if began - self._read_at >= FRESH:
+        if began - self._read_at >= CLOCK_FRESH:
             self._read_at = began
             now_us = self._read()
             if now_us is not None:
@@ -48,7 +46,7 @@ class StoreClock:
         return None if now_us is None else (slot_us - now_us) / 1e6
 
 
-def read_time_us(asker: Asker) -> int | None:
+def read_time_us(asker: StoreRunner) -> int | None:
     """Read the store's time, in microseconds since 1970; of a cluster one node's. None: in tests, without a store.
 
     Raises:

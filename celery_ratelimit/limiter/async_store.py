@@ -1,4 +1,4 @@
-"""Asks the store, and awaits its answers: the driver of :class:`~celery_ratelimit.AsyncLimiter`."""
+"""Operation the store, and awaits its answers: the driver of :class:`~celery_ratelimit.AsyncLimiter`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ from ..store.masters import AsyncMaster
 from ..store.refusals import addresses_of, mend_by_asking
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .calls import Call
-from .core import Core
-from .demand import leased
-from .durations import microseconds
-from .questions import Asks, Exists, Question, Request, Sleep
-from .replies import decision_of, impossible, whole_numbers
+from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep
+from .script_calls import Call
+from .script_operations import Operations
 
-__all__ = ["AsyncAsker"]
+__all__ = ["AsyncStoreRunner"]
 
 R = TypeVar("R")
 
@@ -36,7 +33,7 @@ R = TypeVar("R")
 _ROUNDS = 10
 
 
-class AsyncAsker:
+class AsyncStoreRunner:
     """The way to the store of one limiter, in one event loop.
 
     Args:
@@ -53,7 +50,7 @@ class AsyncAsker:
         self.client = client
         self._cluster = AsyncClusterLink(client) if isinstance(client, RedisCluster) else None
         self._link = self._cluster or AsyncLink(client)
-        self.core = Core(prefix, replace_includes, is_cluster=self._cluster is not None)
+        self.core = Operations(prefix, replace_includes, is_cluster=self._cluster is not None)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
         self._at_work: set[asyncio.Task[Any]] = set()
@@ -81,21 +78,13 @@ class AsyncAsker:
         if self.core.pretended_wait is None:
             await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
 
-    async def ask(self, asked: Request) -> Decision:
+    async def ask(self, asked: AcquirePermits) -> Decision:
         """One round trip: the permits of its demands, all or none."""
-        core, demands, id = self.core, asked.demands, asked.id
-        if not core.takes_one_script(demands) or (asked.claim and leased(demands)):
-            return await self.drive(core.ask_for_turn(asked))
-        first = (id, microseconds(asked.horizon), microseconds(asked.claim))
-        call = core.calls.of_script(core.scripts.acquire, tuple(demands), first, None, ())
-        reply = await self._reply(core.scripts.acquire, call)
-        if isinstance(reply, RateLimitError):
-            raise impossible(demands, reply)
-        return decision_of(demands, whole_numbers(reply), id or core.new_id())
+        return await self.drive(self.core.ask_for_turn(asked))
 
     # -- Driving ---------------------------------------------------------------------------------------------------
 
-    async def drive(self, asks: Asks[R], interrupted_by: BaseException | None = None) -> R:
+    async def drive(self, asks: Operation[R], interrupted_by: BaseException | None = None) -> R:
         """Await what a generator asks, and sleep when it does, until it has its answer."""
         step: Any = asks.send if interrupted_by is None else asks.throw
         given: Any = interrupted_by
@@ -113,28 +102,28 @@ class AsyncAsker:
             except BaseException as error:
                 given, step = error, asks.throw
 
-    async def _interrupt(self, asks: Asks[Any], asked: Any, error: BaseException) -> None:
+    async def _interrupt(self, asks: Operation[Any], asked: Any, error: BaseException) -> None:
         """Whoever waited is gone. What was asked is awaited, so that nothing is got after what it gives back."""
-        if isinstance(asked, Request) and asked.task is not None:
+        if isinstance(asked, AcquirePermits) and asked.task is not None:
             await asyncio.wait([asked.task])
             if not asked.task.cancelled() and asked.task.exception() is None:  # nobody else hears of it
                 asked.answer = asked.task.result()
         with suppress(asyncio.CancelledError):
             await self.drive(asks, interrupted_by=error)
 
-    async def _answer(self, asked: list[Question] | Exists | Sleep | Request) -> Any:
+    async def _answer(self, asked: list[RunScript] | KeysExist | Sleep | AcquirePermits) -> Any:
         match asked:
-            case Request():
+            case AcquirePermits():
                 asked.task = self.start(self.ask(asked))
                 asked.answer = await asyncio.shield(asked.task)
                 return asked.answer
             case Sleep(seconds):
                 return await getattr(self.clock, "sleep_async", asyncio.sleep)(seconds)
-            case Exists(keys):
+            case KeysExist(keys):
                 if self._cluster is None:
                     return bool(await self._store(self.client.exists(*keys)))
                 return bool(await self._store(self._cluster.execute("EXISTS", *keys, key=keys[0])))
-            case [Question() as question]:
+            case [RunScript() as question]:
                 return [await self._reply(*question)]
             case _:
                 return await asyncio.gather(*[self._reply(*question) for question in asked])

@@ -1,85 +1,72 @@
-"""What users do with permits: each verb is written once, for those who wait and for those who await."""
+"""Methods of callers: take permits and give them back. Each is an operation."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar
 
+from ..errors import STORE_TROUBLES
 from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
-from .checks import actual_costs, check_actual, check_reservable, check_settled
-from .core import Core
-from .demand import Demand, Limits, leased
-from .durations import seconds_of
-from .questions import Asks
-from .reader import Reader
-from .shadows import asked_of, passed
-from .stored import note_of
+from .blocking_acquire import acquire
+from .limit_request import (
+    LimitRequest,
+    Limits,
+    actual_costs,
+    check_actual,
+    check_reservable,
+    check_settled,
+    leased,
+    longest_wait,
+    seconds_of,
+)
+from .operation import Operation, limiter_method
+from .resolve_request import RequestResolver
+from .script_operations import Operations
+from .shadow import ask_would, asked_of, passed
+from .stored_settings import note_of
+from .usage import note, note_lost
 
-__all__ = ["Asking", "Verbs", "asked"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def asked(verb: Callable[Concatenate[Any, P], Asks[R]]) -> Callable[Concatenate[Any, P], R]:
-    """A method that is written as a generator of questions, as it is called: the limiter drives it to its answer."""
-
-    @wraps(verb)
-    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        answer: R = self._drive(verb(self, *args, **kwargs))
-        return answer
-
-    said = inspect.signature(verb)
-    returns = str(said.return_annotation).removeprefix("Asks[").removesuffix("]")
-    method.__signature__ = said.replace(return_annotation=returns)  # type: ignore[attr-defined]
-    return method
+__all__ = ["LimiterBase", "PermitMethods"]
 
 
-class Asking:
+class LimiterBase:
     """What limiters have in common, however they talk to the store.
 
     Args:
-        quotas: limits by name, so that calls can name them.
-        prefix: what every key in the store begins with.
+        quotas, prefix, lowest_first: see :class:`~celery_ratelimit.Limiter`.
         core: what is asked.
-        lowest_first: whether the lowest priority goes first at the broker; ``None``: it is not known.
-
-    Attributes:
-        reader: reads what users ask.
+        clock: of the caller.
     """
 
     #: Makes the limiter of an app, of this kind: set by the package, since what an app is, is known further up.
-    of_app: ClassVar[Callable[[type[Asking], Any], Any]]
+    of_app: ClassVar[Callable[[type[LimiterBase], Any], Any]]
     _counting: Any
 
     def __init__(
-        self, quotas: Mapping[str, Any] | None, prefix: str, core: Core, lowest_first: bool | None = None
+        self, quotas: Mapping[str, Any] | None, prefix: str, core: Operations, clock: Any, lowest_first: bool | None
     ) -> None:
         self.prefix = prefix
-        self.reader = Reader(quotas)
+        self.reader = RequestResolver(quotas)
         self.reader.goes_by = lambda: lowest_first
-        self._core = core
+        self._core, self._clock = core, clock
 
-    def pass_by(self, shadow: Sequence[Demand], users: Sequence[str] = ()) -> None:
+    def pass_by(self, shadow: Sequence[LimitRequest], users: Sequence[str] = ()) -> None:
         """Something goes on past limits in shadow, which are told of it, and no more; ``users``: see ``Tally``."""
         if self._counting is not None and self._core.pretended_wait is None:
             self._core.shadows.note(shadow)
             self._counting.counter.shadowed(asked_of(shadow), users)
 
-    def correct(self, shadow: Sequence[Demand], actual: Sequence[int]) -> None:
+    def correct(self, shadow: Sequence[LimitRequest], actual: Sequence[int]) -> None:
         """What went past limits in shadow has cost that."""
         if self._counting is not None and self._core.pretended_wait is None:
-            pairs = zip(shadow, actual, strict=True)
+            more = [(each.name, each.key, cost - each.cost) for each, cost in zip(shadow, actual, strict=True)]
             self._core.shadows.note(shadow)
-            self._counting.counter.corrected([(each.name, each.key, cost - each.cost) for each, cost in pairs])
+            self._counting.counter.corrected(more)
 
-    def _let_through(self, decision: Decision, shadow: tuple[Demand, ...]) -> Decision:
-        if not decision.allowed:
-            return decision
+    def _let_through(self, decision: Decision, shadow: tuple[LimitRequest, ...]) -> Decision:
         self.pass_by(shadow)
         return replace(decision, shadow=shadow)
 
@@ -89,12 +76,10 @@ class Asking:
         return self.reader.quotas
 
 
-class Verbs(Asking):
+class PermitMethods(LimiterBase):
     """Take permits, and give them back."""
 
-    def _take(self, demands: Sequence[Demand], max_wait: float | None) -> Decision:
-        raise NotImplementedError
-
+    @limiter_method
     def acquire(
         self,
         limits: Limits,
@@ -104,12 +89,11 @@ class Verbs(Asking):
         cost: int | None = None,
         priority: int | None = None,
         max_wait: float | None = 0.0,
-    ) -> Decision:
+    ) -> Operation[Decision]:
         """Take the permits of one call from every limit in one atomic step, or none of them.
 
-        When a limit is closed the decision says so and how long to wait; nothing was taken. With ``max_wait`` the
-        call sleeps to a slot of its own, in the order of arrival, and is refused at once if that slot lies further
-        away. Who arrives while others wait joins the line behind them, even if a permit is there at that moment.
+        A refusal says how long to wait; nothing was taken. With ``max_wait`` the call sleeps to its slot, behind the
+        slots of calls that came earlier, and is refused at once if that slot lies further away.
 
         Args:
             limits: a quota's name, a :class:`Limit` that has a name, or several of them.
@@ -130,17 +114,42 @@ class Verbs(Asking):
                 the limits is kept by key.
             StoreUnavailable: the store did not answer.
 
-        *Warning*: under :class:`Concurrency` nobody knows when a place will be free: waits are estimates, and callers
-        may overtake one another. Without ``max_wait`` a call has no place in the line. While tasks wait for this limit
-        (``throttle="retry"``), it is refused; with ``max_wait`` it is served in its turn, behind them. A call that
-        sleeps hears of no change: when a rate is raised, a pause is ended or a bucket is reset, it sleeps to the turn
-        that it was told. Where that matters, wait for a part of the time, and call again.
-
-        The permit is spent when this returns. What the caller does afterwards, and when, is not seen.
+        *Warning*: under :class:`Concurrency` waits are estimates, and callers may overtake one another. Without
+        ``max_wait`` a call has no place in the line: while tasks wait for this limit (``throttle="retry"``) it is
+        refused. A call that sleeps hears of no change: when a rate is raised, a pause is ended or a bucket is reset, it
+        sleeps to the turn that it was told. Where that matters, wait for a part of the time, and call again.
         """
-        return self._take(self.reader.demands(limits, key, cost, args, priority), max_wait)
+        return (yield from self._acquire(self.reader.demands(limits, key, cost, args, priority), max_wait))
 
-    @asked
+    def _acquire(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
+        shadows = self._core.shadows
+        asked, shadow = shadows.split(demands)
+        if shadow and self._counting is None and shadows.is_to_look(self._clock.monotonic()):
+            with suppress(*STORE_TROUBLES):
+                yield from ask_would(self._core, {each.name: each.limit for each in shadow})
+            asked, shadow = shadows.split(demands)
+        if asked or not shadow:
+            decision = yield from self._acquire_and_count(asked, max_wait)
+        else:
+            decision = passed(shadow, self._core.new_id())
+        return self._let_through(decision, shadow) if shadow and decision.allowed else decision
+
+    def _acquire_and_count(self, demands: tuple[LimitRequest, ...], max_wait: float | None) -> Operation[Decision]:
+        now, counting = self._clock.monotonic, self._counting
+        operation = acquire(self._core, demands, longest_wait(max_wait), now)
+        if counting is None or self._core.pretended_wait is not None:
+            return (yield from operation)
+        began = now()
+        try:
+            decision = yield from operation
+        except STORE_TROUBLES:
+            note_lost(counting.counter, demands)
+            raise
+        note(counting.counter, demands, decision, now() - began if max_wait != 0 else 0.0)
+        self._core.shadows.hear(decision)
+        return decision
+
+    @limiter_method
     def peek(
         self,
         limits: Limits,
@@ -149,15 +158,15 @@ class Verbs(Asking):
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
         priority: int | None = None,
-    ) -> Asks[Decision]:
+    ) -> Operation[Decision]:
         """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
         return (yield from self._peek(self.reader.demands(limits, key, cost, args, priority)))
 
-    def _peek(self, demands: tuple[Demand, ...]) -> Asks[Decision]:
+    def _peek(self, demands: tuple[LimitRequest, ...]) -> Operation[Decision]:
         asked, shadow = self._core.shadows.split(demands)
         return (yield from self._core.peek(asked)) if asked else passed(shadow, "")
 
-    @asked
+    @limiter_method
     def reset(
         self,
         limits: Limits,
@@ -167,17 +176,16 @@ class Verbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[None]:
+    ) -> Operation[None]:
         """Forget what was taken: the buckets are full again and the slots of those who wait are gone.
 
         What had been reserved for later than now is good still, on top. Cancelled or settled afterwards, it may give
-        permits back that others have taken since.
-
-        With ``force`` a name that is no quota here means whatever limit bears it; see :meth:`set_rate`.
+        permits back that others have taken since. ``force``: also for a name that is no quota here, see
+        :meth:`set_rate`.
         """
         yield from self._core.reset(self.reader.to_reset(limits, key, args, force=force), note_of(by, reason))
 
-    @asked
+    @limiter_method
     def reserve(
         self,
         limits: Limits,
@@ -188,14 +196,14 @@ class Verbs(Asking):
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
         priority: int | None = None,
-    ) -> Asks[Decision]:
+    ) -> Operation[Decision]:
         """Take the permits of one call ahead of time, and say how long to wait for them.
 
         When it is allowed the permits are spent; they are good in ``retry_after`` seconds, and no second call is
         needed then. The same ``id`` finds the same reservation, for an hour after its time.
 
         Args:
-            limits: as in :meth:`acquire`; without :class:`Concurrency`, since nobody can know when a place is free.
+            limits: as in :meth:`acquire`, without :class:`Concurrency`.
             id: names the reservation.
             horizon: seconds; how far ahead the permits may lie. Refused if they would lie further.
             args, key, cost, priority: as in :meth:`acquire`.
@@ -215,7 +223,7 @@ class Verbs(Asking):
         is_new = decision.allowed and self._core.shadows.is_first(("reserved", id))
         return self._let_through(decision, shadow) if is_new else replace(decision, shadow=shadow)
 
-    @asked
+    @limiter_method
     def cancel(
         self,
         limits: Limits,
@@ -224,14 +232,11 @@ class Verbs(Asking):
         key: str | None = None,
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
-    ) -> Asks[bool]:
-        """Give a reservation back; the arguments are those of :meth:`reserve`. Idempotent.
+    ) -> Operation[bool]:
+        """Give a reservation back; the arguments are those of :meth:`reserve`. Idempotent. False: there was none.
 
-        What comes back is what can be given to others without anybody exceeding a limit: all of it if nobody has
-        reserved behind it, less if somebody has, nothing of a permit that lies in the past for longer than it cost.
-
-        Returns:
-            Whether there was such a reservation.
+        What comes back is what can be given to others without exceeding a limit: all of it if nothing is reserved
+        behind it, less if something is, nothing of a permit that lies in the past for longer than it cost.
         """
         asked, shadow = self._core.shadows.split(self.reader.plain(limits, key, cost, args))
         was_there = bool(shadow) and self._core.shadows.forget(("reserved", id))
@@ -239,20 +244,20 @@ class Verbs(Asking):
             self.correct(shadow, [0] * len(shadow))
         return (yield from self._core.cancel(asked, id=id)) if asked else was_there
 
-    @asked
-    def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> Asks[bool]:
+    @limiter_method
+    def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> Operation[bool]:
         """Correct what a granted call was charged, once it is known: more is charged, less is given back.
 
         For costs that are known only afterwards (tokens of a language model): acquire with an estimate, settle with
-        the truth. It counts once, however often it is called for a decision. What was too much comes back as far as
-        nobody can exceed the limit by it: all of it from windows; from a token bucket what it would still hold if it
-        had never lent it, less what has come back since; nothing under warm-up.
+        the truth. It counts once for each decision. What was too much comes back as far as no limit can be exceeded by
+        it: all of it from windows; from a token bucket what it would still hold if it had never lent it, less what has
+        come back since; nothing under warm-up.
 
         Args:
             decision: the one that allowed the call.
             actual_cost: permits; 0 or more, and it may be above what the limit holds: those who come next wait.
-            limit: the name of the limit to settle. Default: those whose cost is not a fixed number; if there are none,
-                those that take more than one permit; else all.
+            limit: the one to settle. Default: each whose cost is not a fixed number; if there is none, each that takes
+                more than one permit; else all.
 
         Returns:
             Whether this call corrected it; False if an earlier one had.
@@ -271,17 +276,17 @@ class Verbs(Asking):
         actual = actual[: len(demands)]
         return (yield from self._core.settle(demands, actual, id=decision.id, granted_at=decision.granted_at))
 
-    @asked
-    def release(self, decision: Decision) -> Asks[bool]:
+    @limiter_method
+    def release(self, decision: Decision) -> Operation[bool]:
         """Give back the places under :class:`Concurrency` that a call holds. Idempotent; False: there were none."""
         return (yield from self._core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
 
-    @asked
-    def renew(self, decision: Decision) -> Asks[bool]:
+    @limiter_method
+    def renew(self, decision: Decision) -> Operation[bool]:
         """Keep the places that a call holds for another ``lease`` seconds from now. False: one had expired."""
         return all((yield from self._core.renew([(demand, decision.id) for demand in leased(decision.demands)])))
 
-    @asked
+    @limiter_method
     def available(
         self,
         limits: Limits,
@@ -289,7 +294,7 @@ class Verbs(Asking):
         key: str | None = None,
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
-    ) -> Asks[int]:
-        """Permits that could be taken now: of the limit that has the fewest. The next caller may be quicker."""
+    ) -> Operation[int]:
+        """Permits that could be taken now, of the limit that has the fewest."""
         decision = yield from self._peek(self.reader.demands(limits, key, 1, args, priority))
         return min(state.remaining for state in decision.states) if decision.allowed else 0

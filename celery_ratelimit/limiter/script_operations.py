@@ -2,7 +2,7 @@
 
 One core, and two faces that drive it: :mod:`~celery_ratelimit.limiter.limiter` asks,
 :mod:`~celery_ratelimit.limiter.async_limiter` awaits. Verbs are about demands; what users say is read by
-:mod:`~celery_ratelimit.limiter.reader`.
+:mod:`~celery_ratelimit.limiter.resolve_request`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import RateLimitError
+from ..limits.any_limit import AnyLimit
 from ..limits.decision import Decision
 from ..store.script import Script
-from .calls import Asking, Call, Calls, Ended, Scripts
-from .checks import check_actual, check_reservable
-from .cross_slot import CrossSlot, Step, Steps
-from .demand import Demand, leased
-from .durations import microseconds
+from .limit_request import LimitRequest, check_actual, check_reservable, leased, microseconds
+from .multi_slot_acquire import MultiSlotAcquire, Step, Steps
+from .operation import AcquirePermits, Operation, RunScript, run_all
 from .parts import parts_of
-from .questions import Asks, Exists, Question, Request, each_of
-from .replies import decision_of, impossible, pretended, whole_numbers
-from .shadows import Shadows
+from .script_calls import Calls, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .setting_calls import BucketStatus, SettingCalls, read_bucket_status
+from .shadow import Shadows
 
-__all__ = ["Core", "Ids"]
+__all__ = ["Ids", "Operations"]
 
 
 #: Limits that one script tells of how they stand.
 AT_ONCE = 40
 
 
-class Core:
+class Scripts:
+    """The scripts of a limiter, by their verbs.
+
+    Args:
+        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+    """
+
+    def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
+        def script(name: str) -> Script:
+            return Script(name, replace_includes)
+
+        self.acquire, self.peek, self.reset = script("acquire"), script("peek"), script("reset")
+        self.acquire_next, self.dedup_and_acquire = script("acquire_next"), script("dedup_and_acquire")
+        self.reserve, self.cancel, self.join = script("reserve"), script("cancel"), script("acquire_part")
+        self.settle, self.forget = script("settle"), script("forget")
+        self.release, self.renew = script("release"), script("renew")
+        self.release_and_acquire = script("release_and_acquire")
+        self.set_rate, self.expire_rate = script("set_rate"), script("expire_rate")
+        self.pause, self.config, self.probe = script("pause"), script("config"), script("probe")
+        self.set_weight, self.weights = script("set_weight"), script("weights")
+        self.count, self.counts, self.used = script("count"), script("counts"), script("used")
+        self.shadow, self.set_shadow = script("shadow"), script("set_shadow")
+        self.history, self.standing = script("history"), script("standing")
+
+
+class Operations:
     """The verbs of a limiter.
 
     Args:
@@ -43,6 +67,7 @@ class Core:
 
     Attributes:
         shadows: which limits are in shadow.
+        settings: what people store for limits.
     """
 
     #: In tests: every limiter of this process lets all pass (0), or none, saying that it is to wait for so many
@@ -54,14 +79,21 @@ class Core:
         self.scripts = Scripts(replace_includes)
         self.calls = Calls(self.scripts, prefix)
         self.shadows = Shadows()
+        self.settings = SettingCalls(self.scripts, prefix, self.shadows)
         self.new_id = Ids(20)
-        self._over_slots = CrossSlot(self.scripts, self.new_id)
+        self._over_slots = MultiSlotAcquire(self.scripts, self.new_id)
 
     # -- Permits ---------------------------------------------------------------------------------------------------
 
     def ask(
-        self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0, lease_id: str = ""
-    ) -> Asks[Decision]:
+        self,
+        demands: Sequence[LimitRequest],
+        *,
+        id: str = "",
+        horizon: float = 0.0,
+        claim: float = 0.0,
+        lease_id: str = "",
+    ) -> Operation[Decision]:
         """The permits of ``demands``, all or none.
 
         Args:
@@ -76,170 +108,124 @@ class Core:
         reply = yield from self.decide(self.scripts.acquire, demands, *first, last=last)
         return decision_of(demands, reply, id or self.new_id())
 
-    def ask_for_turn(self, request: Request) -> Asks[Decision]:
+    def ask_for_turn(self, request: AcquirePermits) -> Operation[Decision]:
         """The same for a call that waits and asks again: if it is for a place, one that is free is held for it."""
         demands, id = request.demands, request.id
         if not (request.claim and id and leased(demands) and self.takes_one_script(demands)):
             return (yield from self.ask(demands, id=id, horizon=request.horizon, claim=request.claim))
-        asking = Asking([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
+        asking = PlaceRequests([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
         (said,) = yield [
-            Question(self.scripts.release_and_acquire, self.calls.of_release_and_acquire(tuple(demands), asking, ()))
+            RunScript(self.scripts.release_and_acquire, self.calls.of_release_and_acquire(tuple(demands), asking, ()))
         ]
         if isinstance(said, RateLimitError):
             raise impossible(demands, said)
         return decision_of(demands, whole_numbers(said[0]), id)
 
-    def peek(self, demands: Sequence[Demand]) -> Asks[Decision]:
+    def peek(self, demands: Sequence[LimitRequest]) -> Operation[Decision]:
         """What :meth:`ask` would say now."""
         return decision_of(demands, (yield from self.decide(self.scripts.peek, demands, "")))
 
-    def forget(self, demands: Sequence[Demand], *, id: str) -> Asks[None]:
+    def forget(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
         """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
         yield from self.decide(self.scripts.forget, demands, id)
 
-    def reserve(self, demands: Sequence[Demand], *, id: str, horizon: float) -> Asks[Decision]:
+    def reserve(self, demands: Sequence[LimitRequest], *, id: str, horizon: float) -> Operation[Decision]:
         """Permits ahead of time, under an id."""
         check_reservable(demands, id)
         reply = yield from self.decide(self.scripts.reserve, demands, id, microseconds(horizon), kind="ids")
         return decision_of(demands, reply, id)
 
-    def cancel(self, demands: Sequence[Demand], *, id: str) -> Asks[bool]:
+    def cancel(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[bool]:
         """Give a reservation back. Was there one?"""
         return (yield from self.decide(self.scripts.cancel, demands, id, kind="ids")) == [1]
 
-    def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> Asks[bool]:
+    def settle(
+        self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int
+    ) -> Operation[bool]:
         """Correct what was charged. Was it this call that did?"""
         check_actual(demands, actual)
         settled = yield from self.decide(self.scripts.settle, demands, id, granted_at, kind="ids", last=actual)
         return settled == [1]
 
-    def reset(self, demands: Sequence[Demand], note: str) -> Asks[None]:
+    def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
         """Forget what was taken; ``note``: who and why."""
         if self.pretended_wait is None:
             parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
-            yield from each_of([Question(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
+            yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 
     # -- Places ----------------------------------------------------------------------------------------------------
 
-    def release(self, demands: Sequence[Demand], *, id: str, granted_at: int) -> Asks[bool]:
+    def release(self, demands: Sequence[LimitRequest], *, id: str, granted_at: int) -> Operation[bool]:
         """Give back the places that ``id`` holds. Were there any?"""
         places = leased(demands)
         if not places or not id:
             return False
         return (yield from self.release_all([Ended(id, places, granted_at)])) > 0
 
-    def release_all(self, ended: Sequence[Ended]) -> Asks[int]:
+    def release_all(self, ended: Sequence[Ended]) -> Operation[int]:
         """Give back leases of many holders, in one script for each slot. How many were there?"""
         leases = [(demand, each) for each in ended for demand in each.places]
         if not leases:
             return 0
         parts = self._by_slot([demand for demand, _ in leases])
-        asked = [Question(self.scripts.release, self.calls.of_release([leases[i] for i in part])) for part in parts]
-        return sum(map(int, (yield from each_of(asked))))
+        asked = [RunScript(self.scripts.release, self.calls.of_release([leases[i] for i in part])) for part in parts]
+        return sum(map(int, (yield from run_all(asked))))
 
-    def renew(self, leases: Sequence[tuple[Demand, str]]) -> Asks[list[bool]]:
+    def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Operation[list[bool]]:
         """One round trip for the leases of many holders. False for each that has expired."""
         if not leases:
             return []
         parts = self._by_slot([demand for demand, _ in leases])
-        asked = [Question(self.scripts.renew, self.calls.of_renew([leases[i] for i in part])) for part in parts]
-        replies = yield from each_of(asked)
+        asked = [RunScript(self.scripts.renew, self.calls.of_renew([leases[i] for i in part])) for part in parts]
+        replies = yield from run_all(asked)
         kept: dict[int, bool] = {}
         for part, reply in zip(parts, replies, strict=True):
             kept.update(zip(part, [each in (49, "1") for each in reply], strict=True))
         return [kept[i] for i in range(len(leases))]
 
-    # -- What people store -----------------------------------------------------------------------------------------
-
-    def is_known(self, name: str, key: str | None) -> Asks[bool]:
-        """Whether the store has something of a limit that is stored or in use."""
-        known: bool = yield Exists(self.calls.traces(name, key))
-        return known
-
-    def set_rate(self, call: Call) -> Asks[bool]:
-        """Store a rate, see :func:`~celery_ratelimit.limiter.stored.change_of`. Is it in force now?"""
-        (done,) = yield from each_of([Question(self.scripts.set_rate, call)])
-        return bool(done == 1)
-
-    def expire(self, name: str, key: str | None, us: int, note: str) -> Asks[bool]:
-        """The stored rate ends in so many microseconds; 0: now. Was there one?"""
-        (done,) = yield from each_of([Question(self.scripts.expire_rate, self.calls.of_length(name, key, us, note))])
-        return bool(done == 1)
-
-    def pause(self, name: str, key: str | None, us: int, note: str) -> Asks[int]:
-        """Close a limit for so many microseconds; returns for how many it is. 0: end a pause; 1: there was one."""
-        (reply,) = yield from each_of([Question(self.scripts.pause, self.calls.of_length(name, key, us, note))])
-        return int(reply)
-
-    def config(self, name: str, key: str | None) -> Asks[Any]:
-        """What is stored for a limit, for :func:`~celery_ratelimit.limiter.stored.read_config`."""
-        (reply,) = yield from each_of([Question(self.scripts.config, self.calls.of_config(name, key))])
-        return reply
-
-    def set_weight(self, name: str, share: str, weight: float | None, note: str) -> Asks[bool]:
-        """Store the weight of one of those who share a limit; ``None``: the code's again. Was anything changed?"""
-        (done,) = yield from each_of(
-            [Question(self.scripts.set_weight, self.calls.of_weight(name, share, weight, note))]
-        )
-        return bool(done == 1)
-
-    def weights(self, name: str) -> Asks[Any]:
-        """What is stored for them, for :func:`~celery_ratelimit.limiter.stored_weights.read_weights`."""
-        (reply,) = yield from each_of([Question(self.scripts.weights, self.calls.of_weights(name))])
-        return reply
-
-    def set_shadow(self, name: str, on: bool | None, note: str) -> Asks[bool]:
-        """Put a limit into shadow, or in force; ``None``: as the code says. Was anything changed?"""
-        (done,) = yield from each_of([Question(self.scripts.set_shadow, self.calls.of_shadow(name, on, note))])
-        self.shadows.learn({name: on})
-        return bool(done == 1)
-
-    def history(self, name: str) -> Asks[Any]:
-        """What people have changed, for :func:`~celery_ratelimit.limiter.history.read_history`."""
-        (reply,) = yield from each_of([Question(self.scripts.history, self.calls.of_history(name))])
-        return reply
-
-    def standings(self, demands: Sequence[Demand]) -> Asks[list[Any]]:
-        """How limits stand, each for itself, for :func:`~celery_ratelimit.limiter.standing.read_standing`.
+    def bucket_statuses(
+        self, demands: Sequence[LimitRequest], codes: Sequence[AnyLimit | None]
+    ) -> Operation[list[BucketStatus]]:
+        """How limits stand, each for itself; ``codes``: each as it is here, ``None`` if it is not.
 
         In one round trip, by scripts for so many limits that none keeps the store for long; an error that concerns one
         of them is in its place.
         """
         steps = [list(part[i : i + AT_ONCE]) for part in self._by_slot(demands) for i in range(0, len(part), AT_ONCE)]
         calls = [self.calls.of_standing([demands[i] for i in step]) for step in steps]
-        replies = yield from each_of([Question(self.scripts.standing, call) for call in calls])
+        replies = yield from run_all([RunScript(self.scripts.standing, call) for call in calls])
         found = {
             i: each for step, reply in zip(steps, replies, strict=True) for i, each in zip(step, reply, strict=True)
         }
-        return [found[i] for i in range(len(demands))]
+        return [read_bucket_status(demands[i], codes[i], found[i]) for i in range(len(demands))]
 
     # -- How it is decided -----------------------------------------------------------------------------------------
 
-    def takes_one_script(self, demands: Sequence[Demand]) -> bool:
+    def takes_one_script(self, demands: Sequence[LimitRequest]) -> bool:
         """Whether one script sees all of them; and the store is asked at all."""
         return self.pretended_wait is None and not (self.is_cluster and self._over_slots.parts(tuple(demands)))
 
     def decide(
         self,
         script: Script,
-        demands: Sequence[Demand],
+        demands: Sequence[LimitRequest],
         *first: str | int,
         kind: str | None = None,
         last: Sequence[int | str] = (),
-    ) -> Asks[list[int]]:
+    ) -> Operation[list[int]]:
         """A script's reply about all of the demands; the arguments are those of :meth:`Calls.of_script`."""
         if self.pretended_wait is not None:
             return self._pretended(script, demands, first)
         if self.is_cluster and (parts := self._over_slots.parts(tuple(demands))):
             return (yield from self._in_steps(self._over_slots.steps(script, parts, first, kind, last)))
-        (reply,) = yield [Question(script, self.calls.of_script(script, tuple(demands), first, kind, last))]
+        (reply,) = yield [RunScript(script, self.calls.of_script(script, tuple(demands), first, kind, last))]
         said = self._read(demands, reply)
         if isinstance(said, RateLimitError):
             raise said
         return said
 
-    def _in_steps(self, steps: Steps) -> Asks[list[int]]:
-        """One decision by several scripts, see :mod:`~celery_ratelimit.limiter.cross_slot`."""
+    def _in_steps(self, steps: Steps) -> Operation[list[int]]:
+        """One decision by several scripts, see :mod:`~celery_ratelimit.limiter.multi_slot_acquire`."""
         try:
             asked = next(steps)
             while True:
@@ -249,27 +235,35 @@ class Core:
             result: list[int] = end.value
             return result
 
-    def _question(self, step: Step) -> Question:
+    def _question(self, step: Step) -> RunScript:
         if step.script is self.scripts.release:
             id, granted_at = step.first
             ended = Ended(str(id), step.demands, int(granted_at))
-            return Question(step.script, self.calls.of_release([(demand, ended) for demand in step.demands]))
-        return Question(step.script, self.calls.of_script(*step))
+            return RunScript(step.script, self.calls.of_release([(demand, ended) for demand in step.demands]))
+        return RunScript(step.script, self.calls.of_script(*step))
 
     @staticmethod
-    def _read(demands: Sequence[Demand], reply: Any) -> list[int] | RateLimitError:
+    def _read(demands: Sequence[LimitRequest], reply: Any) -> list[int] | RateLimitError:
         return impossible(demands, reply) if isinstance(reply, RateLimitError) else whole_numbers(reply)
 
-    def _pretended(self, script: Script, demands: Sequence[Demand], first: Sequence[str | int]) -> list[int]:
+    def _pretended(self, script: Script, demands: Sequence[LimitRequest], first: Sequence[str | int]) -> list[int]:
         if script not in (self.scripts.acquire, self.scripts.peek, self.scripts.reserve):
             return [0]  # nothing was taken: there is nothing to give back
         slot_only = script is self.scripts.acquire and int(first[1]) < 0
-        return pretended(demands, self.pretended_wait or 0, slot_only=slot_only)
+        return _pretended(demands, self.pretended_wait or 0, slot_only=slot_only)
 
-    def _by_slot(self, demands: Sequence[Demand]) -> list[Sequence[int]]:
+    def _by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
         """The demands by their places, those together that one script can see."""
         parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]
+
+
+def _pretended(demands: Sequence[LimitRequest], wait: int, *, slot_only: bool) -> list[int]:
+    """What a script would reply, if all buckets were full (``wait`` is 0), or closed for so many microseconds."""
+    reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
+    for demand in demands:
+        reply += [0, wait] if wait else [demand.size, 0]
+    return reply
 
 
 class Ids:

@@ -1,30 +1,34 @@
-"""What users do with limits while they are in force: store rates, pause, and look at what is stored."""
+"""Methods of operators: store rates, pause, and look at what is stored and counted. Each is an operation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ..counts.figures import Stats
+from ..counts.would import Would
 from ..limits.any_limit import AnyLimit
-from .durations import length_of
-from .history import Change, read_history
-from .questions import Asks
-from .stored import LimitConfig, change_of, note_of, read_config
-from .stored_shadow import check_shadow_to_store
-from .stored_weights import WeightConfig, note_of_weight, read_weights, weight_to_store
-from .verbs import Asking, asked
+from .limit_request import length_of
+from .operation import Operation, limiter_method
+from .permit_methods import LimiterBase
+from .setting_calls import Change
+from .shadow import ask_would
+from .stored_settings import LimitConfig, WeightConfig, check_shadow_to_store, note_of, weight_to_store
+from .usage import ask_counts
 
-__all__ = ["LiveVerbs"]
+__all__ = ["AdminMethods"]
 
 
-class LiveVerbs(Asking):
+class AdminMethods(LimiterBase):
     """Change a limit for the whole fleet, from the next decision on."""
 
-    def _named(self, name: str | AnyLimit, key: str | None, force: bool) -> Asks[tuple[str, AnyLimit | None]]:
+    def _named(self, name: str | AnyLimit, key: str | None, force: bool) -> Operation[tuple[str, AnyLimit | None]]:
         """A limit that somebody knows, by its name; and as the code here has it."""
         known, code = self.reader.code(name, key, force=force)
-        if code is None and not force and not (yield from self._core.is_known(known, key)):
+        if code is None and not force and not (yield from self._core.settings.is_known(known, key)):
             raise self.reader.unknown(known)
         return known, code
 
-    @asked
+    @limiter_method
     def set_rate(
         self,
         name: str | AnyLimit,
@@ -36,7 +40,7 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[bool]:
+    ) -> Operation[bool]:
         """Put a rate in the place of the code's, for every process and from its next decision on.
 
         Tokens are kept, not time: what was used stays used, and comes back at the new rate. Another algorithm begins
@@ -45,8 +49,7 @@ class LiveVerbs(Asking):
         Args:
             name: the limit's name, or the limit.
             rate: a rate (the other options stay those of the quota of that name here), a :class:`Limit` or, for places,
-                a :class:`Concurrency`. Its name, key, cost, lease
-                and per_worker do not count: they are the code's.
+                a :class:`Concurrency`. Its name, key, cost, lease and per_worker do not count: they are the code's.
             key: for one bucket of a limit that is kept by key; goes before what is stored for the whole limit.
             version: a number that grows with each deploy. Nothing is changed if this or a higher version was set
                 before, so that an old process, or a deploy that is rolled back, cannot undo a newer change. Without
@@ -70,10 +73,10 @@ class LiveVerbs(Asking):
         change of algorithm clears the line: who waits comes at the time that was told, and then joins it again.
         """
         known = yield from self._named(name, key, force)
-        call = change_of(self._core.calls, *known, rate, key=key, version=version, for_=for_, by=by, reason=reason)
-        return (yield from self._core.set_rate(call))
+        set_rate = self._core.settings.set_rate
+        return (yield from set_rate(*known, rate, key=key, version=version, for_=for_, by=by, reason=reason))
 
-    @asked
+    @limiter_method
     def try_set_rate(
         self,
         name: str | AnyLimit,
@@ -84,13 +87,13 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[bool]:
+    ) -> Operation[bool]:
         """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
         known = yield from self._named(name, key, force)
-        call = change_of(self._core.calls, *known, rate, key=key, only_if_none=True, for_=for_, by=by, reason=reason)
-        return (yield from self._core.set_rate(call))
+        set_rate = self._core.settings.set_rate
+        return (yield from set_rate(*known, rate, key=key, only_if_none=True, for_=for_, by=by, reason=reason))
 
-    @asked
+    @limiter_method
     def expire(
         self,
         name: str | AnyLimit,
@@ -100,13 +103,13 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[bool]:
+    ) -> Operation[bool]:
         """The stored rate ends in so many seconds; then the code's holds again. False: none is stored."""
         us = length_of(seconds, "seconds")
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.expire(known, key, us, note_of(by, reason)))
+        return (yield from self._core.settings.expire_rate(known, key, us, note_of(by, reason)))
 
-    @asked
+    @limiter_method
     def delete(
         self,
         name: str | AnyLimit,
@@ -115,21 +118,21 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[bool]:
+    ) -> Operation[bool]:
         """Take the stored rate away; the code's holds again from the next decision on. False: none is stored.
 
         What was used stays used: :meth:`reset` forgets that.
         """
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.expire(known, key, 0, note_of(by, reason)))
+        return (yield from self._core.settings.expire_rate(known, key, 0, note_of(by, reason)))
 
-    @asked
-    def config(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> Asks[LimitConfig]:
+    @limiter_method
+    def config(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> Operation[LimitConfig]:
         """What is in force for a limit, since when and by whom: code and store side by side."""
         known, code = yield from self._named(name, key, force)
-        return read_config(known, key or "", code, (yield from self._core.config(known, key)))
+        return (yield from self._core.settings.config(known, key, code))
 
-    @asked
+    @limiter_method
     def set_shadow(
         self,
         name: str | AnyLimit,
@@ -138,7 +141,7 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[bool]:
+    ) -> Operation[bool]:
         """Put a limit into shadow, so that it throttles nobody, or in force, whatever the code says.
 
         In shadow from the next decision on, for every process; in force again within a second, where a process has
@@ -158,9 +161,9 @@ class LiveVerbs(Asking):
         """
         known, code = yield from self._named(name, None, force)
         check_shadow_to_store(known, code, on)
-        return (yield from self._core.set_shadow(known, on, note_of(by, reason)))
+        return (yield from self._core.settings.set_shadow(known, on, note_of(by, reason)))
 
-    @asked
+    @limiter_method
     def set_weight(
         self,
         name: str | AnyLimit,
@@ -170,7 +173,7 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[bool]:
+    ) -> Operation[bool]:
         """Change the weight of one of those who share a limit (``fair=``), also among what waits already.
 
         Args:
@@ -189,27 +192,27 @@ class LiveVerbs(Asking):
         """
         known, code = yield from self._named(name, None, force)
         weight = weight_to_store(known, code, key, weight, force=force)
-        return (yield from self._core.set_weight(known, key, weight, note_of_weight(key, by, reason)))
+        return (yield from self._core.settings.set_weight(known, key, weight, by, reason))
 
-    @asked
-    def weights(self, name: str | AnyLimit, *, force: bool = False) -> Asks[dict[str, WeightConfig]]:
+    @limiter_method
+    def weights(self, name: str | AnyLimit, *, force: bool = False) -> Operation[dict[str, WeightConfig]]:
         """Weights of those who share a limit, by key: of the code and stored, since when and by whom. Others have 1."""
         known, code = yield from self._named(name, None, force)
-        return read_weights(code, (yield from self._core.weights(known)))
+        return (yield from self._core.settings.weights(known, code))
 
-    @asked
-    def history(self, name: str | AnyLimit, *, force: bool = False) -> Asks[list[Change]]:
+    @limiter_method
+    def history(self, name: str | AnyLimit, *, force: bool = False) -> Operation[list[Change]]:
         """What was changed of a limit and its keys, by whom and why: the last hundred changes, in their order.
 
         Each is noted in the step that makes it. What a version before this one changes is not noted.
         """
         known, code = self.reader.code(name, None, force=force)
-        found = read_history(known, code, (yield from self._core.history(known)))
+        found = yield from self._core.settings.history(known, code)
         if not found:  # else somebody knows it
             yield from self._named(name, None, force)
         return found
 
-    @asked
+    @limiter_method
     def pause(
         self,
         name: str | AnyLimit,
@@ -219,7 +222,7 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[float]:
+    ) -> Operation[float]:
         """Let nothing through for so many seconds, in the whole fleet, from the next decision on.
 
         For an upstream that says ``Retry-After``. A shorter pause never shortens one that is there.
@@ -237,9 +240,9 @@ class LiveVerbs(Asking):
         """
         us = length_of(seconds, "seconds")
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.pause(known, key, us, note_of(by, reason))) / 1e6
+        return (yield from self._core.settings.pause(known, key, us, note_of(by, reason))) / 1e6
 
-    @asked
+    @limiter_method
     def resume(
         self,
         name: str | AnyLimit,
@@ -248,7 +251,46 @@ class LiveVerbs(Asking):
         by: str | None = None,
         reason: str = "",
         force: bool = False,
-    ) -> Asks[bool]:
+    ) -> Operation[bool]:
         """End a pause. False: there was none."""
         known, _ = yield from self._named(name, key, force)
-        return (yield from self._core.pause(known, key, 0, note_of(by, reason))) == 1
+        return (yield from self._core.settings.pause(known, key, 0, note_of(by, reason))) == 1
+
+    @limiter_method
+    def stats(self, name: str | AnyLimit, *, force: bool = False) -> Operation[Stats]:
+        """What was decided about a limit: results, permits, waiting times, the last minutes, who uses it most.
+
+        Every worker and every limiter counts, and tells the store about once a second; what those have counted that are
+        gone is there still. A killed one's last second is missing.
+
+        Args:
+            name: the limit's name, or the limit.
+            force: also for a name that nobody knows, see :meth:`set_rate`.
+        """
+        known, _ = yield from self._named(name, None, force)
+        (stats,) = yield from ask_counts(self._core, [known])
+        return stats
+
+    @limiter_method
+    def stats_of(
+        self, names: Iterable[str], *, totals: bool = False, minutes: int | None = None
+    ) -> Operation[list[Stats]]:
+        """The same for many limits at once, known or not, in the order of their names.
+
+        ``totals``: without the seconds, the minutes and the users, which are most of it. ``minutes``: with the last so
+        many in which something was decided, 60 at the most, and without the rest.
+        """
+        return (yield from ask_counts(self._core, list(names), totals=totals, minutes=minutes))
+
+    @limiter_method
+    def would(self, name: str | AnyLimit, *, force: bool = False) -> Operation[Would]:
+        """What a limit in shadow would have done, had it been in force: as a text, a sentence.
+
+        Of all requests since it was put into shadow but those of the last seconds, which are not reckoned yet.
+
+        Args:
+            name: the limit's name, or the limit.
+            force: also for a name that nobody knows, see :meth:`set_rate`.
+        """
+        known, code = yield from self._named(name, None, force)
+        return (yield from ask_would(self._core, {known: code}))[known]

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import STORE_TROUBLES, RateLimitError
+from ..errors import STORE_TROUBLES, RateLimitError, Throttled
 from ..limits.concurrency import Concurrency
 from ..limits.decision import Decision
-from .core import Core
-from .demand import Demand, leased
-from .durations import microseconds
 from .leases import UNKNOWN
-from .questions import Asks, Request, Sleep
+from .limit_request import LimitRequest, leased, microseconds
+from .operation import AcquirePermits, Operation, Sleep
+from .script_operations import Operations
 
-__all__ = ["give_back", "is_beyond", "take"]
+__all__ = ["acquire", "is_beyond", "throttled"]
 
 #: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
 #: itself if the caller dies, where a permit would be lost.
@@ -28,7 +27,9 @@ _SHORTEST_NAP, _LONGEST_NAP = 0.25, 0.75
 _EARLY = 0.05
 
 
-def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[], float]) -> Asks[Decision]:
+def acquire(
+    core: Operations, demands: Sequence[LimitRequest], max_wait: float, now: Callable[[], float]
+) -> Operation[Decision]:
     """The permits of one call, when it is its turn; or a refusal.
 
     Args:
@@ -40,12 +41,12 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
     waits = max_wait > 0
     id = core.new_id() if waits or leased(demands) else ""
     deadline = now() + max_wait
-    asked: Request | None = None
+    asked: AcquirePermits | None = None
     has_slot = False
     try:
         while True:
             left = max(0.0, deadline - now())
-            asked = Request(demands, id, min(left, TAKE_AHEAD), left)
+            asked = AcquirePermits(demands, id, min(left, TAKE_AHEAD), left)
             decision: Decision = yield asked
             if not decision.allowed and not waits:
                 return decision
@@ -63,11 +64,13 @@ def take(core: Core, demands: Sequence[Demand], max_wait: float, now: Callable[[
         raise
     except BaseException:  # a soft time limit, Ctrl-C, a greenlet that is ended, a cancellation
         if asked is not None:
-            yield from give_back(core, demands, id, asked.answer)
+            yield from _give_back(core, demands, id, asked.answer)
         raise
 
 
-def give_back(core: Core, demands: Sequence[Demand], id: str, decision: Decision | None) -> Asks[None]:
+def _give_back(
+    core: Operations, demands: Sequence[LimitRequest], id: str, decision: Decision | None
+) -> Operation[None]:
     """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
     try:
         if decision is not None and decision.allowed:
@@ -107,3 +110,13 @@ def nap(decision: Decision) -> float:
     if leased(decision.demands):
         return min(wait, max(_SHORTEST_NAP, wait / 4), _LONGEST_NAP)
     return wait - _EARLY if len(decision.states) > 1 and wait > _EARLY else wait
+
+
+def throttled(decision: Decision, max_wait: float | None) -> Throttled:
+    """A refusal for a caller that cannot be told by a value, and would have waited for ``max_wait`` seconds: not where
+    there is no room to wait.
+    """
+    refused = decision.binding, decision.remaining, decision.reset_after
+    keys = [each.key for each in decision.states if (each.name, each.remaining, each.reset_after) == refused]
+    beyond = None if decision.full else max_wait
+    return Throttled(decision.binding or "", decision.retry_after, beyond, keys[0] if keys else "")

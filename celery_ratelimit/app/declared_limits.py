@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.keys import declared_key, escape
 from ..store.resp import text
-from .asker import Asker
 
 __all__ = ["declare", "without_names"]
 
@@ -16,7 +16,7 @@ __all__ = ["declare", "without_names"]
 REMEMBERED_MS = 30 * 86_400_000
 
 
-def declare(asker: Asker, limits: Mapping[str, AnyLimit]) -> list[str]:
+def declare(asker: StoreRunner, limits: Mapping[str, AnyLimit]) -> list[str]:
     """Declare the limits of an app that starts. The last app that starts is the one that is remembered.
 
     Returns:

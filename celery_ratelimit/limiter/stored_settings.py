@@ -1,4 +1,4 @@
-"""Rates and pauses that people put in the store: what is sent to change them, and how they are read."""
+"""What people have stored for a limit: a rate, a pause, a shadow, weights; as values, read from the store's texts."""
 
 from __future__ import annotations
 
@@ -6,26 +6,69 @@ import getpass
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
-from ..limits.concurrency import Concurrency
+from ..limits.concurrency import NO_SHADOW, Concurrency
 from ..limits.limit import Limit
-from ..store.keys import short
-from .calls import Call, Calls, call_of
-from .durations import length_of
-from .stored_shadow import StoredShadow, marked, read_shadow
+from ..limits.weights import USUAL, check_weight
 
-__all__ = ["LimitConfig", "change_of", "limit_stored", "note_of", "read_config", "read_stored"]
+__all__ = [
+    "LimitConfig",
+    "StoredShadow",
+    "WeightConfig",
+    "check_shadow_to_store",
+    "limit_stored",
+    "limit_to_store",
+    "note_of",
+    "read_config",
+    "read_shadow",
+    "read_stored",
+    "read_weights",
+    "weight_to_store",
+]
 
-#: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
-#: is the code's.
-_NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve", "shadow"}
 #: Characters of a reason that are kept.
 LONGEST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShadow:
+    """Somebody has put a limit into shadow, or in force, whatever the code says.
+
+    Attributes:
+        on: whether it is in shadow.
+        since: when that was stored, in seconds since 1970.
+        by: who it was.
+        reason: why, if it was said.
+    """
+
+    on: bool
+    since: float
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightConfig:
+    """The weight that is in force for one of those who share a limit, and why.
+
+    Attributes:
+        weight: the one in force.
+        code: the one in the code.
+        stored: the one in the store; ``None``: there is none.
+        since: when that was stored, in seconds since 1970; 0.0 without one.
+        by: who stored it.
+    """
+
+    weight: float
+    code: float
+    stored: float | None
+    since: float
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,37 +152,6 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
     return limit
 
 
-def change_of(
-    calls: Calls,
-    limit_name: str,
-    code: AnyLimit | None,
-    rate: str | AnyLimit,
-    *,
-    key: str | None,
-    only_if_none: bool = False,
-    version: int | None = None,
-    for_: float | None = None,
-    by: str | None = None,
-    reason: str = "",
-) -> Call:
-    """What ``lua/set_rate.lua`` is called with."""
-    limit = limit_to_store(limit_name, rate, code)
-    keys = calls.change_keys(limit_name, key)
-    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 2**53):
-        raise ConfigurationError(f"limit {limit.name!r}: version={shown(version)} must be a whole number of at least 1")
-    lasts = 0 if for_ is None else length_of(for_, "for_")
-    method, count, period, size, _, extra = limit.wire(1)
-    said = {
-        each.name: getattr(limit, each.name)
-        for each in fields(limit)
-        if each.name not in _NOT_STORED and getattr(limit, each.name) != each.default
-    }
-    note = note_of(by, reason, said)
-    extra = 0 if limit.reserve is not None else extra  # what is set aside is the code's
-    arguments = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
-    return call_of(keys, arguments)
-
-
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
     """The reply of ``lua/config.lua``."""
     now, *texts = [each.decode() if isinstance(each, bytes) else each for each in reply]
@@ -206,3 +218,57 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
         if limit.method == "token_bucket" and not limit.debt:
             object.__setattr__(limit, "reserve", code.reserve)
     return limit
+
+
+def check_shadow_to_store(name: str, code: AnyLimit | None, on: Any) -> None:
+    """Raises what is wrong with it."""
+    if on is not None and not isinstance(on, bool):
+        raise ConfigurationError(
+            f"limit {name!r}: on={shown(on)} must be True (in shadow), False (in force) or None (as the code says)"
+        )
+    if on and isinstance(code, Concurrency):
+        raise ConfigurationError(f"limit {name!r} is {code}, and {NO_SHADOW}")
+
+
+def read_shadow(said: Any) -> StoredShadow | None:
+    """What ``lua/set_shadow.lua`` has stored; ``None``: nothing is."""
+    text = said.decode() if isinstance(said, bytes) else said or ""
+    if not text:
+        return None
+    head, _, note = text.partition("\n")
+    flag, since = head.split()
+    who = json.loads(note)
+    return StoredShadow(flag == "1", int(since) / 1e6, str(who.get("by", "")), str(who.get("reason", "")))
+
+
+def marked(config: str) -> StoredShadow | None:
+    """What the text of a config says of it, which does not say who it was: see ``lua/include/config_text.lua``."""
+    return StoredShadow(True, 0.0, "", "") if config[:1] == "0" and config[1:2].isdigit() else None
+
+
+def weight_to_store(
+    name: str, code: AnyLimit | None, key: Any, weight: float | None, *, force: bool = False
+) -> float | None:
+    """The weight that is meant; raises what is wrong with it."""
+    if not isinstance(key, str):
+        raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text: what fair= makes of the arguments")
+    if code is not None and code.fair is None and not force:
+        raise ConfigurationError(
+            f"limit {name!r} is not fair, so nobody has a weight in it: say with fair= who shares it, as in "
+            "fair='{tenant_id}' (force=True stores it all the same)"
+        )
+    return None if weight is None else check_weight(f"limit {name!r}", key, weight)
+
+
+def read_weights(code: AnyLimit | None, reply: Sequence[Any]) -> dict[str, WeightConfig]:
+    """The reply of ``lua/weights.lua``."""
+    in_code = {} if code is None else code.weights
+    found = {key: WeightConfig(weight, weight, None, 0.0, "") for key, weight in in_code.items()}
+    texts = [each.decode() if isinstance(each, bytes) else each for each in reply[1]]
+    for share, text in zip(texts[::2], texts[1::2], strict=True):
+        if share != "\0":
+            weight, since, note = text.split(" ", 2)
+            said = json.loads(note)
+            usual = in_code.get(said["key"], USUAL)
+            found[said["key"]] = WeightConfig(float(weight), usual, float(weight), int(since) / 1e6, said["by"])
+    return dict(sorted(found.items()))

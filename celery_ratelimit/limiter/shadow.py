@@ -16,13 +16,13 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..observing import Asked
 from ..store.keys import config_keys, shadow_keys
-from .calls import call_of
-from .demand import Demand
-from .questions import Asks, Question, each_of
-from .stored_shadow import StoredShadow, read_shadow
+from .limit_request import LimitRequest
+from .operation import Operation, RunScript, run_all
+from .script_calls import call_of
+from .stored_settings import StoredShadow, read_shadow
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .script_operations import Operations
 
 __all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
 
@@ -71,12 +71,12 @@ class Shadows:
             else:
                 self.stored[name] = flag
 
-    def note(self, shadow: Sequence[Demand]) -> None:
+    def note(self, shadow: Sequence[LimitRequest]) -> None:
         """By which limits what is told of these is to be reckoned."""
         for demand in shadow:
             self.limits[demand.name] = demand.limit
 
-    def opened(self, demand: Demand) -> Demand:
+    def opened(self, demand: LimitRequest) -> LimitRequest:
         """The same for tasks that were parked before: of a limit in shadow all may leave (the cost says so, see
         ``lua/return_due.lua``).
         """
@@ -116,7 +116,7 @@ class Shadows:
         """Was it done under this id? From now on it was not."""
         return self._ids.pop(id, self) is not self
 
-    def split(self, demands: tuple[Demand, ...]) -> tuple[tuple[Demand, ...], tuple[Demand, ...]]:
+    def split(self, demands: tuple[LimitRequest, ...]) -> tuple[tuple[LimitRequest, ...], tuple[LimitRequest, ...]]:
         """Those that decide, and those of limits in shadow."""
         if not self.stored:
             for demand in demands:
@@ -131,33 +131,33 @@ class Shadows:
         return tuple([demand for demand in demands if demand not in shadow]), shadow
 
 
-def asked_of(demands: Sequence[Demand]) -> tuple[Asked, ...]:
+def asked_of(demands: Sequence[LimitRequest]) -> tuple[Asked, ...]:
     """What they ask, as it is counted."""
     return tuple([(demand.name, demand.key, demand.cost) for demand in demands])
 
 
-def passed(shadow: Sequence[Demand], id: str) -> Decision:
+def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
     """The decision about a call all of whose limits are in shadow: the store was not asked."""
     states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
     first = states[0]
     return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
 
 
-def tell_arrivals(core: Core, arrivals: Arrivals) -> Asks[None]:
+def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
     """Tell what came, in the order in which it came, have it reckoned, and learn what is stored."""
     nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
     rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
     earlier = [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
     for several in _together(core, [*told, *earlier]):
         question = _reckoning(core, several, shadows.limits, arrivals, nonces, looks=False)
-        (reply,) = yield from each_of([question])
+        (reply,) = yield from run_all([question])
         for name, (_, would) in _read_reckoned(core, several, reply).items():
             if not would.pending:
                 rounds[name] = 0
     shadows.pending = {name: left for name, left in rounds.items() if left}
 
 
-def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[str, Would]]:
+def ask_would(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, Would]]:
     """What limits in shadow would have done, as far as it can be reckoned; which of them are in shadow is known then.
 
     Nothing is written: what processes have told is reckoned for good when they tell more. ``None``: a limit that is not
@@ -168,14 +168,14 @@ def ask_would(core: Core, limits: Mapping[str, AnyLimit | None]) -> Asks[dict[st
 
 
 def ask_shadows(
-    core: Core, limits: Mapping[str, AnyLimit | None]
-) -> Asks[dict[str, tuple[StoredShadow | None, Would]]]:
+    core: Operations, limits: Mapping[str, AnyLimit | None]
+) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
     """The same, with what is stored about it."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
     nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
     parts = [names[at : at + most] for at in range(0, len(names), most)]
-    replies = yield from each_of([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
+    replies = yield from run_all([_reckoning(core, part, limits, nothing, iter(()), looks=True) for part in parts])
     for part, reply in zip(parts, replies, strict=True):
         found.update(_read_reckoned(core, part, reply))
     return found
@@ -188,7 +188,7 @@ def _nonces() -> Iterator[str]:
         yield f"{stem}.{number:x}"
 
 
-def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
+def _together(core: Operations, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
     """Those of which one script is told."""
     batch: list[tuple[str, list[Arrival]]] = []
     size = 0
@@ -205,14 +205,14 @@ def _together(core: Core, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[l
 
 
 def _reckoning(
-    core: Core,
+    core: Operations,
     several: Sequence[tuple[str, list[Arrival]]],
     limits: Mapping[str, AnyLimit | None],
     arrivals: Arrivals,
     nonces: Iterator[str],
     *,
     looks: bool,
-) -> Question:
+) -> RunScript:
     """What ``lua/shadow.lua`` is told, and asked, of these limits; ``looks``: the process tells nothing."""
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
@@ -229,11 +229,11 @@ def _reckoning(
                 at = places.setdefault(own, len(keys) + len(places) + 1)
             values += [max(0, round((now - each.at) * 1e6)), each.number, each.cost, at, next(nonces), each.key]
     keys += places
-    return Question(core.scripts.shadow, call_of(keys, values))
+    return RunScript(core.scripts.shadow, call_of(keys, values))
 
 
 def _read_reckoned(
-    core: Core, several: Sequence[tuple[str, list[Arrival]]], reply: Sequence[Any]
+    core: Operations, several: Sequence[tuple[str, list[Arrival]]], reply: Sequence[Any]
 ) -> dict[str, tuple[StoredShadow | None, Would]]:
     us, *said = reply
     found = {

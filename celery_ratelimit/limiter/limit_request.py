@@ -1,25 +1,47 @@
-"""What one call asks of one limit."""
+"""What one call asks of one limit, and what is checked of a call: costs, reservations, lengths of time."""
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, shown
 from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
+from ..limits.decision import Decision
 from ..limits.reserve import MILLION
 from ..store.keys import short
 from ..store.resp import bulk
 
-__all__ = ["Demand", "Limits", "each_bucket_once", "with_priority"]
+__all__ = [
+    "LimitRequest",
+    "Limits",
+    "actual_costs",
+    "check_actual",
+    "check_reservable",
+    "check_settled",
+    "each_bucket_once",
+    "leased",
+    "length_of",
+    "longest_wait",
+    "microseconds",
+    "own_key",
+    "seconds_of",
+    "with_priority",
+]
+
+#: Permits; more than any limit holds.
+_MOST_SETTLED = 10**9
+#: Seconds; thirty years.
+_FOREVER = 1e9
 
 
 @dataclass(frozen=True)
-class Demand:
+class LimitRequest:
     """What one call asks of one limit: the limit under its final name, the bucket's key, and the cost; and whose call
     it is, of those who share the limit: that does not matter to the decision, so demands are equal all the same.
 
@@ -94,15 +116,15 @@ class Demand:
         return max(0, min(self._leaves * size // MILLION, size - self.cost))
 
 
-def with_priority(demands: tuple[Demand, ...], priority: int, *, lowest_first: bool) -> tuple[Demand, ...]:
+def with_priority(demands: tuple[LimitRequest, ...], priority: int, *, lowest_first: bool) -> tuple[LimitRequest, ...]:
     """The demands of a call of that priority; which goes first is the broker's order."""
     return _with_priority(demands, tuple([demand.share for demand in demands]), priority, lowest_first)
 
 
 @lru_cache(maxsize=4096)
 def _with_priority(
-    demands: tuple[Demand, ...], shares: tuple[str | None, ...], priority: int, lowest_first: bool
-) -> tuple[Demand, ...]:
+    demands: tuple[LimitRequest, ...], shares: tuple[str | None, ...], priority: int, lowest_first: bool
+) -> tuple[LimitRequest, ...]:
     """Demands are equal whose shares differ."""
     return tuple(
         [
@@ -114,7 +136,7 @@ def _with_priority(
     )
 
 
-def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:
+def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...]:
     """The demands, those on one bucket as one, the dearest: a bucket that is named twice is paid once.
 
     Raises:
@@ -122,7 +144,7 @@ def each_bucket_once(demands: Sequence[Demand]) -> tuple[Demand, ...]:
     """
     if len(demands) == 1:
         return (demands[0],)
-    buckets: dict[tuple[str, str], Demand] = {}
+    buckets: dict[tuple[str, str], LimitRequest] = {}
     limits: dict[str, AnyLimit] = {}
     for demand in demands:
         other = limits.setdefault(demand.name, demand.limit)
@@ -148,7 +170,7 @@ def _as_bucket(limit: AnyLimit) -> AnyLimit:
 Limits = str | AnyLimit | Sequence[str | AnyLimit]
 
 
-def leased(demands: Sequence[Demand]) -> list[Demand]:
+def leased(demands: Sequence[LimitRequest]) -> list[LimitRequest]:
     """Those that hold a place until it is given back."""
     return [demand for demand in demands if isinstance(demand.limit, Concurrency)]
 
@@ -156,3 +178,68 @@ def leased(demands: Sequence[Demand]) -> list[Demand]:
 def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
     """The bucket's key: with ``per_worker`` each node has one of its own; default: each machine."""
     return f"{short(key)}@{node or socket.gethostname()}" if limit.per_worker else short(key)
+
+
+def check_reservable(demands: Sequence[LimitRequest], id: str) -> None:
+    if not id:
+        raise ConfigurationError("a reservation needs an id: it is how it is found again")
+    if leased(demands):
+        raise ConfigurationError("a place under Concurrency cannot be reserved: nobody knows when one is free")
+
+
+def check_actual(demands: Sequence[LimitRequest], actual: Sequence[int]) -> None:
+    for demand, cost in zip(demands, actual, strict=True):
+        if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost < _MOST_SETTLED:
+            raise ConfigurationError(
+                f"limit {demand.name!r}: an actual cost of {shown(cost)} is not a whole number, 0 or more"
+            )
+
+
+def check_settled(decision: Decision) -> None:
+    if not decision.allowed:
+        raise ConfigurationError("a call that was refused was charged nothing: there is nothing to settle")
+
+
+def actual_costs(demands: Sequence[LimitRequest], actual_cost: int, name: str | None) -> list[int]:
+    """What each demand should have cost: those that an actual cost is meant for, and the others as they were."""
+    if name is not None:
+        chosen = [demand.name == name for demand in demands]
+        if not any(chosen):
+            known = ", ".join(demand.name for demand in demands)
+            raise ConfigurationError(f"there is no limit {name!r} in this decision (limits: {known})")
+    else:
+        chosen = [not isinstance(demand.limit.cost, int) for demand in demands]
+        if not any(chosen):
+            chosen = [demand.cost > 1 for demand in demands]
+        if not any(chosen):
+            chosen = [True] * len(chosen)
+    return [actual_cost if is_meant else demand.cost for demand, is_meant in zip(demands, chosen, strict=True)]
+
+
+def microseconds(seconds: float) -> int:
+    """Rounded up, and no further away than forever: 2^53 µs are as exact as a number in Lua can be."""
+    return math.ceil(min(seconds, _FOREVER) * 1e6)
+
+
+def seconds_of(what: str, seconds: Any, least: float = -math.inf) -> float:
+    """How long somebody would wait, no longer than forever; ConfigurationError unless it is a number of seconds."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not seconds >= least:
+        raise ConfigurationError(
+            f"{what}={shown(seconds)} must be a number of seconds{', 0 or more' if least == 0 else ''}"
+        )
+    return float(max(-_FOREVER, min(seconds, _FOREVER)))
+
+
+def longest_wait(max_wait: Any) -> float:
+    """Seconds that a call may wait for its turn; ``None``: for ever."""
+    if max_wait == 0:  # the usual call
+        return 0.0
+    return _FOREVER if max_wait is None else seconds_of("max_wait", max_wait)
+
+
+def length_of(seconds: float, what: str) -> int:
+    """A length of time in microseconds; ConfigurationError unless it is above 0."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise ConfigurationError(f"{what}={shown(seconds)} must be a number of seconds above 0")
+    return microseconds(seconds)

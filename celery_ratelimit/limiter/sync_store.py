@@ -1,4 +1,4 @@
-"""Asks the store, and waits for its answers: for demands, as workers have them."""
+"""Operation the store, and waits for its answers: for demands, as workers have them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ from ..store.refusals import addresses_of, mend_by_asking
 from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .calls import Along, Asking, Call, Ended
-from .core import Core
-from .demand import Demand, leased
-from .durations import microseconds
-from .questions import Asks, Exists, Question, Request, Sleep, each_of
-from .replies import decision_of, impossible, whole_numbers
-from .shadows import Shadows
+from .limit_request import LimitRequest, leased, microseconds
+from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
+from .script_calls import Along, Call, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .script_operations import Operations
+from .shadow import Shadows
 
-__all__ = ["Asker"]
+__all__ = ["StoreRunner"]
 
 R = TypeVar("R")
 
 
-class Asker:
+class StoreRunner:
     """The way to the store of one limiter. May be shared by threads; connections are not carried across a fork.
 
     Args:
@@ -51,7 +49,7 @@ class Asker:
         self.client, self.prefix, self.replace_includes = client, prefix, replace_includes
         self._link = link_to(client)
         self.is_cluster = isinstance(self._link, ClusterLink)
-        self.core = Core(prefix, replace_includes, is_cluster=self.is_cluster)
+        self.core = Operations(prefix, replace_includes, is_cluster=self.is_cluster)
         self.clock: Any = getattr(client, "clock", time)
         self._served = False
 
@@ -66,39 +64,29 @@ class Asker:
 
     @property
     def pretended_wait(self) -> int | None:
-        """See :class:`~celery_ratelimit.limiter.core.Core`."""
+        """See :class:`~celery_ratelimit.limiter.script_operations.Operations`."""
         return self.core.pretended_wait
 
     # -- For demands -----------------------------------------------------------------------------------------------
 
     def ask(
-        self, demands: Sequence[Demand], *, id: str = "", horizon: float = 0.0, claim: float = 0.0, lease_id: str = ""
+        self,
+        demands: Sequence[LimitRequest],
+        *,
+        id: str = "",
+        horizon: float = 0.0,
+        claim: float = 0.0,
+        lease_id: str = "",
     ) -> Decision:
-        """One round trip: the permits of ``demands``, all or none. See :meth:`Core.ask`."""
-        core, script = self.core, self.core.scripts.acquire
-        if not core.takes_one_script(demands):
-            return self.drive(core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
-        first, last = (id, microseconds(horizon), microseconds(claim)), (lease_id,) if lease_id else ()
-        try:
-            reply = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, last))
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        return decision_of(demands, whole_numbers(reply), id or core.new_id())
+        """One round trip: the permits of ``demands``, all or none. See :meth:`Operations.ask`."""
+        return self.drive(self.core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
 
     def ask_next(
-        self, demands: Sequence[Demand], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
+        self, demands: Sequence[LimitRequest], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
     ) -> list[Decision]:
-        """One round trip: the same ``demands`` for several requests, one after the other, until one has neither its
-        permits nor a slot.
+        """One round trip: the same ``demands`` for one request after the other, until one has no permits and no slot.
 
-        Args:
-            demands: of each of them.
-            ids: under which they are known; at least one, none of them empty.
-            horizon: see :meth:`Core.ask`.
-            claim: see :meth:`Core.ask`.
-
-        Returns:
-            A decision for each that was asked: those behind the first for which no slot is kept were not.
+        Returns: a decision for each that was asked. Those behind the first for which no slot is kept were not.
         """
         core = self.core
         if len(ids) == 1 or not core.takes_one_script(demands):
@@ -111,7 +99,7 @@ class Asker:
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
 
     def ask_along(
-        self, demands: Sequence[Demand], ids: Sequence[str], along: Along, *, horizon: float, claim: float
+        self, demands: Sequence[LimitRequest], ids: Sequence[str], along: Along, *, horizon: float, claim: float
     ) -> tuple[list[Decision | None], list[bool]]:
         """The same for requests that come back from a parking lot, and are told of with that.
 
@@ -131,7 +119,9 @@ class Asker:
         ]
         return decisions, [int(each) == 1 for each in may]
 
-    def release_and_acquire(self, demands: Sequence[Demand], asking: Asking, ended: Sequence[Ended]) -> list[Decision]:
+    def release_and_acquire(
+        self, demands: Sequence[LimitRequest], asking: PlaceRequests, ended: Sequence[Ended]
+    ) -> list[Decision]:
         """The same for requests that ask for places; what has ended gives its places back before, in the same step.
 
         On a cluster, in several steps, if no script sees all of it: then only the first is asked for.
@@ -148,10 +138,10 @@ class Asker:
             raise impossible(demands, error) from error.__cause__
         return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
 
-    def settle(self, demands: Sequence[Demand], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
+    def settle(self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
         return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
 
-    def forget(self, demands: Sequence[Demand], *, id: str) -> None:
+    def forget(self, demands: Sequence[LimitRequest], *, id: str) -> None:
         """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
         self.drive(self.core.forget(demands, id=id))
 
@@ -159,7 +149,7 @@ class Asker:
         """One round trip for the leases of many holders. Idempotent. Returns how many there were."""
         return self.drive(self.core.release_all(ended))
 
-    def renew(self, leases: Sequence[tuple[Demand, str]]) -> list[bool]:
+    def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> list[bool]:
         """One round trip for the leases of many holders. False for each that has expired."""
         return self.drive(self.core.renew(leases))
 
@@ -169,11 +159,20 @@ class Asker:
 
     def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Run it several times, in one round trip. The first error is raised."""
-        return self.drive(each_of([Question(script, call) for call in calls]))
+        return self.drive(run_all([RunScript(script, call) for call in calls]))
 
     def bell(self, ear: str = "", on_ring: Callable[[str | None], None] | None = None) -> Bell:
         """A bell of the store, see :class:`~celery_ratelimit.store.bell.Bell`."""
         return Bell(self.client, self.prefix, ear, on_ring)
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether :meth:`exchange` can be used."""
+        return self._link.takes_bytes
+
+    def exchange(self, command: bytes) -> Any:
+        """The reply to a script's call in its wire form."""
+        return self.store(self._link.exchange, command)
 
     # -- How the store is ------------------------------------------------------------------------------------------
 
@@ -194,10 +193,7 @@ class Asker:
             self.store(self._link.call, "PING")
 
     def probe(self) -> None:
-        """Do once what requests do, on a key that nothing else uses. Raises what they would raise.
-
-        A store that is full, that may not be written to, or whose user has lost a right, answers to a ``PING``.
-        """
+        """Do once what requests do, on a key that nothing else uses. A ``PING`` is answered by a full store, too."""
         self.ping()
         if self.pretended_wait is not None:
             return
@@ -208,7 +204,7 @@ class Asker:
 
     @property
     def is_moving(self) -> bool:
-        """Whether the Sentinels are making another server the master: what is written now may be lost."""
+        """Whether the Sentinels are making another server the master."""
         return self._link.is_moving
 
     def check_store(self) -> list[str]:
@@ -231,7 +227,7 @@ class Asker:
 
     # -- Driving ---------------------------------------------------------------------------------------------------
 
-    def drive(self, asks: Asks[R]) -> R:
+    def drive(self, asks: Operation[R]) -> R:
         """Ask what a generator asks, and sleep when it does, until it has its answer."""
         step: Any = asks.send
         given: Any = None
@@ -246,13 +242,13 @@ class Asker:
             except BaseException as error:  # it may have something to give back
                 given, step = error, asks.throw
 
-    def _answer(self, asked: list[Question] | Exists | Sleep | Request) -> Any:
+    def _answer(self, asked: list[RunScript] | KeysExist | Sleep | AcquirePermits) -> Any:
         match asked:
             case Sleep(seconds):
                 return self.clock.sleep(seconds)
-            case Exists(keys):
+            case KeysExist(keys):
                 return bool(self.store(self.client.exists, *keys))
-            case Request(demands, id, horizon, claim):
+            case AcquirePermits(demands, id, horizon, claim):
                 if claim and leased(demands):
                     asked.answer = self.drive(self.core.ask_for_turn(asked))
                 else:
@@ -261,7 +257,7 @@ class Asker:
             case _:
                 return self._reply_to(asked)
 
-    def _reply_to(self, questions: list[Question]) -> list[Any]:
+    def _reply_to(self, questions: list[RunScript]) -> list[Any]:
         """Several scripts in one round trip; on a cluster, one for each node."""
         link = self._link
         if len(questions) < 2 or not link.takes_bytes:

@@ -6,12 +6,11 @@ import logging
 import time
 from typing import Any, NamedTuple
 
+from ..backlog.outage import Outage
+from ..limiter.limit_request import LimitRequest
+from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
-from .asker import Asker
-from .demand import Demand
-from .outage import Outage
-from .stored import read_config
 
 __all__ = ["StoredLimitLabels", "stored_in_place_of"]
 
@@ -48,7 +47,7 @@ class StoredLimitLabels:
         outage: of the store: while it lasts nothing is known.
     """
 
-    def __init__(self, asker: Asker, outage: Outage) -> None:
+    def __init__(self, asker: StoreRunner, outage: Outage) -> None:
         self._asker, self._outage = asker, outage
         self._known: dict[tuple[str, str], _Known] = {}
         self._looked = float("-inf")
@@ -57,7 +56,7 @@ class StoredLimitLabels:
         """Somebody has changed these limits."""
         self._known = {bucket: known for bucket, known in self._known.items() if bucket[0] not in names}
 
-    def of(self, demand: Demand, interval: float) -> str:
+    def of(self, demand: LimitRequest, interval: float) -> str:
         """Which rate is stored for this limit, and by whom.
 
         ``interval``: seconds in which a permit comes back, as a decision was told; 0.0: it was not.
@@ -75,12 +74,11 @@ class StoredLimitLabels:
         known = self._read(demand, demand.key)
         return known.said if known is not None and _is_that(known.interval, interval) else ""
 
-    def _read(self, demand: Demand, key: str) -> _Known | None:
+    def _read(self, demand: LimitRequest, key: str) -> _Known | None:
         if self._outage:
             return None
         try:
-            reply = self._asker.drive(self._asker.core.config(demand.name, key))
-            config = read_config(demand.name, key, demand.limit, reply)
+            config = self._asker.drive(self._asker.core.settings.config(demand.name, key, demand.limit))
         except Exception as error:  # it is for a line in the log, and never a task's affair
             logger.debug("what is stored for the limit %r cannot be read: %r", demand.name, error)
             return None

@@ -19,16 +19,18 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..errors import RateLimitError
 from ..limits.concurrency import Concurrency
 from ..store.script import Script
-from .calls import Scripts
-from .demand import Demand
+from .limit_request import LimitRequest
 from .parts import Part, Reply, joint, parts_of
 
-__all__ = ["CrossSlot", "Step", "Steps"]
+if TYPE_CHECKING:
+    from .script_operations import Scripts
+
+__all__ = ["MultiSlotAcquire", "Step", "Steps"]
 
 _T = TypeVar("_T")
 
@@ -44,7 +46,7 @@ class Step(NamedTuple):
     """One script to run; the arguments are those of :meth:`Calls.of_script`."""
 
     script: Script
-    demands: tuple[Demand, ...]
+    demands: tuple[LimitRequest, ...]
     first: tuple[str | int, ...]
     kind: str | None = None
     last: tuple[int | str, ...] = ()
@@ -56,7 +58,7 @@ Steps = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], list[int
 Asks = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], _T]
 
 
-class CrossSlot:
+class MultiSlotAcquire:
     """The decisions of one limiter over several slots."""
 
     def __init__(self, scripts: Scripts, new_id: Callable[[], str]) -> None:
@@ -81,7 +83,7 @@ class CrossSlot:
             return _peek(self.scripts, parts, first)
         return _in_each(script, parts, first, kind, last)
 
-    def closed(self, demand: Demand) -> None:
+    def closed(self, demand: LimitRequest) -> None:
         """This limit has said no."""
         if len(self._closed) >= SUSPECTS:
             self._closed.clear()
@@ -133,7 +135,7 @@ class _Taking:
 
     def __init__(
         self,
-        spread: CrossSlot,
+        spread: MultiSlotAcquire,
         parts: Sequence[Part],
         id: str,
         horizon: int,

@@ -1,0 +1,125 @@
+"""Operations: generators of effects, written once. ``Limiter`` runs them, ``AsyncLimiter`` awaits them.
+
+An operation yields an effect and is sent its result, or thrown what has interrupted it. It returns its own result.
+"""
+
+from __future__ import annotations
+
+import inspect
+from asyncio import Task
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from types import MethodType
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+
+from ..errors import RateLimitError
+from ..limits.decision import Decision
+from ..store.script import Script
+from .limit_request import LimitRequest
+from .script_calls import Call
+
+__all__ = ["AcquirePermits", "KeysExist", "Operation", "RunScript", "Sleep", "limiter_method", "run_all"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class RunScript(NamedTuple):
+    """One script, and what it is called with. The result is its reply; or an error, as a value."""
+
+    script: Script
+    call: Call
+
+
+class KeysExist(NamedTuple):
+    """Whether the store has one of these keys, of one slot. An error is raised."""
+
+    keys: list[str]
+
+
+class Sleep(NamedTuple):
+    """So many seconds of the caller's clock."""
+
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class AcquirePermits:
+    """Permits, see :meth:`~celery_ratelimit.limiter.script_operations.Operations.ask`; the result is a decision.
+
+    It is asked for to its end, also if the caller is interrupted meanwhile.
+
+    Attributes:
+        answer: once it is known.
+        task: what asks, in an event loop.
+    """
+
+    demands: Sequence[LimitRequest]
+    id: str
+    horizon: float
+    claim: float
+    answer: Decision | None = None
+    task: Task[Decision] | None = None
+
+
+#: Yields what to do next: scripts to run at once (the result is a list), or one of the other effects.
+Operation = Generator[list[RunScript] | KeysExist | Sleep | AcquirePermits, Any, T]
+
+
+def run_all(scripts: list[RunScript]) -> Operation[list[Any]]:
+    """The replies; the first error is raised."""
+    replies = (yield scripts) if scripts else []
+    for reply in replies:
+        if isinstance(reply, RateLimitError):
+            raise reply
+    return list(replies)
+
+
+class _Runs(Protocol):
+    """A limiter."""
+
+    def _run(self, operation: Operation[T], /) -> T: ...
+
+
+class _Awaits(Protocol):
+    """A limiter for asyncio."""
+
+    async def _await(self, operation: Operation[T], /) -> T: ...
+
+
+class limiter_method(Generic[P, T]):
+    """A method of both limiters, written as an operation: ``Limiter`` runs it, ``AsyncLimiter`` awaits it.
+
+    Signature and docstring are those of the operation, with the result that it returns.
+    """
+
+    def __init__(self, operation: Callable[Concatenate[Any, P], Operation[T]]) -> None:
+        self.operation = operation
+        self.__doc__ = operation.__doc__
+
+        @wraps(operation)
+        def run(limiter: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result: T = limiter._run(operation(limiter, *args, **kwargs))
+            return result
+
+        @wraps(operation)
+        async def await_(limiter: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result: T = await limiter._await(operation(limiter, *args, **kwargs))
+            return result
+
+        written = inspect.signature(operation)
+        result = str(written.return_annotation).removeprefix("Operation[").removesuffix("]")
+        signature = written.replace(return_annotation=result)
+        run.__signature__ = await_.__signature__ = signature  # type: ignore[attr-defined]
+        self._run, self._await = run, await_
+
+    @overload
+    def __get__(self, limiter: _Runs, kind: Any = None) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, limiter: _Awaits, kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, limiter: None, kind: Any = None) -> Callable[..., Any]: ...
+    def __get__(self, limiter: Any, kind: Any = None) -> Any:
+        method = self._await if hasattr(kind, "_await") else self._run
+        return method if limiter is None else MethodType(method, limiter)

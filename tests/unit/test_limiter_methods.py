@@ -1,0 +1,53 @@
+"""``Limiter`` and ``AsyncLimiter`` have the same methods; each is written once, as an operation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_ratelimit import AsyncLimiter, Limiter
+from celery_ratelimit.limiter.operation import limiter_method
+
+#: Waits for the store by itself, and has no awaited form yet.
+SYNC_ONLY = {"check_store"}
+
+
+def public(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: each for name, each in inspect.getmembers(kind, callable) if not name.startswith("_")}
+
+
+def parameters(method: Callable[..., Any]) -> list[tuple[str, Any, Any, Any]]:
+    signature = inspect.signature(method)
+    return [(each.name, each.kind, each.default, each.annotation) for each in signature.parameters.values()]
+
+
+def test_both_limiters_have_the_same_methods() -> None:
+    ours, theirs = public(Limiter), public(AsyncLimiter)
+    assert ours.keys() - SYNC_ONLY - {"close"} == theirs.keys() - {"aclose"}
+    assert len(ours) > 30
+    for name in ours.keys() & theirs.keys():
+        assert parameters(ours[name]) == parameters(theirs[name]), name
+    assert ours["acquire"].__doc__ == theirs["acquire"].__doc__
+
+
+@pytest.mark.parametrize("name", [name for name in dir(Limiter) if not name.startswith("_")])
+def test_what_a_method_shows_is_what_its_operation_says(name: str) -> None:
+    written = inspect.getattr_static(Limiter, name)
+    if not isinstance(written, limiter_method):
+        return
+    for kind in (Limiter, AsyncLimiter):
+        method = getattr(kind, name)
+        assert method.__doc__ == written.operation.__doc__
+        assert method.__name__ == name
+        assert parameters(method) == parameters(written.operation)
+        assert not str(inspect.signature(method).return_annotation).startswith("Operation")
+        assert inspect.iscoroutinefunction(method) == (kind is AsyncLimiter)
+
+
+def test_help_shows_the_methods_as_methods() -> None:
+    for kind in (Limiter, AsyncLimiter):
+        kinds = {each.name: each.kind for each in inspect.classify_class_attrs(kind)}
+        assert {kinds[name] for name in ("acquire", "peek", "pause", "set_rate", "stats", "would")} == {"method"}
