@@ -19,12 +19,12 @@ from .app.kept import kept
 from .app.plan import Plan, plan_of
 from .app.settings import settings_of
 from .app.state import leases_of, limiter_of
-from .backlog.outage import Deferral
 from .errors import STORE_TROUBLES, ImpossibleRequest, RateLimitError, StoreUnavailable
 from .limiter.leases import run_id
 from .limiter.limit_request import LimitRequest, actual_costs, check_actual, leased
 from .limiter.shadow import asked_of
 from .observing import Observation
+from .store_calls.outage import Deferral
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of
 from .worker.rules import Reject, refused

@@ -1,5 +1,5 @@
 -- acquire_part: take the permits of one part of a request whose limits lie in several slots of a cluster, at the time that the other parts
--- have been given too, or later. See celery_ratelimit/limiter/cross_slot.py.
+-- have been given too, or later. See celery_ratelimit/limiter/multi_slot_acquire.py.
 --
 -- KEYS   four per limit, see include/read_limits.lua; then one per limit: its ids, see reserve.lua
 -- ARGV   1  id        text; as in acquire.lua and reserve.lua

@@ -24,13 +24,13 @@ from ..store.bell import Bell
 from ..store.cluster import slot_of
 from ..store.keys import config_keys, hash_tag, lots_key, touched_key, weights_key
 from ..store.resp import bulk, text
+from ..store_calls.store_calls import Asks, asked
 from . import tuning
 from .backlog_contents import BacklogContents
 from .deduplicator import Copies
 from .fleet_registry import FleetRegistry
 from .messages import Bucket, Parked, ParkResult, PollResult, ToPark, encoded, several
 from .scripts import PendingReports, Scripts, arguments_of, park_results, weights_text
-from .store_calls import Asks, asked
 
 __all__ = ["Backlog", "ParkResult", "PollResult", "ToPark"]
 

@@ -16,9 +16,9 @@ from .._celery import Worker
 from .._celery.saved_message import copy_in, marker_in
 from ..limiter.limit_request import LimitRequest
 from ..limiter.script_calls import Along
+from ..store_calls.outage import Outage
 from . import tuning
 from .messages import Bucket
-from .outage import Outage
 from .scripts import Scripts
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from .._celery import Worker
 from ..limiter.limit_request import microseconds
 from ..store.keys import attendance_keys, failures_key, seen_keys
 from ..store.resp import text
+from ..store_calls.store_calls import Asks
 from . import tuning
 from .scripts import Scripts
-from .store_calls import Asks
 
 __all__ = ["FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
 

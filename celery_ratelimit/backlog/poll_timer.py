@@ -18,11 +18,11 @@ from typing import Any
 from .._celery import Worker
 from ..app.plan import AppLimits
 from ..limiter.limit_request import LimitRequest
+from ..store_calls.outage import Outage
+from ..store_calls.store_calls import Asks, CallSequence, Reply, StoreCalls
 from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, PollResult
-from .outage import Outage
-from .store_calls import Asks, CallSequence, Reply, StoreCalls
 
 __all__ = ["DueBuckets", "PollTimer", "Rescheduler"]
 

@@ -20,11 +20,11 @@ from celery import Celery
 from .._celery import Worker, message_count
 from ..limits.any_limit import AnyLimit
 from ..store.resp import text
+from ..store_calls.outage import Outage
 from . import tuning
 from .backlog import Backlog
 from .fleet_registry import Unattended
 from .messages import Bucket
-from .outage import Outage
 from .publisher import QueueReturner
 from .scripts import Scripts
 

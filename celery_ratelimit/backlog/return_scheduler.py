@@ -16,18 +16,18 @@ from ..app.plan import AppLimits, Plan
 from ..limiter.limit_request import LimitRequest
 from ..limits.weights import USUAL
 from ..store.keys import escape
+from ..store_calls.outage import Outage
+from ..store_calls.store_calls import Asks, StoreCalls
+from ..store_calls.store_clock import StoreClock
 from . import tuning
 from .backlog import Backlog, ParkResult, PollResult, ToPark
 from .backlog_contents import BacklogCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
-from .outage import Outage
 from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
 from .reaper import Reaper
-from .store_calls import Asks, StoreCalls
-from .store_clock import StoreClock
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 

@@ -19,12 +19,12 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import backlog_of
-from ..backlog.tuning import THREADS
 from ..counts.figures import Stats
 from ..errors import STORE_TROUBLES, ConfigurationError, StoreUnavailable
 from ..limits.concurrency import Concurrency
 from ..limits.limit import Limit
 from ..store.url_text import without_password
+from ..store_calls.tuning import THREADS
 from .limit_status import overview, standings_of
 from .task_lookup import PATIENCE
 

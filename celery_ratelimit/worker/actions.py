@@ -8,10 +8,10 @@ from time import monotonic
 
 from .._celery import Worker, requests
 from ..backlog.backlog import ParkResult
-from ..backlog.outage import Outage
-from ..backlog.store_clock import StoreClock
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import STORE_TROUBLES
+from ..store_calls.outage import Outage
+from ..store_calls.store_clock import StoreClock
 from .admission import POLL_INTERVAL
 from .deduplication import Deduplication
 from .flow_control import PrefetchAccounting

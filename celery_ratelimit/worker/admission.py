@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
-from ..backlog.outage import Outage
-from ..backlog.store_calls import Reply, StoreCalls
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import ImpossibleRequest
 from ..limiter.leases import LeaseKeeper
@@ -17,6 +15,8 @@ from ..limiter.script_calls import Along
 from ..limiter.sync_store import StoreRunner
 from ..limits import Concurrency
 from ..limits.decision import Decision
+from ..store_calls.outage import Outage
+from ..store_calls.store_calls import Reply, StoreCalls
 from .capacity import PoolCapacity
 from .concurrency import MAX_BATCH, ConcurrencyLeases
 from .deduplication import Deduplication

@@ -16,12 +16,12 @@ from time import monotonic
 from typing import Any
 
 from .._celery import Worker
-from ..backlog.outage import Outage
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limit_request import microseconds
 from ..limiter.script_calls import PlaceRequests
 from ..limiter.sync_store import StoreRunner
 from ..limits.decision import Decision
+from ..store_calls.outage import Outage
 from .capacity import PoolCapacity
 from .request import PendingRequest
 from .request_queue import LimitQueue, task_name

@@ -15,9 +15,9 @@ from .._celery import Worker, requests
 from .._celery.saved_message import survivor_in
 from ..app.plan import Plan
 from ..backlog.deduplicator import Deduplicator
-from ..backlog.outage import Outage
 from ..limiter.script_calls import Along
 from ..limits.decision import Decision
+from ..store_calls.outage import Outage
 from .request import PendingRequest
 
 __all__ = ["Deduplication", "coalesce_key"]

@@ -20,16 +20,16 @@ from ..app.builtin_call_warning import BuiltinCallWarning
 from ..app.plan import AppLimits, Plan, is_built_in
 from ..app.settings import Settings
 from ..backlog.backlog import backlog_of
-from ..backlog.outage import Outage
 from ..backlog.return_scheduler import ReturnScheduler
-from ..backlog.store_calls import StoreCalls
-from ..backlog.store_clock import StoreClock, read_time_us
 from ..backlog.tuning import RETURN_EARLY
 from ..errors import RateLimitError
 from ..limiter.leases import LeaseKeeper
 from ..limiter.limiter import Limiter
 from ..limiter.usage import UsageReporter
 from ..observing import Observer
+from ..store_calls.outage import Outage
+from ..store_calls.store_calls import StoreCalls
+from ..store_calls.store_clock import StoreClock, read_time_us
 from .actions import Actions
 from .admission import FallbackLimiter, PermitClient
 from .capacity import PoolCapacity

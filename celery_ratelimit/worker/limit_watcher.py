@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from .._celery import Worker
-from ..backlog.outage import Outage
-from ..backlog.store_calls import Reply, StoreCalls
 from ..limiter.shadow import ask_would
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..store.resp import text
+from ..store_calls.outage import Outage
+from ..store_calls.store_calls import Reply, StoreCalls
 
 __all__ = ["LimitWatcher"]
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 from .._celery import Worker
 from ..backlog.backlog import ParkResult, ToPark
 from ..backlog.messages import Bucket
-from ..backlog.outage import NotAsked, Outage
 from ..backlog.return_scheduler import ReturnScheduler
-from ..backlog.store_calls import Reply, StoreCalls
 from ..errors import StoreMisconfigured
 from ..limiter.limit_request import LimitRequest
+from ..store_calls.outage import NotAsked, Outage
+from ..store_calls.store_calls import Reply, StoreCalls
 from .flow_control import PrefetchAccounting
 from .known_turns import KnownTurns
 from .request import PendingRequest, State

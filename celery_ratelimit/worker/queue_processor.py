@@ -10,8 +10,8 @@ from typing import Any
 
 from .._celery import Worker
 from ..backlog.messages import ParkResult
-from ..backlog.store_calls import Reply
 from ..limits.decision import Decision
+from ..store_calls.store_calls import Reply
 from .actions import Actions
 from .admission import PermitClient
 from .flow_control import ReturnQueueConsumption

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..app.plan import Plan
-from ..backlog.outage import Outage
 from ..limiter.sync_store import StoreRunner
+from ..store_calls.outage import Outage
 from .capacity import PoolCapacity
 from .concurrency import ConcurrencyLeases
 from .flow_control import PrefetchAccounting

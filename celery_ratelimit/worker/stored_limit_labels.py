@@ -6,11 +6,11 @@ import logging
 import time
 from typing import Any, NamedTuple
 
-from ..backlog.outage import Outage
 from ..limiter.limit_request import LimitRequest
 from ..limiter.sync_store import StoreRunner
 from ..limits.any_limit import AnyLimit
 from ..limits.limit import Limit
+from ..store_calls.outage import Outage
 
 __all__ = ["StoredLimitLabels", "stored_in_place_of"]
 

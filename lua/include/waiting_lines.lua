@@ -13,7 +13,7 @@
 -- there are, are rung for, or have a place held, if `holds`; those that are before `before` us, nil: all; but for `own`. Returns for how
 -- many it has rung.
 local PASSED_BY = 16 -- lines whose workers are gone, in one script; the next one goes on with them
-local HELD_US = 1000000 -- a caller asks sooner: see limiter/turns.py
+local HELD_US = 1000000 -- a caller asks sooner: see limiter/blocking_acquire.py
 
 local function no_more_waiting(key, ear, id)
     local member = '\1' .. ear .. ' ' .. id

@@ -21,9 +21,9 @@ from celery.contrib.testing.worker import start_worker
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, RateLimitedTask
 from celery_ratelimit.app.settings import settings_of
 from celery_ratelimit.app.state import limiter_of
-from celery_ratelimit.backlog.outage import Outage
 from celery_ratelimit.limiter.leases import LeaseKeeper
 from celery_ratelimit.store.memory import Clock
+from celery_ratelimit.store_calls.outage import Outage
 from celery_ratelimit.testing import EmbeddedServer, clear_memory, frozen_clock, set_testing, throttle_all
 from tests.fleet_of import Fleet, assert_never_over, assert_over, until
 

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from celery_ratelimit import Concurrency, Limit, Limiter
-from celery_ratelimit.backlog.outage import Outage
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.any_limit import AnyLimit
+from celery_ratelimit.store_calls.outage import Outage
 from celery_ratelimit.worker.stored_limit_labels import StoredLimitLabels
 
 STRIPE = Limit("100/s", name="stripe")

@@ -711,11 +711,11 @@ def test_a_log_that_one_decision_writes_twice_keeps_its_entries(
     log = limit("3/s", "sliding_log")
     for seconds in (0.0, 0.1, 0.2):
         clock.set(START + us(seconds))
-        assert frozen.asker.ask([Demand(log, "api")]).allowed
-    assert not frozen.asker.ask([Demand(log, "api")], id="waits", claim=10).allowed
+        assert frozen.asker.ask([LimitRequest(log, "api")]).allowed
+    assert not frozen.asker.ask([LimitRequest(log, "api")], id="waits", claim=10).allowed
     frozen.pause("api", 60, force=True)
     clock.set(START + us(1.15))
     frozen.resume("api", force=True)
-    assert not frozen.asker.ask([Demand(log, "api", "", 3)], id="large", claim=10).allowed
+    assert not frozen.asker.ask([LimitRequest(log, "api", "", 3)], id="large", claim=10).allowed
     _, *entries = store.lrange("ratelimit:v1:{api}::state", 0, -1)
     assert [(int(at) - START, cost) for at, cost in zip(entries[::2], entries[1::2], strict=True)] == [(200_000, "1")]

@@ -21,13 +21,13 @@ import pytest
 from celery_ratelimit import Concurrency, Limit, StoreUnavailable
 from celery_ratelimit.app.options import Policy
 from celery_ratelimit.app.plan import Plan
-from celery_ratelimit.backlog import store_calls
 from celery_ratelimit.backlog.backlog import ParkResult, ToPark
-from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.errors import STORE_TROUBLES
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.shadow import Shadows
 from celery_ratelimit.limits.decision import Decision, LimitState
+from celery_ratelimit.store_calls import store_calls
+from celery_ratelimit.store_calls.outage import NotAsked
 from celery_ratelimit.worker import (
     actions,
     admission,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import Limit
-from celery_ratelimit.backlog.store_calls import Reply
+from celery_ratelimit.store_calls.store_calls import Reply
 from celery_ratelimit.worker.limit_watcher import POLL_INTERVAL, LimitWatcher
 
 

@@ -15,10 +15,10 @@ from celery_ratelimit._celery.pool import _Job
 from celery_ratelimit.backlog.backlog_contents import BacklogCache
 from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
-from celery_ratelimit.backlog.store_calls import StoreLatency, asked
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.concurrency import Concurrency
 from celery_ratelimit.limits.limit import Limit
+from celery_ratelimit.store_calls.store_calls import StoreLatency, asked
 from celery_ratelimit.worker.capacity import AHEAD, PoolCapacity
 from celery_ratelimit.worker.parking_batch import ParkingBatch, PendingPark
 from celery_ratelimit.worker.rules import Park

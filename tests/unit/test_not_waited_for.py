@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import ImpossibleRequest, StoreUnavailable
-from celery_ratelimit.backlog import store_calls, tuning
 from celery_ratelimit.backlog.backlog import ParkResult
-from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.backlog.scripts import PendingReports
-from celery_ratelimit.backlog.store_calls import Reply, StoreCalls, StoreLatency, advance, asked
-from celery_ratelimit.backlog.tuning import THREADS_FROM
+from celery_ratelimit.store_calls import store_calls, tuning
+from celery_ratelimit.store_calls.outage import NotAsked
+from celery_ratelimit.store_calls.store_calls import Reply, StoreCalls, StoreLatency, advance, asked
+from celery_ratelimit.store_calls.tuning import THREADS_FROM
 from celery_ratelimit.worker import parking_batch
 from celery_ratelimit.worker.parking_batch import MOST_BEHIND
 from celery_ratelimit.worker.request import AcquireCall

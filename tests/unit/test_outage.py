@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.backlog import outage
-from celery_ratelimit.backlog.outage import Outage
-from celery_ratelimit.backlog.tuning import LONGEST_DEFERRAL, PROBE_INTERVAL
 from celery_ratelimit.errors import StoreMisconfigured
+from celery_ratelimit.store_calls import outage
+from celery_ratelimit.store_calls.outage import Outage
+from celery_ratelimit.store_calls.tuning import LONGEST_DEFERRAL, PROBE_INTERVAL
 
 #: What is of one bucket: a probe does not meet it.
 REFUSED = StoreMisconfigured("WRONGTYPE")

@@ -11,8 +11,8 @@ from celery_ratelimit import StoreUnavailable
 from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.poll_timer import DueBuckets
 from celery_ratelimit.backlog.scripts import PendingReports
-from celery_ratelimit.backlog.store_calls import advance, asked
 from celery_ratelimit.backlog.tuning import MAX_POLL_INTERVAL, POLL_INTERVAL
+from celery_ratelimit.store_calls.store_calls import advance, asked
 
 LOT, OTHER = ("api", ""), ("api", "other")
 ONE = Parked("a", 1, 0, 0.5, "{}")

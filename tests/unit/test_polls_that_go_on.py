@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from celery_ratelimit import StoreUnavailable
-from celery_ratelimit.backlog.outage import NotAsked
 from celery_ratelimit.backlog.poll_timer import PollTimer
-from celery_ratelimit.backlog.store_calls import Asks, Reply, StoreCalls, advance, asked
 from celery_ratelimit.backlog.tuning import NEXT_TURN, QUIET_POLL_INTERVAL, TURN
+from celery_ratelimit.store_calls.outage import NotAsked
+from celery_ratelimit.store_calls.store_calls import Asks, Reply, StoreCalls, advance, asked
 
 PAUSE = 0.2
 

@@ -13,8 +13,8 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 
 from celery_ratelimit._celery import Worker
-from celery_ratelimit.backlog.store_calls import StoreCalls
-from celery_ratelimit.backlog.tuning import THREADS_FROM
+from celery_ratelimit.store_calls.store_calls import StoreCalls
+from celery_ratelimit.store_calls.tuning import THREADS_FROM
 from celery_ratelimit.worker.bootstep import GateStep
 from tests.unit.a_gate import Bench
 
