@@ -1,4 +1,4 @@
-"""Asks for permits: one core, with a face for callers who wait and one for those who await."""
+"""Acquires permits. ``Limiter`` blocks, ``AsyncLimiter`` awaits; both run the same operations."""
 
 from .limiter import Limiter
 

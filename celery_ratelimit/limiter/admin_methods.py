@@ -1,4 +1,4 @@
-"""Methods of operators: store rates, pause, and look at what is stored and counted. Each is an operation."""
+"""The limiters' methods for operators: store rates, pause, read settings and counts. Each is an operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AdminMethods(LimiterBase):
     """Change a limit for the whole fleet, from the next decision on."""
 
     def _named(self, name: str | AnyLimit, key: str | None, force: bool) -> Operation[tuple[str, AnyLimit | None]]:
-        """A limit that somebody knows, by its name; and as the code here has it."""
+        """The name of a known limit, and the limit as the code here has it."""
         known, code = self.reader.code(name, key, force=force)
         if code is None and not force and not (yield from self._core.settings.is_known(known, key)):
             raise self.reader.unknown(known)
@@ -41,36 +41,36 @@ class AdminMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[bool]:
-        """Put a rate in the place of the code's, for every process and from its next decision on.
+        """Store a rate that replaces the code's, for every process and from its next decision on.
 
-        Tokens are kept, not time: what was used stays used, and comes back at the new rate. Another algorithm begins
-        as used up. Those who wait come earlier or later accordingly.
+        Tokens are kept, not time: used permits stay used, and refill at the new rate. A new algorithm starts with no
+        permits left. Waiting tasks get earlier or later slots accordingly.
 
         Args:
             name: the limit's name, or the limit.
-            rate: a rate (the other options stay those of the quota of that name here), a :class:`Limit` or, for places,
-                a :class:`Concurrency`. Its name, key, cost, lease and per_worker do not count: they are the code's.
-            key: for one bucket of a limit that is kept by key; goes before what is stored for the whole limit.
-            version: a number that grows with each deploy. Nothing is changed if this or a higher version was set
-                before, so that an old process, or a deploy that is rolled back, cannot undo a newer change. Without
-                one (a change by hand) it is changed in any case, and the version stays.
-            for_: seconds after which the code's rate holds again. Default: it stays until somebody changes it.
-            by: who it was; default: user and host. It stands in :meth:`config` and :meth:`history`, as with all that
-                change something.
-            reason: why; the same.
-            force: also for a name that nobody knows: no quota of this limiter, no limit of its app's tasks and queues,
-                and nothing in the store, where a limit is known as long as it is stored, paused or in use. (One that
-                is kept by key and known nowhere here is found there by what is stored for it, or by ``key``.) All that
-                is done to a limit by its name takes it.
+            rate: a rate (other options stay those of the quota here), a :class:`Limit`, or a :class:`Concurrency` to
+                replace a :class:`Concurrency`. Its name, key, cost, lease and per_worker are ignored: the code's hold.
+            key: changes one bucket of a limit with keys; takes precedence over the whole limit's stored rate.
+            version: a number that grows with each deploy. Nothing changes if this or a higher version was set before,
+                so that an old process or a rollback cannot undo a newer change. A change without a version always
+                applies, and keeps the stored version.
+            for_: seconds after which the code's rate holds again. Default: no end.
+            by: author of the change; default: user and host. :meth:`config` and :meth:`history` show it, here and in
+                every method that changes something.
+            reason: reason of the change, shown in the same way.
+            force: also for an unknown name: no quota of this limiter, no limit of its app's tasks and queues, and
+                nothing in the store. The store knows a limit while its rate is stored, or it is paused or in use. (A
+                limit with keys that the code here does not know is found by its stored rate, or by ``key``.) All
+                methods that take a limit's name have this argument.
 
         Returns:
-            Whether it is in force now; False if a newer version stays.
+            Whether the rate is in force now; False if a newer version stays.
 
         Raises:
-            ConfigurationError: a rate that cannot be read, a rate for places, or a name that nobody knows.
+            ConfigurationError: an unreadable rate, a rate for a :class:`Concurrency`, or an unknown name.
 
-        *Warning*: a stored burst below what a call costs makes that call impossible (:class:`ImpossibleRequest`). A
-        change of algorithm clears the line: who waits comes at the time that was told, and then joins it again.
+        *Warning*: a stored burst below a call's cost makes that call impossible (:class:`ImpossibleRequest`). A change
+        of algorithm clears the queue: waiting calls return at their old slots and then queue again.
         """
         known = yield from self._named(name, key, force)
         set_rate = self._core.settings.set_rate
@@ -88,7 +88,7 @@ class AdminMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[bool]:
-        """As :meth:`set_rate`, only if no rate is stored. Returns whether it was."""
+        """As :meth:`set_rate`, but only if no rate is stored. Returns whether the rate was set."""
         known = yield from self._named(name, key, force)
         set_rate = self._core.settings.set_rate
         return (yield from set_rate(*known, rate, key=key, only_if_none=True, for_=for_, by=by, reason=reason))
@@ -104,7 +104,7 @@ class AdminMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[bool]:
-        """The stored rate ends in so many seconds; then the code's holds again. False: none is stored."""
+        """Let the stored rate end in ``seconds``; then the code's rate holds again. False: none is stored."""
         us = length_of(seconds, "seconds")
         known, _ = yield from self._named(name, key, force)
         return (yield from self._core.settings.expire_rate(known, key, us, note_of(by, reason)))
@@ -119,16 +119,16 @@ class AdminMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[bool]:
-        """Take the stored rate away; the code's holds again from the next decision on. False: none is stored.
+        """Remove the stored rate; the code's rate holds again from the next decision on. False: none is stored.
 
-        What was used stays used: :meth:`reset` forgets that.
+        Used permits stay used: see :meth:`reset`.
         """
         known, _ = yield from self._named(name, key, force)
         return (yield from self._core.settings.expire_rate(known, key, 0, note_of(by, reason)))
 
     @limiter_method
     def config(self, name: str | AnyLimit, *, key: str | None = None, force: bool = False) -> Operation[LimitConfig]:
-        """What is in force for a limit, since when and by whom: code and store side by side."""
+        """The limit that is in force, since when and set by which user: code and store side by side."""
         known, code = yield from self._named(name, key, force)
         return (yield from self._core.settings.config(known, key, code))
 
@@ -142,22 +142,22 @@ class AdminMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[bool]:
-        """Put a limit into shadow, so that it throttles nobody, or in force, whatever the code says.
+        """Put a limit into shadow, where it throttles nothing, or into force. This overrides the code.
 
-        In shadow from the next decision on, for every process; in force again within a second, where a process has
-        let tasks and calls pass without asking, and with nothing used.
+        Shadow begins with every process's next decision. Force returns within a second, with all permits available:
+        processes that let tasks and calls pass without the store look once a second.
 
         Args:
-            name: the limit's name, or the limit; all of its keys.
-            on: whether it is in shadow; ``None``: as the code says again.
-            by, reason: who it was, and why, for :meth:`config` and :meth:`history`; default: user and host.
+            name: the limit's name, or the limit, with all of its keys.
+            on: whether the limit is in shadow; ``None``: as the code says.
+            by, reason: author and reason, for :meth:`config` and :meth:`history`; default author: user and host.
             force: see :meth:`set_rate`.
 
         Returns:
-            False: that was stored already.
+            False if this was stored already.
 
         Raises:
-            ConfigurationError: a limit of places, a name that nobody knows, or ``on`` is neither of these.
+            ConfigurationError: a :class:`Concurrency`, an unknown name, or another value of ``on``.
         """
         known, code = yield from self._named(name, None, force)
         check_shadow_to_store(known, code, on)
@@ -174,21 +174,21 @@ class AdminMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[bool]:
-        """Change the weight of one of those who share a limit (``fair=``), also among what waits already.
+        """Change the weight of a key that shares a limit (``fair=``), also for tasks that wait already.
 
         Args:
             name: the limit's name, or the limit.
-            key: whose weight: what ``fair`` makes of a task's arguments, or will make.
-            weight: of two keys that have tasks waiting, one of 4 has four times as many permits as one of 1. 0 holds
-                the tasks of a key back. ``None``: the weight in the code again, 1 if there is none.
-            by, reason: who it was, and why, for :meth:`history`; default: user and host.
+            key: the key that ``fair`` makes of a task's arguments.
+            weight: of two keys with waiting tasks, weight 4 gets four times the permits of weight 1. Weight 0 holds
+                the key's tasks back. ``None``: the code's weight, 1 if it has none.
+            by, reason: author and reason, for :meth:`history`; default author: user and host.
             force: see :meth:`set_rate`; also for a limit that is not fair in the code here.
 
         Returns:
-            False: no weight was stored that could be taken away.
+            False if no weight was stored that could be removed.
 
         Raises:
-            ConfigurationError: a weight that cannot be, a name that nobody knows, or a limit that nobody shares.
+            ConfigurationError: an invalid weight, an unknown name, or a limit that is not fair.
         """
         known, code = yield from self._named(name, None, force)
         weight = weight_to_store(known, code, key, weight, force=force)
@@ -196,19 +196,19 @@ class AdminMethods(LimiterBase):
 
     @limiter_method
     def weights(self, name: str | AnyLimit, *, force: bool = False) -> Operation[dict[str, WeightConfig]]:
-        """Weights of those who share a limit, by key: of the code and stored, since when and by whom. Others have 1."""
+        """Weights of a fair limit by key: the code's and the stored ones, with time and author. Other keys have 1."""
         known, code = yield from self._named(name, None, force)
         return (yield from self._core.settings.weights(known, code))
 
     @limiter_method
     def history(self, name: str | AnyLimit, *, force: bool = False) -> Operation[list[Change]]:
-        """What was changed of a limit and its keys, by whom and why: the last hundred changes, in their order.
+        """The last hundred changes of a limit and its keys, with author and reason, oldest first.
 
-        Each is noted in the step that makes it. What a version before this one changes is not noted.
+        The script that makes a change also notes it. Versions before this one note nothing.
         """
         known, code = self.reader.code(name, None, force=force)
         found = yield from self._core.settings.history(known, code)
-        if not found:  # else somebody knows it
+        if not found:  # a limit with a history is known
             yield from self._named(name, None, force)
         return found
 
@@ -223,20 +223,20 @@ class AdminMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[float]:
-        """Let nothing through for so many seconds, in the whole fleet, from the next decision on.
+        """Grant nothing for ``seconds``, in the whole fleet, from the next decision on.
 
-        For an upstream that says ``Retry-After``. A shorter pause never shortens one that is there.
+        For an upstream that answers ``Retry-After``. A pause never shortens a longer one.
 
         Args:
             name: the limit's name, or the limit.
-            seconds: how long from now.
-            key: only this bucket of a limit that is kept by key.
+            seconds: length of the pause from now.
+            key: pauses only this bucket of a limit with keys.
 
         Returns:
-            Seconds that it is paused for, from now.
+            Seconds from now until the pause ends.
 
-        *Warning*: permits that were taken ahead are used still: a tenth of a second at most for tasks in a worker, a
-        second for calls that wait (``max_wait``).
+        *Warning*: permits taken ahead are still used: for at most a tenth of a second by tasks in a worker, a second by
+        calls that wait (``max_wait``).
         """
         us = length_of(seconds, "seconds")
         known, _ = yield from self._named(name, key, force)
@@ -258,14 +258,14 @@ class AdminMethods(LimiterBase):
 
     @limiter_method
     def stats(self, name: str | AnyLimit, *, force: bool = False) -> Operation[Stats]:
-        """What was decided about a limit: results, permits, waiting times, the last minutes, who uses it most.
+        """Counts of a limit's decisions: results, permits, waiting times, the last minutes, the heaviest users.
 
-        Every worker and every limiter counts, and tells the store about once a second; what those have counted that are
-        gone is there still. A killed one's last second is missing.
+        Workers and limiters count, and write to the store about once a second. Counts of stopped processes stay; a
+        killed process loses its last second.
 
         Args:
             name: the limit's name, or the limit.
-            force: also for a name that nobody knows, see :meth:`set_rate`.
+            force: also for an unknown name, see :meth:`set_rate`.
         """
         known, _ = yield from self._named(name, None, force)
         (stats,) = yield from ask_counts(self._core, [known])
@@ -275,22 +275,22 @@ class AdminMethods(LimiterBase):
     def stats_of(
         self, names: Iterable[str], *, totals: bool = False, minutes: int | None = None
     ) -> Operation[list[Stats]]:
-        """The same for many limits at once, known or not, in the order of their names.
+        """The stats of many limits at once, known or not, in the order of ``names``.
 
-        ``totals``: without the seconds, the minutes and the users, which are most of it. ``minutes``: with the last so
-        many in which something was decided, 60 at the most, and without the rest.
+        ``totals``: leaves out seconds, minutes and users, which are most of the data. ``minutes``: only the last so
+        many minutes that have decisions, at most 60.
         """
         return (yield from ask_counts(self._core, list(names), totals=totals, minutes=minutes))
 
     @limiter_method
     def would(self, name: str | AnyLimit, *, force: bool = False) -> Operation[Would]:
-        """What a limit in shadow would have done, had it been in force: as a text, a sentence.
+        """What a limit in shadow would have done in force; its text is a sentence.
 
-        Of all requests since it was put into shadow but those of the last seconds, which are not reckoned yet.
+        Covers all requests since the shadow began, except the last few seconds.
 
         Args:
             name: the limit's name, or the limit.
-            force: also for a name that nobody knows, see :meth:`set_rate`.
+            force: also for an unknown name, see :meth:`set_rate`.
         """
         known, code = yield from self._named(name, None, force)
         return (yield from ask_would(self._core, {known: code}))[known]

@@ -37,27 +37,26 @@ def _memory_client(url: str) -> Any:
 class AsyncLimiter(PermitMethods, AdminMethods):
     """:class:`~celery_ratelimit.Limiter` for asyncio: the same decisions, the same buckets, methods to be awaited.
 
-    Arguments, answers and errors are those of the methods of the same name there; ``max_wait`` sleeps without holding a
-    connection. A call that is cancelled gives back what it got before the cancellation goes on: its slot; of a permit
-    that it had already taken, up to a second ahead, what can be given to others without anybody exceeding a limit.
+    Arguments, results and errors are the same. A call that waits (``max_wait``) holds no connection. A cancelled call
+    returns its slot, and what it can of a permit taken up to a second ahead without exceeding a limit; then the
+    cancellation goes on.
 
     Args:
-        client: a ``redis.asyncio`` client of any kind; see :meth:`from_url` for one with fitting timeouts.
+        client: a ``redis.asyncio`` client of any kind; :meth:`from_url` makes one with fitting timeouts.
         quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
             a :class:`Concurrency`, or a mapping of its arguments.
-        prefix: what every key in the store begins with.
-        lowest_first: where a quota has a ``reserve``: whether the lowest priority goes first at the broker, as on
-            Redis. :meth:`from_app` knows.
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
-        counts: whether what is decided is counted, for :meth:`stats`.
+        prefix: the start of every key in the store.
+        lowest_first: for quotas with a ``reserve``: whether the broker delivers the lowest priority first, as Redis
+            does. :meth:`from_app` sets it.
+        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
+        counts: whether decisions are counted, for :meth:`stats`.
 
     Attributes:
-        quotas: limits by name; more may be put in.
+        quotas: limits by name; more may be added.
         client: as given.
 
-    *Warning*: one event loop. The connections belong to the loop that they were made in, so that each
-    ``asyncio.run`` needs a limiter of its own. A loop that something else blocks for longer than the socket timeout
-    makes the store look as if it did not answer.
+    *Warning*: a limiter belongs to one event loop, as its connections do: each ``asyncio.run`` needs its own limiter.
+    A loop that is blocked for longer than the socket timeout sees :class:`StoreUnavailable`.
     """
 
     def __init__(
@@ -91,14 +90,14 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         """A limiter on the store at ``url`` (``redis://``, ``rediss://``, ``unix://``; Valkey alike; ``memory://``).
 
         Args:
-            url: where the store is; its query may set redis-py's connection options.
-            counts: whether what is decided is counted; in memory nothing is.
-            options: further options of redis-py's client. Unless set, the socket timeouts are 0.5 s, and callers share
-                ``max_connections=10``, for one of which they wait for ``timeout=5.0`` seconds at most. A request holds
-                one for a round trip, not while it waits for its turn.
+            url: the store's address; its query may set redis-py's connection options.
+            counts: whether decisions are counted; ``memory://`` counts nothing.
+            options: further options of redis-py's client. Defaults: socket timeouts of 0.5 s, ``max_connections=10``
+                shared by all callers, and ``timeout=5.0``, the seconds that a call waits for a free connection. A
+                call holds a connection for a round trip, not while it waits for its slot.
 
         Raises:
-            ConfigurationError: the URL is not one of a Redis-protocol store.
+            ConfigurationError: the URL names no Redis-protocol store.
         """
         if isinstance(url, str) and url.startswith("memory:"):
             return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=False)
@@ -111,15 +110,15 @@ class AsyncLimiter(PermitMethods, AdminMethods):
 
     @classmethod
     def from_app(cls, app: Any) -> AsyncLimiter:
-        """A limiter of a Celery app's store, which knows its limits as :meth:`Limiter.from_app` does.
+        """A limiter on a Celery app's store that knows the app's limits, as :meth:`Limiter.from_app` does.
 
-        Another one at each call, since it belongs to an event loop: ``async with AsyncLimiter.from_app(app) as …``.
+        Each call makes a new one, since it belongs to an event loop: ``async with AsyncLimiter.from_app(app) as …``.
         """
         limiter: AsyncLimiter = cls.of_app(cls, app)
         return limiter
 
     async def aclose(self) -> None:
-        """End what is under way and, if this limiter was made by :meth:`from_url`, close its connections."""
+        """Write the counts to the store, finish open calls, and close the connections that :meth:`from_url` made."""
         if self._counting is not None:
             await self._counting.aclose()
         await self.asker.aclose()
@@ -127,7 +126,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
             await async_close_client(self.client)
 
     async def ping(self) -> None:
-        """Raises :class:`StoreUnavailable` unless the store answers."""
+        """Raise :class:`StoreUnavailable` unless the store answers."""
         await self.asker.ping()
 
     async def __aenter__(self) -> AsyncLimiter:
@@ -148,16 +147,15 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         priority: int | None = None,
         max_wait: float | None = None,
     ) -> AbstractAsyncContextManager[Decision]:
-        """An ``async with`` block that runs when it has its permits.
+        """An ``async with`` block that runs once it has its permits.
 
         >>> async with limiter.permit("stripe") as decision:
         ...     await call()
 
-        As :meth:`Limiter.permit <celery_ratelimit.Limiter.permit>`; a task of the event loop renews the places.
+        As :meth:`Limiter.permit <celery_ratelimit.Limiter.permit>`; a task of the event loop renews the leases.
 
         Raises:
-            Throttled: its turn is further away than ``max_wait``, or there is no room to wait: a block cannot be
-                skipped.
+            Throttled: the slot is further away than ``max_wait``, or the queue is full. A block cannot be skipped.
         """
         return self._permit(self.reader.demands(limits, key, cost, args, priority), max_wait)
 
@@ -170,7 +168,7 @@ class AsyncLimiter(PermitMethods, AdminMethods):
         priority: int | None = None,
         max_wait: float | None = None,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
-        """A decorator for coroutine functions: every call takes a permit first, as :meth:`permit` does.
+        """A decorator for coroutine functions: every call acquires its permits first, as :meth:`permit` does.
 
         >>> @limiter.limited(["stripe", "tenant"])
         ... async def charge(tenant_id, amount): ...

@@ -1,4 +1,4 @@
-"""The limiter: asks the store for permits. Works in any process and needs no Celery."""
+"""The blocking limiter: acquires permits from the store. Works in any process and needs no Celery."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ def _memory_client(url: str) -> Redis:
 
 
 class Limiter(SyncAcquire, AdminMethods):
-    """Operation for permits in the store, for any process that can reach it.
+    """Acquires permits from the store. Works in any process that can reach the store.
 
-    A refusal is a :class:`Decision`, not an exception. The limiter may be shared by threads, and by a process and
-    its forks: connections are not carried across.
+    A refusal is a :class:`Decision`, not an exception. Threads may share a limiter. So may a process and its forks:
+    a fork opens connections of its own.
 
     Args:
-        client: a ``redis.Redis`` (one that a ``Sentinel`` made too) or a ``redis.RedisCluster``; see :meth:`from_url`
-            for one with fitting timeouts.
+        client: a ``redis.Redis`` (a ``Sentinel``'s too) or a ``redis.RedisCluster``; :meth:`from_url` makes one with
+            fitting timeouts.
         quotas: limits by name, so that calls can name them; each as in ``ratelimit_quotas``: a rate, a :class:`Limit`,
             a :class:`Concurrency`, or a mapping of its arguments.
-        prefix: what every key in the store begins with.
-        lowest_first: where a quota has a ``reserve``: whether the lowest priority goes first at the broker, as on
-            Redis. :meth:`from_app` knows.
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
-        counts: whether what is decided is counted, for :meth:`stats`.
+        prefix: the start of every key in the store.
+        lowest_first: for quotas with a ``reserve``: whether the broker delivers the lowest priority first, as Redis
+            does. :meth:`from_app` sets it.
+        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
+        counts: whether decisions are counted, for :meth:`stats`.
 
     Attributes:
-        quotas: limits by name; more may be put in.
+        quotas: limits by name; more may be added.
         client: as given.
-        asker: asks for what has been read already, as workers do.
+        asker: runs operations whose requests are resolved already, as workers do.
     """
 
     def __init__(
@@ -97,15 +97,14 @@ class Limiter(SyncAcquire, AdminMethods):
         ``redis+cluster://``; Valkey alike; ``memory://``).
 
         Args:
-            url: where the store is, see :func:`~celery_ratelimit.store.url.client_of`; its query may set redis-py's
+            url: the store's address, see :func:`~celery_ratelimit.store.url.client_of`; its query may set redis-py's
                 connection options.
-            counts: whether what is decided is counted; in memory nothing is.
-            options: further options of the client. The socket timeouts are 0.5 s unless set. They say nothing to
-                ``memory://``.
+            counts: whether decisions are counted; ``memory://`` counts nothing.
+            options: further options of the client. Default socket timeouts: 0.5 s. ``memory://`` ignores them.
 
         Raises:
-            ConfigurationError: the URL is not one of a Redis-protocol store.
-            StoreUnavailable: no node of a cluster answers: its client asks at once, the others when they are used.
+            ConfigurationError: the URL names no Redis-protocol store.
+            StoreUnavailable: no node of a cluster answers. A cluster client connects at once, others at first use.
         """
         if isinstance(url, str) and url.startswith("memory:"):
             return cls(_memory_client(url), quotas=quotas, prefix=prefix, lowest_first=lowest_first, counts=False)
@@ -115,23 +114,21 @@ class Limiter(SyncAcquire, AdminMethods):
 
     @classmethod
     def from_app(cls, app: Any) -> Limiter:
-        """The limiter of a Celery app, on the store of its limits: one an app and process.
+        """The limiter of a Celery app, on the app's store: one for each app and process.
 
-        It knows the app's quotas, and the limits of its tasks and queues, by their names.
+        It knows the app's quotas, and the limits of its tasks and queues, by name.
 
         Raises:
-            ConfigurationError: a setting that cannot be.
+            ConfigurationError: a setting is invalid.
         """
         limiter: Limiter = cls.of_app(cls, app)
         return limiter
 
     def close(self) -> None:
-        """End the thread that renews places, and close the connections that this limiter has made.
+        """Write the counts to the store, stop renewing leases, and close this limiter's own connections.
 
-        What was counted goes to the store before.
-
-        Those of a client that it was given stay open. A block that still runs keeps its place until its lease ends. A
-        limiter that is used again connects again.
+        Connections of a client that was passed in stay open. A block that still runs keeps its leases until they
+        expire. The limiter may be used again; it then reconnects.
         """
         self._places.close()
         if self._counting is not None:
@@ -141,17 +138,17 @@ class Limiter(SyncAcquire, AdminMethods):
             close_client(self.client)
 
     def ping(self) -> None:
-        """Raises :class:`StoreUnavailable` unless the store answers."""
+        """Raise :class:`StoreUnavailable` unless the store answers."""
         self.asker.ping()
 
     def check_store(self) -> list[str]:
-        """Ask whether the store can keep limits, and whether its user may do all that it takes.
+        """Check that the store can hold limits, and that the store user has the permissions it needs.
 
         Returns:
-            What may go wrong, a sentence each.
+            Warnings, one sentence each.
 
         Raises:
-            ConfigurationError: the store is too old, a read-only replica, or refuses what is needed; says what to do.
+            ConfigurationError: the store is too old, a read-only replica, or refuses a command; says what to do.
             StoreUnavailable: the store did not answer.
         """
         return self.asker.check_store()
@@ -174,21 +171,21 @@ class Limiter(SyncAcquire, AdminMethods):
         priority: int | None = None,
         max_wait: float | None = None,
     ) -> AbstractContextManager[Decision]:
-        """A ``with`` block that runs when it has its permits.
+        """A ``with`` block that runs once it has its permits.
 
         >>> with limiter.permit("stripe") as decision:
         ...     call()
 
-        Places under :class:`Concurrency` are held for as long as the block runs, and given back at its end; a thread
-        renews them. Other permits are spent, whatever becomes of the block.
+        Leases of a :class:`Concurrency` limit are held while the block runs and released at its end; a thread renews
+        them. Other permits stay spent, also if the block fails.
 
         Args:
             limits: as in :meth:`acquire`; so are ``args``, ``key``, ``cost`` and ``priority``.
-            max_wait: seconds that the block may wait for its turn. Default: as long as it takes.
+            max_wait: seconds that the block may wait for its slot. Default: no bound.
 
         Raises:
-            Throttled: its turn is further away than ``max_wait``, or there is no room to wait (a leaky bucket's
-                ``capacity``): a ``with`` block cannot be skipped. :meth:`acquire` answers without raising.
+            Throttled: the slot is further away than ``max_wait``, or the queue is full (a leaky bucket's
+                ``capacity``). A ``with`` block cannot be skipped; :meth:`acquire` returns a refusal instead.
         """
         return _Permit(self, self.reader.demands(limits, key, cost, args, priority), max_wait)
 
@@ -201,23 +198,23 @@ class Limiter(SyncAcquire, AdminMethods):
         priority: int | None = None,
         max_wait: float | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """A decorator: every call of the function takes a permit first, as :meth:`permit` does.
+        """A decorator: every call of the function acquires its permits first, as :meth:`permit` does.
 
         >>> @limiter.limited(["stripe", "tenant"])
         ... def charge(tenant_id, amount): ...
 
         Args:
-            limits: as in :meth:`acquire`; limits that are given as such need a name.
-            key: in place of the keys that limits say themselves: a template over the function's arguments, or a
-                callable that gets them. Limits that are not kept by key are left whole; where none is, those that are
-                given as such are from here on.
-            cost: permits a call takes: a number, the name of an argument, or a callable that gets the arguments.
-                Default: what each limit says.
+            limits: as in :meth:`acquire`; a :class:`Limit` object needs a name.
+            key: replaces the limits' own keys: a template over the function's arguments, or a callable that gets
+                them. Limits without keys stay single buckets. If no limit has a key, it applies to the :class:`Limit`
+                objects.
+            cost: permits that a call takes: a number, the name of an argument, or a callable that gets the arguments.
+                Default: each limit's own cost.
             max_wait: as in :meth:`permit`.
 
         Raises:
-            ConfigurationError: at once, for what no call can be asked by: an unknown quota, an argument that the
-                function does not take, a coroutine function or a generator, whose body does not run when it is called.
+            ConfigurationError: at decoration: an unknown quota, an argument that the function does not take, or a
+                coroutine function or generator, whose body does not run when it is called.
         """
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""Methods of callers: take permits and give them back. Each is an operation."""
+"""The limiters' methods for callers: acquire, reserve and return permits. Each is an operation."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = ["LimiterBase", "PermitMethods"]
 
 
 class LimiterBase:
-    """What limiters have in common, however they talk to the store.
+    """The parts that both limiters share.
 
     Args:
         quotas, prefix, lowest_first: see :class:`~celery_ratelimit.Limiter`.
-        core: what is asked.
-        clock: of the caller.
+        core: makes the operations.
+        clock: the caller's clock.
     """
 
-    #: Makes the limiter of an app, of this kind: set by the package, since what an app is, is known further up.
+    #: Makes an app's limiter of this class. The package sets it: the limiter layer does not know Celery apps.
     of_app: ClassVar[Callable[[type[LimiterBase], Any], Any]]
     _counting: Any
 
@@ -54,13 +54,13 @@ class LimiterBase:
         self._core, self._clock = core, clock
 
     def pass_by(self, shadow: Sequence[LimitRequest], users: Sequence[str] = ()) -> None:
-        """Something goes on past limits in shadow, which are told of it, and no more; ``users``: see ``Tally``."""
+        """Count a call that limits in shadow let through; ``users``: see ``Tally``."""
         if self._counting is not None and self._core.pretended_wait is None:
             self._core.shadows.note(shadow)
             self._counting.counter.shadowed(asked_of(shadow), users)
 
     def correct(self, shadow: Sequence[LimitRequest], actual: Sequence[int]) -> None:
-        """What went past limits in shadow has cost that."""
+        """Correct the counted cost of a call that limits in shadow let through."""
         if self._counting is not None and self._core.pretended_wait is None:
             more = [(each.name, each.key, cost - each.cost) for each, cost in zip(shadow, actual, strict=True)]
             self._core.shadows.note(shadow)
@@ -72,12 +72,12 @@ class LimiterBase:
 
     @property
     def quotas(self) -> dict[str, AnyLimit]:
-        """Limits by name; more may be put in."""
+        """Limits by name; more may be added."""
         return self.reader.quotas
 
 
 class PermitMethods(LimiterBase):
-    """Take permits, and give them back."""
+    """Acquire, reserve and return permits."""
 
     @limiter_method
     def acquire(
@@ -90,34 +90,33 @@ class PermitMethods(LimiterBase):
         priority: int | None = None,
         max_wait: float | None = 0.0,
     ) -> Operation[Decision]:
-        """Take the permits of one call from every limit in one atomic step, or none of them.
+        """Take the permits of one call from every limit in one atomic step, or from none.
 
-        A refusal says how long to wait; nothing was taken. With ``max_wait`` the call sleeps to its slot, behind the
-        slots of calls that came earlier, and is refused at once if that slot lies further away.
+        A refusal takes nothing and says how long to wait. With ``max_wait`` the call sleeps until its slot, behind
+        earlier callers' slots. If the slot is further away than ``max_wait``, the call is refused at once.
 
         Args:
-            limits: a quota's name, a :class:`Limit` that has a name, or several of them.
-            args: what the call is about, by name: each limit takes its own key and cost from it, as from the arguments
-                of a task.
-            key: the bucket as it is shown everywhere, for limits that are kept by key; the others are whole.
-            cost: permits to take from each; default: what each limit says.
-            priority: how important the call is, in the broker's numbers, where a limit has a ``reserve``. Default: as a
-                message that is sent without one.
-            max_wait: seconds that the call may sleep for its turn; ``None``: as long as it takes.
+            limits: a quota's name, a :class:`Limit` that has a name, or a list of these.
+            args: the call's arguments by name: each limit takes its key and cost from them, as from a task's arguments.
+            key: the bucket's key, as shown everywhere, for limits with keys. Other limits have a single bucket.
+            cost: permits to take from each limit. Default: each limit's own cost.
+            priority: the call's priority in the broker's numbers, for limits with a ``reserve``. Default: the priority
+                of a message that is sent without one.
+            max_wait: seconds that the call may sleep until its slot; ``None``: no bound.
 
         Returns:
-            The decision. If it allows, the permit is good now.
+            The decision. If it allows the call, the permits are good now.
 
         Raises:
             ImpossibleRequest: the cost is above a limit's burst.
-            ConfigurationError: an unknown quota, a limit without a name or key that it needs, or a key where none of
-                the limits is kept by key.
+            ConfigurationError: an unknown quota, a limit that lacks its name or key, or a key although no limit has
+                keys.
             StoreUnavailable: the store did not answer.
 
-        *Warning*: under :class:`Concurrency` waits are estimates, and callers may overtake one another. Without
-        ``max_wait`` a call has no place in the line: while tasks wait for this limit (``throttle="retry"``) it is
-        refused. A call that sleeps hears of no change: when a rate is raised, a pause is ended or a bucket is reset, it
-        sleeps to the turn that it was told. Where that matters, wait for a part of the time, and call again.
+        *Warning*: under :class:`Concurrency` waits are estimates, and callers may overtake one another. A call without
+        ``max_wait`` gets no slot: it is refused while tasks wait for this limit (``throttle="retry"``). A sleeping call
+        does not notice a higher rate, the end of a pause or a reset: it sleeps until its slot. Where that matters, pass
+        a shorter ``max_wait`` and call again.
         """
         return (yield from self._acquire(self.reader.demands(limits, key, cost, args, priority), max_wait))
 
@@ -159,7 +158,7 @@ class PermitMethods(LimiterBase):
         cost: int | None = None,
         priority: int | None = None,
     ) -> Operation[Decision]:
-        """What :meth:`acquire` would answer now. Takes nothing; the next caller may be quicker."""
+        """The decision that :meth:`acquire` would return now. Takes nothing; another caller may be quicker."""
         return (yield from self._peek(self.reader.demands(limits, key, cost, args, priority)))
 
     def _peek(self, demands: tuple[LimitRequest, ...]) -> Operation[Decision]:
@@ -177,11 +176,10 @@ class PermitMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[None]:
-        """Forget what was taken: the buckets are full again and the slots of those who wait are gone.
+        """Empty the buckets of what was taken: all permits are available again, and waiting callers' slots are gone.
 
-        What had been reserved for later than now is good still, on top. Cancelled or settled afterwards, it may give
-        permits back that others have taken since. ``force``: also for a name that is no quota here, see
-        :meth:`set_rate`.
+        Reservations for a later time stay good, in addition. Cancelling or settling one afterwards may return permits
+        that other callers have taken since. ``force``: also for an unknown name, see :meth:`set_rate`.
         """
         yield from self._core.reset(self.reader.to_reset(limits, key, args, force=force), note_of(by, reason))
 
@@ -197,20 +195,20 @@ class PermitMethods(LimiterBase):
         cost: int | None = None,
         priority: int | None = None,
     ) -> Operation[Decision]:
-        """Take the permits of one call ahead of time, and say how long to wait for them.
+        """Take the permits of one call ahead of time, and return how long to wait for them.
 
-        When it is allowed the permits are spent; they are good in ``retry_after`` seconds, and no second call is
-        needed then. The same ``id`` finds the same reservation, for an hour after its time.
+        If the decision allows it, the permits are spent and become good in ``retry_after`` seconds; no second call is
+        needed. The same ``id`` finds the same reservation, until an hour after its time.
 
         Args:
             limits: as in :meth:`acquire`, without :class:`Concurrency`.
             id: names the reservation.
-            horizon: seconds; how far ahead the permits may lie. Refused if they would lie further.
+            horizon: seconds; permits further ahead are refused.
             args, key, cost, priority: as in :meth:`acquire`.
 
-        *Warning*: a permit taken ahead is spent even if nobody comes for it: see :meth:`cancel`. Under an id that more
-        limits were reserved with, these alone are found, and nothing is said; under one with fewer limits it is an
-        error (but on a cluster those that are on other nodes are reserved too).
+        *Warning*: an unused reservation is spent unless it is cancelled, see :meth:`cancel`. An ``id`` reserved with
+        more limits finds these limits only, without an error. An ``id`` reserved with fewer limits is an error; on a
+        cluster, limits on other nodes are reserved too.
         """
         demands = self.reader.demands(limits, key, cost, args, priority)
         check_reservable(demands, id)
@@ -233,10 +231,10 @@ class PermitMethods(LimiterBase):
         args: Mapping[str, Any] | None = None,
         cost: int | None = None,
     ) -> Operation[bool]:
-        """Give a reservation back; the arguments are those of :meth:`reserve`. Idempotent. False: there was none.
+        """Cancel a reservation; the arguments are those of :meth:`reserve`. Idempotent. False: there was none.
 
-        What comes back is what can be given to others without exceeding a limit: all of it if nothing is reserved
-        behind it, less if something is, nothing of a permit that lies in the past for longer than it cost.
+        Permits come back as far as no limit can be exceeded: all of them if nothing is reserved behind, fewer if
+        something is, and none if the permit is further in the past than its cost.
         """
         asked, shadow = self._core.shadows.split(self.reader.plain(limits, key, cost, args))
         was_there = bool(shadow) and self._core.shadows.forget(("reserved", id))
@@ -246,21 +244,21 @@ class PermitMethods(LimiterBase):
 
     @limiter_method
     def settle(self, decision: Decision, actual_cost: int, *, limit: str | None = None) -> Operation[bool]:
-        """Correct what a granted call was charged, once it is known: more is charged, less is given back.
+        """Correct a granted call's cost once it is known: charge the difference, or return it.
 
-        For costs that are known only afterwards (tokens of a language model): acquire with an estimate, settle with
-        the truth. It counts once for each decision. What was too much comes back as far as no limit can be exceeded by
-        it: all of it from windows; from a token bucket what it would still hold if it had never lent it, less what has
-        come back since; nothing under warm-up.
+        For costs that are known only afterwards, such as a language model's tokens: acquire with an estimate, settle
+        with the actual cost. A decision is settled once. Permits come back as far as no limit can be exceeded: all of
+        them to windows; to a token bucket what it would still hold without this charge, less what has refilled since;
+        none under warm-up.
 
         Args:
-            decision: the one that allowed the call.
-            actual_cost: permits; 0 or more, and it may be above what the limit holds: those who come next wait.
-            limit: the one to settle. Default: each whose cost is not a fixed number; if there is none, each that takes
-                more than one permit; else all.
+            decision: the decision that allowed the call.
+            actual_cost: permits, 0 or more. It may be above the limit's burst: later calls then wait.
+            limit: the limit to settle. Default: each whose cost is not a fixed number; if there is none, each that
+                takes more than one permit; else all.
 
         Returns:
-            Whether this call corrected it; False if an earlier one had.
+            Whether this call settled it; False if an earlier call had.
         """
         check_settled(decision)
         demands, shadow = decision.demands, decision.shadow
@@ -278,12 +276,12 @@ class PermitMethods(LimiterBase):
 
     @limiter_method
     def release(self, decision: Decision) -> Operation[bool]:
-        """Give back the places under :class:`Concurrency` that a call holds. Idempotent; False: there were none."""
+        """Release the :class:`Concurrency` leases that a call holds. Idempotent; False: there were none."""
         return (yield from self._core.release(decision.demands, id=decision.id, granted_at=decision.granted_at))
 
     @limiter_method
     def renew(self, decision: Decision) -> Operation[bool]:
-        """Keep the places that a call holds for another ``lease`` seconds from now. False: one had expired."""
+        """Renew the leases that a call holds, for another ``lease`` seconds from now. False: one had expired."""
         return all((yield from self._core.renew([(demand, decision.id) for demand in leased(decision.demands)])))
 
     @limiter_method
@@ -295,6 +293,6 @@ class PermitMethods(LimiterBase):
         args: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> Operation[int]:
-        """Permits that could be taken now, of the limit that has the fewest."""
+        """The permits that could be taken now: the smallest number over the limits."""
         decision = yield from self._peek(self.reader.demands(limits, key, 1, args, priority))
         return min(state.remaining for state in decision.states) if decision.allowed else 0
