@@ -19,7 +19,7 @@ What is relied on; line numbers are of Celery 5.7.0:
 * ``Consumer.on_close`` (celery/worker/consumer/consumer.py 581), at a lost connection: it empties
   ``reserved_requests`` and makes a prefork pool ``flush`` (celery/concurrency/asynpool.py 1079). Before Celery 5.7 the
   first forgets what runs, whose processes then look free, and the second empties ``pool._pool._cache``: the ends of
-  those jobs are not heard any more. A job that no process has taken yet (``_accepted``) is let go of without a word, by
+  these jobs are not heard any more. A job that no process has taken yet (``_accepted``) is let go of without a word, by
   all versions, also if it was written to a process already (``_write_to``, asynpool.py 986), which runs it.
 * ``AsynPool._busy_workers`` (celery/concurrency/asynpool.py 542): the pipes of processes that run a task, to which ``-O
   fair`` writes no other one. Before Celery 5.7 ``flush`` clears it, also of tasks that go on; then a granted task is

@@ -37,7 +37,7 @@ COPY_HEADER = "celery-ratelimit-copy"
 #: The fields that each marker has, and all that one may have.
 _ALWAYS = {"queue", "eta", "exchange", "routing_key"}
 _ALL = _ALWAYS | {"again", "lot", "id", "copy", "since", "CC", "slot", "wait"}
-#: The fields that are texts, or None except for the queue; and those that are counts.
+#: The fields that hold texts (or None, except the queue), and the fields that hold counts.
 _TEXTS = frozenset({"queue", "eta", "exchange", "routing_key", "id"})
 _COUNTS = frozenset({"copy", "since", "slot", "wait"})
 
@@ -76,7 +76,7 @@ def marker_in(message: Any) -> dict[str, Any]:
     read: Any = getattr(message, "ratelimit_marker", None)
     if read is None or read[0] is not headers:
         read = headers, marker_in_headers(headers)
-        with suppress(AttributeError):  # py-amqp's own has no room for it: kombu makes its message of that
+        with suppress(AttributeError):  # py-amqp's own message takes no attributes; kombu makes its message from it
             message.ratelimit_marker = read
     marker: dict[str, Any] = read[1]
     return marker
@@ -136,7 +136,7 @@ def _is_ours(marker: Any) -> bool:
 
 
 def _names_copy(fields: Any) -> bool:
-    """Whether they say which copy a message is, and are not the user's header of the same name."""
+    """Whether the fields name a copy of a message, and are not the user's header of the same name."""
     if not isinstance(fields, dict) or not {"lot", "id", "copy"} <= fields.keys():
         return False
     lot = fields["lot"]
@@ -248,7 +248,7 @@ def publish(
         headers[RETURN_HEADER] = {**kept, **(marker or {}), **wait}
         headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat() if delay > 0 else None
     if _on_amqp(producer):
-        headers.pop("CC", None)  # RabbitMQ would send it to those queues once more
+        headers.pop("CC", None)  # RabbitMQ would send it to the CC queues once more
     expires = parcel["expires"]
     producer.publish(
         parcel["body"],
@@ -283,7 +283,7 @@ def _on_amqp(producer: Any) -> bool:
 
 
 def _priority(given: Any) -> int | None:
-    """As kombu reads it; None where it is no number: kombu would find no queue for it."""
+    """The priority as kombu reads it; None if it is no number: kombu would find no queue for it."""
     try:
         return int(given)
     except (TypeError, ValueError, OverflowError):

@@ -44,8 +44,8 @@ class Scripts:
 
     Attributes:
         by_name: all scripts.
-        for_fair: those that do more where a limit is fair.
-        prefix: of all keys in the store.
+        for_fair: the scripts with another text for fair limits.
+        prefix: the start of every key in the store.
     """
 
     def __init__(self, asker: StoreRunner, fleet: str, memory: int) -> None:

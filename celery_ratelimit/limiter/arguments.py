@@ -1,4 +1,4 @@
-"""What a call asks of its limits, by its arguments: the keys and costs of tasks and of decorated functions."""
+"""Limit requests from a call's arguments: the keys and costs of tasks and of decorated functions."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ __all__ = [
 Key = str | Callable[..., str]
 #: A number of permits, the name of the argument that holds it, or a callable that gets the arguments.
 Cost = int | str | Callable[..., int]
-#: What a call with these arguments asks.
+#: Makes the limit requests of a call from its arguments.
 Demands = Callable[[Sequence[Any], Mapping[str, Any]], tuple[LimitRequest, ...]]
 
 
 def reader_of(function: Callable[..., Any], limits: Sequence[AnyLimit], cost: Cost | None) -> Demands:
-    """How calls of a function are turned into demands.
+    """A function that makes limit requests from the calls of ``function``.
 
     Args:
-        function: the one whose arguments are read.
-        limits: what it is limited by; each has a name.
-        cost: in place of the limits' own costs, but for :class:`Concurrency`, where a call is one place.
+        function: its arguments are read.
+        limits: its limits; each has a name.
+        cost: replaces the limits' own costs, except for :class:`Concurrency`, where a call takes one lease.
 
     Raises:
         ConfigurationError: a limit without a name, or a key or cost of an argument that the function does not take.
@@ -72,14 +72,14 @@ def demands_of(
     kwargs: Mapping[str, Any],
     node: str | None = None,
 ) -> tuple[LimitRequest, ...]:
-    """What a call with these arguments asks. Whatever a user's callable raises is raised here.
+    """The limit requests of a call with these arguments. Exceptions of a user's callable are raised.
 
     Args:
-        limits: what it is limited by.
+        limits: the limits of the task or function.
         signature: of the task or function.
         args: of the call.
         kwargs: of the call.
-        node: what counts for itself under ``per_worker``. Default: this machine.
+        node: has its own bucket under ``per_worker``. Default: this machine.
     """
     arguments = _arguments(signature, args, kwargs)
     return each_bucket_once(
@@ -105,12 +105,12 @@ def runs_later(function: Callable[..., Any]) -> bool:
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):  # a callable that does not tell
+    except (TypeError, ValueError):  # a callable without a signature
         return None
 
 
 def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where: str) -> None:
-    """Every argument that a key or cost names must be one that the task or function takes."""
+    """Check that the task or function takes every argument that a key or cost names."""
     if signature is None:
         return
     parameters = signature.parameters
@@ -131,7 +131,7 @@ def check_arguments(limit: AnyLimit, signature: inspect.Signature | None, where:
 
 
 def check_names(names: Sequence[str], signature: inspect.Signature | None, where: str, setting: str) -> None:
-    """Every argument that an option of a task names must be one that the task takes."""
+    """Check that the task takes every argument that an option names."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return
     for name in names:
@@ -149,11 +149,11 @@ def alike_of(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> str:
-    """What is the same of calls of a task that are taken for one another, in 32 hex digits.
+    """The deduplication key of a call: 32 hex digits, the same for calls that count as duplicates.
 
     Args:
         name: of the task.
-        key: a template over its arguments, or a callable that gets them; ``None``: all of them are the same.
+        key: a template over its arguments, or a callable that gets them; ``None``: all arguments count.
         signature: of the task.
         args, kwargs: of the call.
     """
@@ -165,7 +165,7 @@ def alike_of(
             arguments = {"*": list(args), **arguments}
         try:
             alike = sorted(arguments.items()) if key is None else key.format_map(arguments)
-        except Exception as error:  # a missing argument, or one that cannot be written so
+        except Exception as error:  # a missing argument, or one that cannot be formatted
             raise ConfigurationError(
                 f"task {name!r}: coalesce_key={shown(key)} cannot be filled from the arguments "
                 f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
@@ -174,7 +174,7 @@ def alike_of(
 
 
 def check_key(limit: AnyLimit, where: str) -> None:
-    """A task's key that names no argument is the same for every call: that is no key, and is hardly what was meant."""
+    """Reject a task's key that names no argument: it would be the same for every call."""
     for option, template in _templates(limit):
         if not template_fields(template):
             named = template if template.isidentifier() else "tenant_id"

@@ -1,4 +1,4 @@
-"""Operation the store, and awaits its answers: the driver of :class:`~celery_ratelimit.AsyncLimiter`."""
+"""Runs operations on the store in an event loop, for :class:`~celery_ratelimit.AsyncLimiter`."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ __all__ = ["AsyncStoreRunner"]
 
 R = TypeVar("R")
 
-#: How often at most a limiter that is closed waits for what is under way, and cancels what is late: a call that is
-#: cancelled gives back what it has got, which may be late as well. On a store that hangs it is four times; where others
-#: go on asking there would be no end.
+#: How often a closing limiter waits for open calls and cancels late ones. A cancelled call returns its permits, which
+#: may be late as well. A hung store takes four rounds; the bound matters where other tasks go on calling.
 _ROUNDS = 10
 
 
 class AsyncStoreRunner:
-    """The way to the store of one limiter, in one event loop.
+    """Runs the operations of one limiter, in one event loop.
 
     Args:
         client: a ``redis.asyncio`` client of any kind.
-        prefix: what every key in the store begins with.
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+        prefix: the start of every key in the store.
+        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
 
     Attributes:
-        core: what is asked.
-        clock: of the caller; a store in memory brings one that tests can stop.
+        core: makes the operations.
+        clock: the caller's clock; ``memory://`` has one that tests can stop.
     """
 
     def __init__(self, client: Any, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
@@ -58,12 +57,12 @@ class AsyncStoreRunner:
         self._master = AsyncMaster(pool) if isinstance(pool, SentinelConnectionPool) and pool.is_master else None
 
     def wait_for_connection(self, seconds: float | None) -> None:
-        """On a cluster: for how long at most, where all are in use; ``None``: for as long as it does."""
+        """On a cluster: the seconds that a call waits for a free connection; ``None``: the default."""
         if self._cluster is not None and seconds is not None:
             self._cluster.timeout = seconds
 
     async def aclose(self) -> None:
-        """End what is under way, and the connections that are no client's."""
+        """Finish or cancel open calls, and close the connections that belong to no client."""
         for _ in range(_ROUNDS):
             if not self._at_work:
                 break
@@ -74,18 +73,18 @@ class AsyncStoreRunner:
             await self._cluster.aclose()
 
     async def ping(self) -> None:
-        """Raises :class:`StoreUnavailable` unless the store answers."""
+        """Raise :class:`StoreUnavailable` unless the store answers."""
         if self.core.pretended_wait is None:
             await self._store(self.client.ping() if self._cluster is None else self._cluster.ping())
 
     async def ask(self, asked: AcquirePermits) -> Decision:
-        """One round trip: the permits of its demands, all or none."""
+        """Acquire the permits of all its limit requests, or none, in one round trip."""
         return await self.drive(self.core.ask_for_turn(asked))
 
     # -- Driving ---------------------------------------------------------------------------------------------------
 
     async def drive(self, asks: Operation[R], interrupted_by: BaseException | None = None) -> R:
-        """Await what a generator asks, and sleep when it does, until it has its answer."""
+        """Run an operation to its end: await its effects, and return its result."""
         step: Any = asks.send if interrupted_by is None else asks.throw
         given: Any = interrupted_by
         while True:
@@ -103,10 +102,10 @@ class AsyncStoreRunner:
                 given, step = error, asks.throw
 
     async def _interrupt(self, asks: Operation[Any], asked: Any, error: BaseException) -> None:
-        """Whoever waited is gone. What was asked is awaited, so that nothing is got after what it gives back."""
+        """Finish a cancelled operation. The open call ends first, so that the operation returns what the call got."""
         if isinstance(asked, AcquirePermits) and asked.task is not None:
             await asyncio.wait([asked.task])
-            if not asked.task.cancelled() and asked.task.exception() is None:  # nobody else hears of it
+            if not asked.task.cancelled() and asked.task.exception() is None:  # nothing else reads it
                 asked.answer = asked.task.result()
         with suppress(asyncio.CancelledError):
             await self.drive(asks, interrupted_by=error)
@@ -129,7 +128,7 @@ class AsyncStoreRunner:
                 return await asyncio.gather(*[self._reply(*question) for question in asked])
 
     def start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        """``work`` as a task, which goes on to its end if whoever waits for it (``shield``) is cancelled."""
+        """Run ``work`` as a task that goes on to its end, also if its caller (``shield``) is cancelled."""
         task = asyncio.ensure_future(work)
         self._at_work.add(task)
         task.add_done_callback(self._at_work.discard)
@@ -138,7 +137,7 @@ class AsyncStoreRunner:
     # -- The store -------------------------------------------------------------------------------------------------
 
     async def _reply(self, script: Script, call: Call) -> Any:
-        """What a script answers: the one place where scripts are run."""
+        """Run a script and return its reply, or its error as a value."""
         if self._master is not None and self._master.is_due():
             self.start(self._master.look())
         try:
@@ -158,7 +157,7 @@ class AsyncStoreRunner:
 
     async def _trouble(self, error: Exception) -> RateLimitError:
         told = trouble(error)
-        if not self._served and isinstance(told, StoreUnavailable):  # it may never do
+        if not self._served and isinstance(told, StoreUnavailable):  # it has never answered
             mend = await asyncio.to_thread(mend_by_asking, error, addresses_of(self.client), SOCKET_TIMEOUT)
             return told if mend is None else out_of_reach(error, mend)
         return told

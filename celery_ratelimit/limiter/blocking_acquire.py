@@ -1,4 +1,4 @@
-"""Waiting for a turn: a call asks, sleeps until its turn, and gives back what it has if it is interrupted."""
+"""Blocking calls: acquire, sleep until the slot, and return permits and slots if the call is interrupted."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .script_operations import Operations
 
 __all__ = ["acquire", "is_beyond", "throttled"]
 
-#: A blocking call takes its permit at most this many seconds ahead; further away it keeps a slot, which lapses by
-#: itself if the caller dies, where a permit would be lost.
+#: A blocking call takes its permit at most this many seconds ahead. Further ahead it keeps a slot, which lapses if the
+#: caller dies; a permit would be lost.
 TAKE_AHEAD = 1.0
-#: Seconds; a call does not look for a free place more often, unless it has been told to; and as often at the least, for
-#: a place that is free is held for it for a second (``lua/include/waiting_lines.lua``).
+#: The shortest and the longest pause, in seconds, between two tries for a lease, unless the decision says less. The
+#: store holds a free lease for a waiting call for one second (``lua/include/waiting_lines.lua``).
 _SHORTEST_NAP, _LONGEST_NAP = 0.25, 0.75
-#: Seconds by which a call of several limits wakes up before its turn, and takes its permits ahead, for exactly then:
-#: one that wakes up late leaves a part of a limit unused.
+#: Seconds by which a call with several limits wakes up before its slot, and takes its permits for exactly the slot: a
+#: call that wakes up late leaves a part of a limit unused.
 _EARLY = 0.05
 
 
 def acquire(
     core: Operations, demands: Sequence[LimitRequest], max_wait: float, now: Callable[[], float]
 ) -> Operation[Decision]:
-    """The permits of one call, when it is its turn; or a refusal.
+    """Acquire the permits of one call, waiting for its slot; or refuse the call.
 
     Args:
-        core: what is asked.
-        demands: of which limits.
+        core: makes the operations.
+        demands: the call's limit requests.
         max_wait: seconds that the call may sleep.
         now: the caller's clock, in seconds.
     """
@@ -51,8 +51,8 @@ def acquire(
             if not decision.allowed and not waits:
                 return decision
             if not decision.allowed and (decision.full or is_beyond(decision, left) or core.pretended_wait):
-                if has_slot:  # of an earlier answer; no slot is kept beyond `left`
-                    with suppress(*STORE_TROUBLES):  # it lapses by itself
+                if has_slot:  # of an earlier decision; no slot is kept beyond `left`
+                    with suppress(*STORE_TROUBLES):  # the slot lapses
                         yield from core.forget(demands, id=id)
                 return decision
             if decision.retry_after:
@@ -71,7 +71,7 @@ def acquire(
 def _give_back(
     core: Operations, demands: Sequence[LimitRequest], id: str, decision: Decision | None
 ) -> Operation[None]:
-    """What a call has got that was interrupted. ``decision``: what it was told; ``None``: not known."""
+    """Return the permits and slots of an interrupted call. ``decision``: its last one; ``None``: not known."""
     try:
         if decision is not None and decision.allowed:
             rates = [demand for demand in demands if not isinstance(demand.limit, Concurrency)]
@@ -83,16 +83,16 @@ def _give_back(
             if decision is None:
                 yield from core.release(demands, id=id, granted_at=UNKNOWN)
     except STORE_TROUBLES:
-        pass  # a slot lapses by itself, a lease too, and a permit is lost
+        pass  # a slot and a lease lapse, and a permit is lost
 
 
 def is_beyond(decision: Decision, left: float) -> bool:
-    """Whether the slot lies too far away to be kept: in whole microseconds, as the store compares them."""
+    """Whether the slot is too far away to be kept: in whole microseconds, as the store compares them."""
     return round(decision.retry_after * 1e6) > microseconds(left)
 
 
 def _good_now(decision: Decision) -> Decision:
-    """The same after the call has slept until its permit is good."""
+    """The decision after the call has slept until its permit is good."""
     waited = decision.retry_after
     if not waited:
         return decision
@@ -100,9 +100,9 @@ def _good_now(decision: Decision) -> Decision:
 
 
 def nap(decision: Decision) -> float:
-    """Seconds until a call that waits for its turn wakes up.
+    """Seconds until a waiting call wakes up.
 
-    When a place will be free is an estimate, and nobody is told that one is: a call looks after a quarter of the wait.
+    A lease's wait is an estimate, and no message announces a free lease: a call tries after a quarter of the wait.
     """
     wait = decision.retry_after
     if decision.allowed:
@@ -113,8 +113,8 @@ def nap(decision: Decision) -> float:
 
 
 def throttled(decision: Decision, max_wait: float | None) -> Throttled:
-    """A refusal for a caller that cannot be told by a value, and would have waited for ``max_wait`` seconds: not where
-    there is no room to wait.
+    """A refusal as an exception. It names ``max_wait``, the seconds that the caller would have waited, unless the
+    queue is full.
     """
     refused = decision.binding, decision.remaining, decision.reset_after
     keys = [each.key for each in decision.states if (each.name, each.remaining, each.reset_after) == refused]

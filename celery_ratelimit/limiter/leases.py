@@ -1,4 +1,4 @@
-"""The leases of running tasks and of ``with`` blocks: renewed while they run, given back when they end."""
+"""The leases of running tasks and of ``with`` blocks: renewed while they run, released at their end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["RENEWALS", "UNKNOWN", "AsyncLeaseKeeper", "LeaseKeeper", "run_id"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: How often a lease is renewed in its time: two renewals may fail before it is lost.
+#: Renewals of a lease during its time: two may fail before the lease is lost.
 RENEWALS = 3
-#: Seconds after which places that could not be given back are tried again, at the latest.
+#: Most seconds until a failed release is tried again.
 LONGEST_PAUSE = 5.0
 #: Runs whose leases are released by one script.
 AT_ONCE = 100
-#: Later than any permit, in microseconds: a place whose time is not known counts as held for no time.
+#: Later than any permit, in microseconds: a lease of unknown age counts as held for no time.
 UNKNOWN = 2**53
 #: Seconds that :meth:`LeaseKeeper.close` waits for its thread, which may wait for the store.
 _LAST_LOOK = 5.0
 
 
 def renewal_pause(demands: Sequence[LimitRequest]) -> float:
-    """Seconds after which the leases of ``demands`` are to be renewed."""
+    """Seconds between two renewals of the leases of ``demands``."""
     return min(demand.limit.lease for demand in demands if isinstance(demand.limit, Concurrency)) / RENEWALS
 
 
@@ -46,12 +46,12 @@ _run_ids = Ids(8)
 
 
 def run_id(task_id: str) -> str:
-    """Names one run of a task. Its leases and permits are its own: another copy of the task has other ones."""
+    """An id for one run of a task: each copy of the task has leases and permits of its own."""
     return f"{task_id}#{_run_ids()}"
 
 
 class _Asker(Protocol):
-    """What is used of :class:`~celery_ratelimit.limiter.sync_store.StoreRunner`."""
+    """The part of :class:`~celery_ratelimit.limiter.sync_store.StoreRunner` that is used here."""
 
     def release(self, ended: Sequence[Ended]) -> int: ...
 
@@ -59,13 +59,13 @@ class _Asker(Protocol):
 
 
 class LeaseKeeper:
-    """Leases under :class:`~celery_ratelimit.Concurrency` that this process holds, by their ids: one id for each run.
+    """The :class:`~celery_ratelimit.Concurrency` leases of this process, by run id.
 
-    A thread renews them, so that a worker whose event loop waits for its broker keeps what its tasks hold. What could
-    not be released, because the store did not answer, it tries again. It ends when there is nothing left to do.
+    A thread renews them, also while the worker's event loop waits for its broker. It repeats a release that failed
+    because the store did not answer. The thread ends when no lease is left.
 
     Args:
-        asker: the way to the store.
+        asker: calls the store.
     """
 
     def __init__(self, asker: _Asker) -> None:
@@ -75,7 +75,7 @@ class LeaseKeeper:
         begin_anew_after_fork(self)
 
     def begin_anew(self) -> None:
-        """After a fork, which carries no threads across: the leases are the parent process's."""
+        """Start empty after a fork: threads do not survive it, and the leases are the parent process's."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._held: dict[str, Ended] = {}
@@ -85,7 +85,7 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
 
     def begin(self, id: str, demands: Sequence[LimitRequest], granted_at: int) -> None:
-        """The run ``id`` has got its leases."""
+        """Hold and renew the leases of the run ``id``."""
         places = tuple(leased(demands))
         if not places:
             return
@@ -98,15 +98,15 @@ class LeaseKeeper:
                 self._wake.set()
 
     def end(self, id: str, *, later: bool = False, unconfirmed: Sequence[LimitRequest] = ()) -> None:
-        """The run ``id`` has ended, however it did: its leases are released now, or soon (``later``).
+        """Release the leases of the run ``id``, which has ended, now or soon (``later``).
 
         Args:
             id: names the run.
-            later: leave it to :meth:`release_ended`, and if that is not called, to the thread.
-            unconfirmed: demands whose answer was lost: the run may hold leases of them.
+            later: leave the release to :meth:`release_ended`, or to the thread.
+            unconfirmed: limit requests whose reply was lost: the run may hold leases of them.
 
         Raises:
-            StoreUnavailable, ConfigurationError: the store did not answer, or refused; it is done later.
+            StoreUnavailable, ConfigurationError: the store did not answer, or refused; the thread tries again.
         """
         places = tuple(leased(unconfirmed))
         self._check_process()
@@ -121,7 +121,7 @@ class LeaseKeeper:
             self._release([ended])
 
     def ended(self, demands: Sequence[LimitRequest]) -> list[Ended]:
-        """What has ended and is not released yet, of runs that held a lease of one of these limits."""
+        """Ended runs that held a lease of one of these limits, and are not released yet."""
         if not self._ended:
             return []
         buckets = {(demand.name, demand.key) for demand in demands}
@@ -131,24 +131,24 @@ class LeaseKeeper:
 
     @property
     def has_ended(self) -> bool:
-        """Whether something has ended that is not released yet."""
+        """Whether an ended run is not released yet."""
         return bool(self._ended)
 
     def confirm(self, released: Sequence[Ended]) -> None:
-        """The store has said that these are released: nothing is left to do."""
+        """Forget these runs: the store has released their leases."""
         with self._lock:
             for each in released:
                 self._ended.pop(each.id, None)
 
     def release_ended(self) -> None:
-        """Release what has ended, in one round trip. Raises what :meth:`end` does."""
+        """Release the leases of ended runs, in one round trip. Raises what :meth:`end` does."""
         with self._lock:
             ended = list(self._ended.values())
         for first in range(0, len(ended), AT_ONCE):
             self._release(ended[first : first + AT_ONCE])
 
     def close(self) -> None:
-        """End the thread, which first gives back what has ended. What is still held is held until its lease is over."""
+        """End the thread, which first releases ended runs. Leases of other runs last until they expire."""
         self._check_process()
         with self._lock:
             wake, thread = self._wake, self._thread
@@ -158,7 +158,7 @@ class LeaseKeeper:
             thread.join(_LAST_LOOK)
 
     def here(self, demand: LimitRequest) -> int:
-        """How many leases of a limit this process holds."""
+        """The number of leases of a limit that this process holds."""
         with self._lock:
             return sum(demand in held.places for held in self._held.values())
 
@@ -167,7 +167,7 @@ class LeaseKeeper:
             self._asker.release(ended)
         except STORE_TROUBLES:
             raise
-        except Exception:  # what the store cannot do for one of them it may do for the others
+        except Exception:  # the store may fail at one run and succeed at the others
             if len(ended) == 1:
                 raise
             errors = []
@@ -182,7 +182,7 @@ class LeaseKeeper:
             self.confirm(ended)
 
     def _check_process(self) -> None:
-        """A server may fork without telling Python."""
+        """Detect a fork that ran no fork hooks of Python: some servers fork in C."""
         if self._pid != os.getpid():
             self.begin_anew()
 
@@ -205,8 +205,8 @@ class LeaseKeeper:
                     step()
                 except STORE_TROUBLES as error:
                     logger.debug("leases not renewed or given back this time: %r", error)
-                except Exception as error:  # without this thread, places would be lost while their tasks run
-                    if self._said != repr(error):  # which may come at each look
+                except Exception as error:  # without this thread, leases would be lost while their tasks run
+                    if self._said != repr(error):  # the same error may come at each look
                         self._said = repr(error)
                         logger.error("Leases were not renewed or given back, and are tried again", exc_info=True)
             with self._lock:
@@ -234,7 +234,7 @@ class AsyncLeaseKeeper:
     """As :class:`~celery_ratelimit.limiter.leases.LeaseKeeper`, with a task of the event loop for each block.
 
     Args:
-        asker: the way to the store.
+        asker: calls the store.
     """
 
     def __init__(self, asker: AsyncStoreRunner) -> None:
@@ -242,7 +242,7 @@ class AsyncLeaseKeeper:
 
     @asynccontextmanager
     async def held(self, decision: Decision) -> AsyncIterator[None]:
-        """Its places are held for as long as the block runs."""
+        """Hold the decision's leases while the block runs."""
         pause = renewal_pause(decision.demands)
         renewing = self._asker.start(self._keep_renewing(decision, pause))
         try:
@@ -277,7 +277,7 @@ class AsyncLeaseKeeper:
         )
 
     async def _end(self, decision: Decision, pause: float, tries: int = RENEWALS) -> None:
-        """Give the places back; if the store does not answer, later, until they have expired by themselves."""
+        """Release the leases. If the store does not answer, try again until they have expired."""
         try:
             await self._release(decision)
         except STORE_TROUBLES as error:

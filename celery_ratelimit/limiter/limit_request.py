@@ -1,4 +1,4 @@
-"""What one call asks of one limit, and what is checked of a call: costs, reservations, lengths of time."""
+"""A call's request to one limit, and checks of a call's arguments: costs, reservations, lengths of time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
     "with_priority",
 ]
 
-#: Permits; more than any limit holds.
+#: Permits; above the burst of any limit.
 _MOST_SETTLED = 10**9
 #: Seconds; thirty years.
 _FOREVER = 1e9
@@ -42,11 +42,11 @@ _FOREVER = 1e9
 
 @dataclass(frozen=True)
 class LimitRequest:
-    """What one call asks of one limit: the limit under its final name, the bucket's key, and the cost; and whose call
-    it is, of those who share the limit: that does not matter to the decision, so demands are equal all the same.
+    """A call's request to one limit: the limit under its final name, the bucket's key, and the cost.
 
-    ``leaves``: of a limit with a reserve, the millionths of its burst that the call leaves to more important ones;
-    ``None``: how important it is was not said, and it leaves all that is set aside.
+    ``share``: the caller's key under a fair limit. It does not affect the decision, so requests are equal without it.
+    ``leaves``: under a limit with a reserve, the millionths of its burst that the call leaves to calls of higher
+    priority; ``None``: the call has no priority, and leaves the whole reserve.
     """
 
     limit: AnyLimit
@@ -64,17 +64,17 @@ class LimitRequest:
         return hash((self.limit, self.name, self.key, self.cost, self.leaves))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A hash is another one in another process.
+        # Hashes of strings differ between processes.
         return {each: self.__dict__[each] for each in ("limit", "name", "key", "cost", "leaves", "share")}
 
     @cached_property
     def interval(self) -> float:
-        """The emission interval, in seconds; 0 where there is none."""
+        """The emission interval, in seconds; 0: the limit has none."""
         return self.limit.interval
 
     @cached_property
     def pace(self) -> float:
-        """The same where permits come back one by one, at that interval; 0 elsewhere."""
+        """The emission interval if permits come back one by one; else 0."""
         return self.interval if self.method in ("token_bucket", "leaky_bucket") else 0.0
 
     @cached_property
@@ -89,7 +89,7 @@ class LimitRequest:
 
     @cached_property
     def wire(self) -> bytes:
-        """The arguments that ``lua/include/read_limits.lua`` reads, as they go over the wire."""
+        """The arguments that ``lua/include/read_limits.lua`` reads, in wire form."""
         return bulk(*self.limit.wire(self.cost, self.leaves))
 
     @cached_property
@@ -101,23 +101,23 @@ class LimitRequest:
 
     @cached_property
     def passes(self) -> bool:
-        """Whether it goes before others that wait for this limit: it may use what those have to leave."""
+        """Whether the call may use the reserve, and so goes before waiting calls that may not."""
         return self.limit.reserve is not None and self._leaves < self.limit.reserve.most
 
     @cached_property
     def leaves_in_record(self) -> int | None:
-        """The field ``leaves`` of a parked task's record, so that ``lua/return_due.lua`` asks for its slot alike."""
+        """The field ``leaves`` of a parked task's record: ``lua/return_due.lua`` reserves its slot with it."""
         if self.leaves is None or self.limit.reserve is None:
             return None
         return -int(self.limit.wire(self.cost, self.leaves)[5])
 
     def left(self, size: int) -> int:
-        """Permits that it leaves of so many that the limit holds, as ``lua/algorithms/token_bucket.lua`` reckons."""
+        """Permits that the call leaves of a burst of ``size``, as ``lua/algorithms/token_bucket.lua`` computes them."""
         return max(0, min(self._leaves * size // MILLION, size - self.cost))
 
 
 def with_priority(demands: tuple[LimitRequest, ...], priority: int, *, lowest_first: bool) -> tuple[LimitRequest, ...]:
-    """The demands of a call of that priority; which goes first is the broker's order."""
+    """The limit requests of a call of that priority; ``lowest_first``: the broker's order."""
     return _with_priority(demands, tuple([demand.share for demand in demands]), priority, lowest_first)
 
 
@@ -125,7 +125,7 @@ def with_priority(demands: tuple[LimitRequest, ...], priority: int, *, lowest_fi
 def _with_priority(
     demands: tuple[LimitRequest, ...], shares: tuple[str | None, ...], priority: int, lowest_first: bool
 ) -> tuple[LimitRequest, ...]:
-    """Demands are equal whose shares differ."""
+    """``shares`` is part of the cache key: limit requests are equal whatever their shares."""
     return tuple(
         [
             demand
@@ -137,10 +137,10 @@ def _with_priority(
 
 
 def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...]:
-    """The demands, those on one bucket as one, the dearest: a bucket that is named twice is paid once.
+    """One limit request for each bucket, the one of the highest cost: a bucket that is named twice is charged once.
 
     Raises:
-        ConfigurationError: two limits that differ have one name.
+        ConfigurationError: two different limits have one name.
     """
     if len(demands) == 1:
         return (demands[0],)
@@ -160,23 +160,23 @@ def each_bucket_once(demands: Sequence[LimitRequest]) -> tuple[LimitRequest, ...
 
 
 def _as_bucket(limit: AnyLimit) -> AnyLimit:
-    """The limit without what calls may differ in, and its name, which it may have from elsewhere."""
+    """The limit without its name and the options that may differ between calls."""
     if isinstance(limit, Concurrency):
         return replace(limit, name=None, key=None, fair=None, weights={})
     return replace(limit, name=None, key=None, cost=1, fair=None, weights={})
 
 
-#: What the public methods take as limits.
+#: The argument ``limits`` of the public methods.
 Limits = str | AnyLimit | Sequence[str | AnyLimit]
 
 
 def leased(demands: Sequence[LimitRequest]) -> list[LimitRequest]:
-    """Those that hold a place until it is given back."""
+    """The requests to :class:`Concurrency` limits, which hold leases."""
     return [demand for demand in demands if isinstance(demand.limit, Concurrency)]
 
 
 def own_key(limit: AnyLimit, key: str, node: str | None = None) -> str:
-    """The bucket's key: with ``per_worker`` each node has one of its own; default: each machine."""
+    """The bucket's key: with ``per_worker`` each node has a bucket of its own; default: each machine."""
     return f"{short(key)}@{node or socket.gethostname()}" if limit.per_worker else short(key)
 
 
@@ -201,7 +201,7 @@ def check_settled(decision: Decision) -> None:
 
 
 def actual_costs(demands: Sequence[LimitRequest], actual_cost: int, name: str | None) -> list[int]:
-    """What each demand should have cost: those that an actual cost is meant for, and the others as they were."""
+    """The final cost of each limit request: ``actual_cost`` for the settled limits, the old cost for the others."""
     if name is not None:
         chosen = [demand.name == name for demand in demands]
         if not any(chosen):
@@ -217,12 +217,12 @@ def actual_costs(demands: Sequence[LimitRequest], actual_cost: int, name: str | 
 
 
 def microseconds(seconds: float) -> int:
-    """Rounded up, and no further away than forever: 2^53 µs are as exact as a number in Lua can be."""
+    """Microseconds, rounded up, at most thirty years: numbers in Lua are exact up to 2^53."""
     return math.ceil(min(seconds, _FOREVER) * 1e6)
 
 
 def seconds_of(what: str, seconds: Any, least: float = -math.inf) -> float:
-    """How long somebody would wait, no longer than forever; ConfigurationError unless it is a number of seconds."""
+    """Check a number of seconds and bound it to thirty years; ConfigurationError if it is no number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not seconds >= least:
         raise ConfigurationError(
@@ -232,7 +232,7 @@ def seconds_of(what: str, seconds: Any, least: float = -math.inf) -> float:
 
 
 def longest_wait(max_wait: Any) -> float:
-    """Seconds that a call may wait for its turn; ``None``: for ever."""
+    """Seconds that a call may wait for its slot; ``None``: no bound."""
     if max_wait == 0:  # the usual call
         return 0.0
     return _FOREVER if max_wait is None else seconds_of("max_wait", max_wait)

@@ -1,16 +1,16 @@
-"""A decision over limits that live in several slots of a cluster, which no script can see at once.
+"""A decision over limits in several hash slots of a cluster, which no single script can see.
 
-The limits of one slot are one part of it, and one script decides about each part. Where none of the limits has said
-no lately, all parts are asked at once. Else all are looked at first, and then one part after the other is asked for the
-time at which all of them can be had, always in the order of their slots, so that two callers never hold what the other
-one waits for. When a part says no, what the others have given is given back.
+The limits of one hash slot are a part, and one script decides each part. If no limit has refused lately, the scripts of
+all parts run at once. Otherwise the caller first peeks at all parts, and then acquires one part after the other for
+their joint time. The order of hash slots keeps two callers from holding what the other one waits for. If a part
+refuses, the permits of the other parts are returned.
 
-Weaker than one script, in this: for a moment a caller may hold permits that it will give back, and another who asks
-then is refused where one script would have let it pass; what cannot be given back (under warm-up, or in a bucket that
-has lent permits ahead meanwhile) is lost to everybody; a caller that dies half-way has spent what it held; and the
-permits of one decision are good at one time only as exactly as its replies tell, which is what the decision takes.
+This is weaker than one script. For a moment a caller may hold permits that it will return, and another caller is
+refused that one script would have let pass. Permits that cannot be returned (under warm-up, or in a bucket that has
+lent permits ahead meanwhile) are lost. A caller that dies half-way has spent its permits. The permits of one decision
+are good at one time only as exactly as its replies show, that is within the duration of the decision.
 
-Nothing here talks to the store: a generator yields what is to be asked, and is sent the reply, or thrown the error.
+Nothing here calls the store: a generator yields steps, and receives each reply or error.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["MultiSlotAcquire", "Step", "Steps"]
 
 _T = TypeVar("_T")
 
-#: How often parts may be taken anew because another part can only be had later.
+#: How often parts may be acquired again because another part has a later time.
 ROUNDS = 3
-#: A horizon that grants nothing: asks only for a slot.
+#: A horizon that grants nothing: the script only reserves a slot.
 SLOT_ONLY = -1
-#: Seconds for which a limit that has said no is looked at before anything is taken, and how many such are remembered.
+#: Seconds for which a caller peeks at a limit that has refused before it takes anything; and how many are remembered.
 SUSPECT, SUSPECTS = 10.0, 1000
 
 
 class Step(NamedTuple):
-    """One script to run; the arguments are those of :meth:`Calls.of_script`."""
+    """One script to run, with the arguments of :meth:`Calls.of_script`."""
 
     script: Script
     demands: tuple[LimitRequest, ...]
@@ -52,14 +52,14 @@ class Step(NamedTuple):
     last: tuple[int | str, ...] = ()
 
 
-#: Yields what to ask at once, is sent a reply or an error for each, returns one reply as if one script had seen all.
+#: Yields steps to run at once, receives a reply or an error for each, returns one reply as if one script had seen all.
 Steps = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], list[int]]
-#: A part of it that returns something else.
+#: A part of such a generator, with another result.
 Asks = Generator[Sequence[Step], Sequence[list[int] | RateLimitError], _T]
 
 
 class MultiSlotAcquire:
-    """The decisions of one limiter over several slots."""
+    """The decisions of one limiter over several hash slots."""
 
     def __init__(self, scripts: Scripts, new_id: Callable[[], str]) -> None:
         self.scripts, self.new_id = scripts, new_id
@@ -74,7 +74,7 @@ class MultiSlotAcquire:
         kind: str | None,
         last: Sequence[int | str],
     ) -> Steps:
-        """What to ask instead of running ``script`` once for all parts."""
+        """The steps that replace one run of ``script`` for all parts."""
         if script is self.scripts.acquire or script is self.scripts.reserve:
             id, horizon, claim = (*first, 0)[:3]
             reserves = script is self.scripts.reserve
@@ -84,13 +84,13 @@ class MultiSlotAcquire:
         return _in_each(script, parts, first, kind, last)
 
     def closed(self, demand: LimitRequest) -> None:
-        """This limit has said no."""
+        """Note that this limit has refused."""
         if len(self._closed) >= SUSPECTS:
             self._closed.clear()
         self._closed[demand.name, demand.key] = time.monotonic() + SUSPECT
 
     def suspects(self, part: Part) -> bool:
-        """Whether a limit of this part has said no lately."""
+        """Whether a limit of this part has refused lately."""
         if not self._closed:
             return False
         now = time.monotonic()
@@ -115,7 +115,7 @@ def _all(asks: Sequence[Step]) -> Asks[list[list[int]]]:
 def _in_each(
     script: Script, parts: Sequence[Part], first: Sequence[str | int], kind: str | None, last: Sequence[int | str]
 ) -> Steps:
-    """For what counts once for each id, in whatever order: how much of it was done."""
+    """Run a script in each part; for scripts that count once for each id, in any order. Returns the highest reply."""
     asks = []
     for part in parts:
         own = tuple([last[place] for place in part.places]) if last else ()
@@ -131,7 +131,7 @@ def _peek(scripts: Scripts, parts: Sequence[Part], first: Sequence[str | int]) -
 
 
 class _Taking:
-    """Takes permits of every part, or of none."""
+    """Takes the permits of every part, or of none."""
 
     def __init__(
         self,
@@ -148,12 +148,12 @@ class _Taking:
         self.last = (lease_id,) if lease_id else ()
         self.horizon, self.claim, self.reserves = horizon, claim, reserves
         self.replies: dict[int, Reply] = {}
-        #: When the permits of a part that were taken are good, by this process's clock, in microseconds.
+        #: When the taken permits of each part are good, by this process's clock, in microseconds.
         self.good: dict[int, int] = {}
         self.began = _clock()
-        #: When every part can have its permits, as far as one has looked.
+        #: The earliest time at which every part can have its permits, as far as known.
         self.joint = 0
-        #: How many parts knew the reservation.
+        #: The number of parts that knew the reservation.
         self.found = 0
 
     def run(self) -> Steps:
@@ -168,7 +168,7 @@ class _Taking:
                     if not (yield from self._take(i, "replace")):
                         said_no = [i]
                         break
-            else:  # others are quicker, again and again
+            else:  # other callers were quicker in every round
                 said_no = said_no or self._early()
             return (yield from self._refused(said_no)) if said_no else self._granted()
         except RateLimitError:
@@ -176,9 +176,9 @@ class _Taking:
             raise
 
     def _take_all(self) -> Asks[list[int]]:
-        """Returns the parts that said no."""
+        """Take the permits of every part. Returns the parts that refused."""
         everything = range(len(self.parts))
-        # What has lent permits ahead meanwhile can take none back: so nothing is taken where some part may say no.
+        # A bucket that lends permits ahead meanwhile can take none back: take nothing while some part may refuse.
         if not (self.reserves or any(self.spread.suspects(part) for part in self.parts)):
             replies = yield [self._step(i) for i in everything]
             said_no, errors = [], []
@@ -209,9 +209,9 @@ class _Taking:
             self.replies[i] = Reply(reply, len(self.parts[i].demands))
 
     def _early(self) -> list[int]:
-        """The parts whose permits are good before those of the others are. Used then, they would bunch.
+        """The parts whose permits are good before the joint time: used at the joint time, they would bunch.
 
-        What this decision has taken so far is how much the replies can be told apart at all.
+        Times closer together than the duration of this decision so far count as equal.
         """
         if not self.good or self.found == len(self.parts):
             return []
@@ -236,7 +236,7 @@ class _Taking:
         return Step(self.scripts.acquire, demands, (self.id, self.horizon, self.claim), None, self.last)
 
     def _take(self, i: int, known: str = "find") -> Asks[bool]:
-        """False: this part said no."""
+        """Take the permits of one part. False: it refused."""
         return self._read(i, (yield from _one(self._step(i, known))))
 
     def _read(self, i: int, said: list[int]) -> bool:
@@ -247,10 +247,10 @@ class _Taking:
             self.good[i] = _clock() + reply.wait
             if reply.wait > 0:
                 self.spread.closed(self.parts[i].demands[0])
-        return reply.allowed == 1 or (reply.binding == 0 and reply.wait == 0)  # asked for a slot, needs none
+        return reply.allowed == 1 or (reply.binding == 0 and reply.wait == 0)  # reserved a slot, needs none
 
     def _refused(self, said_no: Sequence[int]) -> Steps:
-        """Some parts have said no. The one that says so for longest keeps the slot, as in one script."""
+        """Some parts have refused. The part with the longest wait keeps the slot, as in one script."""
         yield from self._undo_all()
         others = [i for i in range(len(self.parts)) if i not in said_no]
         yield from self._look(others)
@@ -262,18 +262,18 @@ class _Taking:
                 first = (self.id, SLOT_ONLY, self.claim)
                 asks.append(Step(self.scripts.acquire, part.demands, first, None, self.last))
             said = yield from _all(asks)
-            if longest not in said_no and said[-1][2]:  # it still says no
+            if longest not in said_no and said[-1][2]:  # it still refuses
                 self.replies[longest] = Reply(said[-1], len(part.demands))
         self.spread.closed(part.demands[max(0, self.replies[longest].binding - 1)])
         return joint(self.parts, [self.replies[i] for i in range(len(self.parts))], longest)
 
     def _undo_all(self) -> Asks[None]:
         for i in list(self.good):
-            with suppress(RateLimitError):  # its node is gone: what it gave is lost, and a place expires
+            with suppress(RateLimitError):  # its node is gone: permits are lost, and a lease expires
                 yield from self._undo(i)
 
     def _undo(self, i: int, *, moves: bool = False) -> Asks[None]:
-        """Give back what part ``i`` gave, as far as nobody can exceed a limit by it."""
+        """Return the permits of part ``i``, as far as no limit can be exceeded by it."""
         del self.good[i]
         part, reply = self.parts[i], self.replies[i]
         if self.reserves and not moves:

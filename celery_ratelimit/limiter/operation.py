@@ -1,6 +1,7 @@
 """Operations: generators of effects, written once. ``Limiter`` runs them, ``AsyncLimiter`` awaits them.
 
-An operation yields an effect and is sent its result, or thrown what has interrupted it. It returns its own result.
+An operation yields an effect and receives the effect's result, or the exception that interrupted it. It returns its own
+result.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ P = ParamSpec("P")
 
 
 class RunScript(NamedTuple):
-    """One script, and what it is called with. The result is its reply; or an error, as a value."""
+    """Run one script. The result is its reply, or an error as a value."""
 
     script: Script
     call: Call
 
 
 class KeysExist(NamedTuple):
-    """Whether the store has one of these keys, of one slot. An error is raised."""
+    """Whether the store has one of these keys, all of one hash slot. An error is raised."""
 
     keys: list[str]
 
 
 class Sleep(NamedTuple):
-    """So many seconds of the caller's clock."""
+    """Sleep for so many seconds of the caller's clock."""
 
     seconds: float
 
 
 @dataclass(slots=True, eq=False)
 class AcquirePermits:
-    """Permits, see :meth:`~celery_ratelimit.limiter.script_operations.Operations.ask`; the result is a decision.
+    """Acquire permits, see :meth:`~celery_ratelimit.limiter.script_operations.Operations.ask`. Returns a decision.
 
-    It is asked for to its end, also if the caller is interrupted meanwhile.
+    The call to the store runs to its end, also if the caller is interrupted.
 
     Attributes:
-        answer: once it is known.
-        task: what asks, in an event loop.
+        answer: the decision, once it is known.
+        task: makes the call, in an event loop.
     """
 
     demands: Sequence[LimitRequest]
@@ -63,12 +64,12 @@ class AcquirePermits:
     task: Task[Decision] | None = None
 
 
-#: Yields what to do next: scripts to run at once (the result is a list), or one of the other effects.
+#: Yields effects: a list of scripts to run at once (the result is a list), or one of the other effects.
 Operation = Generator[list[RunScript] | KeysExist | Sleep | AcquirePermits, Any, T]
 
 
 def run_all(scripts: list[RunScript]) -> Operation[list[Any]]:
-    """The replies; the first error is raised."""
+    """Run scripts at once and return their replies; the first error is raised."""
     replies = (yield scripts) if scripts else []
     for reply in replies:
         if isinstance(reply, RateLimitError):
@@ -91,7 +92,7 @@ class _Awaits(Protocol):
 class limiter_method(Generic[P, T]):
     """A method of both limiters, written as an operation: ``Limiter`` runs it, ``AsyncLimiter`` awaits it.
 
-    Signature and docstring are those of the operation, with the result that it returns.
+    The method has the operation's docstring, and its signature with the result that it returns.
     """
 
     def __init__(self, operation: Callable[Concatenate[Any, P], Operation[T]]) -> None:

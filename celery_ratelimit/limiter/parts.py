@@ -1,4 +1,4 @@
-"""The parts of a decision over several slots of a cluster, and one reply out of those of all parts."""
+"""Splits a decision by a cluster's hash slots, and joins the replies of the parts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Part", "Reply", "joint", "parts_of"]
 
 
 class Part(NamedTuple):
-    """The demands that one slot has, and where they stand among all."""
+    """The limit requests of one hash slot, and their positions among all."""
 
     places: tuple[int, ...]
     demands: tuple[LimitRequest, ...]
 
 
 def parts_of(demands: Sequence[LimitRequest]) -> tuple[Part, ...]:
-    """The parts of a decision in the order in which they are asked; none where one script sees all."""
+    """The parts of a decision, in the order of their calls; none where one script sees all limits."""
     slots: dict[int, list[int]] = {}
     for place, demand in enumerate(demands):
         slots.setdefault(slot_of(hash_tag(demand.name)), []).append(place)
@@ -41,7 +41,7 @@ class Reply:
 
 
 def joint(parts: Sequence[Part], replies: Sequence[Reply], said_no: int | None = None) -> list[int]:
-    """One reply out of those of all parts, in the order of the demands."""
+    """Join the parts' replies into one, in the order of the limit requests."""
     allowed, wait, binding = 1, max(reply.wait for reply in replies), 0
     if said_no is None and any(reply.allowed != 1 for reply in replies):
         said_no = max(range(len(replies)), key=lambda i: (replies[i].binding > 0, replies[i].wait))
@@ -63,6 +63,6 @@ def joint(parts: Sequence[Part], replies: Sequence[Reply], said_no: int | None =
 
 
 def _as_written(demand: LimitRequest) -> tuple[int, int, int, int]:
-    """What a limit holds and allows where nothing is stored for it."""
+    """Burst, count, period and 0, as the code has them: nothing is stored for the limit."""
     _, count, period, burst, _, _ = demand.limit.wire(demand.cost)
     return int(burst), int(count), int(period), 0

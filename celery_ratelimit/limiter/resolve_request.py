@@ -1,4 +1,4 @@
-"""What a call asks: limits by their names or as such, keys, costs and arguments, into demands."""
+"""Resolves a call's limits (names or objects), keys, costs and arguments into limit requests."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["RequestResolver"]
 
 
 class RequestResolver:
-    """Reads the calls of one limiter.
+    """Resolves the calls of one limiter.
 
     Args:
         quotas: limits by name, so that calls can name them.
 
     Attributes:
         quotas: the same, as limits.
-        others: what else may be named: the limits of an app's tasks and queues.
-        goes_by: whether the lowest priority goes first; ``None``: nobody has said.
+        others: further limits by name: of an app's tasks and queues.
+        goes_by: returns whether the lowest priority goes first; ``None``: not known.
     """
 
     def __init__(self, quotas: Mapping[str, Any] | None) -> None:
@@ -40,7 +40,7 @@ class RequestResolver:
         self._known = lru_cache(maxsize=1024, typed=True)(self._read_limits)
         self._demand = lru_cache(maxsize=1024, typed=True)(_demand)
 
-    # -- What a call asks ------------------------------------------------------------------------------------------
+    # -- A call's limit requests -----------------------------------------------------------------------------------
 
     def demands(
         self,
@@ -56,10 +56,10 @@ class RequestResolver:
         return self.of_priority(demands, priority)
 
     def of_priority(self, demands: tuple[LimitRequest, ...], priority: int | None) -> tuple[LimitRequest, ...]:
-        """The same for a call of that priority; ``None``: of a message that has none.
+        """The limit requests for a call of that priority; ``None``: of a message that has none.
 
         Raises:
-            ConfigurationError: it is none, or a limit sets something aside and nobody has said which of them go first.
+            ConfigurationError: an invalid priority, or a limit has a reserve and the order of priorities is not known.
         """
         if priority is not None and (
             isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255
@@ -82,7 +82,7 @@ class RequestResolver:
     def plain(
         self, limits: Limits, key: str | None, cost: int | None, args: Mapping[str, Any] | None
     ) -> tuple[LimitRequest, ...]:
-        """The same where it does not matter how important the call is."""
+        """The limit requests of a call, where its priority does not matter."""
         if args is not None:
             return self._read_arguments(self.several(limits), key, cost, args)
         if isinstance(key, str):
@@ -93,21 +93,21 @@ class RequestResolver:
             read = limits if isinstance(limits, AnyLimit) else self.several(limits)
         try:
             return self._known(read, key, cost)
-        except TypeError:  # a key or a cost that cannot be looked up is none, which is now said
+        except TypeError:  # a key or a cost that is not hashable is invalid: the checks say so
             return self._read_limits(read, key, cost)
 
     def several(self, limits: Limits) -> tuple[AnyLimit, ...]:
-        """The limits themselves."""
+        """The limits as a tuple, with names resolved."""
         several = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
         if not isinstance(several, Iterable):
             raise _no_limit(several)
         return tuple([self.quota(each) if isinstance(each, str) else each for each in several])
 
     def kept_by(self, limits: Limits, key: str | Callable[..., str] | None) -> tuple[AnyLimit, ...]:
-        """The limits of calls that all have their key in one way, a template or a callable.
+        """The limits with ``key``, a template or a callable, in place of their own keys.
 
-        Those that are kept by key are kept by this one, and the others are left whole. If there are none, it is for
-        those that are written here, and not shared by their names.
+        Limits without keys stay single buckets. If no limit has a key, ``key`` applies to the :class:`Limit` objects,
+        and not to quotas, which other callers share.
         """
         several = self.several(limits)
         if key is None:
@@ -130,7 +130,7 @@ class RequestResolver:
     def _read_arguments(
         self, limits: tuple[AnyLimit, ...], key: str | None, cost: int | None, args: Mapping[str, Any]
     ) -> tuple[LimitRequest, ...]:
-        """As from a task's arguments: each limit takes its own key and cost, unless they are given."""
+        """Resolve as for a task: each limit takes its key and cost from the arguments, unless they are given."""
         if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
             raise ConfigurationError(
                 f"args={shown(args)} must be a mapping of names to values, such as {{'tenant_id': 7}}"
@@ -161,7 +161,7 @@ class RequestResolver:
         if limit.name is not None:
             return limit
         quota, named = self._named.get(name, (None, limit))
-        if quota is not limit:  # the first call, or another quota was put in
+        if quota is not limit:  # the first call, or the quota was replaced
             named = replace(limit, name=name)
             self._named[name] = limit, named
         return named
@@ -178,7 +178,7 @@ class RequestResolver:
         """The name of a limit, and the limit as the code here has it.
 
         Raises:
-            ConfigurationError: it has no name, or no such bucket.
+            ConfigurationError: the limit has no name, or no such bucket.
         """
         code: AnyLimit | None
         if isinstance(name, str):
@@ -210,7 +210,7 @@ class RequestResolver:
     def to_reset(
         self, limits: Limits, key: str | None, args: Mapping[str, Any] | None, *, force: bool
     ) -> tuple[LimitRequest, ...]:
-        """With ``force``, what is not known here stands for whatever limit of that name has such a bucket."""
+        """The limit requests to reset. With ``force``, an unknown name stands for any limit with such a bucket."""
         if not force:
             return self.plain(limits, key, 1, args)
         known: list[AnyLimit] = []
@@ -229,7 +229,7 @@ def _no_limit(value: Any) -> ConfigurationError:
 
 
 def _some(limits: tuple[AnyLimit, ...], key: str | None) -> tuple[AnyLimit, ...]:
-    """The limits: at least one, each is one, and one of them is kept by key if a key is given."""
+    """Check the limits: at least one, each a limit, and one of them with keys if ``key`` is given."""
     if not limits:
         raise ConfigurationError("no limit was named: pass a quota's name, a Limit, or several of them")
     for limit in limits:
@@ -253,7 +253,7 @@ def _demand(limit: AnyLimit, key: str | None, cost: int | None) -> LimitRequest:
     if name is None:
         raise ConfigurationError(f"{limit!r} has no name, so it has no bucket in the store: give it name='…'")
     if limit.key is None:
-        key = None  # it is whole, whatever stands beside it
+        key = None  # this limit is a single bucket, whatever the others are
     elif key is None:
         raise ConfigurationError(
             f"limit {name!r} is kept by key: pass key='…', the bucket as it is shown, or args={{…}}, from which it "

@@ -1,4 +1,4 @@
-"""What each script about limit requests is called with, and what its reply means."""
+"""Calls of the scripts for limit requests, and their replies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
     "whole_numbers",
 ]
 
-#: What a script is called with: how many keys, how many keys and arguments, and these as pieces.
+#: A script's call: the number of keys, the number of keys and arguments together, and these as pieces in wire form.
 Call = tuple[int, int, list[bytes]]
 
 
@@ -45,21 +45,21 @@ def call_of(keys: Sequence[str], arguments: Sequence[str | int] = ()) -> Call:
     return len(keys), len(keys) + len(arguments), [bulk(*keys, *arguments)]
 
 
-#: Where the virtual queues are among the keys of a limit's shadow.
+#: The position of the virtual queues among the keys of a limit's shadow.
 _QUEUES = 3
-#: How many keys a demand has.
+#: Keys of one limit request.
 KEYS = 4
-#: How many arguments a demand adds to a script's call.
+#: Arguments that one limit request adds to a script's call.
 ARGUMENTS = 6
 
 
 class Ended(NamedTuple):
-    """Leases that are to be released.
+    """Leases to release.
 
     Attributes:
         id: of these leases.
-        places: the limits that they are of.
-        granted_at: since when they were held, in microseconds.
+        places: their limit requests.
+        granted_at: when they were granted, in microseconds.
     """
 
     id: str
@@ -68,16 +68,16 @@ class Ended(NamedTuple):
 
 
 class PlaceRequests(NamedTuple):
-    """Requests that ask for places, in their order.
+    """Requests for leases, in their order.
 
     Attributes:
-        ids: under which they are known.
+        ids: of the requests.
         horizon: microseconds, see ``lua/acquire.lua``.
         claim: microseconds, see there.
-        ear: what is rung for when a place may be free; empty: nothing.
-        most: no more of them get their permits; the others, their slots.
-        all: each of them is asked for, whether those before it were refused or not.
-        lease_ids: of the leases that they get, if these have ids of their own.
+        ear: the channel on which the store announces a free lease; empty: none.
+        most: the largest number of requests that get permits; the others get slots.
+        all: decide every request, also after a refusal.
+        lease_ids: of the leases that the requests get, if these have ids of their own.
     """
 
     ids: Sequence[str]
@@ -90,7 +90,7 @@ class PlaceRequests(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Demands as they go over the wire."""
+    """Limit requests in wire form."""
 
     number: int
     keys: bytes
@@ -98,13 +98,13 @@ class Packed(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Copies of tasks that have come from the broker: of which the store is told with the question for permits.
+    """Copies of returned tasks, which the script checks for duplicates in the call that acquires.
 
     Attributes:
-        keys: of their lots, as they go over the wire.
+        keys: of their parking lots, in wire form.
         number: of these keys.
-        copies: for each lot how many there are, and two values for each, see ``lua/dedup_and_acquire.lua``.
-        places: for each request that asks, the how-manieth of the copies it is; 0: it is none of them.
+        copies: for each lot the number of copies, and two values for each copy, see ``lua/dedup_and_acquire.lua``.
+        places: for each request its position among the copies, from 1; 0: it is no copy.
     """
 
     keys: Sequence[bytes]
@@ -114,11 +114,11 @@ class Along(NamedTuple):
 
 
 class Calls:
-    """What the scripts are called with, for one prefix.
+    """Makes the calls of the scripts, for one prefix.
 
     Args:
-        scripts: which there are.
-        prefix: what every key in the store begins with.
+        scripts: all scripts.
+        prefix: the start of every key in the store.
     """
 
     def __init__(self, scripts: Scripts, prefix: str) -> None:
@@ -126,7 +126,7 @@ class Calls:
         self.packed = lru_cache(maxsize=1024)(self._pack)
 
     def _pack(self, demands: tuple[LimitRequest, ...]) -> Packed:
-        """Most of a request never changes, so that a call only puts pieces together."""
+        """The part of a call that never changes, kept in wire form."""
         states, slots = [], []
         for demand in demands:
             state, of_slots = bucket_keys(self.prefix, demand.name, demand.key, demand.method)
@@ -142,18 +142,18 @@ class Calls:
         kind: str | None,
         last: Sequence[str | int],
     ) -> Call:
-        """What a :class:`~celery_ratelimit.store.script.Script` is called with that ``read_limits.lua`` is part of.
+        """The call of a :class:`~celery_ratelimit.store.script.Script` that includes ``read_limits.lua``.
 
         Args:
-            script: which it is.
-            demands: the limits.
+            script: the script.
+            demands: the limit requests.
             first: the arguments before them.
-            kind: one more key for each of them, of that kind.
-            last: the arguments behind them.
+            kind: the kind of one more key for each of them.
+            last: the arguments after them.
         """
         number, packed_keys, arguments = self.packed(demands)
         if script is self._scripts.settle and isinstance(first[1], GrantedAt):
-            first = (first[0], first[1].of(demands[0].name))  # by the clock of the node that is asked
+            first = (first[0], first[1].of(demands[0].name))  # by the clock of the called node
         pieces = [packed_keys]
         keys = KEYS * number
         if kind is not None:
@@ -181,7 +181,7 @@ class Calls:
 
     @cached_property
     def _touching(self) -> frozenset[Script]:
-        """The scripts that note in which buckets something was given back."""
+        """The scripts that note the buckets to which permits came back."""
         return frozenset((self._scripts.cancel, self._scripts.settle, self._scripts.forget))
 
     def of_reset(self, demands: Sequence[LimitRequest], note: str) -> Call:
@@ -204,7 +204,7 @@ class Calls:
         return call_of(*self._to_release(leases))
 
     def _to_release(self, leases: Sequence[tuple[LimitRequest, Ended]]) -> tuple[list[str], list[str]]:
-        """Keys and arguments: two and three for each lease."""
+        """Two keys and three arguments for each lease."""
         keys = [self._leases(demand) for demand, _ in leases]
         keys += [touched_key(self.prefix, demand.name) for demand, _ in leases]
         arguments = []
@@ -215,7 +215,7 @@ class Calls:
     def of_release_and_acquire(
         self, demands: tuple[LimitRequest, ...], asking: PlaceRequests, ended: Sequence[Ended]
     ) -> Call:
-        """For ``release_and_acquire.lua``: ``demands`` of each who asks, and places of those that have ended."""
+        """The call of ``release_and_acquire.lua``: ``demands`` of each request, and the leases of ended runs."""
         number, packed_keys, arguments = self.packed(demands)
         released, released_as = self._to_release([(demand, each) for each in ended for demand in each.places])
         first = number, asking.horizon, asking.claim, asking.ear, asking.most, int(asking.all), len(asking.ids)
@@ -237,14 +237,14 @@ class Calls:
 
 
 def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str = "") -> Decision:
-    """The reply about so many limits, see ``lua/include/reply.lua``; ``id``: under which it is known."""
+    """The decision in a script's reply, see ``lua/include/reply.lua``; ``id``: of the request."""
     allowed, wait, binding, at = reply[:4]
     told = 4 + 2 * len(demands)
     each = []
     for demand, i in zip(demands, range(4, told, 2), strict=True):
         each.append(LimitState(demand.name, demand.key, demand.size, reply[i], reply[i + 1] / 1e6, demand.pace))
     states = tuple(each)
-    if len(reply) > told:  # some are stored, and have other numbers than in the code
+    if len(reply) > told:  # some limits are stored, with other numbers than the code's
         numbers = [reply[told + i :: 4] for i in range(4)]
         states = tuple(
             [
@@ -277,13 +277,13 @@ def decision_of(demands: Sequence[LimitRequest], reply: Sequence[int], id: str =
 
 
 def whole_numbers(reply: Any) -> list[int]:
-    """A script's reply: one whole number, or several in a text."""
+    """The whole numbers in a script's reply: a number, or several in a text."""
     return [reply] if isinstance(reply, int) else list(map(int, reply.split()))
 
 
 def impossible(demands: Sequence[LimitRequest], error: RateLimitError) -> RateLimitError:
-    """What the store's error means, if it says that the request cannot be: a stored limit is smaller than its cost, or
-    its id is that of another reservation.
+    """Translate the store's error about an impossible request: its cost is above a stored limit, or its id belongs to
+    another reservation. Other errors are returned as they are.
     """
     told: RateLimitError = error
     verb, _, rest = str(error.__cause__).partition(" ")

@@ -1,8 +1,7 @@
-"""What a limiter does, but for talking to the store: each verb is a generator of questions.
+"""The operations of limiters on limit requests, without I/O: each is a generator of effects.
 
-One core, and two faces that drive it: :mod:`~celery_ratelimit.limiter.limiter` asks,
-:mod:`~celery_ratelimit.limiter.async_limiter` awaits. Verbs are about demands; what users say is read by
-:mod:`~celery_ratelimit.limiter.resolve_request`.
+:mod:`~celery_ratelimit.limiter.limiter` runs them, :mod:`~celery_ratelimit.limiter.async_limiter` awaits them.
+:mod:`~celery_ratelimit.limiter.resolve_request` makes limit requests from users' arguments.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from .shadow import Shadows
 __all__ = ["Ids", "Operations"]
 
 
-#: Limits that one script tells of how they stand.
+#: Limits whose status one script reads.
 AT_ONCE = 40
 
 
 class Scripts:
-    """The scripts of a limiter, by their verbs.
+    """The scripts of a limiter.
 
     Args:
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
     """
 
     def __init__(self, replace_includes: Mapping[str, str] | None) -> None:
@@ -58,20 +57,20 @@ class Scripts:
 
 
 class Operations:
-    """The verbs of a limiter.
+    """The operations of a limiter.
 
     Args:
-        prefix: what every key in the store begins with.
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
-        is_cluster: whether limits live in slots, of which a script sees one.
+        prefix: the start of every key in the store.
+        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
+        is_cluster: whether limits live in hash slots, of which a script sees one.
 
     Attributes:
-        shadows: which limits are in shadow.
-        settings: what people store for limits.
+        shadows: the limits in shadow.
+        settings: operations on stored rates, pauses, shadows and weights.
     """
 
-    #: In tests: every limiter of this process lets all pass (0), or none, saying that it is to wait for so many
-    #: microseconds, and does not ask the store. Set by :mod:`celery_ratelimit.testing`.
+    #: In tests: every limiter of this process grants all calls (0), or refuses all with a wait of so many microseconds,
+    #: without the store. Set by :mod:`celery_ratelimit.testing`.
     pretended_wait: ClassVar[int | None] = None
 
     def __init__(self, prefix: str, replace_includes: Mapping[str, str] | None, *, is_cluster: bool) -> None:
@@ -94,14 +93,14 @@ class Operations:
         claim: float = 0.0,
         lease_id: str = "",
     ) -> Operation[Decision]:
-        """The permits of ``demands``, all or none.
+        """Acquire the permits of ``demands``, all or none.
 
         Args:
-            demands: what is asked of which limit; a bucket no more than once (:func:`each_bucket_once`).
+            demands: the limit requests; each bucket at most once (:func:`each_bucket_once`).
             id: names the request, so that it finds its slot again. ``""``: it has none.
-            horizon: seconds; a permit may be taken that far ahead, and ``retry_after`` says when it is good.
-            claim: seconds; if refused, a slot is kept for ``id`` unless it lies further away than that.
-            lease_id: names the leases that it gets; asked again with the same, it finds them. ``""``: ``id`` does.
+            horizon: seconds; a permit may be taken that far ahead, and becomes good in ``retry_after`` seconds.
+            claim: seconds; a refused request keeps a slot under ``id`` if the slot is at most that far away.
+            lease_id: names the leases, so that a repeated request finds them. Default: ``id``.
         """
         first = id, microseconds(horizon), microseconds(claim)
         last = (lease_id,) if lease_id else ()
@@ -109,7 +108,7 @@ class Operations:
         return decision_of(demands, reply, id or self.new_id())
 
     def ask_for_turn(self, request: AcquirePermits) -> Operation[Decision]:
-        """The same for a call that waits and asks again: if it is for a place, one that is free is held for it."""
+        """As :meth:`ask`, for a waiting call that tries again: the store holds a free lease for it."""
         demands, id = request.demands, request.id
         if not (request.claim and id and leased(demands) and self.takes_one_script(demands)):
             return (yield from self.ask(demands, id=id, horizon=request.horizon, claim=request.claim))
@@ -122,48 +121,48 @@ class Operations:
         return decision_of(demands, whole_numbers(said[0]), id)
 
     def peek(self, demands: Sequence[LimitRequest]) -> Operation[Decision]:
-        """What :meth:`ask` would say now."""
+        """The decision that :meth:`ask` would return now; takes nothing."""
         return decision_of(demands, (yield from self.decide(self.scripts.peek, demands, "")))
 
     def forget(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[None]:
-        """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
+        """Drop the slots of ``id``, a request that will not return. Idempotent."""
         yield from self.decide(self.scripts.forget, demands, id)
 
     def reserve(self, demands: Sequence[LimitRequest], *, id: str, horizon: float) -> Operation[Decision]:
-        """Permits ahead of time, under an id."""
+        """Take permits ahead of time, under an id."""
         check_reservable(demands, id)
         reply = yield from self.decide(self.scripts.reserve, demands, id, microseconds(horizon), kind="ids")
         return decision_of(demands, reply, id)
 
     def cancel(self, demands: Sequence[LimitRequest], *, id: str) -> Operation[bool]:
-        """Give a reservation back. Was there one?"""
+        """Cancel a reservation. Returns whether there was one."""
         return (yield from self.decide(self.scripts.cancel, demands, id, kind="ids")) == [1]
 
     def settle(
         self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int
     ) -> Operation[bool]:
-        """Correct what was charged. Was it this call that did?"""
+        """Correct the charged costs. Returns whether this call did it."""
         check_actual(demands, actual)
         settled = yield from self.decide(self.scripts.settle, demands, id, granted_at, kind="ids", last=actual)
         return settled == [1]
 
     def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
-        """Forget what was taken; ``note``: who and why."""
+        """Empty the buckets of what was taken; ``note``: author and reason."""
         if self.pretended_wait is None:
             parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
             yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
 
-    # -- Places ----------------------------------------------------------------------------------------------------
+    # -- Leases ----------------------------------------------------------------------------------------------------
 
     def release(self, demands: Sequence[LimitRequest], *, id: str, granted_at: int) -> Operation[bool]:
-        """Give back the places that ``id`` holds. Were there any?"""
+        """Release the leases of ``id``. Returns whether there were any."""
         places = leased(demands)
         if not places or not id:
             return False
         return (yield from self.release_all([Ended(id, places, granted_at)])) > 0
 
     def release_all(self, ended: Sequence[Ended]) -> Operation[int]:
-        """Give back leases of many holders, in one script for each slot. How many were there?"""
+        """Release the leases of many holders, in one script for each hash slot. Returns their number."""
         leases = [(demand, each) for each in ended for demand in each.places]
         if not leases:
             return 0
@@ -172,7 +171,7 @@ class Operations:
         return sum(map(int, (yield from run_all(asked))))
 
     def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> Operation[list[bool]]:
-        """One round trip for the leases of many holders. False for each that has expired."""
+        """Renew the leases of many holders in one round trip. False for each that has expired."""
         if not leases:
             return []
         parts = self._by_slot([demand for demand, _ in leases])
@@ -186,10 +185,10 @@ class Operations:
     def bucket_statuses(
         self, demands: Sequence[LimitRequest], codes: Sequence[AnyLimit | None]
     ) -> Operation[list[BucketStatus]]:
-        """How limits stand, each for itself; ``codes``: each as it is here, ``None`` if it is not.
+        """The status of each bucket; ``codes``: each limit as the code here has it, ``None``: not at all.
 
-        In one round trip, by scripts for so many limits that none keeps the store for long; an error that concerns one
-        of them is in its place.
+        One round trip. Each script reads a bounded number of limits, to keep the store free. An error about one limit
+        takes its position in the result.
         """
         steps = [list(part[i : i + AT_ONCE]) for part in self._by_slot(demands) for i in range(0, len(part), AT_ONCE)]
         calls = [self.calls.of_standing([demands[i] for i in step]) for step in steps]
@@ -199,10 +198,10 @@ class Operations:
         }
         return [read_bucket_status(demands[i], codes[i], found[i]) for i in range(len(demands))]
 
-    # -- How it is decided -----------------------------------------------------------------------------------------
+    # -- Decisions -------------------------------------------------------------------------------------------------
 
     def takes_one_script(self, demands: Sequence[LimitRequest]) -> bool:
-        """Whether one script sees all of them; and the store is asked at all."""
+        """Whether one script decides all of them, and the store is called at all."""
         return self.pretended_wait is None and not (self.is_cluster and self._over_slots.parts(tuple(demands)))
 
     def decide(
@@ -213,7 +212,7 @@ class Operations:
         kind: str | None = None,
         last: Sequence[int | str] = (),
     ) -> Operation[list[int]]:
-        """A script's reply about all of the demands; the arguments are those of :meth:`Calls.of_script`."""
+        """A script's reply about all limit requests; arguments as of :meth:`Calls.of_script`."""
         if self.pretended_wait is not None:
             return self._pretended(script, demands, first)
         if self.is_cluster and (parts := self._over_slots.parts(tuple(demands))):
@@ -248,18 +247,18 @@ class Operations:
 
     def _pretended(self, script: Script, demands: Sequence[LimitRequest], first: Sequence[str | int]) -> list[int]:
         if script not in (self.scripts.acquire, self.scripts.peek, self.scripts.reserve):
-            return [0]  # nothing was taken: there is nothing to give back
+            return [0]  # nothing was taken, so nothing comes back
         slot_only = script is self.scripts.acquire and int(first[1]) < 0
         return _pretended(demands, self.pretended_wait or 0, slot_only=slot_only)
 
     def _by_slot(self, demands: Sequence[LimitRequest]) -> list[Sequence[int]]:
-        """The demands by their places, those together that one script can see."""
+        """Positions of the limit requests, grouped by the hash slot that one script sees."""
         parts = parts_of(demands) if self.is_cluster else ()
         return [part.places for part in parts] or [range(len(demands))]
 
 
 def _pretended(demands: Sequence[LimitRequest], wait: int, *, slot_only: bool) -> list[int]:
-    """What a script would reply, if all buckets were full (``wait`` is 0), or closed for so many microseconds."""
+    """The reply of a script if all buckets were full (``wait`` is 0), or closed for ``wait`` microseconds."""
     reply = [int(not wait and not slot_only), wait, int(wait > 0), 0]
     for demand in demands:
         reply += [0, wait] if wait else [demand.size, 0]
@@ -267,10 +266,10 @@ def _pretended(demands: Sequence[LimitRequest], wait: int, *, slot_only: bool) -
 
 
 class Ids:
-    """Ids that no other process makes, also after a fork.
+    """Makes ids that no other process makes, also after a fork.
 
     Args:
-        digits: hexadecimal ones that stand for the process.
+        digits: number of hexadecimal digits that stand for the process.
     """
 
     def __init__(self, digits: int) -> None:

@@ -1,4 +1,4 @@
-"""Scripts about what people store for a limit: what each is called with and what it replies, side by side."""
+"""Calls and replies of the scripts for a limit's stored settings: rate, pause, shadow, weights, history."""
 
 from __future__ import annotations
 
@@ -42,29 +42,28 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketStatus", "Change", "SettingCalls", "Stored", "read_bucket_status"]
 
-#: What a stored limit does not say: whose it is, what one call takes, and how long those who hold a place renew it for,
-#: is the code's.
+#: Options that are not stored with a limit: name, key, cost, lease time and the like are the code's.
 _NOT_STORED = {"name", "key", "cost", "per_worker", "lease", "fair", "weights", "reserve", "shadow"}
 
 
 class SettingCalls:
-    """An operation for each script, for one prefix. ``note``: see :func:`note_of`.
+    """One operation for each script, for one prefix. ``note``: see :func:`note_of`.
 
     Args:
-        scripts: which there are.
-        prefix: what every key in the store begins with.
-        shadows: which limits are in shadow.
+        scripts: all scripts.
+        prefix: the start of every key in the store.
+        shadows: the limits in shadow.
     """
 
     def __init__(self, scripts: Scripts, prefix: str, shadows: Shadows) -> None:
         self._scripts, self.prefix, self._shadows = scripts, prefix, shadows
 
     def is_known(self, name: str, key: str | None) -> Operation[bool]:
-        """Whether the store has something of a limit that is stored or in use: keys of its name, so that nothing is
-        searched. A limit that is kept by key shows itself by what is stored for it, and by the bucket that is named.
+        """Whether the store knows a limit: its settings or its bucket exist. No key is searched for: a limit with keys
+        is known by its settings, or by the bucket of ``key``.
         """
         keys = [*self._changes(name, key)[:3], *config_keys(self.prefix, name, ""), weights_key(self.prefix, name)]
-        keys += shadow_keys(self.prefix, name)  # in shadow it has no bucket
+        keys += shadow_keys(self.prefix, name)  # a limit in shadow has no bucket
         for bucket in ("", short(key or "")):
             keys += [bucket_key(self.prefix, name, bucket, kind) for kind in ("state", "leases", "slots")]
         known: bool = yield KeysExist(list(dict.fromkeys(keys)))
@@ -83,7 +82,7 @@ class SettingCalls:
         by: str | None = None,
         reason: str = "",
     ) -> Operation[bool]:
-        """Store a rate. Is it in force now?"""
+        """Store a rate. Returns whether it is in force now."""
         limit = limit_to_store(name, rate, code)
         is_number = isinstance(version, int) and not isinstance(version, bool)
         if version is not None and not (is_number and 0 < version < 2**53):
@@ -93,50 +92,50 @@ class SettingCalls:
         options = {each.name: getattr(limit, each.name) for each in fields(limit) if each.name not in _NOT_STORED}
         defaults = {each.name: each.default for each in fields(limit)}
         note = note_of(by, reason, {name: value for name, value in options.items() if value != defaults[name]})
-        extra = 0 if limit.reserve is not None else extra  # what is set aside is the code's
+        extra = 0 if limit.reserve is not None else extra  # the reserve is the code's
         values = (int(only_if_none), version or 0, lasts, method, count, period, size, extra, note, short(key or ""))
         return bool((yield from _reply(self._scripts.set_rate, self._changes(name, key), values)) == 1)
 
     def expire_rate(self, name: str, key: str | None, us: int, note: str) -> Operation[bool]:
-        """The stored rate ends in so many microseconds; 0: now. Was there one?"""
+        """Let the stored rate end in ``us`` microseconds; 0: now. Returns whether there was one."""
         values = (us, short(key or ""), note)
         return bool((yield from _reply(self._scripts.expire_rate, self._changes(name, key), values)) == 1)
 
     def pause(self, name: str, key: str | None, us: int, note: str) -> Operation[int]:
-        """Close a limit for so many microseconds; returns for how many it is. 0: end a pause; 1: there was one."""
+        """Pause a limit for ``us`` microseconds; returns its remaining pause. 0: end a pause; 1: it had one."""
         values = (us, short(key or ""), note)
         return int((yield from _reply(self._scripts.pause, self._changes(name, key), values)))
 
     def config(self, name: str, key: str | None, code: AnyLimit | None) -> Operation[LimitConfig]:
-        """What is stored for a limit, beside ``code``, the limit as it is here."""
+        """A limit's stored settings, beside ``code``, the limit as the code here has it."""
         keys = [*config_keys(self.prefix, name, short(key or "")), shadow_key(self.prefix, name)]
         return read_config(name, key or "", code, (yield from _reply(self._scripts.config, keys)))
 
     def set_weight(self, name: str, share: str, weight: float | None, by: str | None, reason: str) -> Operation[bool]:
-        """Store the weight of one of those who share a limit; ``None``: the code's again. Was anything changed?"""
+        """Store a key's weight under a fair limit; ``None``: the code's weight. Returns whether it changed."""
         note = json.dumps({"key": share, **json.loads(note_of(by, reason))})
         values = (escape(short(share)), "" if weight is None else repr(weight), note)
         keys = (*self._changes(name, None), weights_key(self.prefix, name))
         return bool((yield from _reply(self._scripts.set_weight, keys, values)) == 1)
 
     def weights(self, name: str, code: AnyLimit | None) -> Operation[dict[str, WeightConfig]]:
-        """The weights of those who share a limit, stored and in the code."""
+        """The weights of a fair limit by key, stored and in the code."""
         return read_weights(code, (yield from _reply(self._scripts.weights, [weights_key(self.prefix, name)])))
 
     def set_shadow(self, name: str, on: bool | None, note: str) -> Operation[bool]:
-        """Put a limit into shadow, or in force; ``None``: as the code says. Was anything changed?"""
+        """Put a limit into shadow, or into force; ``None``: as the code says. Returns whether it changed."""
         keys = (*self._changes(name, None), *shadow_keys(self.prefix, name)[1:])
         done = yield from _reply(self._scripts.set_shadow, keys, ("" if on is None else int(on), note))
         self._shadows.learn({name: on})
         return bool(done == 1)
 
     def history(self, name: str, code: AnyLimit | None) -> Operation[list[Change]]:
-        """What people have changed, the oldest first."""
+        """The changes of a limit, oldest first."""
         reply = yield from _reply(self._scripts.history, [history_key(self.prefix, name)])
         return [_read_change(name, code, _bytes(each)) for each in reversed(reply[1:])]
 
     def _changes(self, name: str, key: str | None) -> tuple[str, str, str, str]:
-        """What is changed, where that is told, and where it is kept."""
+        """The keys of a change: the settings, the counter of changes, the touched buckets, and the history."""
         config = config_keys(self.prefix, name, short(key or ""))[1]
         return config, changes_key(self.prefix, name), touched_key(self.prefix, name), history_key(self.prefix, name)
 
@@ -147,13 +146,13 @@ def _reply(script: Script, keys: Sequence[str], values: Sequence[str | int] = ()
 
 
 class Stored(NamedTuple):
-    """What was stored for a limit, or for one of its keys.
+    """The settings stored for a limit, or for one of its keys.
 
     Attributes:
-        limit: the limit; ``None``: none was, so the code's held.
-        until: when it was to end, in seconds since 1970; ``None``: never.
-        paused_until: until when it was paused, in seconds since 1970; ``None``: it was not.
-        shown: the limit, in words, a weight, or whether it was in shadow; ``""``: none.
+        limit: the stored limit; ``None``: none, so the code's held.
+        until: its end, in seconds since 1970; ``None``: none.
+        paused_until: end of the pause, in seconds since 1970; ``None``: not paused.
+        shown: the limit as text, a weight, or whether the limit was in shadow; ``""``: none.
     """
 
     limit: AnyLimit | None
@@ -168,14 +167,14 @@ class Change:
 
     Attributes:
         name: of the limit.
-        key: of the bucket, or of who has a weight; ``""``: the whole limit.
-        at: when, in seconds since 1970, by the store's clock.
-        verb: ``"set"``, ``"expire"`` (it was given an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"``,
+        key: of the bucket or the weight; ``""``: the whole limit.
+        at: time of the change, in seconds since 1970, by the store's clock.
+        verb: ``"set"``, ``"expire"`` (the rate got an end), ``"unset"``, ``"pause"``, ``"resume"``, ``"reset"``,
             ``"weight"`` or ``"shadow"``.
-        by: who it was.
-        reason: why, if it was said.
-        before: what was stored until then.
-        after: what is stored since.
+        by: author.
+        reason: reason, if given.
+        before: settings before the change.
+        after: settings after the change.
     """
 
     name: str
@@ -241,17 +240,17 @@ def _bytes(value: bytes | str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BucketStatus:
-    """How one bucket of a limit stands.
+    """The status of one bucket of a limit.
 
     Attributes:
-        config: what is in force for the limit, and why.
+        config: the limit in force, and its stored settings.
         now: the store's clock, in seconds since 1970.
-        remaining: permits that are left.
-        size: the most that it holds.
-        reset_after: seconds until it is full, if nobody takes anything.
-        retry_after: seconds until one more permit can be had, behind those that wait; a pause counts.
-        waiting: requests that have a slot.
-        interval: seconds from one permit to the next, on average; 0.0 where that is not known, as for places.
+        remaining: permits left.
+        size: permits of the full bucket.
+        reset_after: seconds until the bucket is full, if no permit is taken.
+        retry_after: seconds until a new request gets a permit, behind waiting requests; includes a pause.
+        waiting: number of requests that have a slot.
+        interval: mean seconds from one permit to the next; 0.0: not known, as for leases.
     """
 
     config: LimitConfig
@@ -265,7 +264,7 @@ class BucketStatus:
 
 
 def read_bucket_status(demand: LimitRequest, code: Any, reply: Sequence[Any]) -> BucketStatus:
-    """One limit's part of the reply; ``code``: the limit as it is here, ``None`` if it is not."""
+    """One limit's part of the reply; ``code``: the limit as the code here has it, ``None``: not at all."""
     now, remaining, full, wait, waiting, size, count, period, *stored = reply
     config = read_config(demand.name, demand.key, code, [int(now), *stored])
     in_force = config.in_force

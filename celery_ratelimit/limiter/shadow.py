@@ -1,4 +1,4 @@
-"""Which limits are in shadow, as far as this process knows, and what is to be told and read of them."""
+"""The limits in shadow, as far as this process knows; and the operations that report and simulate their requests."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Shadows", "ask_shadows", "ask_would", "asked_of", "passed", "tell_arrivals"]
 
-#: Limits, and requests, of which one script is told; and requests that it reckons: a few milliseconds.
+#: Limits and requests that one script call reports, and requests that it simulates: a few milliseconds.
 _LIMITS, _TOLD, _RECKONED = 20, 400, 500
-#: Seconds for which a process that tells of no more requests has the store reckon those of before, at most.
+#: Most reports, about one a second, in which a process without new requests lets the store simulate earlier ones.
 _ROUNDS = 10
-#: Seconds between two looks of a process that does not tell.
+#: Seconds between two reads of the stored shadows by a process that reports nothing.
 _LOOK = 1.0
 #: The rate at which parked tasks of a limit in shadow leave: as fast as they can.
 _OPEN = "1000000/s"
@@ -39,16 +39,15 @@ _REMEMBERED = 10_000
 
 
 class Shadows:
-    """Which limits are in shadow: as the code says, or somebody has stored since.
+    """The limits in shadow: by the code, or by the stored setting, which overrides it.
 
-    A process learns what is stored when it tells of requests, about once a second; a worker also when it looks for
-    changes. While it does not know yet that a limit is in shadow, the store does, which then lets everybody through.
+    A process reads the stored setting when it reports requests, about once a second; a worker also when it looks for
+    changes. Until then the store knows that a limit is in shadow, and grants every request.
 
     Attributes:
-        limits: those that were in shadow here, by name, as the code has them.
-        stored: what is stored, by name, where it is known.
-        pending: limits of which this process has told and requests are still to be reckoned: by name, how often it asks
-            for that at most.
+        limits: limits that were in shadow here, by name, as the code has them.
+        stored: known stored settings, by name.
+        pending: limits with reported requests that are not simulated yet: by name, the rounds that are left.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class Shadows:
         return (limit.shadow if stored is None else stored) and not isinstance(limit, Concurrency)
 
     def learn(self, told: Mapping[str, bool | None]) -> None:
-        """What is stored for these; ``None``: nothing, so that the code's word holds."""
+        """Note the stored settings of these limits; ``None``: nothing is stored, and the code's setting holds."""
         for name, flag in told.items():
             if flag is None:
                 self.stored.pop(name, None)
@@ -72,12 +71,12 @@ class Shadows:
                 self.stored[name] = flag
 
     def note(self, shadow: Sequence[LimitRequest]) -> None:
-        """By which limits what is told of these is to be reckoned."""
+        """Note the limits with which the reported requests are simulated."""
         for demand in shadow:
             self.limits[demand.name] = demand.limit
 
     def opened(self, demand: LimitRequest) -> LimitRequest:
-        """The same for tasks that were parked before: of a limit in shadow all may leave (the cost says so, see
+        """The request for tasks that were parked earlier: under a limit in shadow all may leave (by their cost, see
         ``lua/return_due.lua``).
         """
         limit = demand.limit
@@ -87,24 +86,24 @@ class Shadows:
         return replace(demand, limit=opened, cost=0)
 
     def hear(self, decision: Decision) -> None:
-        """The store says of a limit that it is in shadow: who has asked did not know."""
+        """Note limits that the store's decision shows to be in shadow."""
         for state in decision.states:
             if state.version < 0:
                 self.stored[state.name] = True
 
     def any_of(self, limits: Mapping[str, AnyLimit]) -> bool:
-        """Whether one of these is in shadow."""
+        """Whether one of these limits is in shadow."""
         return any(self.has(name, limit) for name, limit in limits.items())
 
     def is_to_look(self, now: float) -> bool:
-        """Whether a process that tells of nothing, and so does not learn, is to look what is stored: once a second."""
+        """Whether a process that reports nothing shall read the stored shadows now: once a second."""
         if now < self._looks_at:
             return False
         self._looks_at = now + _LOOK
         return True
 
     def is_first(self, id: Hashable) -> bool:
-        """Whether this is done for the first time under an id, as far as is remembered: here, of the last ones."""
+        """Whether this process sees ``id`` for the first time; it remembers a bounded number of ids."""
         if id in self._ids:
             return False
         if len(self._ids) >= _REMEMBERED:
@@ -113,11 +112,11 @@ class Shadows:
         return True
 
     def forget(self, id: Hashable) -> bool:
-        """Was it done under this id? From now on it was not."""
+        """Forget an id. Returns whether it was remembered."""
         return self._ids.pop(id, self) is not self
 
     def split(self, demands: tuple[LimitRequest, ...]) -> tuple[tuple[LimitRequest, ...], tuple[LimitRequest, ...]]:
-        """Those that decide, and those of limits in shadow."""
+        """Split into requests to limits in force, and requests to limits in shadow."""
         if not self.stored:
             for demand in demands:
                 if demand.limit.shadow:
@@ -132,19 +131,19 @@ class Shadows:
 
 
 def asked_of(demands: Sequence[LimitRequest]) -> tuple[Asked, ...]:
-    """What they ask, as it is counted."""
+    """The requests as the counters take them."""
     return tuple([(demand.name, demand.key, demand.cost) for demand in demands])
 
 
 def passed(shadow: Sequence[LimitRequest], id: str) -> Decision:
-    """The decision about a call all of whose limits are in shadow: the store was not asked."""
+    """The decision about a call whose limits are all in shadow, made without the store."""
     states = tuple([LimitState(each.name, each.key, each.size, each.size, 0.0, each.pace) for each in shadow])
     first = states[0]
     return Decision(True, first.limit, first.remaining, 0.0, 0.0, None, states, id=id, shadow=tuple(shadow))
 
 
 def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
-    """Tell what came, in the order in which it came, have it reckoned, and learn what is stored."""
+    """Report requests in the order of their arrival, let the store simulate them, and read the stored shadows."""
     nonces, told, shadows = _nonces(), arrivals.take(), core.shadows
     rounds = {name: left - 1 for name, left in shadows.pending.items()} | dict.fromkeys(dict(told), _ROUNDS)
     earlier = [(name, list[Arrival]()) for name in rounds.keys() - dict(told)]
@@ -158,10 +157,10 @@ def tell_arrivals(core: Operations, arrivals: Arrivals) -> Operation[None]:
 
 
 def ask_would(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operation[dict[str, Would]]:
-    """What limits in shadow would have done, as far as it can be reckoned; which of them are in shadow is known then.
+    """What limits in shadow would have done, as far as simulated; reads their stored shadows, too.
 
-    Nothing is written: what processes have told is reckoned for good when they tell more. ``None``: a limit that is not
-    known here, which others reckon.
+    Nothing is written: reported requests are simulated for good with later reports. ``None``: the limit is not known
+    here, and other processes have it simulated.
     """
     found = yield from ask_shadows(core, limits)
     return {name: would for name, (_, would) in found.items()}
@@ -170,7 +169,7 @@ def ask_would(core: Operations, limits: Mapping[str, AnyLimit | None]) -> Operat
 def ask_shadows(
     core: Operations, limits: Mapping[str, AnyLimit | None]
 ) -> Operation[dict[str, tuple[StoredShadow | None, Would]]]:
-    """The same, with what is stored about it."""
+    """As :func:`ask_would`, with the stored shadow of each limit."""
     found: dict[str, tuple[StoredShadow | None, Would]] = {}
     nothing, names = Arrivals(), [(name, list[Arrival]()) for name in limits]
     most = 1 if core.is_cluster else _LIMITS
@@ -189,7 +188,7 @@ def _nonces() -> Iterator[str]:
 
 
 def _together(core: Operations, of: Sequence[tuple[str, list[Arrival]]]) -> Iterator[list[tuple[str, list[Arrival]]]]:
-    """Those of which one script is told."""
+    """Group the arrivals by script call."""
     batch: list[tuple[str, list[Arrival]]] = []
     size = 0
     for name, those in of:
@@ -213,7 +212,7 @@ def _reckoning(
     *,
     looks: bool,
 ) -> RunScript:
-    """What ``lua/shadow.lua`` is told, and asked, of these limits; ``looks``: the process tells nothing."""
+    """The call of ``lua/shadow.lua`` for these limits; ``looks``: the process reports nothing."""
     prefix = core.calls.prefix
     keys = [key for name, _ in several for key in shadow_keys(prefix, name)]
     places: dict[str, int] = {}
@@ -245,5 +244,5 @@ def _read_reckoned(
 
 
 def _without_reserve(limit: AnyLimit) -> AnyLimit:
-    """What is set aside for important calls holds back others, not the queue as a whole."""
+    """The limit without its reserve, which holds back calls of low priority, not the queue as a whole."""
     return replace(limit, reserve=None, cost=1) if isinstance(limit, Limit) and limit.reserve is not None else limit

@@ -1,4 +1,4 @@
-"""What people have stored for a limit: a rate, a pause, a shadow, weights; as values, read from the store's texts."""
+"""The stored settings of a limit as values: rate, pause, shadow, weights."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ LONGEST = 1000
 
 @dataclass(frozen=True, slots=True)
 class StoredShadow:
-    """Somebody has put a limit into shadow, or in force, whatever the code says.
+    """A stored setting that puts a limit into shadow or into force, and overrides the code.
 
     Attributes:
-        on: whether it is in shadow.
-        since: when that was stored, in seconds since 1970.
-        by: who it was.
-        reason: why, if it was said.
+        on: whether the limit is in shadow.
+        since: when it was stored, in seconds since 1970.
+        by: author.
+        reason: reason, if given.
     """
 
     on: bool
@@ -54,14 +54,14 @@ class StoredShadow:
 
 @dataclass(frozen=True, slots=True)
 class WeightConfig:
-    """The weight that is in force for one of those who share a limit, and why.
+    """The weight of a key under a fair limit: in force, in the code and in the store.
 
     Attributes:
-        weight: the one in force.
-        code: the one in the code.
-        stored: the one in the store; ``None``: there is none.
-        since: when that was stored, in seconds since 1970; 0.0 without one.
-        by: who stored it.
+        weight: the weight in force.
+        code: the weight in the code.
+        stored: the weight in the store; ``None``: none.
+        since: when it was stored, in seconds since 1970; 0.0: none is.
+        by: author of the stored weight.
     """
 
     weight: float
@@ -73,21 +73,21 @@ class WeightConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitConfig:
-    """What is in force for a limit, and why: code and store side by side.
+    """The settings of a limit: in force, in the code and in the store.
 
     Attributes:
         name: the limit's name.
-        key: the bucket it was asked for; ``""``: the whole limit.
-        code: the limit as this process's quotas have it; ``None`` if they do not.
-        stored: the limit as it is stored, while it is; for the key, else for the whole limit.
-        in_force: what decides: the stored limit, else the code's; ``None`` if neither is known here.
-        since: when the stored limit was set, in seconds since 1970; 0.0 without one.
-        until: when it ends, in seconds since 1970; ``None``: it has no end.
-        by: who set it.
-        reason: why, if it was said.
+        key: the bucket's key; ``""``: the whole limit.
+        code: the limit in this process's quotas; ``None``: not there.
+        stored: the stored limit: for the key, else for the whole limit; ``None``: none.
+        in_force: the limit that decides: the stored one, else the code's; ``None``: neither is known here.
+        since: when the stored limit was set, in seconds since 1970; 0.0: none is.
+        until: when the stored limit ends, in seconds since 1970; ``None``: no end.
+        by: author of the stored limit.
+        reason: reason, if given.
         version: the highest version that was ever set; 0: none had one.
-        paused: seconds that the limit is still paused for.
-        stored_shadow: what is stored about its shadow; ``None``: nothing, and the code's word holds.
+        paused: seconds until the pause ends.
+        stored_shadow: the stored shadow setting; ``None``: none, and the code's setting holds.
     """
 
     name: str
@@ -105,7 +105,7 @@ class LimitConfig:
 
     @property
     def shadow(self) -> bool:
-        """Whether it is in shadow."""
+        """Whether the limit is in shadow."""
         if self.stored_shadow is not None:
             return self.stored_shadow.on
         return self.code is not None and self.code.shadow
@@ -113,16 +113,16 @@ class LimitConfig:
 
 @cache
 def _who() -> str:
-    """Who changes something, if that is not said."""
+    """The default author of a change: user and host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # nobody by that number here
+    except (KeyError, OSError):  # no user has that id here
         user = "?"
     return f"{user}@{socket.gethostname()}"
 
 
 def note_of(by: str | None, reason: str, limit: Mapping[str, Any] | None = None) -> str:
-    """Who changes something, and why, as it is stored; with the limit, if one is."""
+    """The author and the reason of a change, as stored; with the limit, if one is stored."""
     for what, said in (("by", by), ("reason", reason)):
         if said is not None and not isinstance(said, str):
             raise ConfigurationError(f"{what}={shown(said)} must be a text")
@@ -131,10 +131,10 @@ def note_of(by: str | None, reason: str, limit: Mapping[str, Any] | None = None)
 
 
 def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> AnyLimit:
-    """The limit that is meant by ``rate``: a text changes the rate of the code's limit and keeps its options.
+    """The limit to store for ``rate``: a text changes the rate of the code's limit and keeps its options.
 
     Raises:
-        ConfigurationError: it cannot be read, or a number of places would become a rate or the other way round.
+        ConfigurationError: unreadable, or a :class:`Concurrency` would become a rate or the other way round.
     """
     if code is not None and code.name is None:
         code = replace(code, name=name)
@@ -153,7 +153,7 @@ def limit_to_store(name: str, rate: str | AnyLimit, code: AnyLimit | None) -> An
 
 
 def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]) -> LimitConfig:
-    """The reply of ``lua/config.lua``."""
+    """Read the reply of ``lua/config.lua``."""
     now, *texts = [each.decode() if isinstance(each, bytes) else each for each in reply]
     found = [read_stored(text, int(now)) for text in texts[:2]]
     of_all, of_key = found[0], found[-1]
@@ -176,7 +176,7 @@ def read_config(name: str, key: str, code: AnyLimit | None, reply: Sequence[Any]
 
 
 def read_stored(text: str, now: int) -> dict[str, Any]:
-    """What a config key holds, see ``lua/include/config_text.lua``: in force at ``now``, in microseconds since 1970."""
+    """Read a config key, see ``lua/include/config_text.lua``; ``now``: in microseconds since 1970."""
     nothing = {"stored": None, "since": 0, "until": 0, "by": "", "reason": "", "version": 0, "paused": 0}
     if not text:
         return nothing
@@ -212,7 +212,7 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
         raise ConfigurationError(
             f"limit {name!r} is stored as {dict(said)}, which this version of celery_ratelimit cannot read: {error}"
         ) from None
-    # Not checked together: what is stored may be too small for what a call costs, and is in force all the same.
+    # Not checked against the cost: a stored limit below a call's cost is in force all the same.
     if isinstance(code, Limit):
         object.__setattr__(limit, "cost", code.cost)
         if limit.method == "token_bucket" and not limit.debt:
@@ -221,7 +221,7 @@ def limit_stored(name: str, said: Mapping[str, Any], code: AnyLimit | None) -> A
 
 
 def check_shadow_to_store(name: str, code: AnyLimit | None, on: Any) -> None:
-    """Raises what is wrong with it."""
+    """Raise ConfigurationError if this shadow cannot be stored."""
     if on is not None and not isinstance(on, bool):
         raise ConfigurationError(
             f"limit {name!r}: on={shown(on)} must be True (in shadow), False (in force) or None (as the code says)"
@@ -231,7 +231,7 @@ def check_shadow_to_store(name: str, code: AnyLimit | None, on: Any) -> None:
 
 
 def read_shadow(said: Any) -> StoredShadow | None:
-    """What ``lua/set_shadow.lua`` has stored; ``None``: nothing is."""
+    """Read what ``lua/set_shadow.lua`` has stored; ``None``: nothing is stored."""
     text = said.decode() if isinstance(said, bytes) else said or ""
     if not text:
         return None
@@ -242,14 +242,14 @@ def read_shadow(said: Any) -> StoredShadow | None:
 
 
 def marked(config: str) -> StoredShadow | None:
-    """What the text of a config says of it, which does not say who it was: see ``lua/include/config_text.lua``."""
+    """Read the shadow in a config's text, which has no author: see ``lua/include/config_text.lua``."""
     return StoredShadow(True, 0.0, "", "") if config[:1] == "0" and config[1:2].isdigit() else None
 
 
 def weight_to_store(
     name: str, code: AnyLimit | None, key: Any, weight: float | None, *, force: bool = False
 ) -> float | None:
-    """The weight that is meant; raises what is wrong with it."""
+    """The weight to store; raises ConfigurationError if it is invalid."""
     if not isinstance(key, str):
         raise ConfigurationError(f"limit {name!r}: key={shown(key)} must be a text: what fair= makes of the arguments")
     if code is not None and code.fair is None and not force:
@@ -261,7 +261,7 @@ def weight_to_store(
 
 
 def read_weights(code: AnyLimit | None, reply: Sequence[Any]) -> dict[str, WeightConfig]:
-    """The reply of ``lua/weights.lua``."""
+    """Read the reply of ``lua/weights.lua``."""
     in_code = {} if code is None else code.weights
     found = {key: WeightConfig(weight, weight, None, 0.0, "") for key, weight in in_code.items()}
     texts = [each.decode() if isinstance(each, bytes) else each for each in reply[1]]

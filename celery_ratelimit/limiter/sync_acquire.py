@@ -1,6 +1,6 @@
-"""``Limiter.acquire``: a call that was made before, and does not wait, is decided in one step.
+"""``Limiter.acquire``: a repeated call that does not wait sends a prepared command.
 
-Most calls ask the same again. What is sent for them never changes, and is kept ready.
+Most calls repeat an earlier one, and their command never changes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ R = TypeVar("R")
 
 
 class WarmAcquire(NamedTuple):
-    """A call that has been made before, and is decided by one script whose call never changes.
+    """A repeated call with its prepared command: one script decides it.
 
     Attributes:
-        demands: what is asked of which limit.
-        command: in its wire form.
-        asked: the same, as it is counted.
-        quotas: by name, those that the call names. Another quota may be put in under the name.
+        demands: the limit requests.
+        command: the script's call in wire form.
+        asked: the limit requests as the counters take them.
+        quotas: the quotas that the call names, by name. A quota may be replaced.
     """
 
     demands: tuple[LimitRequest, ...]
@@ -46,12 +46,12 @@ class WarmAcquire(NamedTuple):
 
 
 _ACQUIRE = PermitMethods.__dict__["acquire"].operation
-#: Calls that are kept ready.
+#: Calls that are kept prepared.
 _MOST_WARM = 1024
 
 
 class SyncAcquire(PermitMethods):
-    """Take permits, and give them back, of a limiter that waits for its store.
+    """Acquire, reserve and return permits, for a limiter that blocks.
 
     Args:
         quotas, asker, lowest_first: see :class:`~celery_ratelimit.Limiter`.
@@ -105,7 +105,7 @@ class SyncAcquire(PermitMethods):
     acquire.__doc__ = PermitMethods.acquire.__doc__
 
     def _acquire_warm(self, warm: WarmAcquire) -> Decision:
-        """What :meth:`_acquire` does for a call that does not wait, in one step."""
+        """Do what :meth:`_acquire` does, for a prepared call that does not wait."""
         counting = self._counting
         try:
             reply = self.asker.exchange(warm.command)
@@ -129,7 +129,7 @@ class SyncAcquire(PermitMethods):
         return decision
 
     def _warm_up(self, asked: Any) -> None:
-        """Keep what is sent for such a call."""
+        """Prepare the command of such a call."""
         limits, key, cost = asked
         try:
             hash(asked)
@@ -138,7 +138,7 @@ class SyncAcquire(PermitMethods):
         warm = self._warm_of(self.reader.plain(limits, key, cost, None))
         if warm is not None:
             names = [each for each in (limits if isinstance(limits, tuple) else (limits,)) if isinstance(each, str)]
-            if any(name not in self.quotas for name in names):  # of an app's tasks, which may yet be registered
+            if any(name not in self.quotas for name in names):  # a limit of an app's task, which may yet be registered
                 warm = None
             else:
                 warm = warm._replace(quotas=tuple([(name, self.quotas[name]) for name in names]))
@@ -147,7 +147,7 @@ class SyncAcquire(PermitMethods):
         self._warm[asked] = warm
 
     def _make_warm(self, demands: tuple[LimitRequest, ...]) -> WarmAcquire | None:
-        """``None``: there is more to do than to run the script."""
+        """Prepare a call; ``None``: the call takes more than one script."""
         core, limits = self._core, [demand.limit for demand in demands]
         is_usual = not (leased(demands) or any(limit.shadow or limit.reserve is not None for limit in limits))
         if not is_usual or not self.asker.takes_bytes or (core.is_cluster and parts_of(demands)):

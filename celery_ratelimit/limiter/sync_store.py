@@ -1,4 +1,4 @@
-"""Operation the store, and waits for its answers: for demands, as workers have them."""
+"""Runs operations on the store and waits for the replies, for limiters and workers."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ R = TypeVar("R")
 
 
 class StoreRunner:
-    """The way to the store of one limiter. May be shared by threads; connections are not carried across a fork.
+    """Runs the operations of one limiter. Threads may share it; a fork opens connections of its own.
 
     Args:
         client: a ``redis.Redis`` or a ``redis.RedisCluster``.
-        prefix: what every key in the store begins with.
-        replace_includes: Lua includes to put other text in place of; how tests freeze the clock.
+        prefix: the start of every key in the store.
+        replace_includes: Lua includes by name, with the text to use instead; tests freeze the clock with it.
 
     Attributes:
-        core: what is asked.
-        clock: of the caller; a store in memory brings one that tests can stop.
+        core: makes the operations.
+        clock: the caller's clock; ``memory://`` has one that tests can stop.
     """
 
     def __init__(self, client: Redis | RedisCluster, prefix: str, replace_includes: Mapping[str, str] | None) -> None:
@@ -54,12 +54,12 @@ class StoreRunner:
         self._served = False
 
     def close(self) -> None:
-        """Close the connections that are no client's."""
+        """Close the connections that belong to no client."""
         self._link.close()
 
     @property
     def shadows(self) -> Shadows:
-        """Which limits are in shadow."""
+        """The limits in shadow."""
         return self.core.shadows
 
     @property
@@ -67,7 +67,7 @@ class StoreRunner:
         """See :class:`~celery_ratelimit.limiter.script_operations.Operations`."""
         return self.core.pretended_wait
 
-    # -- For demands -----------------------------------------------------------------------------------------------
+    # -- Limit requests --------------------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -78,15 +78,15 @@ class StoreRunner:
         claim: float = 0.0,
         lease_id: str = "",
     ) -> Decision:
-        """One round trip: the permits of ``demands``, all or none. See :meth:`Operations.ask`."""
+        """Acquire the permits of ``demands``, all or none, in one round trip. See :meth:`Operations.ask`."""
         return self.drive(self.core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
 
     def ask_next(
         self, demands: Sequence[LimitRequest], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
     ) -> list[Decision]:
-        """One round trip: the same ``demands`` for one request after the other, until one has no permits and no slot.
+        """Acquire the same ``demands`` for several requests, in one round trip.
 
-        Returns: a decision for each that was asked. Those behind the first for which no slot is kept were not.
+        Returns: a decision for each request, in their order, until the first one that gets neither permits nor a slot.
         """
         core = self.core
         if len(ids) == 1 or not core.takes_one_script(demands):
@@ -101,10 +101,10 @@ class StoreRunner:
     def ask_along(
         self, demands: Sequence[LimitRequest], ids: Sequence[str], along: Along, *, horizon: float, claim: float
     ) -> tuple[list[Decision | None], list[bool]]:
-        """The same for requests that come back from a parking lot, and are told of with that.
+        """As :meth:`ask_next`, for tasks returned from a parking lot; also checks their copies for duplicates.
 
         Returns:
-            What :meth:`ask_next` does, but ``None`` for each that may not run; and of each copy whether it may.
+            The decisions of :meth:`ask_next`, ``None`` for each task that may not run; and for each copy if it may run.
         """
         script, calls = self.core.scripts.dedup_and_acquire, self.core.calls
         until = {"horizon": microseconds(horizon), "claim": microseconds(claim)}
@@ -122,9 +122,9 @@ class StoreRunner:
     def release_and_acquire(
         self, demands: Sequence[LimitRequest], asking: PlaceRequests, ended: Sequence[Ended]
     ) -> list[Decision]:
-        """The same for requests that ask for places; what has ended gives its places back before, in the same step.
+        """As :meth:`ask_next`, for requests for leases; first releases the leases of ended runs, in the same script.
 
-        On a cluster, in several steps, if no script sees all of it: then only the first is asked for.
+        On a cluster, where no script sees all of them, in several scripts: then only the first request is decided.
         """
         core, ids = self.core, asking.ids
         if not core.takes_one_script([*demands, *[place for each in ended for place in each.places]]):
@@ -142,23 +142,23 @@ class StoreRunner:
         return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
 
     def forget(self, demands: Sequence[LimitRequest], *, id: str) -> None:
-        """Give back the slots that were kept for ``id``; for a request that will not come back. Idempotent."""
+        """Drop the slots of ``id``, a request that will not return. Idempotent."""
         self.drive(self.core.forget(demands, id=id))
 
     def release(self, ended: Sequence[Ended]) -> int:
-        """One round trip for the leases of many holders. Idempotent. Returns how many there were."""
+        """Release the leases of many holders in one round trip. Idempotent. Returns their number."""
         return self.drive(self.core.release_all(ended))
 
     def renew(self, leases: Sequence[tuple[LimitRequest, str]]) -> list[bool]:
-        """One round trip for the leases of many holders. False for each that has expired."""
+        """Renew the leases of many holders in one round trip. False for each that has expired."""
         return self.drive(self.core.renew(leases))
 
     def run_script(self, script: Script, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
-        """Run a script of somebody else's, see :class:`~celery_ratelimit.store.script.Script`."""
+        """Run a script of another part of the package, see :class:`~celery_ratelimit.store.script.Script`."""
         return self.store(script, self._link, keys, values, pieces)
 
     def run_scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Run it several times, in one round trip. The first error is raised."""
+        """Run a script several times, in one round trip. The first error is raised."""
         return self.drive(run_all([RunScript(script, call) for call in calls]))
 
     def bell(self, ear: str = "", on_ring: Callable[[str | None], None] | None = None) -> Bell:
@@ -171,29 +171,29 @@ class StoreRunner:
         return self._link.takes_bytes
 
     def exchange(self, command: bytes) -> Any:
-        """The reply to a script's call in its wire form."""
+        """Send a script's call in wire form; returns its reply."""
         return self.store(self._link.exchange, command)
 
-    # -- How the store is ------------------------------------------------------------------------------------------
+    # -- The store's state -----------------------------------------------------------------------------------------
 
     def changes(self, names: Sequence[str]) -> list[bytes | str | None]:
-        """For each limit, a text that is another one when a stored rate was changed or a pause was ended."""
+        """For each limit, a text that differs after a stored rate was changed or a pause was ended."""
         keys = [changes_key(self.prefix, name) for name in names]
         if isinstance(self._link, ClusterLink):
             return [self.store(self._link.call, "GET", key) for key in keys]
         return list(self.store(self._link.call, "MGET", *keys))
 
     def ping(self) -> None:
-        """Raises :class:`StoreUnavailable` unless the store answers."""
+        """Raise :class:`StoreUnavailable` unless the store answers."""
         if self.pretended_wait is not None:
             return
         if self.is_cluster:
-            self.store(partial(self.client.ping, target_nodes=RedisCluster.PRIMARIES))  # finds who replaced a lost node
+            self.store(partial(self.client.ping, target_nodes=RedisCluster.PRIMARIES))  # finds a lost node's successor
         else:
             self.store(self._link.call, "PING")
 
     def probe(self) -> None:
-        """Do once what requests do, on a key that nothing else uses. A ``PING`` is answered by a full store, too."""
+        """Write as requests do, to a key that nothing else uses. A full store would still answer a ``PING``."""
         self.ping()
         if self.pretended_wait is not None:
             return
@@ -215,20 +215,20 @@ class StoreRunner:
         node = {"target_nodes": self.client.get_default_node()} if self.is_cluster else {}
         try:
             warnings = check_fitness(lambda section: self._store_says(section, node))
-        except STORE_ERRORS as error:  # it has answered, and does not any more
+        except STORE_ERRORS as error:  # it answered before, and now fails
             raise trouble(error) from error
         self.probe()
         return warnings
 
     def _store_says(self, section: str, node: Mapping[str, Any]) -> Any:
-        """A section of ``INFO``; a cluster's client may put the node's name to it."""
+        """A section of ``INFO``; a cluster's client may wrap it in the node's name."""
         said = self.client.info(section, **node)
         return next(iter(said.values())) if node and len(said) == 1 else said
 
     # -- Driving ---------------------------------------------------------------------------------------------------
 
     def drive(self, asks: Operation[R]) -> R:
-        """Ask what a generator asks, and sleep when it does, until it has its answer."""
+        """Run an operation to its end: carry out its effects, and return its result."""
         step: Any = asks.send
         given: Any = None
         while True:
@@ -239,7 +239,7 @@ class StoreRunner:
                 return answer
             try:
                 given, step = self._answer(asked), asks.send
-            except BaseException as error:  # it may have something to give back
+            except BaseException as error:  # the operation may have permits to return
                 given, step = error, asks.throw
 
     def _answer(self, asked: list[RunScript] | KeysExist | Sleep | AcquirePermits) -> Any:
@@ -280,7 +280,7 @@ class StoreRunner:
             return error
 
     def store(self, call: Any, *args: Any) -> Any:
-        """What a call of the client, or a script, returns; what it raises is translated."""
+        """Call the client, or a script; translates its errors."""
         try:
             answer = call(*args)
         except STORE_ERRORS as error:
@@ -290,7 +290,7 @@ class StoreRunner:
 
     def _trouble(self, error: Exception) -> RateLimitError:
         told = trouble(error)
-        if not self._served and isinstance(told, StoreUnavailable):  # it may never do
+        if not self._served and isinstance(told, StoreUnavailable):  # it has never answered
             mend = mend_by_asking(error, addresses_of(self.client), SOCKET_TIMEOUT)
             return told if mend is None else out_of_reach(error, mend)
         return told

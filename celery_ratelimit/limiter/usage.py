@@ -1,6 +1,6 @@
-"""What is decided goes to the store, about once a second, and is read from there: by a script for many limits.
+"""Writes the counts of decisions to the store, about once a second, and reads them: one script for many limits.
 
-On a cluster it is a script for each limit.
+On a cluster, one script for each limit.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ __all__ = [
 _T = TypeVar("_T")
 logger = logging.getLogger("celery_ratelimit")
 
-#: Limits of which one script is told, or asks, and users: it is to take no longer than a few milliseconds.
+#: Limits that one script call writes, reads, or reads the totals of: a few milliseconds.
 _TOLD, _ASKED, _TOTALS = 20, 4, 100
-#: Of many limits at once: no more than so many minutes each.
+#: Most minutes of each limit, where many limits are read at once.
 MOST_MINUTES = 60
 _USERS = 400
-#: Entries that one script reads of what was used lately; and seconds that are kept one by one, see ``lua/count.lua``.
+#: Entries of recent use that one script reads; and seconds that are kept singly, see ``lua/count.lua``.
 _ENTRIES, _SECONDS = 1500, 180
 #: Seconds for which nothing is counted after the store has refused it.
 _QUIET = 60.0
-#: Seconds of waiting that are none: a call that got its permits at once.
+#: Waits below this many seconds count as none.
 _AT_ONCE = 0.01
 
 
 def note(counter: Counter, demands: Sequence[LimitRequest], decision: Decision, waited: float) -> None:
-    """A limiter has decided."""
+    """Count a decision of a limiter."""
     if decision.allowed and waited < _AT_ONCE:
         for demand in demands:
             counter.at_once((demand.name, demand.key, demand.cost))
@@ -67,12 +67,12 @@ def note(counter: Counter, demands: Sequence[LimitRequest], decision: Decision, 
 
 
 def note_lost(counter: Counter, demands: Sequence[LimitRequest]) -> None:
-    """The store has not answered a limiter."""
+    """Count a call that the store did not answer."""
     counter.happened("store_error", [demand.name for demand in demands])
 
 
 class _Refusals:
-    """What the store does not take is dropped, and said once: it is never a task's affair."""
+    """Drops counts that the store refuses, and logs that once: it must not disturb a task."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -92,16 +92,16 @@ class _Refusals:
 
 
 class UsageReporter:
-    """Counts for one process, and sends it.
+    """Counts the decisions of one process, and writes the counts to the store.
 
     Args:
-        asker: the way to the store.
+        asker: calls the store.
         later: calls a function after so many seconds; default: on a thread of its own.
-        is_lost: whether the store is known not to answer: what is counted waits.
-        times: how many seconds it is from one time to the next.
+        is_lost: whether the store is known to be lost: the counts wait.
+        times: returns the seconds from one report to the next.
 
     Attributes:
-        counter: counts.
+        counter: the counts.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class UsageReporter:
         self._refusals = _Refusals()
 
     def send(self) -> None:
-        """Send what there is. Raises nothing."""
+        """Write the counts. Raises nothing."""
         if self._is_lost():
             self.counter.wait()
             return
@@ -132,7 +132,7 @@ class UsageReporter:
             self.counter.again()
 
     def close(self) -> None:
-        """Send what there is, and end the thread."""
+        """Write the counts, and end the thread."""
         if isinstance(self._timer, threading.Timer):
             self._timer.cancel()
             self._timer.join()
@@ -157,13 +157,13 @@ def _on_a_thread(seconds: float, call: Callable[[], None]) -> threading.Timer:
 
 
 class AsyncUsageReporter:
-    """Counts for one event loop, and sends it.
+    """Counts the decisions in one event loop, and writes the counts to the store.
 
     Args:
-        asker: the way to the store.
+        asker: calls the store.
 
     Attributes:
-        counter: counts.
+        counter: the counts.
     """
 
     def __init__(self, asker: AsyncStoreRunner) -> None:
@@ -177,13 +177,13 @@ class AsyncUsageReporter:
         self._timer = loop.call_later(seconds, lambda: self._asker.start(self.send()))
 
     async def send(self) -> None:
-        """Send what there is. Raises nothing but a cancellation."""
+        """Write the counts. Raises nothing but a cancellation."""
         await self._send()
         if self._asker.core.shadows.pending and not self._refusals:
             self.counter.again()
 
     async def aclose(self) -> None:
-        """Send what there is, for the last time unless more is counted."""
+        """Write the counts, for the last time unless more is counted."""
         if self._timer is not None:
             self._timer.cancel()
         await self._send()
@@ -199,7 +199,7 @@ class AsyncUsageReporter:
 
 
 def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
-    """Add up what was decided."""
+    """Add counts to the store's."""
     for some in _told(core, parts):
         keys = [key for name, _ in some for key in count_keys(core.calls.prefix, name)]
         values = [MOST_USERS, len(some), *[value for _, part in some for value in wire_of(part)]]
@@ -207,7 +207,7 @@ def tell_counts(core: Operations, parts: Sequence[tuple[str, Part]]) -> Operatio
 
 
 def _tell_all(core: Operations, counter: Counter, parts: Sequence[tuple[str, Part]]) -> Operation[None]:
-    """The same, and what came to limits in shadow."""
+    """Write counts, and arrivals at limits in shadow."""
     yield from tell_arrivals(core, counter.arrivals)
     yield from tell_counts(core, parts)
 
@@ -215,8 +215,8 @@ def _tell_all(core: Operations, counter: Counter, parts: Sequence[tuple[str, Par
 def ask_counts(
     core: Operations, names: Sequence[str], *, totals: bool = False, minutes: int | None = None
 ) -> Operation[list[Stats]]:
-    """What was counted, in the order of the names; ``totals``: without the seconds, the minutes and the users;
-    ``minutes``: with so many of the minutes in which something was decided, and without the rest.
+    """Read the stats of limits, in the order of the names; ``totals``: without seconds, minutes and users;
+    ``minutes``: only the last so many minutes that have decisions.
     """
     which = min(minutes, MOST_MINUTES) if minutes is not None else 0 if totals else -1
     parts, asked = _together(core, names, _ASKED if which < 0 else _TOTALS), []
@@ -230,7 +230,7 @@ def ask_counts(
 
 
 def ask_used(core: Operations, asked: Sequence[tuple[str, float]]) -> Operation[list[int]]:
-    """Permits that were taken of these limits, each within so many seconds, up to a day; see ``lua/used.lua``."""
+    """Read the permits taken of each limit within so many seconds, up to a day; see ``lua/used.lua``."""
     parts: list[list[tuple[str, float]]] = []
     size = 0
     for name, within in asked:
@@ -254,7 +254,7 @@ def _used(core: Operations, asked: Sequence[tuple[str, float]]) -> RunScript:
 
 
 def _told(core: Operations, parts: Sequence[tuple[str, Part]]) -> Iterator[Sequence[tuple[str, Part]]]:
-    """Those of which one script is told: not too many limits, nor users of them."""
+    """Group counts by script call, with a bounded number of limits and users."""
     for some in _together(core, parts, _TOLD):
         first, users = 0, 0
         for at, (_, part) in enumerate(some):

@@ -1,4 +1,4 @@
-"""What a limit is: frozen data, checked when it is made, with no I/O."""
+"""Limits: frozen data without I/O, checked when they are made."""
 
 from .any_limit import AnyLimit
 from .concurrency import Concurrency

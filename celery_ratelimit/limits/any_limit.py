@@ -1,4 +1,4 @@
-"""What every limit is, and what is checked of each."""
+"""The base class of limits, and the checks that they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AnyLimit", "check_cost", "check_quota"]
 
 
 def check_cost(name: str, cost: Any, most: int) -> int:
-    """A cost as a whole number of permits that the limit ``name`` can grant; raises what is wrong with it."""
+    """Check that a cost is a whole number of permits that the limit ``name`` can grant; returns it."""
     if not is_number(cost) or cost != int(cost) or cost < 1:
         raise ConfigurationError(
             f"limit {name!r}: cost={shown(cost)} is not a whole number of permits of at least 1; "
@@ -27,7 +27,7 @@ def check_cost(name: str, cost: Any, most: int) -> int:
 
 
 class AnyLimit:
-    """What may stand in ``limits=``, once it has been read: a :class:`Limit` or a :class:`Concurrency`."""
+    """A resolved limit: a :class:`Limit` or a :class:`Concurrency`."""
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -62,7 +62,7 @@ class AnyLimit:
 
 
 def check_quota(name: str, quota: AnyLimit, where: str) -> AnyLimit:
-    """A limit as the quota ``name``: under one name alone, or what is paused and shown would not be what is asked."""
+    """The limit as the quota ``name``. It may have no other name: pauses and displays go by the quota's name."""
     if isinstance(quota, AnyLimit) and quota.name not in (None, name):
         raise ConfigurationError(
             f"{where}: {quota!r} has another name, so its bucket would not be that of the quota {name!r}: "
@@ -78,7 +78,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_name_and_keys(who: str, name: Any, key: Any, fair: Any, weights: Any) -> Weights:
-    """Returns the weights, read."""
+    """Check the options that limits share; returns the weights."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigurationError(f"{who}: name={shown(name)} must be a text that is not empty")
     check_template(who, "key", key)
@@ -97,7 +97,7 @@ def check_shadow(who: str, shadow: Any) -> None:
 
 
 def check_template(who: str, option: str, value: Any) -> None:
-    """What makes a key of a call's arguments."""
+    """Check a template over a call's arguments, or a callable that gets them."""
     if value is not None and not isinstance(value, str) and not callable(value):
         raise ConfigurationError(
             f"{who}: {option}={shown(value)} must be a template such as 'tenant:{{tenant_id}}', or a callable"

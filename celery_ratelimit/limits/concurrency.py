@@ -1,4 +1,4 @@
-"""At most so many at once."""
+"""Concurrency limits: at most N tasks at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .weights import Weights
 
 __all__ = ["NO_SHADOW", "Concurrency"]
 
-#: Why places cannot be in shadow.
+#: Why a Concurrency cannot be in shadow.
 NO_SHADOW = (
     "shadow is for rates: how long a place is held is known when its task has ended, so nobody can say for how long "
     "the next one would have waited. Leave shadow out; a number of places that is large throttles nobody either"
@@ -22,29 +22,29 @@ NO_SHADOW = (
 
 @dataclass(frozen=True)
 class Concurrency(AnyLimit):
-    """At most ``limit`` at once, across the whole fleet.
+    """At most ``limit`` tasks at once, across the whole fleet.
 
-    A task that runs holds a *lease*, which is renewed while it runs and released when it ends, however it ends. The
-    lease of a task whose worker was killed expires. A lease belongs to one run: a copy of the task that is delivered
-    while the first run goes on waits for a lease of its own, also if the first run's worker was killed.
+    A running task holds a *lease*. The worker renews it while the task runs and releases it at the end, also of a
+    failed task. If the worker is killed, the lease expires. A lease belongs to one run: a copy of the task that is
+    delivered while the first run goes on waits for its own lease, also if the first run's worker was killed.
 
     Args:
-        limit: how many at once.
+        limit: number of leases at once.
         name: see :class:`Limit`.
         key: see :class:`Limit`.
-        lease: seconds after which the lease of a holder that was killed is free for others. Renewed every third of
-            that, so that a task may run for much longer.
+        lease: seconds after which the lease of a killed holder expires. A lease is renewed every third of this time, so
+            a task may run for much longer.
         per_worker: see :class:`Limit`.
         fair, weights: see :class:`Limit`.
-        shadow: not of places.
+        shadow: an error: a :class:`Concurrency` cannot be in shadow.
 
     Raises:
         ConfigurationError: an impossible value.
 
     Warning:
-        How long a holder needs is not known, so ``retry_after`` is an estimate, from how long leases were held until
-        now: who waits that long may be turned away once more. A worker that is cut off from the store for longer than
-        ``lease`` loses its leases while its tasks still run. Outside of a task, renew and release a lease yourself
+        ``retry_after`` is an estimate, from how long earlier leases were held: a caller that waits that long may be
+        refused once more. A worker that is cut off from the store for longer than ``lease`` loses its leases while its
+        tasks still run. Outside of a task, renew and release a lease yourself
         (:meth:`~celery_ratelimit.Limiter.renew`, :meth:`~celery_ratelimit.Limiter.release`).
     """
 
@@ -74,7 +74,7 @@ class Concurrency(AnyLimit):
         if self.shadow:
             raise ConfigurationError(f"{who}: {NO_SHADOW}")
         weights = check_name_and_keys(who, self.name, self.key, self.fair, self.weights)
-        object.__setattr__(self, "weights", weights)  # as it is frozen
+        object.__setattr__(self, "weights", weights)  # the dataclass is frozen
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What the limiter answers: a frozen value, whether it said yes or no."""
+"""The limiter's decision, a frozen value, whether it allows the request or not."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["Decision", "LimitState"]
 
 
 class LimitState(NamedTuple):
-    """One limit as it stood right after the decision.
+    """The state of one limit right after the decision.
 
     Attributes:
         name: the limit's name.
-        key: which bucket of that limit, ``""`` if it has one only.
-        limit: the most permits the bucket holds (its burst).
-        remaining: whole permits that were left at that moment.
-        reset_after: seconds until the bucket is full again, if nobody takes anything.
-        interval: seconds in which one permit comes back; 0.0 where they do not come back one by one.
-        version: of the stored limit that is in force; 0: it has none, or it is the code's limit; below 0: it
-            is in shadow, and the store has let everybody through.
+        key: the bucket's key; ``""``: the limit has a single bucket.
+        limit: permits of the full bucket (its burst).
+        remaining: whole permits left at that moment.
+        reset_after: seconds until the bucket is full again, if no permit is taken.
+        interval: seconds in which one permit comes back; 0.0: permits do not come back one by one.
+        version: of the stored limit in force; 0: no version, or the code's limit; negative: the limit is in shadow, and
+            the store has granted the request.
     """
 
     name: str
@@ -32,8 +32,8 @@ class LimitState(NamedTuple):
 
 
 class GrantedAt(int):
-    """When the permits of limits on several nodes are good, which have a clock each: the latest of all, and each by the
-    name of its limit."""
+    """When the permits of limits on several nodes are good, each by its node's clock: the latest of all, and each by
+    the name of its limit."""
 
     by_name: dict[str, int]
 
@@ -51,27 +51,27 @@ class GrantedAt(int):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to one ``acquire`` or ``peek``, over all the limits that it named. It is true if it allows:
+    """The result of one ``acquire`` or ``peek``, over all limits of the request. It is true if it allows the request:
     ``if limiter.acquire("stripe"): …``.
 
     Attributes:
-        allowed: every limit gave its permits; nothing was taken from any of them otherwise.
-        limit: the capacity of the limit that is nearest to saying no (for a refusal: of the one that did).
-        remaining: permits left there.
-        retry_after: seconds to wait. Refused: until the same request can be granted, rounded up, so that whoever
-            waits that long is not turned away for rounding. Allowed: until the permit is good, 0.0 unless the
-            caller asked for a permit that lies ahead.
+        allowed: whether every limit gave its permits; if not, none was taken.
+        limit: the capacity of the limit with the least room (for a refusal: of the limit that refused).
+        remaining: permits left in that limit.
+        retry_after: seconds to wait. Refused: until the same request can be granted, rounded up, so that a caller that
+            waits that long is not refused for rounding. Allowed: until the permit is good; 0.0 unless the caller
+            acquired it ahead of time.
         reset_after: seconds until that limit is full again.
-        binding: the name of the limit that said no; ``None`` when allowed.
-        states: the same for each limit, in the order of the request.
-        full: refused, and there is no room to wait either: a leaky bucket's ``capacity``. ``retry_after`` then is when
-            there will be room.
+        binding: the name of the limit that refused; ``None`` if allowed.
+        states: the state of each limit, in the order of the request.
+        full: refused, because the queue is full, too (a leaky bucket's ``capacity``). ``retry_after`` then is the time
+            until the queue has room.
         id: names the request, for :meth:`~celery_ratelimit.Limiter.settle` and leases.
-        granted_at: when the permits are good, in microseconds since 1970 by the store's clock. 0 where a test has
-            switched the store off (:mod:`celery_ratelimit.testing`).
-        demands: what was asked of which limit (``limiter/limit_request.py``). Empty where the store was not asked:
-            there is nothing to settle or to give back.
-        shadow: what was asked of limits in shadow, which are not in ``states`` unless all are, and held nothing up.
+        granted_at: when the permits are good, in microseconds since 1970 by the store's clock; 0: a test has switched
+            the store off (:mod:`celery_ratelimit.testing`).
+        demands: the limit requests (``limiter/limit_request.py``). Empty if the store was not called: there is nothing
+            to settle or to release.
+        shadow: the requests to limits in shadow, which delay nothing. ``states`` omits them, unless all are in shadow.
     """
 
     allowed: bool

@@ -1,4 +1,4 @@
-"""Whether a limit can be kept exactly, and grants what calls may cost."""
+"""Checks that a limit can be computed exactly, and can grant what calls may cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _YEAR_US = 31_557_600_000_000
 
 
 def check_room_for_costs(limit: Any, who: str) -> None:
-    """Calls differ in cost, so some cost more than one permit: the limit must be able to grant more at once."""
+    """Check that a limit whose calls differ in cost can grant more than one permit at once."""
     if limit.most > 1:
         return
     mend = "make its window's count larger" if limit.algorithm in WINDOWS else "give it burst= of at least the most"

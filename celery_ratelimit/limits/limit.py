@@ -1,4 +1,4 @@
-"""What a limit is: frozen data, checked when it is made, with no I/O."""
+"""Rate limits: frozen data without I/O, checked when they are made."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .weights import Weights
 
 __all__ = ["ALGORITHMS", "METHODS", "Limit"]
 
-#: What ``Limit(algorithm=...)`` takes.
+#: The values of ``Limit(algorithm=...)``.
 ALGORITHMS = ("token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log")
-#: The files of the algorithms in ``lua/algorithms/``: what ``Limit.method`` can be.
+#: The files of the algorithms in ``lua/algorithms/``: the values of ``Limit.method``.
 METHODS = (*ALGORITHMS, "stepped_bucket", "warm_up", "concurrency")
 _WINDOWS = WINDOWS
 
-#: Sub-windows of a sliding window: each costs the store some time at every decision.
+#: Most sub-windows of a sliding window: each costs the store some time at every decision.
 _MOST_SUB_WINDOWS = 1000
 
-#: Options that one algorithm alone has: name, algorithm, default.
+#: Options of a single algorithm: name, algorithm, default.
 _OPTIONS = (
     ("refill", "token_bucket", "continuous"),
     ("debt", "token_bucket", 0),
@@ -39,10 +39,10 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Limit(AnyLimit):
-    """At most so many permits in an interval, counted over every process that asks.
+    """At most so many permits in an interval, counted over all processes.
 
-    A permit that is not there is not an error: the decision says how long to wait for it. ``docs/algorithms.md``
-    shows each algorithm's admissions as a plot, and when to choose it.
+    A refusal is not an error: the decision says how long to wait. ``docs/algorithms.md`` plots each algorithm's
+    admissions, and says when to choose it.
 
     Args:
         rate: count per period: ``"100/s"``, ``"5/10s"``, ``"1000/h"``, ``"10 per 2 minutes"``, ``"0.5/s"``;
@@ -57,39 +57,39 @@ class Limit(AnyLimit):
             - ``"sliding_window"``: the count in any ``period*(1 - 1/precision)``; at worst nearly twice that in a
               whole period. An estimate from sub-windows, cheap for large counts.
             - ``"sliding_log"``: the count in any window of one period, exactly. Keeps an entry for each call.
-        name: what the bucket is called in the store, in metrics and in messages. Default: the name of the
-            task, the queue or the quota that the limit belongs to. Two limits of one name share a bucket.
-        key: which bucket of this limit a call uses: none (a single bucket), a template over the task's
-            arguments (``"tenant:{tenant_id}"``; positional ones are bound by name), or a callable that gets
-            the task's arguments and returns a string.
-        cost: permits a call takes: a whole number, the name of an argument that holds it, or a callable that
-            gets the task's arguments and returns it.
-        refill: token bucket: ``"continuous"``, or ``"interval"``: the count comes all at once every period, and the
+        name: the bucket's name in the store, in metrics and in messages. Default: the name of the task, the queue or
+            the quota that the limit belongs to. Two limits of one name share a bucket.
+        key: the bucket that a call uses: none (a single bucket), a template over the task's arguments
+            (``"tenant:{tenant_id}"``; positional ones are bound by name), or a callable that gets the task's arguments
+            and returns a string.
+        cost: permits that a call takes: a whole number, the name of an argument that holds it, or a callable that gets
+            the task's arguments and returns it.
+        refill: token bucket: ``"continuous"``, or ``"interval"``: the whole count comes at once every period, and the
             law is ``burst + count*(floor(T/period) + 1)``.
-        debt: token bucket: permits that a call may overdraw the bucket by when at least one is there; those after it
-            pay. The law is ``burst + debt + rate*T``.
+        debt: token bucket: permits by which a call may overdraw a bucket that holds at least one; later calls pay. The
+            law is ``burst + debt + rate*T``.
         warmup: token bucket: seconds of use in which the rate rises from a third to the whole, after a start or a
-            rest. A call's price is paid by the next one, nothing is saved up, and ``burst`` is only the dearest call.
-        reserve: token bucket: shares of the burst that are set aside for the important, by the priority of messages:
-            with ``{0: 0.2}`` a fifth of it is for priority 0 and what goes before that on the broker. A call leaves
-            what is set aside for more important ones than itself; all of the rate is for whoever comes.
-        capacity: leaky bucket: how many may wait. A call that finds no room is refused at once
-            (``Decision.full``); a task is then given up as its ``overflow`` says. Default: any number.
-        align: fixed window: ``"clock"`` (whole periods since 1970, so days are those of UTC), or ``"first"``: a window
+            rest. The next call pays a call's cost, no permits are saved up, and ``burst`` only bounds a call's cost.
+        reserve: token bucket: shares of the burst kept for messages of high priority: ``{0: 0.2}`` keeps a fifth for
+            priority 0 and higher priorities, in the broker's order. A call leaves the shares of priorities higher than
+            its own. Calls of all priorities share the whole rate.
+        capacity: leaky bucket: how many calls may wait. If the queue is full, a call is refused at once
+            (``Decision.full``), and a task is handled by its ``overflow``. Default: any number.
+        align: fixed window: ``"clock"`` (whole periods since 1970, so days are UTC days), or ``"first"``: a window
             begins with the first call after the last window.
-        precision: sliding window: how many sub-windows a period is cut into, 1,000 at most.
-        fair: who shares the limit, as ``key`` says which bucket: those who have tasks waiting have their turns by
-            weight. ``docs/fairness.md``.
-        weights: by what ``fair`` makes: of 4 and 1, one gets four fifths. 0 holds tasks back; default: 1.
-        per_worker: counted for each worker node by itself, rather than for the fleet; outside of a worker, for each
-            machine.
-        headroom: the share of the rate that is kept back, from 0 to below 1, for the time between a permit and the
-            call that it is for: an upstream that counts strict windows sees calls closer together than permits. A
-            window becomes longer by it, or its count smaller where it is aligned to the clock.
-        shadow: it is reckoned what the limit would do, and it holds nobody up. ``docs/shadow.md``.
+        precision: sliding window: number of sub-windows in a period, at most 1,000.
+        fair: a template or callable, as ``key``, for the keys that share the limit: keys with waiting tasks get permits
+            by weight. ``docs/fairness.md``.
+        weights: weights by the keys of ``fair``: of weights 4 and 1, the first gets four fifths. 0 holds tasks back.
+            Default: 1.
+        per_worker: counts for each worker node, not for the fleet; outside of a worker, for each machine.
+        headroom: the share of the rate that is kept back, from 0 to below 1. Calls follow their permits at varying
+            distances, so an upstream that counts strict windows sees them closer together. The headroom lengthens a
+            window, or lowers its count if the window is aligned to the clock.
+        shadow: only simulates the limit, which then delays nothing. ``docs/shadow.md``.
 
     Raises:
-        ConfigurationError: a rate that cannot be read, an impossible value, or an option of another algorithm.
+        ConfigurationError: an unreadable rate, an impossible value, or an option of another algorithm.
 
     Warning:
         A token bucket with a burst lets up to twice the burst through in one period right after a rest
@@ -204,7 +204,7 @@ class Limit(AnyLimit):
             raise ConfigurationError(f"{who}: refill='interval', debt, warmup and reserve exclude one another")
 
     def __hash__(self) -> int:
-        # Limits are looked up at every call: their hash is worked out once, and anew in another process.
+        # Limits are hashed at every call: the hash is computed once, and again in another process.
         try:
             known: int = self.__dict__["_hash"]
             return known
@@ -226,11 +226,11 @@ class Limit(AnyLimit):
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     if TYPE_CHECKING:
-        parsed: ClassVar[Rate]  # what is left of the rate after the headroom; set once, in __init__
+        parsed: ClassVar[Rate]  # the rate less the headroom; set once, in __init__
 
     @property
     def interval(self) -> float:
-        """The emission interval in seconds: the time after which one permit has come back, on average."""
+        """The emission interval in seconds: the mean time in which one permit comes back."""
         return self.parsed.interval
 
     @property
@@ -252,7 +252,7 @@ class Limit(AnyLimit):
 
     @property
     def extra(self) -> int:
-        """What the algorithm takes besides, see its file."""
+        """The algorithm's additional parameter, see its Lua file."""
         if self.algorithm == "leaky_bucket":
             return -1 if self.capacity is None else self.capacity
         if self.algorithm == "sliding_window":

@@ -1,4 +1,4 @@
-"""Rates as people write them, as exact fractions."""
+"""Reads rates such as ``"100/s"`` into exact fractions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _UNITS = {
 
 
 _RATE = re.compile(
-    # Not \d: other scripts' digits look like these, or like nothing, to whoever reads the settings.
+    # Not \d: digits of other scripts may look like ASCII digits, or like nothing, in the settings.
     r"\s*(?P<count>[0-9]+(?:\.[0-9]+)?)\s*(?:/|per\b)\s*(?P<span>[0-9]+(?:\.[0-9]+)?)?\s*(?P<unit>[a-z]+)\s*",
     re.IGNORECASE,
 )
 
 
-#: More than any rate needs that can be kept.
+#: More digits than any valid rate needs.
 _MOST_DIGITS = 40
 
 
@@ -50,12 +50,12 @@ class Rate:
 
     @property
     def interval(self) -> float:
-        """The emission interval in seconds: the time after which one permit has come back."""
+        """The emission interval in seconds: the time in which one permit comes back."""
         return self.period_us / self.count / 1_000_000
 
 
 def parse_rate(text: str, headroom: float = 0.0) -> Rate:
-    """Read a rate such as ``"100/s"``, less a share of it. Raises :class:`ConfigurationError` that names the text."""
+    """Read a rate such as ``"100/s"``, less the headroom. Raises :class:`ConfigurationError` that names the text."""
     if not isinstance(text, str):
         raise ConfigurationError(f"cannot read the rate {shown(text)}: {_RATE_HELP}")
     return _parse_rate(text, Fraction(str(headroom)))
@@ -87,7 +87,7 @@ def parse_window(text: str, headroom: float = 0.0, *, keep_period: bool = False)
 
 
 def period_of(text: str) -> float:
-    """The period of a rate as it is written, in seconds: 3,600 of ``"1000/h"``."""
+    """The period of a rate as written, in seconds: 3,600 for ``"1000/h"``."""
     return float(_read_rate(text)[1]) / 1e6
 
 

@@ -1,4 +1,4 @@
-"""What a limit sets aside of its burst for the important: shares by the priority of a message."""
+"""The reserve of a limit: shares of its burst for messages of high priority."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from ..errors import ConfigurationError, shown
 
 __all__ = ["MILLION", "Reserve", "reserve_of"]
 
-#: Shares are reckoned in millionths, in Python and in Lua alike.
+#: Shares are computed in millionths, in Python and in Lua.
 MILLION = 1_000_000
-#: What brokers take: Redis 0 (the first) to 9, RabbitMQ 0 to 255 (the first).
+#: Priorities of brokers: Redis 0 (first) to 9, RabbitMQ 0 to 255 (first).
 _LAST_ON_REDIS, _MOST = 9, 255
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Millionths of a burst, each for calls of some priority and of more important ones; see :func:`reserve_of`.
+    """Millionths of a burst, each for calls of one priority and of higher ones; see :func:`reserve_of`.
 
-    Which of two priorities goes first is the broker's affair.
+    The broker's order decides which of two priorities is higher.
     """
 
     shares: tuple[tuple[int, int], ...]
 
     @property
     def most(self) -> int:
-        """What is set aside in all: what the least important calls leave."""
+        """The whole reserve, which calls of the lowest priority leave."""
         return sum(share for _, share in self.shares)
 
     def left_by(self, priority: int, *, lowest_first: bool) -> int:
-        """What a call of that priority leaves to more important ones."""
+        """The share that a call of that priority leaves to calls of higher priority."""
         return sum(share for first, share in self.shares if (priority > first if lowest_first else priority < first))
 
     def check(self, where: str, name: str | None, *, lowest_first: bool) -> None:
-        """A share that everybody may use keeps nothing for anybody: its priority is hardly what was meant.
+        """Reject a share for the lowest priority: every call may use it, so it reserves nothing.
 
         Raises:
-            ConfigurationError: names it, and says which priorities go first.
+            ConfigurationError: names the priority, and says which priorities go first.
         """
         for first, _ in self.shares:
             if first >= _LAST_ON_REDIS if lowest_first else first == 0:
@@ -55,16 +55,16 @@ class Reserve:
 
 
 def reserve_of(who: str, written: Any, burst: int, dearest: int) -> Reserve:
-    """What was written as ``reserve=``: shares of the burst by priority.
+    """Read the option ``reserve=``: shares of the burst by priority.
 
     Args:
-        who: the limit, in errors.
+        who: names the limit in errors.
         written: a mapping; priorities may be texts, as in JSON.
         burst: of the limit.
-        dearest: permits that a call takes at the most, as far as it is known.
+        dearest: the highest cost of a call, as far as known.
 
     Raises:
-        ConfigurationError: it is none, a share is less than a permit, or too little is left for everybody.
+        ConfigurationError: no such mapping, a share below one permit, or too little left for the lowest priority.
     """
     given = {first: share / MILLION for first, share in written.shares} if isinstance(written, Reserve) else written
     if not isinstance(given, Mapping) or not given:

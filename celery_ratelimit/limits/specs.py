@@ -1,4 +1,4 @@
-"""What people write for a limit: a rate, a quota's name, a mapping of its arguments, or the limit itself."""
+"""Reads a limit as users write it: a rate, a quota's name, a mapping of arguments, or a limit object."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["limit_of", "named", "quotas_of"]
 
 
 def limit_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> AnyLimit:
-    """The limit that is meant.
+    """Read one limit.
 
     Args:
-        spec: what was written.
-        quotas: the quotas that may be named.
-        where: what to call this place in an error.
+        spec: the limit as written.
+        quotas: quotas by name.
+        where: names the setting or option in errors.
     """
     if isinstance(spec, (Limit, Concurrency)):
         return spec
@@ -46,7 +46,7 @@ def limit_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> AnyLimit:
 
 
 def named(limits: Iterable[AnyLimit], owner: str) -> tuple[AnyLimit, ...]:
-    """The limits, each once, those without a name called after their ``owner``: ``owner``, ``owner#2``, …"""
+    """The limits, each once; a limit without a name is named after its ``owner``: ``owner``, ``owner#2``, …"""
     result: dict[AnyLimit, None] = {}
     unnamed = 0
     for limit in dict.fromkeys(limits):
@@ -58,7 +58,7 @@ def named(limits: Iterable[AnyLimit], owner: str) -> tuple[AnyLimit, ...]:
 
 
 def quotas_of(written: Mapping[str, Any] | None) -> dict[str, AnyLimit]:
-    """Quotas as a process gives them to its limiter: each as in ``ratelimit_quotas``."""
+    """Read the quotas of a limiter: each as in ``ratelimit_quotas``."""
     if written is None:
         return {}
     if not isinstance(written, Mapping):

@@ -1,4 +1,4 @@
-"""A limit's key and cost for the arguments of a call: templates filled, arguments found, callables asked."""
+"""Computes a limit's key and cost from the arguments of a call: by templates, arguments or callables."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def called(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def key_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The bucket's key; ``""``: the limit has only one. Whatever a user's callable raises is raised here.
+    """The bucket's key; ``""``: the limit has a single bucket. Exceptions of a user's callable are raised.
 
     Args:
-        limit: whose key it is.
+        limit: the limit.
         arguments: of the call, by name.
-        args, kwargs: the same as the call has them, for callables.
+        args, kwargs: the call's arguments as passed, for callables.
     """
     return "" if limit.key is None else _filled(limit, "key", limit.key, arguments, args, kwargs)
 
@@ -37,7 +37,7 @@ def key_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], k
 def share_of(
     limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """Whose call it is, of those who share the limit; ``None``: nobody shares it. See :func:`key_of`."""
+    """The call's key under a fair limit; ``None``: the limit is not fair. See :func:`key_of`."""
     return None if limit.fair is None else _filled(limit, "fair", limit.fair, arguments, args, kwargs)
 
 
@@ -53,7 +53,7 @@ def _filled(
         return str(called(written, args, kwargs))
     try:
         return written.format_map(arguments)
-    except Exception as error:  # a missing argument, one without that attribute, or one that cannot be written so
+    except Exception as error:  # a missing argument, one without that attribute, or one that cannot be formatted
         raise ConfigurationError(
             f"limit {limit.name!r}: {option}={shown(written)} cannot be filled from the arguments "
             f"{', '.join(map(str, arguments)) or '(none)'}: {shown(error)}"
@@ -61,7 +61,7 @@ def _filled(
 
 
 def cost_of(limit: AnyLimit, arguments: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The permits that the call takes; the arguments are those of :func:`key_of`."""
+    """The permits that the call takes; arguments as of :func:`key_of`."""
     cost: Any = limit.cost
     if callable(cost):
         cost = called(cost, args, kwargs)

@@ -1,4 +1,4 @@
-"""By which weights those who share a limit have their turns."""
+"""Weights of the keys that share a fair limit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..errors import ConfigurationError, shown
 
 __all__ = ["USUAL", "Weights", "check_weight"]
 
-#: What a weight is where none was given; and the least and the largest: beside these virtual time would not be exact.
+#: The default weight, the least and the largest; beyond these, virtual time would not be exact.
 USUAL, LEAST, LARGEST = 1.0, 0.001, 1_000_000.0
 
 
 def check_weight(who: str, key: str, weight: Any) -> float:
-    """A weight as a number; raises what is wrong with it."""
+    """Check a weight and return it as a number."""
     is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if not is_number or not (weight == 0 or LEAST <= weight <= LARGEST):
         raise ConfigurationError(
@@ -25,7 +25,7 @@ def check_weight(who: str, key: str, weight: Any) -> float:
 
 
 class Weights(Mapping[str, float]):
-    """Weights by the keys of those who share a limit: frozen, so that a limit can be looked up by them."""
+    """Weights by key under a fair limit: frozen, so that limits are hashable."""
 
     def __init__(self, who: str, written: Any) -> None:
         if not isinstance(written, Mapping):
@@ -58,4 +58,4 @@ class Weights(Mapping[str, float]):
         return repr({key: int(weight) if weight == int(weight) else weight for key, weight in self._weights.items()})
 
     def __reduce__(self) -> Any:
-        return Weights, ("weights", self._weights)  # a hash is another one in another process
+        return Weights, ("weights", self._weights)  # hashes of strings differ between processes

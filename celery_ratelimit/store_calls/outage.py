@@ -1,4 +1,4 @@
-"""While the store does not answer: who waits how long, what may pass, and one log line a minute."""
+"""Outages of the store: one probe for all callers, growing pauses for tasks, and one log line a minute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("celery_ratelimit")
 
 
 class NotAsked(StoreUnavailable):
-    """The store was not called: it is lost already, or the call is of no use any more."""
+    """The store was not called: it is lost already, or the reply is no longer needed."""
 
 
 _T = TypeVar("_T")
@@ -27,16 +27,16 @@ _U = TypeVar("_U")
 
 
 class Deferral:
-    """What a process does with its tasks while the store does not serve: one log line a minute, and longer pauses.
+    """Deferral of tasks while the store does not serve: growing pauses, and one log line a minute.
 
     Attributes:
-        since: when the outage began, by the process's clock; 0.0: there was none.
+        since: start of the outage, by the process's clock; 0.0: there was none.
     """
 
     def __init__(self) -> None:
         self.since = 0.0
         self._warned_at = float("-inf")
-        self._all_back = 0.0  # when those that were deferred are back
+        self._all_back = 0.0  # when all deferred tasks are back
 
     def warn(self, error: RateLimitError) -> bool:
         """Log that the store does not serve, unless that was logged in the last minute. Returns whether it was now."""
@@ -49,7 +49,7 @@ class Deferral:
         return True
 
     def begin(self, *, may_go_on: bool) -> None:
-        """The store does not serve; ``may_go_on``: that is the last outage, if its tasks are not all back yet."""
+        """Begin an outage; ``may_go_on``: continue the last one if its deferred tasks are not all back yet."""
         now = time.monotonic()
         if not may_go_on or now > self._all_back + PROBE_INTERVAL:
             self.since = now
@@ -63,15 +63,15 @@ class Deferral:
 
 
 class Outage:
-    """Remembers that the store is lost, so that a hung store holds up the worker's event loop once, not per task.
+    """Remembers that the store is lost, so that a hung store blocks the worker's event loop once, not for each task.
 
-    A thread looks for the store; until it answers nobody else asks it. True while the store is lost. A store that
-    refuses to serve, as it is set up, counts as lost too: what a worker holds is not to be lost over a password.
+    True while the store is lost. A thread probes the store; until it answers, no other call is made. A store that
+    refuses to serve because of its set-up counts as lost, too: a wrong password must not cost a worker its tasks.
 
     Args:
-        asker: the way to the store.
-        call_soon: calls something in the worker's event loop, from any thread.
-        on_end: called there when the store answers again.
+        asker: calls the store.
+        call_soon: calls a function in the worker's event loop, from any thread.
+        on_end: called in the event loop when the store answers again.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class Outage:
 
     @property
     def is_a_move(self) -> bool:
-        """Nothing is lost yet: the Sentinels are making another server the master. Nobody asks until they have."""
+        """Whether the Sentinels are choosing a new master. Nothing is lost yet, and no call is made until they have."""
         return self._over is None and self._asker.is_moving
 
     def ask(self, question: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
-        """The store's answer to a question; ``otherwise`` while it is lost, which is noted, unless ``quietly``.
+        """Call the store and return its reply; ``otherwise`` while it is lost. Notes an outage, unless ``quietly``.
 
-        Whatever else is raised is raised.
+        Other errors are raised.
         """
         return otherwise if self else self.hear(question, otherwise, quietly=quietly)
 
     def hear(self, reply: Callable[[], _T], otherwise: _U, *, quietly: bool = False) -> _T | _U:
-        """The same for an answer that has come already: it is heard, whatever others have noted meanwhile."""
+        """As :meth:`ask`, for a reply that has come already: it counts also if an outage was noted meanwhile."""
         try:
             return reply()
         except NotAsked:
@@ -112,7 +112,7 @@ class Outage:
             return otherwise
 
     def begin(self, error: RateLimitError, on_end: Callable[[], None] | None = None) -> None:
-        """The store did not answer. ``on_end`` is called when it does again, before whoever is always called."""
+        """Begin an outage. ``on_end`` is called when the store answers again, before the instance's own ``on_end``."""
         self._said = self._deferral.warn(error) or self._said
         if self._over is None:
             self.error = error
@@ -143,7 +143,7 @@ class Outage:
     def _end(self, over: threading.Event, on_end: Sequence[Callable[[], None]]) -> None:
         if over is not self._over:
             return
-        if self._said:  # an error that comes back whenever it is asked fills no log
+        if self._said:  # an error of every probe is logged once
             logger.warning("The limiter's store is back after %.1f s", time.monotonic() - self._deferral.since)
         self._said = False
         self._over = None

@@ -1,4 +1,4 @@
-"""The store's time, as one process knows it: a task's turn is reckoned by that, whatever the machine's clock says."""
+"""The store's time in one process. Tasks' slots are times of this clock, not of the machine's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["StoreClock", "read_time_us"]
 
 
 class StoreClock:
-    """Reckons the store's time from ``time.monotonic`` and what the store said last.
+    """Computes the store's time from ``time.monotonic`` and the last reading of the store's clock.
 
-    A reading is off by at most half of the round trip that it took.
+    A reading is off by at most half of its round trip.
 
     Args:
         read: returns the store's time in microseconds since 1970; None: the store does not answer.
@@ -26,7 +26,7 @@ class StoreClock:
         self._read_at = float("-inf")
 
     def now_us(self) -> int | None:
-        """Microseconds since 1970 by the store's clock; None: it has never answered."""
+        """Microseconds since 1970 by the store's clock; None: the store has never answered."""
         began = time.monotonic()
         if began - self._read_at >= CLOCK_FRESH:
             self._read_at = began
@@ -36,12 +36,12 @@ class StoreClock:
         return None if self._offset_us is None else self._offset_us + round(time.monotonic() * 1e6)
 
     def slot_in(self, seconds: float) -> int | None:
-        """The store's time in so many seconds."""
+        """The store's time ``seconds`` from now."""
         now_us = self.now_us()
         return None if now_us is None else now_us + round(seconds * 1e6)
 
     def seconds_until(self, slot_us: int) -> float | None:
-        """Seconds until then, below 0: since; None: the store's time is not known."""
+        """Seconds until a slot; negative if it is past; None: the store's time is not known."""
         now_us = self.now_us()
         return None if now_us is None else (slot_us - now_us) / 1e6
 

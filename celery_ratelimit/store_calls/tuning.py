@@ -1,4 +1,4 @@
-"""The numbers of calls to the store that a person could tune: each with its unit, and its reason or an ADR."""
+"""Tuning constants of calls to the store: each with its unit, and its reason or an ADR."""
 
 from __future__ import annotations
 

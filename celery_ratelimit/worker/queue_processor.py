@@ -1,4 +1,4 @@
-"""Moves one request queue on: starts requests whose time has come, and acquires permits for the next ones."""
+"""Processes one request queue: starts requests whose time has come, and acquires permits for the next ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ErrorAttribution", "QueueProcessor"]
 
 
 class ErrorAttribution:
-    """Remembers the request that is being handled: an unforeseen error ends its task, and no other.
+    """Remembers the request that is being handled, so that an unforeseen error ends its task and no other.
 
     Attributes:
         pair: the queue and the request, which may be leaving it; ``None``: no request is being handled.
@@ -37,7 +37,7 @@ class ErrorAttribution:
         self.pair: tuple[LimitQueue, PendingRequest] | None = None
 
     def ends_by(self, error: Exception) -> bool:
-        """End the request at which an error was raised. False: it concerns all, as a lost connection does."""
+        """End the request at which an error was raised. False: the error concerns all, as a lost connection does."""
         if self.pair is None or isinstance(error, self._worker.broker.connection_errors):
             return False
         self._on_error(self.pair[1].request, error)
@@ -45,7 +45,7 @@ class ErrorAttribution:
 
     @contextmanager
     def contains(self, limit_queue: LimitQueue, pending: PendingRequest) -> Iterator[None]:
-        """An error that is raised within ends this request."""
+        """Attribute errors that are raised in the block to this request."""
         self.pair = limit_queue, pending
         try:
             yield
@@ -58,7 +58,7 @@ class ErrorAttribution:
 
 
 class QueueProcessor:
-    """Moves the queues of one worker on, one at a time.
+    """Processes the queues of one worker, one at a time.
 
     Args:
         dispatch: called with queues when a reply comes later.
@@ -80,7 +80,7 @@ class QueueProcessor:
         self._errors, self._dispatch = errors, dispatch
 
     def move_on(self, limit_queue: LimitQueue) -> None:
-        """Start and acquire what can be. A request at which an unforeseen error is raised leaves; the queue goes on."""
+        """Start and acquire what is possible. A request with an unforeseen error leaves; the queue goes on."""
         while True:
             self._errors.pair = None
             try:
@@ -97,7 +97,7 @@ class QueueProcessor:
                 return
 
     def on_parked(self, park: PendingPark, reply: Reply[ParkResult | None]) -> None:
-        """The store has said what became of a request that was to be parked; an error of its: the request's."""
+        """Handle the store's reply to a park. An error of this request ends only this request."""
         with self._errors.contains(park.limit_queue, park.pending):
             self._actions.on_parked(park, reply.get())
 
@@ -105,7 +105,7 @@ class QueueProcessor:
         again: list[PendingRequest] = []
         while pending := limit_queue.due.first(now := monotonic()):
             self._errors.pair = limit_queue, pending
-            is_late = now - pending.at > BUNCHED  # sooner it does not matter how many are late
+            is_late = now - pending.at > BUNCHED  # earlier, the number of late requests does not matter
             together = is_late and limit_queue.due.are_late_together(now)
             action = on_timer(pending, now, together=together, is_idle=self._pool_scheduler.has_idle)
             if isinstance(action, BlockQueue):
@@ -135,7 +135,7 @@ class QueueProcessor:
                 continue
             if isinstance(action, Acquire):
                 goes_on = self._ask(limit_queue, pending, asking, for_permit=action.for_permit)
-                self._start_due(limit_queue)  # the answer may have taken long
+                self._start_due(limit_queue)  # the reply may have taken long
             else:
                 goes_on = self._actions.apply(limit_queue, pending, action, now)
             if not goes_on:
@@ -144,13 +144,13 @@ class QueueProcessor:
     def _ask(
         self, limit_queue: LimitQueue, first: PendingRequest, asking: Sequence[PendingRequest], *, for_permit: bool
     ) -> bool:
-        """Acquire for the first queued request, and for others that would ask for the same next."""
+        """Acquire for the first queued request, and for the next ones with the same limit requests."""
         together = self._select(limit_queue, first, asking, monotonic()) if for_permit else [first]
         call = AcquireCall(together, for_permit)
 
         def is_answered(reply: Reply[Any]) -> None:
             call.reply = reply
-            if call.is_late:  # else the queue is just being moved on
+            if call.is_late:  # else the queue is being processed right now
                 self._dispatch([limit_queue])
                 self._resources.end_acquiring(limit_queue, call)  # if the queue has ended meanwhile
 
@@ -166,10 +166,10 @@ class QueueProcessor:
     def _select(
         self, limit_queue: LimitQueue, first: PendingRequest, asking: Sequence[PendingRequest], now: float
     ) -> list[PendingRequest]:
-        """Select the first request and those that ask for permits with it.
+        """Select the first request and the requests that acquire with it.
 
-        A request with a reservation takes its permit from no other; new ones compete with other workers, so no more of
-        them than have to. For leases, which are held from then on, as many as there are free processes.
+        A request with a reservation takes its permit from no other. New requests compete with other workers, so no more
+        of them than necessary. For leases, which are held from then on, as many as there are free processes.
         """
         if len(asking) < 2 or (first.plan.leased and not first.waits_in_worker):
             return [first]
@@ -189,7 +189,7 @@ class QueueProcessor:
         return together
 
     def _hear(self, limit_queue: LimitQueue, call: AcquireCall) -> bool:
-        """Apply the store's answer to each request. Returns whether the queue may go on."""
+        """Apply the store's reply to each request. Returns whether the queue may go on."""
         self._resources.end_acquiring(limit_queue, call)
         first, reply = call.requests[0], call.reply
         assert reply is not None
@@ -198,7 +198,7 @@ class QueueProcessor:
         goes_on, waits_in_worker = True, False
         for pending, answer in zip(call.requests, answers, strict=False):
             if waits_in_worker and isinstance(answer, Decision) and not answer.allowed:
-                continue  # it is asked for with the one at the head, whose turn comes first
+                continue  # it acquires with the request at the head, whose slot comes first
             with self._errors.contains(limit_queue, pending):
                 action = self._admission.action(limit_queue, pending, answer, for_permit=call.for_permit, at=reply.at)
                 goes_on = self._actions.apply(limit_queue, pending, action, monotonic())

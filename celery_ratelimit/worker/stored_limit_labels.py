@@ -1,4 +1,4 @@
-"""What people have stored in the place of a limit in the code, for whoever reads of a task that it throttles."""
+"""Labels of stored limits, for log lines about throttled tasks: the stored rate and its author."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["StoredLimitLabels", "stored_in_place_of"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Buckets of which it is known.
+#: Buckets whose labels are kept.
 _KNOWN = 1000
-#: Seconds between two looks for what a decision was told and is not known here.
+#: Seconds between two reads for rates that a decision shows and that are not known here.
 _LOOK = 1.0
 
 
@@ -28,7 +28,7 @@ class _Known(NamedTuple):
 
 
 def stored_in_place_of(code: AnyLimit, config: Any) -> str:
-    """Which rate is stored, and by whom: ``20/s set by anna``; empty: none is, or the same."""
+    """The stored rate and its author, ``20/s set by anna``; empty: none is stored, or the code's."""
     stored = config.stored
     if stored is None:
         return ""
@@ -40,11 +40,11 @@ def stored_in_place_of(code: AnyLimit, config: Any) -> str:
 
 
 class StoredLimitLabels:
-    """Reads it once for each limit, until somebody changes that; and for a key where a decision shows another rate.
+    """Reads and keeps labels: once for each limit until it changes, and for a key when a decision shows another rate.
 
     Args:
-        asker: the way to the store.
-        outage: of the store: while it lasts nothing is known.
+        asker: calls the store.
+        outage: of the store; while it lasts, no label is read.
     """
 
     def __init__(self, asker: StoreRunner, outage: Outage) -> None:
@@ -53,13 +53,13 @@ class StoredLimitLabels:
         self._looked = float("-inf")
 
     def forget(self, names: set[str]) -> None:
-        """Somebody has changed these limits."""
+        """Forget the labels of these limits: their stored settings have changed."""
         self._known = {bucket: known for bucket, known in self._known.items() if bucket[0] not in names}
 
     def of(self, demand: LimitRequest, interval: float) -> str:
-        """Which rate is stored for this limit, and by whom.
+        """The label of the limit of this request.
 
-        ``interval``: seconds in which a permit comes back, as a decision was told; 0.0: it was not.
+        ``interval``: the emission interval in seconds that the decision showed; 0.0: none.
         """
         for key in dict.fromkeys(("", demand.key)):
             known = self._known.get((demand.name, key)) or self._read(demand, key)
@@ -70,7 +70,7 @@ class StoredLimitLabels:
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return ""
-        self._looked = now  # it was changed since
+        self._looked = now  # the limit has changed since
         known = self._read(demand, demand.key)
         return known.said if known is not None and _is_that(known.interval, interval) else ""
 
@@ -79,7 +79,7 @@ class StoredLimitLabels:
             return None
         try:
             config = self._asker.drive(self._asker.core.settings.config(demand.name, key, demand.limit))
-        except Exception as error:  # it is for a line in the log, and never a task's affair
+        except Exception as error:  # a label is for the log alone, and must not disturb a task
             logger.debug("what is stored for the limit %r cannot be read: %r", demand.name, error)
             return None
         in_force = config.stored or demand.limit
