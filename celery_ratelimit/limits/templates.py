@@ -12,8 +12,8 @@ __all__ = ["called", "cost_of", "key_of", "share_of"]
 
 
 def called(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a user's callable says of a call. Its ``sys.exit()`` is an error as any other, and no end of a worker: the
-    message would come to the next one, and end that.
+    """Call a user's function with a call's arguments. Its ``sys.exit()`` becomes an ordinary error: it would end the
+    worker, and then the next worker that gets the message.
     """
     try:
         return function(*args, **kwargs)

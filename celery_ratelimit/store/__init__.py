@@ -1,1 +1,1 @@
-"""Where the limits are kept: the one folder that imports redis."""
+"""The store of limits: the only folder that imports redis."""

@@ -1,4 +1,4 @@
-"""The way of callers who await their replies to a server, or to the nodes of a cluster."""
+"""Connections for asyncio to a server, or to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from .resp import bulk, unbulk
 
 __all__ = ["AsyncClusterLink", "AsyncLink"]
 
-#: redis-py before 5.3 wants the name of a command, and does nothing with it; later ones want none.
+#: redis-py before 5.3 requires the name of a command, and ignores it; later versions take none.
 _WANTS_NAME = signature(ConnectionPool.get_connection).parameters["command_name"].default is Parameter.empty
 _FOR = ("_",) if _WANTS_NAME else ()
 
-#: What looking for the nodes may end with.
+#: Errors of a look for the nodes.
 _FAILED = (RedisError, RedisClusterException, OSError)
 
-#: What it means when another node may have the slot by now.
+#: Errors after which another node may have the hash slot.
 _ELSEWHERE = (RedisConnectionError, ReadOnlyError, MovedError, ClusterDownError, SlotNotCoveredError)
 
 
 class AsyncLink:
-    """Sends commands in their wire form, on connections from the client's pool.
+    """Sends commands in wire form, on connections from the client's pool.
 
-    ``Redis.execute_command`` packs a command anew, and measures each call. A store in memory, and a client that has one
-    connection for all, are used as they are.
+    ``Redis.execute_command`` would pack each command again, and measure each call. A store in memory, and a client with
+    a single connection, are used through their own methods.
     """
 
     def __init__(self, client: Redis) -> None:
@@ -79,15 +79,15 @@ def _values(command: bytes) -> list[Any]:
 
 
 class AsyncClusterLink:
-    """The same for a cluster: a pool of connections for each node, whose callers wait for each other.
+    """Sends commands to a cluster: each node has a pool of connections, for which callers wait.
 
-    The client of ``redis.asyncio`` has no such pool: it refuses whoever comes when all connections are in use, and
-    one caller who finds that a slot has moved closes the connections that others read from. So it only tells which
-    node has which slot, and follows a slot that is on its way; for both, one caller uses it at a time.
+    The client of ``redis.asyncio`` has no such pool: it raises an error when all connections are in use, and a caller
+    that finds a moved hash slot closes connections on which other callers read. So the client is only used to find the
+    node of a hash slot, and to follow a slot that moves; for both, by one caller at a time.
 
     Args:
         client: the cluster's client.
-        timeout: seconds that a caller waits for a connection to be free.
+        timeout: seconds that a caller waits for a free connection.
     """
 
     def __init__(self, client: RedisCluster, timeout: float = 5.0) -> None:
@@ -104,14 +104,14 @@ class AsyncClusterLink:
             try:
                 return await (await self._node_of(slot)).execute_command(name, *arguments)
             except _ELSEWHERE:
-                with suppress(*_FAILED):  # then what is known stays, and the caller is told what is the matter
+                with suppress(*_FAILED):  # the known nodes stay, and the caller gets the first error
                     await asyncio.shield(self._look_anew())
                 return await (await self._node_of(slot)).execute_command(name, *arguments)
         except (AskError, TryAgainError):
             async with self._alone:
                 return await self._client.execute_command(name, *arguments)
         except RedisTimeoutError:
-            self._look_anew()  # it hangs: who asks next shall know who has taken its place
+            self._look_anew()  # the node hangs: the next caller shall use its successor
             raise
 
     async def exchange(self, command: bytes) -> Any:
@@ -122,7 +122,7 @@ class AsyncClusterLink:
         return await self.execute("EVAL", source, keys, *unbulk(b"".join(pieces)))
 
     async def ping(self) -> None:
-        """Ask every master whether it is there, and where one is not, who has taken its place."""
+        """Ping every master; if one does not answer, look for its successor."""
         await self._know()
         try:
             await self._ping_all()
@@ -131,7 +131,7 @@ class AsyncClusterLink:
             await self._ping_all()
 
     async def aclose(self) -> None:
-        """Close the connections. Whoever asks afterwards makes new ones."""
+        """Close the connections. A later call makes new ones."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])
@@ -152,7 +152,7 @@ class AsyncClusterLink:
         return self._link_to(self._client.nodes_manager.get_node_from_slot(slot))
 
     async def _know(self) -> None:
-        if self._client.get_default_node() is None:  # nobody has asked yet which nodes there are
+        if self._client.get_default_node() is None:  # the nodes are not known yet
             await asyncio.shield(self._look_anew())
 
     def _link_to(self, node: Any) -> Redis:
@@ -173,7 +173,7 @@ class AsyncClusterLink:
         return link
 
     def _look_anew(self) -> asyncio.Task[None]:
-        """Who has which slot: one looks for all who want to know."""
+        """Look for the nodes of the hash slots: one look serves all callers."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look())
             self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -1,4 +1,4 @@
-"""Connections that callers of one event loop share, and wait for, whoever of them gives up."""
+"""A pool of connections for which callers of one event loop wait; a caller may give up without harm to the others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["SharedPool"]
 
 
 class SharedPool(BlockingConnectionPool):
-    """redis-py's pool; a caller that gives up in the moment in which it is woken wakes the next.
+    """redis-py's pool, except that a caller that gives up just when it is woken wakes the next one.
 
-    ``asyncio.Condition``, by which it waits, does so from Python 3.13. Before, the connection stays free while the
-    others wait until somebody gives back another, or until their time is up.
+    Its ``asyncio.Condition`` does so from Python 3.13 on. Before, the connection stays unused while other callers wait
+    until another connection is returned, or until they time out.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

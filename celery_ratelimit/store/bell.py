@@ -1,7 +1,7 @@
-"""A bell in the store: idle workers wait for it, and do not ask again and again whether there is something to do.
+"""A bell in the store, a pub/sub channel: it wakes idle workers, which then need not poll often.
 
-Scripts ring it (``lua/include/bell.lua``). What is published while nobody listens is lost, so each new subscription
-counts as a ring; and who waits for it asks from time to time all the same.
+Scripts ring it (``lua/include/bell.lua``). A ring without a subscriber is lost, so each new subscription counts as a
+ring; and waiting workers still poll from time to time.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ __all__ = ["Bell"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds after which the thread looks whether anybody needs it, and after which it subscribes again.
+#: Seconds after which the thread checks that its bell still exists, and after which it subscribes again.
 LOOK = 1.0
 
 
 class Bell:
-    """The bell of one store, heard by a thread of its own: with one connection more. The thread ends with the object.
+    """The bell of one store. A thread listens on a connection of its own, and ends with the object.
 
     Args:
-        client: a ``redis.Redis`` or a ``redis.RedisCluster``. A store in memory has no bell: nothing is saved there.
-        prefix: what every key in the store begins with.
-        ear: of one worker, if it is rung for it alone.
-        on_ring: called at each ring with what is said, in the thread; ``None``: it is heard from now on.
+        client: a ``redis.Redis`` or a ``redis.RedisCluster``. A store in memory has no bell, and needs none.
+        prefix: the start of every key in the store.
+        ear: names the channel of one worker; empty: the channel of all.
+        on_ring: called in the thread with the message of each ring; ``None``: the thread has subscribed.
 
     Attributes:
         channel: its name.
-        is_up: whether a ring would be heard now. Not if the user may not subscribe, or the connection is lost.
-        rings: counted up; also when it is heard again, for nobody knows what was missed.
+        is_up: whether the thread is subscribed. False if the user may not subscribe, or the connection is lost.
+        rings: number of rings; a new subscription counts, since rings may have been missed.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Bell:
         self._heard = 0
 
     def has_rung(self) -> bool:
-        """Whether it has rung since this was asked last; or might have, as it is not heard."""
+        """Whether the bell has rung since the last call, or may have while there was no subscription."""
         heard, self._heard = self._heard, self.rings
         return not self.is_up or heard != self._heard
 
     def listen(self) -> None:
-        """From now on, in this process."""
+        """Start listening in this process."""
         self.watch_number += 1
         self.is_up = False
         if self.client is not None:
@@ -66,13 +66,13 @@ class Bell:
             threading.Thread(target=_listen, args=args, name="celery_ratelimit-bell", daemon=True).start()
 
     def close(self) -> None:
-        """The thread ends within a second."""
+        """End the thread within a second."""
         self.watch_number += 1
         self.is_up = False
 
 
 def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -> None:
-    """Hear what is published, until nobody needs it any more."""
+    """Listen until the bell is gone."""
     heard: Any = None
 
     def not_heard(error: Exception) -> None:
@@ -87,7 +87,7 @@ def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -
             if heard is None:
                 heard = client.pubsub()
                 heard.subscribe(channel)
-            bell = None  # nobody's, while this waits
+            bell = None  # this thread must not keep the bell alive while it waits
             said = heard.get_message(timeout=LOOK)
             if said and (bell := bell_of()) is not None and bell.watch_number == watch:
                 bell.rings += 1
@@ -97,7 +97,7 @@ def _listen(bell_of: weakref.ref[Bell], watch: int, client: Any, channel: str) -
         except NoPermissionError as error:
             not_heard(error)
             return
-        except Exception as error:  # somebody closes its connections, and it has AttributeErrors
+        except Exception as error:  # connections that are closed meanwhile raise AttributeErrors
             not_heard(error)
             heard = bell = None
             time.sleep(LOOK)

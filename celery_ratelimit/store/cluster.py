@@ -1,4 +1,4 @@
-"""A way to each node of a cluster."""
+"""Connections to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .resp import unbulk
 
 __all__ = ["ClusterLink", "slot_of"]
 
-#: Tried, to find keys on each node of a cluster.
+#: Most names that are tried to find a key on each node of a cluster.
 _MOST_NAMES = 10_000
 
 
 class ClusterLink(Link):
-    """The same for a cluster: a connection for each thread and node.
+    """Sends commands to a cluster, with a link to each node.
 
-    Whatever is out of the ordinary (a slot has moved or is moving, a node is gone) is left to the client, which looks
-    at the cluster anew.
+    Exceptions (a hash slot has moved or is moving, a node is gone) are left to the client, which looks for the nodes
+    again.
     """
 
     def __init__(self, client: RedisCluster) -> None:
@@ -58,12 +58,12 @@ class ClusterLink(Link):
     def evaluate(self, source: str, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
         return self.execute(
             "EVAL", source, keys, *unbulk(b"".join(pieces))
-        )  # the source may have what looks like a tag
+        )  # the source may contain braces like a hash tag
 
     def exchange_all(self, commands: Sequence[bytes]) -> list[Any]:
         """As :meth:`Link.exchange_all`: each node gets its commands at once, before any reply is read."""
         replies: dict[int, Any] = {}
-        places: dict[Link, list[int]] = {}  # of each node's commands
+        places: dict[Link, list[int]] = {}  # positions of each node's commands
         for place, command in enumerate(commands):
             try:
                 places.setdefault(self._link_for(command), []).append(place)
@@ -80,7 +80,7 @@ class ClusterLink(Link):
                 link, connection = connections.popitem()
                 replies.update(zip(places[link], link._receive(connection, len(places[link])), strict=True))
         except BaseException:
-            for link, connection in connections.items():  # interrupted: its replies are not read any more
+            for link, connection in connections.items():  # interrupted: its replies will not be read
                 link._drop(connection)
             raise
         if any(isinstance(reply, RedisTimeoutError) for reply in replies.values()):
@@ -104,12 +104,12 @@ class ClusterLink(Link):
             link.close()
 
     def _look_anew(self) -> None:
-        """A node hangs. Another may have taken its place meanwhile: who asks next shall know."""
+        """Look for the nodes again after a node has hung: the next caller shall use its successor."""
         with suppress(RedisError, RedisClusterException):
             self._client.nodes_manager.initialize()
 
     def _link_for(self, command: bytes) -> Link:
-        """The way to the node that has the first key of a command, which has a hash tag."""
+        """The link to the node that has the first key of a command, which has a hash tag."""
         tag = command.index(b"{") + 1
         node = self._client.nodes_manager.get_node_from_slot(key_slot(command[tag : command.index(b"}", tag)]))
         return self._nodes.get(node.name) or self._link_to(node)
@@ -120,6 +120,6 @@ class ClusterLink(Link):
 
 
 def slot_of(tag: str) -> int:
-    """The slot of a cluster that keys with this hash tag are in."""
+    """The hash slot of keys with this hash tag."""
     slot: int = key_slot(tag.encode())
     return slot

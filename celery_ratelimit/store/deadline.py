@@ -11,9 +11,9 @@ __all__ = ["with_deadline"]
 
 
 class _Socket:
-    """A connected socket. What is read after :meth:`begin` takes, all together, no longer than its timeout.
+    """A connected socket. All reads after :meth:`begin` together take no longer than its timeout.
 
-    A reply usually comes at once, and setting a timeout costs a system call: only what is read later is measured out.
+    A reply usually comes at once, and setting a timeout costs a system call: only later reads get a shorter timeout.
     """
 
     def __init__(self, connected: Any, until: float) -> None:
@@ -54,10 +54,10 @@ class _Socket:
 
 @cache
 def with_deadline(connection_class: Any) -> Any:
-    """A class of connections like this one of redis-py's, which have :meth:`begin`, to be called before each command.
+    """A subclass of a redis-py connection class with :meth:`begin`, which the caller calls before each command.
 
-    A call takes ``socket_timeout`` at most; so do, together, connecting and what is said then (or, if it is longer,
-    ``socket_connect_timeout``). Without a timeout there is no deadline.
+    A call takes ``socket_timeout`` at most. Connecting together with the handshake takes as long at most, or
+    ``socket_connect_timeout`` if that is longer. Without a timeout there is no deadline.
 
     Relies on ``AbstractConnection._connect``, which returns the socket that is read from (redis-py 5.0 to 8.1).
     """

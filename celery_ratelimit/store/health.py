@@ -1,4 +1,4 @@
-"""What an error of the store means, and whether a store is fit for limits: said in words, at start-up."""
+"""Translates errors of the store, and checks at start-up that a store can hold limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .refusals import clean, mend_of
 
 __all__ = ["STORE_ERRORS", "check_fitness", "is_no_store", "out_of_reach", "trouble"]
 
-#: Whatever a call to the store may raise. (Some of a cluster's errors are none of redis-py's own family.)
+#: The errors that a call to the store may raise. (Some of a cluster's errors are no RedisError.)
 STORE_ERRORS = (RedisError, RedisClusterException)
 
 #: Replies of a store that cannot serve at the moment. Waiting helps.
@@ -46,15 +46,15 @@ _MENDS = {
 }
 _OTHERWISE = "see docs/stores.md for what the store has to be"
 
-#: Redis before 7 wraps what a command in a script has answered.
+#: Redis before 7 wraps the error of a command in a script.
 _WRAPPED = re.compile(r"@user_script: ?\d+: -?(?P<code>[A-Z]+) ")
 _NO_PERMISSION = re.compile(r"no permissions to|can't run this command|can't access at least one of the keys")
 
 
 def trouble(error: Exception) -> RateLimitError:
-    """What to raise for an error of the store's client.
+    """The exception to raise for an error of the store's client.
 
-    :class:`~celery_ratelimit.StoreUnavailable` for what may be over in a moment: no connection, no answer in time, a
+    :class:`~celery_ratelimit.StoreUnavailable` if the error may be over in a moment: no connection, no reply in time, a
     store that is loading, failing over, full or busy. Else :class:`~celery_ratelimit.errors.StoreMisconfigured`, which
     says what to do.
     """
@@ -71,17 +71,17 @@ def trouble(error: Exception) -> RateLimitError:
 
 
 def is_no_store(error: BaseException | None) -> bool:
-    """Whether what answered spoke another protocol. Of a store that has served before, an answer may be cut instead."""
+    """Whether the server speaks another protocol. If the store has served before, its reply may be cut instead."""
     return isinstance(error, InvalidResponse)
 
 
 def out_of_reach(error: Exception, mend: str) -> StoreMisconfigured:
-    """What to raise where no waiting would bring a connection about."""
+    """The exception for a connection that no waiting would make possible."""
     return StoreMisconfigured(f"the limiter's store cannot be reached as it is set up ({error}): {mend}")
 
 
 def _code(error: Exception) -> str | None:
-    """How the store's reply began; None where it was none, or where the store could not be reached."""
+    """The code at the start of the store's error reply; None: there is none, or the store was not reached."""
     text = str(error)
     if isinstance(error, RedisClusterException):
         if "Cluster mode is not enabled" in text:
@@ -111,7 +111,7 @@ def _code(error: Exception) -> str | None:
     return known
 
 
-#: redis-py takes some codes off a reply and makes classes of them.
+#: redis-py turns some codes of replies into classes.
 _BY_CLASS = {
     "BusyLoadingError": "LOADING",
     "ReadOnlyError": "READONLY",
@@ -130,16 +130,16 @@ _OLDEST = (6, 2)
 
 
 def check_fitness(info: Callable[[str], Any]) -> list[str]:
-    """Whether a store can keep limits, from what it says about itself; what it may not be asked, is not.
+    """Check by ``INFO`` that a store can hold limits; sections that are forbidden are skipped.
 
     Args:
-        info: answers with a section of ``INFO`` as a mapping.
+        info: returns a section of ``INFO`` as a mapping.
 
     Returns:
-        What may go wrong, a sentence each.
+        Warnings, one sentence each.
 
     Raises:
-        ConfigurationError: it is too old, or a replica that cannot be written to.
+        ConfigurationError: the store is too old, or a read-only replica.
     """
     version = str(_ask(info, "server").get("redis_version", ""))
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -160,7 +160,7 @@ class PoolCapacity:
         return self._pool.mean_runtime(name) / max(1, self._pool.processes)
 
     def pause_after(self, name: str) -> float:
-        """Seconds after an unlimited task of this name until the next one gets a process, although limited tasks wait."""
+        """Seconds after an unlimited task of this name until another one goes before waiting limited tasks."""
         takes = self._pool.mean_runtime(name)
         if takes == float("inf"):
             return UNKNOWN_PAUSE
