@@ -1,1 +1,1 @@
-"""What was decided, added up: in each process for a second, in the store for the whole fleet."""
+"""Counts of decisions: in each process for a second, in the store for the whole fleet."""

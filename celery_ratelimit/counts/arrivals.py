@@ -1,4 +1,4 @@
-"""Requests that limits in shadow have not held up: when each came, until the store is told. No I/O, never too many."""
+"""Arrivals of requests at limits in shadow, kept until they are reported to the store. No I/O; bounded memory."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..observing import Asked
 
 __all__ = ["Arrival", "Arrivals"]
 
-#: Of a limit within a second: more requests of one key and cost are said to have come together.
+#: Arrivals of a limit within a second; beyond, requests of one key and cost are joined.
 _MOST = 2000
-#: Limits, and requests that are said apart: what is beyond is not told of.
+#: Limits, and separate arrivals; beyond, arrivals are not reported.
 _LIMITS, _APART = 1000, 20_000
 
 
 @dataclass(slots=True)
 class Arrival:
-    """Requests that came at one time. ``number`` 0: nobody came, and what an earlier one cost is corrected.
+    """Requests that arrived at one time. ``number`` 0: a correction of an earlier request's cost.
 
     Attributes:
-        at: when, by this process's clock, in seconds.
+        at: time of arrival by this process's clock, in seconds.
         key: of the bucket.
-        cost: of each, in permits.
-        number: how many.
+        cost: of each request, in permits.
+        number: of requests.
     """
 
     at: float
@@ -36,7 +36,7 @@ class Arrival:
 
 
 class Arrivals:
-    """What came since it was taken last, by limit, in its order. May be shared by threads."""
+    """Arrivals since the last :meth:`take`, by limit, in their order. Threads may share it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -47,11 +47,11 @@ class Arrivals:
         return len(self._of)
 
     def came(self, asked: Sequence[Asked]) -> None:
-        """A request that asks this."""
+        """Note a request."""
         self._note(asked, 1)
 
     def corrected(self, asked: Sequence[Asked]) -> None:
-        """A request that came earlier cost so much more, or less, than was said."""
+        """Note that an earlier request cost so many permits more, or less."""
         self._note(asked, 0)
 
     def _note(self, asked: Sequence[Asked], number: int) -> None:
@@ -68,7 +68,7 @@ class Arrivals:
 
     @staticmethod
     def _joins(those: list[Arrival], key: str, cost: int) -> bool:
-        """The last one of the same, if it is near."""
+        """Whether a request joins the last arrival of the same key and cost."""
         for each in itertools.islice(reversed(those), 8):
             if each.key == key and each.cost == cost and each.number:
                 each.number += 1
@@ -76,11 +76,11 @@ class Arrivals:
         return False
 
     def take(self) -> list[tuple[str, list[Arrival]]]:
-        """What there is; from now on there is nothing."""
+        """Remove and return all arrivals."""
         with self._lock:
             those, self._of = self._of, {}
         return list(those.items())
 
     def now(self) -> float:
-        """The time by the clock that the arrivals are noted with, in seconds."""
+        """The time of the arrivals' clock, in seconds."""
         return self._clock()

@@ -1,4 +1,4 @@
-"""Counts what becomes of requests, and has it sent about once a second while there is something to tell."""
+"""Counts the outcomes of requests, and schedules their report about once a second while there are any."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .tally import Part, Tally
 
 __all__ = ["PAUSE", "Counter"]
 
-#: Seconds for which a process adds up before it tells the store.
+#: Seconds for which a process counts before it reports to the store.
 PAUSE = 1.0
-#: Calls that got their permits at once, before they are added up: a bound for the memory.
+#: Calls granted at once that are kept until they are added up: bounds the memory.
 _NOTED = 1000
 
 
 class Counter:
     """Counts for one process; an :class:`~celery_ratelimit.observing.Observer`.
 
-    What was sent and not answered is not sent again: it may have been counted, and is never counted twice.
+    A report without a reply is not repeated: the store may have counted it, and must not count it twice.
 
     Args:
-        later: has :meth:`send` called, or what is to be done with :meth:`take`, in so many seconds.
+        later: schedules the report of :meth:`take` in so many seconds.
 
     Attributes:
         arrivals: at limits that are in shadow.
@@ -36,7 +36,7 @@ class Counter:
         begin_anew_after_fork(self)
 
     def begin_anew(self) -> None:
-        """After a fork: what was counted before is the parent process's."""
+        """Start empty after a fork: earlier counts are the parent process's."""
         self._pid = os.getpid()
         self._tally, self.arrivals = Tally(), Arrivals()
         self._is_due = False
@@ -51,7 +51,7 @@ class Counter:
             self.shadowed(seen.shadow, (f"t{seen.task}", f"q{seen.queue}"))
 
     def at_once(self, asked: Asked) -> None:
-        """A call has got its permits of one limit, and has not waited: the ordinary case, at a quarter of the cost."""
+        """Count a call that got its permits of one limit at once: the ordinary case, at a quarter of the cost."""
         noted = self._tally.at_once
         noted.append(asked)
         if len(noted) >= _NOTED:
@@ -85,12 +85,12 @@ class Counter:
             self.wait()
 
     def take(self) -> list[tuple[str, Part]]:
-        """What is to be sent now."""
+        """Remove and return the counts to report now."""
         self._is_due = False
         return self._tally.take()
 
     def wait(self) -> None:
-        """It cannot be sent now: in a while."""
+        """Schedule the report again: it is not possible now."""
         self._is_due = True
         self._later(PAUSE)
 

@@ -1,4 +1,4 @@
-"""What was counted, as it is read from the store."""
+"""The counts of limits, read from the store."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Moment:
     """A second, or a minute.
 
     Attributes:
-        at: when it begins: seconds since 1970, by the store's clock.
+        at: its beginning, in seconds since 1970 by the store's clock.
         started: tasks and calls that got their permits.
-        permits: that they took.
+        permits: taken by them.
         throttled: tasks that were parked, or sent back.
-        ended: what was given up: dropped, failed, diverted, refused; and what met no store.
+        ended: tasks and calls that were dropped, failed, diverted or refused, or that the store did not answer.
     """
 
     at: float
@@ -38,8 +38,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who uses a limit: a ``"task"``, a ``"queue"`` or a ``"key"``; about so many permits, those of ten minutes ago
-    counting half."""
+    """A user of a limit: a ``"task"``, a ``"queue"`` or a ``"key"``; with an estimate of its permits, in which permits
+    of ten minutes ago count half."""
 
     kind: str
     name: str
@@ -48,19 +48,19 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the whole fleet has decided about one limit, those included whose workers are gone.
+    """The whole fleet's decisions about one limit, also of workers that are gone.
 
     Attributes:
-        name: the limit's.
-        at: when this was read: seconds since 1970, by the store's clock.
-        results: since it is counted, by outcome (:data:`celery_ratelimit.observing.OUTCOMES`).
-        permits: taken since then.
-        waits: how many have waited for so long until they started: the upper end in seconds (``inf`` is the last), and
-            the number of those between the one before and this.
-        waited: seconds that they waited, all together.
-        seconds: the last three minutes, by the second; where nothing was decided there is no entry.
-        minutes: the last day, by the minute.
-        users: who has used it most, the first of them first.
+        name: the limit's name.
+        at: time of the reading, in seconds since 1970 by the store's clock.
+        results: all counts, by outcome (:data:`celery_ratelimit.observing.OUTCOMES`).
+        permits: all permits taken.
+        waits: histogram of waits until the start: each bucket's upper end in seconds (the last is ``inf``), and the
+            number of waits in the bucket.
+        waited: sum of the waits, in seconds.
+        seconds: the last three minutes by second; seconds without decisions have no entry.
+        minutes: the last day by minute.
+        users: the heaviest users, the heaviest first.
     """
 
     name: str
@@ -79,12 +79,12 @@ class Stats:
         return sum(self.results[outcome] for outcome in STARTED)
 
     def used(self, seconds: int = 60) -> int:
-        """Permits that were taken in the last so many seconds, 180 at the most; this second not included."""
+        """Permits taken in the last so many seconds, at most 180, without the current second."""
         now = int(self.at)
         return sum(each.permits for each in self.seconds if now - seconds <= each.at < now)
 
     def waited_at_most(self, share: float) -> float:
-        """A quantile of the waiting times, in seconds: the upper end of the bucket that it is in."""
+        """A quantile of the waits, in seconds: the upper end of its bucket."""
         rest = share * sum(number for _, number in self.waits)
         for bound, number in self.waits:
             rest -= number
@@ -94,7 +94,7 @@ class Stats:
 
 
 def read_stats(name: str, us: int, said: Sequence[Any]) -> Stats:
-    """What ``lua/counts.lua`` says of one limit."""
+    """Read the reply of ``lua/counts.lua`` for one limit."""
     pairs = [pair.partition("=") for pair in _text(said[0]).split()]
     totals = {each: int(number) for each, _, number in pairs}
     seconds, minutes, users = said[1:] if len(said) > 1 else ((), (), ())
@@ -113,7 +113,7 @@ def read_stats(name: str, us: int, said: Sequence[Any]) -> Stats:
 
 
 def _moments(entries: Sequence[Any], unit: int) -> tuple[Moment, ...]:
-    """The last entry says when it was, each one before how much earlier than the next: 1 if nothing."""
+    """Read entries: the last holds its time, each earlier one its distance to the next; default: 1."""
     moments: list[Moment] = []
     at = 0
     for entry in reversed(entries):

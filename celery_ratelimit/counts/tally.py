@@ -1,4 +1,4 @@
-"""Adds up what one process decides, until it is sent to the store. No I/O, and never more than so much."""
+"""Adds up the decisions of one process until they are reported to the store. No I/O; bounded memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..store.keys import escape
 
 __all__ = ["BOUNDS", "MOST_USERS", "Part", "Tally", "name_of_bound"]
 
-#: Seconds: the buckets of waiting times, by their upper ends; one more is without end.
+#: The upper ends of the buckets of waits, in seconds; one more bucket has no end.
 BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-#: Who uses a limit most: so many tasks, queues and keys together, here and in the store.
+#: Most users of a limit (tasks, queues and keys together), here and in the store.
 MOST_USERS = 100
-#: Of a process within a second: users of a limit, and limits. What is beyond is counted as nobody's, or not at all.
+#: Users of a limit, and limits, of a process within a second. Beyond, a user or a limit is not counted.
 _USERS, _LIMITS = 1000, 1000
 
-#: What of it stands in a second's and a minute's entry, by its letter: started, throttled, ended otherwise.
+#: The outcomes that a second's and a minute's entry counts as throttled, and as ended.
 _THROTTLED, _ENDED = ("parked", "returned"), ("dropped", "failed", "diverted", "refused", "store_error")
 
 
 def name_of_bound(bound: float | None) -> str:
-    """What a bucket is called in the store; ``None``: that without end."""
+    """A bucket's name in the store; ``None``: the bucket without end."""
     return "winf" if bound is None else f"w{round(bound * 1000)}"
 
 
@@ -32,7 +32,7 @@ _BUCKETS = tuple(map(name_of_bound, (*BOUNDS, None)))
 
 
 class Part:
-    """What was decided about one limit."""
+    """The decisions about one limit."""
 
     __slots__ = ("numbers", "users")
 
@@ -48,11 +48,11 @@ class Part:
             self.users[user] = self.users.get(user, 0) + permits
 
     def totals(self) -> str:
-        """As ``lua/count.lua`` adds it to what it has."""
+        """The totals, as ``lua/count.lua`` reads them."""
         return " ".join(f"{name}={number}" for name, number in self.numbers.items())
 
     def series(self) -> str:
-        """The same in short, for a second and a minute."""
+        """The short form, for a second and a minute."""
         numbers = {
             "s": self._sum(STARTED),
             "p": self.numbers.get("permits", 0),
@@ -62,7 +62,7 @@ class Part:
         return "".join(f" {letter}{number}" for letter, number in numbers.items() if number)
 
     def most(self) -> list[tuple[str, int]]:
-        """Those who have used it most."""
+        """The heaviest users."""
         return sorted(self.users.items(), key=lambda user: -user[1])[:MOST_USERS]
 
     def _sum(self, outcomes: Iterable[str]) -> int:
@@ -70,11 +70,11 @@ class Part:
 
 
 class Tally:
-    """What was decided since the tally was taken last, by limit. May be shared by threads.
+    """The decisions since the last :meth:`take`, by limit. Threads may share it.
 
     Attributes:
-        at_once: to be appended to, by any thread and without the lock: what has got its permits at once. It is the
-            ordinary case, on the way of every call: it is added up later, many together.
+        at_once: calls that were granted at once; any thread appends to it without the lock. This is the ordinary case,
+            on the path of every call, so these calls are added up later, many together.
     """
 
     def __init__(self) -> None:
@@ -86,9 +86,9 @@ class Tally:
         return len(self._parts)
 
     def started(self, outcome: str, asked: Sequence[Asked], waited: float, users: Sequence[str] = ()) -> None:
-        """Something has got its permits, ``waited`` seconds after it was throttled; of the limits that were ``asked``.
+        """Count a task or call that got its permits of the limits in ``asked``, ``waited`` seconds after its throttling.
 
-        ``users``: who it was: a letter for the kind (``t`` a task, ``q`` a queue), and the name.
+        ``users``: each a letter for the kind (``t`` a task, ``q`` a queue), and the name.
         """
         bucket, milliseconds = _BUCKETS[bisect_left(BOUNDS, waited)], round(waited * 1000)
         with self._lock:
@@ -107,7 +107,7 @@ class Tally:
                     part.use(f"k{key}", cost)
 
     def shadowed(self, asked: Sequence[Asked], users: Sequence[str] = ()) -> None:
-        """Something has gone on past limits that are in shadow: no permit of theirs was taken."""
+        """Count a task or call that passed limits in shadow, without their permits."""
         with self._lock:
             for name, key, cost in asked:
                 part = self._part(name)
@@ -117,7 +117,7 @@ class Tally:
                         part.use(user, cost)
 
     def happened(self, outcome: str, names: Iterable[str]) -> None:
-        """Something was decided otherwise, by the limits of these names."""
+        """Count another outcome, for the limits of these names."""
         with self._lock:
             for name in names:
                 part = self._part(name)
@@ -125,12 +125,12 @@ class Tally:
                     part.add(outcome)
 
     def add_up(self) -> None:
-        """Add up what has got its permits at once."""
+        """Add up the calls that were granted at once."""
         with self._lock:
             self._add_up()
 
     def take(self) -> list[tuple[str, Part]]:
-        """What there is; from now on there is nothing."""
+        """Remove and return the counts."""
         with self._lock:
             self._add_up()
             parts, self._parts = self._parts, {}
@@ -138,7 +138,7 @@ class Tally:
 
     def _add_up(self) -> None:
         noted = self.at_once[:]
-        del self.at_once[: len(noted)]  # others append meanwhile
+        del self.at_once[: len(noted)]  # other threads append meanwhile
         for (name, key, cost), times in Counter(noted).items():
             part = self._part(name)
             if part is None:

@@ -1,4 +1,4 @@
-"""What a limit in shadow would have done, as it is read from the store."""
+"""What a limit in shadow would have done, read from the store."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Would", "read_would"]
 
 @dataclass(frozen=True, slots=True)
 class Would:
-    """What a limit in shadow would have done to requests, had it been in force: a queue in order of arrival.
+    """What a limit in shadow would have done to requests in force: a simulated queue in order of arrival.
 
     Attributes:
-        requests: that were reckoned.
-        delayed: of these, those that would have waited for more than 10 ms.
-        refused: that would have found no room to wait (a leaky bucket's ``capacity``).
-        longest: seconds that one of them would have waited, at the most.
-        waited: seconds that all of them would have waited, together.
-        since: when the first of them came, in seconds since 1970; 0.0: none has.
-        used: the share of its rate that was asked of a bucket in the minute in which most was; where a permit comes
-            back in more than a minute, in that time.
-        used_at: when that minute began, in seconds since 1970.
-        rate: that was in force then, in words; ``""``: next to nothing was asked.
-        pending: requests of the last seconds that are not reckoned yet: others may be told of that came earlier.
+        requests: number of simulated requests.
+        delayed: number of these that would have waited for more than 10 ms.
+        refused: number of these that would have found the queue full (a leaky bucket's ``capacity``).
+        longest: the longest wait, in seconds.
+        waited: the sum of the waits, in seconds.
+        since: arrival of the first request, in seconds since 1970; 0.0: none.
+        used: the share of a bucket's rate that was requested in its busiest minute; if a permit takes longer than a
+            minute to come back, in that time.
+        used_at: start of that minute, in seconds since 1970.
+        rate: the rate in force then, as text; ``""``: next to nothing was requested.
+        pending: requests of the last seconds, not simulated yet: earlier ones may still be reported.
     """
 
     requests: int = 0
@@ -63,7 +63,7 @@ def _tasks(number: int) -> str:
 
 
 def read_would(text: Any, pending: int, us: int) -> Would:
-    """What ``lua/shadow.lua`` says of one limit."""
+    """Read the reply of ``lua/shadow.lua`` for one limit."""
     said = text.decode() if isinstance(text, bytes) else text
     number = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", said)}
     if not number:
@@ -83,7 +83,7 @@ def read_would(text: Any, pending: int, us: int) -> Would:
 
 
 def _rate(count: int, period_us: int) -> str:
-    """As people write it: per second, or per the first longer unit in which it is a whole number."""
+    """A rate as text: per second, or per the first longer unit in which it is a whole number."""
     for unit, us in (("s", 1_000_000), ("m", 60_000_000), ("h", 3_600_000_000), ("d", 86_400_000_000)):
         if count * us % period_us == 0:
             return f"{count * us // period_us}/{unit}"

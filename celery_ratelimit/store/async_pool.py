@@ -24,7 +24,7 @@ class SharedPool(BlockingConnectionPool):
 
 
 class _PassedOn(asyncio.Condition):
-    """What is there for one who does not want it any more is there for the next."""
+    """A condition that wakes the next waiter if the woken one gives up."""
 
     async def wait_for(self, predicate: Callable[[], Any]) -> Any:
         try:

@@ -130,7 +130,7 @@ def lot_keys(prefix: str, name: str, key: str, fleet: str) -> tuple[str, ...]:
 
 
 def all_lots_keys(prefix: str, name: str, fleet: str) -> tuple[str, ...]:
-    """The keys that a limit's lots share: due times, the limit in each app's code, the tasks' lots, suspended tasks."""
+    """The keys that a limit's lots share: due times, the code's limits, the tasks' lots, suspended lots, costs."""
     return tuple([bucket_key(prefix, name, "", f"{kind}@{fleet}") for kind in _ALL_LOTS])
 
 

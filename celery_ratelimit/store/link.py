@@ -1,4 +1,4 @@
-"""A way to the store: connections that are kept, errors that are met with another try."""
+"""Connections to the store that are kept between calls, and replaced once after an error."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from .resp import bulk, unbulk
 
 __all__ = ["Link", "SentinelLink"]
 
-#: A master whose replicas are gone, perhaps since one of them is the master now (Redis 6.2 wraps it).
+#: A master without replicas, perhaps because one of them is the master now (Redis 6.2 wraps the error).
 _NOREPLICAS = re.compile(r"^NOREPLICAS |: -NOREPLICAS ")
 
 
 class Link:
-    """A connection to the store for each who asks at the same time, made anew after a fork.
+    """A connection to the store for each concurrent call; a fork opens its own.
 
-    ``Redis.execute_command`` takes a connection from its pool and gives it back at every call, which is a
-    third of the cost of asking for a permit (``benchmarks/``, scenario ``acquire``). A stack of idle ones saves that.
-    One for each thread would, too, but under gevent each timer is a greenlet, which is a thread for the ``threading``
-    module: it would connect whenever it asks. Each call has a deadline. Clients with a pool of another kind are used as
-    they are.
+    ``Redis.execute_command`` takes a connection from its pool and returns it at every call, which is a third of the
+    cost of ``acquire`` (``benchmarks/``, scenario ``acquire``). A stack of idle connections avoids that. One connection
+    for each thread would, too; but under gevent each timer is a greenlet, which counts as a thread, and would connect
+    at each call. Each call has a deadline. Clients with another kind of pool are used through their own methods.
     """
 
-    #: Whether another server is being made the master, so that what is written now may be lost.
+    #: Whether another server is becoming the master, so that a write may be lost.
     is_moving = False
 
     def __init__(self, client: Redis) -> None:
@@ -49,10 +48,10 @@ class Link:
         return self._pool is not None
 
     def exchange(self, command: bytes) -> Any:
-        """Send a command in its wire form and return the reply.
+        """Send a command in wire form and return the reply.
 
-        A connection that the store has closed (a restart), or that leads to what has become a replica or has none any
-        more (a failover), is replaced once. A timeout is final: asking again would keep the caller for twice as long.
+        A connection is replaced once if the store has closed it (a restart), or if its server has become a replica or
+        has lost its replicas (a failover). A timeout is final: a second try would double the caller's wait.
         """
         try:
             return self._exchange(command)
@@ -70,7 +69,7 @@ class Link:
         return self.exchange(b"*%d\r\n%b" % (3 + values, bulk("EVAL", source, keys)) + b"".join(pieces))
 
     def call(self, *command: str | int) -> Any:
-        """Send a command on the way on which scripts are sent."""
+        """Send a command on the connections of scripts."""
         if not self.takes_bytes:
             return self.execute(*command)
         return self.exchange(b"*%d\r\n%b" % (len(command), bulk(*command)))
@@ -80,15 +79,15 @@ class Link:
         return self._client.execute_command(*command)
 
     def close(self) -> None:
-        """Close the idle connections. Whoever asks afterwards makes new ones."""
+        """Close the idle connections. A later call makes new ones."""
         if self._pid == os.getpid():  # after a fork they are the parent's
             while self._idle:
                 self._idle.pop().disconnect()
 
     def exchange_all(self, commands: Sequence[bytes]) -> list[Any]:
-        """Send commands at once and return the replies; in the place of each that failed, its error.
+        """Send commands at once and return the replies; the reply of a failed command is its error.
 
-        No command is sent a second time.
+        No command is sent twice.
         """
         try:
             connection = self._send(b"".join(commands))
@@ -131,7 +130,7 @@ class Link:
         return connection
 
     def _receive(self, connection: Any, number: int) -> list[Any]:
-        """Read so many replies; an error in the place of each that is one, or that does not come."""
+        """Read ``number`` replies; an error reply, or a missing one, is returned as an error."""
         replies: list[Any] = []
         try:
             while len(replies) < number:
@@ -139,7 +138,7 @@ class Link:
                     connection.begin()  # each reply has a deadline of its own
                 replies.append(_reply_on(connection))
         except RedisError as error:
-            # Lost or timed out: a reply that still comes must not be read as another command's.
+            # Lost or timed out: a late reply must not be read as another command's.
             self._drop(connection)
             return [*replies, *[error] * (number - len(replies))]
         except BaseException:  # interrupted
@@ -166,15 +165,15 @@ class Link:
         connection.connect()
 
     def _drop(self, connection: Any) -> None:
-        """The idle ones, too: they lead to where this one led."""
+        """Close a connection, and the idle ones, which lead to the same server."""
         connection.disconnect()
-        with suppress(IndexError):  # others take some meanwhile
+        with suppress(IndexError):  # other threads take some meanwhile
             while True:
                 self._idle.pop().disconnect()
 
 
 def _reply_on(connection: Any) -> Any:
-    """One reply; of an error the error. Either is read to its end."""
+    """Read one reply to its end; an error reply is returned as an error."""
     try:
         return connection.read_response()
     except ResponseError as error:
@@ -186,14 +185,14 @@ def _told(error: ResponseError) -> ResponseError:
 
 
 def _leads_elsewhere(reply: Any) -> bool:
-    """Whether a reply is that of a server that is not the master, or no longer."""
+    """Whether a reply comes from a server that is not, or no longer, the master."""
     return isinstance(reply, ResponseError) and (
         isinstance(reply, ReadOnlyError) or bool(_NOREPLICAS.search(str(reply)))
     )
 
 
 class SentinelLink(Link):
-    """The same for a master that is known to Sentinels: no connection is used that leads elsewhere."""
+    """A link to the master that Sentinels name: connections to other servers are not used."""
 
     def __init__(self, client: Redis) -> None:
         super().__init__(client)

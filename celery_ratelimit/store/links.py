@@ -1,4 +1,4 @@
-"""Which way a client needs."""
+"""Selects the link for a client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["link_to"]
 
 
 def link_to(client: Any) -> Link:
-    """The way to the store that fits a client."""
+    """The link to the store for a client."""
     if isinstance(client, RedisCluster):
         return ClusterLink(client)
     pool: Any = getattr(client, "connection_pool", None)

@@ -1,7 +1,7 @@
-"""Which server is the master: asked of its Sentinels beside the calls, and heard from them as soon as it changes.
+"""Learns from Sentinels which server is the master: threads ask them, and subscribe to changes.
 
-Sentinel does not stop the old master when it makes another one: after an orderly failover the old one serves on for ten
-seconds whoever is connected to it, and all of that is thrown away then.
+Sentinel does not stop the old master when it promotes another one: after an orderly failover the old master serves its
+connections for ten more seconds, and all writes of that time are lost.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["AsyncMaster", "Master"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds after which a Sentinel is asked again, where somebody uses the store.
+#: Seconds after which a Sentinel is asked again, if the store is used.
 LOOK = 1.0
-#: Seconds that a failover which was announced may take, before callers go on where they are.
+#: Seconds that an announced failover may take, before callers go on with the old master.
 LONGEST_MOVE = 5.0
 
-#: What a Sentinel says when the choice of the new master begins, a tenth of a second before the old one has none that
-#: follows it; and when it is over.
+#: A Sentinel's event when the choice of the new master begins, a tenth of a second before the old master loses its
+#: replicas; and the events when the failover is over.
 _BEGINS = "+failover-state-select-slave"
 _ENDS = ("+switch-master", "+failover-end", "+failover-end-for-timeout", "-failover-abort-*")
 
 
 class _View(NamedTuple):
-    """What one Sentinel holds to be the master, since which of its epochs, and whether it is alive."""
+    """A Sentinel's view: the master, the epoch of its choice, and whether it is alive."""
 
     epoch: int
     address: tuple[str, int]
@@ -45,17 +45,17 @@ class _View(NamedTuple):
 class Master:
     """The master that the Sentinels of a pool name.
 
-    A thread for each of them asks it once a second, if the store is used, and listens: nobody who wants a decision
-    waits for a Sentinel. The answer of the newest epoch counts: after a failover some Sentinels name the old master
-    for a while yet. The threads also end when the object is gone; a fork has none before :meth:`watch`.
+    A thread for each Sentinel asks it once a second, if the store is used, and subscribes to its events: no decision
+    waits for a Sentinel. The answer of the newest epoch counts, since some Sentinels still name the old master for a
+    while after a failover. The threads also end with the object. A fork has none before :meth:`watch`.
 
     Args:
         pool: a ``redis.sentinel.SentinelConnectionPool``.
 
     Attributes:
-        address: host and port; ``None`` if no Sentinel that is reached has a master that is alive.
-        uses: counted up by whoever uses the store.
-        watch_number: which watch it is; the threads of those before it end.
+        address: host and port; ``None``: no Sentinel within reach knows a master that is alive.
+        uses: counts the calls of the store.
+        watch_number: number of the current watch; threads of earlier watches end.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -74,11 +74,11 @@ class Master:
 
     @property
     def is_moving(self) -> bool:
-        """Whether another server is being made the master: what is written now may be lost with the old one."""
+        """Whether another server is becoming the master: a write may be lost with the old one."""
         return bool(self._moves_until) and time.monotonic() < self._moves_until
 
     def watch(self) -> None:
-        """Look from now on, in this process."""
+        """Start the threads, in this process."""
         self._lock = threading.Lock()  # a fork may have come while another thread had it
         self._views, self._asked = {}, {}
         self.address, self._moves_until = None, 0.0
@@ -88,18 +88,18 @@ class Master:
             threading.Thread(target=_follow, args=args, name="celery_ratelimit-sentinel", daemon=True).start()
 
     def watch_no_more(self) -> None:
-        """The threads end within a second."""
+        """End the threads within a second."""
         self.watch_number += 1
 
     def ask_if_used(self, number: int) -> None:
-        """Ask one of the Sentinels, if somebody has used the store since it was asked last."""
+        """Ask one of the Sentinels, if the store was used since the last time."""
         uses = self.uses
         if self._asked.get(number) != uses:
             self.ask(number)
             self._asked[number] = uses
 
     def ask(self, number: int) -> None:
-        """Ask one of the Sentinels. Raises what it raises; then nothing is known of it."""
+        """Ask one of the Sentinels. An error is raised, and its view is forgotten."""
         view = None
         self._asked.pop(number, None)
         try:
@@ -123,22 +123,22 @@ class Master:
     def _newest(self, views: Sequence[_View]) -> tuple[str, int] | None:
         if not any(each.is_alive for each in views):
             return None
-        # Who has an older epoch has not heard yet of the new master, also where that one is held to be down.
+        # A Sentinel with an older epoch does not know the new master yet, even if it holds that server to be down.
         return max(views, key=lambda each: (each.epoch, each.is_alive, each.address == self.address)).address
 
     def hear(self, number: int, event: str, words: list[str]) -> None:
-        """One of the Sentinels says something; perhaps of another master. Raises what asking it raises."""
+        """Handle a Sentinel's event, perhaps of another master. Raises the errors of :meth:`ask`."""
         if self.name not in words:
             return
         if event == _BEGINS:
             self._moves_until = time.monotonic() + LONGEST_MOVE
         else:
-            self.ask(number)  # before anybody goes on
+            self.ask(number)  # before callers go on
             self._moves_until = 0.0
 
 
 def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: Redis) -> None:
-    """Ask and hear one Sentinel, until nobody needs it any more."""
+    """Ask one Sentinel and listen to it, until the :class:`Master` is gone."""
     events: Any = None
     may_listen = True
     while (master := master_of()) is not None and master.watch_number == watch:
@@ -147,7 +147,7 @@ def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: R
                 events = sentinel.pubsub(ignore_subscribe_messages=True)
                 events.psubscribe(_BEGINS, *_ENDS)
             master.ask_if_used(number)
-            master = None  # nobody's, while this waits
+            master = None  # this thread must not keep it alive while it waits
             if events is None:
                 time.sleep(LOOK)
                 continue
@@ -155,9 +155,9 @@ def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: R
             if said and (master := master_of()) is not None:
                 master.hear(number, text(said["channel"], "replace"), text(said["data"], "replace").split())
             continue
-        except ResponseError:  # its user may not listen: then it is asked alone
+        except ResponseError:  # the user may not subscribe: this thread only asks
             may_listen = False
-        except (RedisError, OSError, ValueError, AttributeError) as error:  # the last: somebody closes its connections
+        except (RedisError, OSError, ValueError, AttributeError) as error:  # the last: connections are closed meanwhile
             logger.debug("a Sentinel does not answer: %r", error)
         if events is not None:
             with suppress(RedisError, OSError):
@@ -171,7 +171,7 @@ def _follow(master_of: weakref.ref[Master], watch: int, number: int, sentinel: R
 
 
 class AsyncMaster:
-    """The same for a pool of ``redis.asyncio``, as far as those who take no tasks with them need it: it is asked.
+    """The master of a ``redis.asyncio`` pool. It is only asked for: callers without tasks need no events.
 
     Args:
         pool: a ``redis.asyncio.sentinel.SentinelConnectionPool``, which asks its Sentinels one after the other.
@@ -183,7 +183,7 @@ class AsyncMaster:
         self._changed = False
 
     def is_due(self) -> bool:
-        """Whether :meth:`look` is to be called now, beside whatever else is done: once a second."""
+        """Whether :meth:`look` is due, once a second; it runs beside the calls."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -191,13 +191,13 @@ class AsyncMaster:
         return True
 
     def doubt(self) -> None:
-        """The store has not served a request: it is due."""
+        """Make :meth:`look` due: the store has failed at a call."""
         self._next = 0.0
 
     async def look(self) -> None:
-        """Ask who is the master, and close idle connections that lead elsewhere."""
+        """Ask for the master, and close idle connections to other servers."""
         before, again = self._pool.master_address, self._changed
         with suppress(RedisError, OSError):
             self._changed = await self._pool.get_master_address() != before and before is not None
-            if self._changed or again:  # once more for those that were in use
+            if self._changed or again:  # once more for connections that were in use
                 await self._pool.disconnect(inuse_connections=False)

@@ -1,6 +1,6 @@
-"""``memory://``: a store in this process, for tests and notebooks. The same scripts, run by fakeredis.
+"""``memory://``: a store in this process, for tests and notebooks. fakeredis runs the same scripts.
 
-It counts within one process: whoever uses it from another one (after a fork) gets an error. Needs
+It counts within one process: its use in another process (after a fork) is an error. Needs
 ``celery-ratelimit[testing]``.
 """
 
@@ -22,7 +22,7 @@ from .url_text import without_password
 
 try:
     import fakeredis
-    import lupa  # noqa: F401  # without it fakeredis has no scripts, and says so late
+    import lupa  # noqa: F401  # without it fakeredis has no scripts, and fails late
 except ImportError as error:
     raise ConfigurationError(
         f"memory:// runs the scripts in this process, and what it needs for that is missing ({error}): "
@@ -35,7 +35,7 @@ _URL = re.compile(r"memory://(\w[\w.-]*)?")
 
 
 class Clock:
-    """The clock of every store in memory: the machine's, unless a test has stopped it and moves it by hand."""
+    """The clock of all stores in memory: the machine's, unless a test has stopped it and moves it by hand."""
 
     def __init__(self) -> None:
         self._us: int | None = None
@@ -53,11 +53,11 @@ class Clock:
 
     @property
     def us(self) -> int:
-        """The same in microseconds."""
+        """Microseconds since 1970."""
         return time.time_ns() // 1000 if self._us is None else self._us
 
     def advance(self, seconds: float) -> None:
-        """Move the clock, which has to be stopped, by 0 seconds or more."""
+        """Move the stopped clock by 0 seconds or more."""
         with self._lock:
             if self._us is None:
                 raise ConfigurationError("this clock is running: only one that is stopped can be moved by hand")
@@ -66,18 +66,18 @@ class Clock:
             self._us += round(seconds * 1e6)
 
     def stop(self, us: int | None) -> int | None:
-        """Stop the clock at a time, or let it run again (``None``). Returns what was the case before."""
+        """Stop the clock at a time, or let it run again (``None``). Returns the earlier setting."""
         with self._lock:
             before, self._us = self._us, us
         return before
 
-    # What a limiter that waits for its turn uses of ``time``.
+    # The functions of ``time`` that a waiting limiter uses.
 
     def monotonic(self) -> float:
         return time.monotonic() if self._us is None else self.now
 
     def sleep(self, seconds: float) -> None:
-        """Where time stands still, whoever waits moves it on: else it would wait forever."""
+        """Sleep; a stopped clock is moved on instead, since the wait would never end."""
         with self._lock:
             if self._us is not None:
                 self._us += round(seconds * 1e6)
@@ -99,16 +99,16 @@ _stores: dict[str, _Server] = {}
 
 
 def memory_client(url: str) -> Redis:
-    """A client of the store at ``memory://`` or ``memory://name``: one store a name and process.
+    """A client of the store at ``memory://`` or ``memory://name``: one store for each name and process.
 
     Raises:
-        ConfigurationError: the URL is another one, or the store is another process's.
+        ConfigurationError: another URL, or the store belongs to another process.
     """
     return _Client(server=_store(url), connection_class=_Connection)
 
 
 def async_memory_client(url: str) -> AsyncRedis:
-    """The same for asyncio, of the same store."""
+    """A client for asyncio, of the same store as :func:`memory_client`."""
     return _AsyncClient(server=_store(url), connection_class=_AsyncConnection)
 
 
@@ -126,7 +126,7 @@ def _store(url: str) -> _Server:
         raise ConfigurationError(
             f"{without_password(url)!r} does not name a store in memory: write 'memory://' or 'memory://name'"
         )
-    server = _stores.setdefault(match[1] or "", _Server())  # in one step, also where threads ask at once
+    server = _stores.setdefault(match[1] or "", _Server())  # atomic, also for concurrent threads
     _check_process(server)
     return server
 
@@ -141,7 +141,7 @@ def _check_process(server: _Server) -> None:
 
 
 class _Client(fakeredis.FakeRedis):
-    #: For limiters that wait for their turn.
+    #: For limiters that wait for a slot.
     clock = clock
 
 
@@ -149,12 +149,12 @@ class _AsyncClient(fakeredis.FakeAsyncRedis):
     clock = clock
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        _check_process(self.connection_pool.connection_kwargs["server"])  # a connection would hide what it says
+        _check_process(self.connection_pool.connection_kwargs["server"])  # a connection would hide the error's text
         return await super().execute_command(*args, **options)
 
 
 class _Server(fakeredis.FakeServer):
-    """A fakeredis on our clock: what expires in it does so by that, too."""
+    """A fakeredis on our clock, by which its keys also expire."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,12 +173,12 @@ class _Database(type(fakeredis.FakeServer().dbs[0])):  # type: ignore[misc]  # i
 
 
 class _Connection(fakeredis.FakeRedisConnection):
-    """Made anew by every thread, and after a fork, where it is refused."""
+    """A connection of one thread. In a forked process a new one is refused."""
 
     def _connect(self) -> Any:
         _check_process(self._server)
         socket = super()._connect()
-        socket.time = _time  # in the place of its method for the command TIME
+        socket.time = _time  # replaces its method for the command TIME
         return socket
 
 

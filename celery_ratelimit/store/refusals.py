@@ -1,6 +1,6 @@
-"""Why a store cannot be reached, where no waiting mends it: TLS, its certificates, and what is no Sentinel.
+"""Diagnoses connection errors that no waiting mends: TLS, certificates, and servers that are no Sentinel.
 
-What redis-py says is read, since it is all that there is; and cleaned of what a URL keeps secret.
+It reads the texts of redis-py's errors, the only source, and removes the secrets of a URL from them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 __all__ = ["addresses_of", "clean", "mend_by_asking", "mend_of"]
 
-#: What redis-py says, and what to do about it.
+#: Texts of redis-py's errors, and what to do about each.
 _MENDS = [
     (
         r"(?i)hostname mismatch|IP address mismatch|certificate is not valid for",
@@ -65,10 +65,10 @@ _CERTIFICATE = (
 )
 _TLS = "it speaks TLS: begin the URL with rediss:// (rediss+cluster:// for a cluster)"
 
-#: Nobody listens there at all.
+#: No server listens at the address.
 _NOT_THERE = re.compile(r"refused|not known|resolution|unreachable|No route")
 
-#: Paths of sockets, names of users, and what clients say of themselves.
+#: Paths of sockets, names of users, and clients' representations.
 _SECRETS = [
     (re.compile(r"((?:connecting to|reading from) )(?:unix socket: )?/.*?(?= : |\. [A-Z][^.]*\.$|$)"), r"\1the socket"),
     (re.compile(r"\bUser \S+ (?=has no permissions)"), "its user "),
@@ -78,7 +78,7 @@ _SECRETS = [
 
 
 def clean(error: BaseException) -> None:
-    """Takes out of an error, and those that led to it, what a URL keeps secret."""
+    """Remove the secrets of a URL from an error and its causes."""
     for each in _chain(error):
         if each.args and isinstance(each.args[0], str):
             text = each.args[0]
@@ -89,7 +89,7 @@ def clean(error: BaseException) -> None:
 
 
 def mend_of(error: BaseException) -> str | None:
-    """What to do about it; ``None``: it may be over in a moment, or is none of these."""
+    """What to do about an error; ``None``: it may be over in a moment, or is unknown."""
     for each in _chain(error):
         for pattern, mend in _MENDS:
             if re.search(pattern, str(each)):
@@ -98,7 +98,7 @@ def mend_of(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The client's errors that led to one. (Beyond them may be what the caller was at.)"""
+    """The client's errors that led to one. (Errors beyond them may be the caller's.)"""
     for _ in range(10):
         if error is None:
             return
@@ -108,13 +108,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def mend_by_asking(error: BaseException, addresses: Sequence[tuple[str, int, bool]], timeout: float) -> str | None:
-    """What to do about a server that says nothing, or hangs up, since it is not spoken to as it should be.
+    """What to do about a server that does not answer, or hangs up, because TLS is missing or not supported.
 
-    Servers do not tell: so it is asked whether it answers the other way, with TLS or without.
+    Such servers return no error, so this function tries the other way, with TLS or without.
 
     Args:
-        error: what came of it.
-        addresses: hosts, ports, and whether they are spoken to by TLS; the first is asked.
+        error: of the first try.
+        addresses: hosts, ports, and whether TLS is used; the first address is tried.
         timeout: seconds for each step.
     """
     if not addresses or _NOT_THERE.search(str(error)):
@@ -131,7 +131,7 @@ def mend_by_asking(error: BaseException, addresses: Sequence[tuple[str, int, boo
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             with context.wrap_socket(connection, server_hostname=host) as wrapped:
                 if tls:
-                    wrapped.recv(1)  # why it has hung up, which may be lost once something was sent
+                    wrapped.recv(1)  # reads why it hangs up, before a write loses that
             return None if tls else _TLS
     except ssl.SSLError as refused:
         alert = "ALERT" in str(refused.reason)
@@ -141,7 +141,7 @@ def mend_by_asking(error: BaseException, addresses: Sequence[tuple[str, int, boo
 
 
 def addresses_of(client: Any) -> list[tuple[str, int, bool]]:
-    """Where a client connects to, and whether by TLS; none where that is somebody else's to say."""
+    """The addresses of a client, and whether it uses TLS; none if the client does not choose them itself."""
     nodes = getattr(client, "nodes_manager", None)
     if nodes is not None:
         startup = nodes.startup_nodes.values()

@@ -1,4 +1,4 @@
-"""The Lua scripts: read from ``lua/``, put together, and run with one round trip.
+"""The Lua scripts: read from ``lua/``, joined with their includes, and run in one round trip.
 
 A line ``--!include name.lua`` in a script stands for that file in ``lua/include/`` or ``lua/algorithms/``, once;
 ``--!fair name.lua`` for that file in a script for fair limits.
@@ -33,7 +33,7 @@ def _read(path: str) -> str:
 
 
 def _folder() -> Any:
-    """Where the scripts are: in the package; in a checkout that is not installed, beside it."""
+    """The folder of the scripts: in the package; in a checkout that is not installed, beside it."""
     try:
         return files("celery_ratelimit.lua")
     except ModuleNotFoundError:
@@ -42,10 +42,10 @@ def _folder() -> Any:
 
 @cache
 def _check(name: str) -> None:
-    """Whoever is to run a script later is told now that it cannot be.
+    """Check early that a script can be loaded.
 
     Raises:
-        ConfigurationError: a file of it is not there.
+        ConfigurationError: a file of the script is missing.
     """
     try:
         load_source(name)
@@ -59,8 +59,8 @@ def load_source(name: str, replace: Mapping[str, str] | None = None, *, fair: bo
     """The source of ``lua/<name>.lua`` with its includes.
 
     Args:
-        name: the script's name, which is its verb.
-        replace: includes to put another text in place of (``{"now": …}`` is how tests freeze the clock).
+        name: the script's name.
+        replace: includes by name, with the text to use instead (tests freeze the clock with ``{"now": …}``).
         fair: with the includes for fair limits.
     """
     replace = replace or {}
@@ -86,7 +86,7 @@ def load_source(name: str, replace: Mapping[str, str] | None = None, *, fair: bo
 
 
 class Script:
-    """One script, called by its digest; a store that does not know it (new, flushed, failed over) is sent it."""
+    """One script, called by its digest. A store that does not know it (new, flushed, failed over) gets its source."""
 
     def __init__(self, name: str, replace: Mapping[str, str] | None = None, *, fair: bool = False) -> None:
         _check(name)
@@ -106,14 +106,14 @@ class Script:
         return bulk("EVALSHA", self.digest)
 
     def __call__(self, link: Link, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
-        """Run it.
+        """Run the script.
 
         Args:
-            link: the way to the store.
-            keys: how many of the values are keys; they come first.
-            values: how many keys and arguments there are.
-            pieces: the values, each piece any number of them, made by :func:`bulk`. Most of a request never
-                changes, so that a call only puts pieces together.
+            link: to the store.
+            keys: number of keys, which come first.
+            values: number of keys and arguments.
+            pieces: the values, made by :func:`bulk`; a piece holds any number of them. Most of a request never changes,
+                so a call only joins pieces.
         """
         try:
             if link.takes_bytes:
@@ -123,11 +123,11 @@ class Script:
             return link.evaluate(self.source, keys, values, pieces)
 
     def command(self, keys: int, values: int, pieces: Sequence[bytes]) -> bytes:
-        """A call in its wire form, for a store that knows the script."""
+        """A call in wire form, for a store that knows the script."""
         return b"*%d\r\n%b%b" % (3 + values, self._head, _number(keys)) + b"".join(pieces)
 
     async def awaited(self, link: Any, keys: int, values: int, pieces: Sequence[bytes]) -> Any:
-        """The same on a link whose replies are awaited."""
+        """Run the script on a link whose replies are awaited."""
         try:
             return await link.exchange(self.command(keys, values, pieces))
         except NoScriptError:
@@ -136,5 +136,5 @@ class Script:
 
 @cache
 def _number(keys: int) -> bytes:
-    """How many keys a call has, made once for each number: there are few."""
+    """The number of keys in wire form, made once for each number: there are few."""
     return bulk(keys)

@@ -1,4 +1,4 @@
-"""From a URL to a client of the store: one server, Sentinel or a cluster; Redis and Valkey alike."""
+"""Makes a client of the store from a URL: one server, Sentinel or a cluster; Redis or Valkey."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _ONE = ("redis", "rediss", "valkey", "valkeys", "unix", "redis+socket")
 _SENTINEL = ("sentinel", "redis+sentinel")
 _CLUSTER = ("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster")
 
-#: What a store's URL may begin with.
+#: The schemes of a store's URL.
 SCHEMES = (*_ONE, *_SENTINEL, *_CLUSTER)
 
-#: How Celery writes what redis-py calls otherwise, in a URL's query.
+#: Celery's names of options in a URL's query, and redis-py's names of the same.
 _CELERYS = (
     ("virtual_host=", "db="),
     ("CERT_REQUIRED", "required"),
@@ -54,13 +54,13 @@ _CELERYS = (
     ("CERT_NONE", "none"),
 )
 
-#: What a client of ``redis.asyncio`` takes besides.
+#: Further options of a client of ``redis.asyncio``.
 _OF_ASYNC = frozenset(("timeout", "encoder_class"))
 
 #: One of the addresses of a URL: user and password, hosts, path and query.
 _ADDRESS = re.compile(r"(?:(?P<user>[^/?]*)@)?(?P<hosts>[^/?]*)(?P<path>/[^?]*)?(?:\?(?P<query>.*))?")
 
-#: What a URL of Sentinels, or Celery's transport options beside it, may say of them.
+#: Options of Sentinels, in a URL or in Celery's transport options.
 _OF_SENTINELS = frozenset(
     (
         *("service_name", "master_name", "sentinel_username", "sentinel_password", "sentinel_kwargs"),
@@ -70,27 +70,27 @@ _OF_SENTINELS = frozenset(
 
 
 def is_sentinel(url: str) -> bool:
-    """Whether a URL names Sentinels, who know where the store is."""
+    """Whether a URL names Sentinels."""
     return url.partition("://")[0] in _SENTINEL
 
 
 def client_of(url: str, **options: Any) -> Any:
-    """A client of the store at ``url``, whose timeouts are 0.5 s unless they are set.
+    """A client of the store at ``url``. Default timeouts: 0.5 s.
 
-    It does not repeat a call that has timed out, which would keep the caller for twice as long; it does once after a
-    lost connection.
+    The client repeats a call once after a lost connection, but not after a timeout, which would double the caller's
+    wait.
 
     Args:
         url: ``redis://``, ``rediss://``, ``unix://`` and ``redis+socket://``; ``valkey`` in place of ``redis`` alike;
-            ``sentinel://host:port;sentinel://host:port/0``, or in short ``sentinel://host:port,host:port/0``, with
+            ``sentinel://host:port;sentinel://host:port/0``, or short ``sentinel://host:port,host:port/0``, with
             ``?service_name=`` (or Celery's ``master_name``); ``redis+cluster://host:port,host:port``, and
             ``rediss+cluster://`` for TLS. Its query may set redis-py's connection options.
         options: further options of redis-py's client. For Sentinel also Celery's transport options ``master_name``,
             ``sentinel_kwargs`` (how to reach the Sentinels) and ``min_other_sentinels``.
 
     Raises:
-        ConfigurationError: the URL is not one of a store.
-        StoreUnavailable: none of a cluster's nodes answers; it is the only client that asks at once.
+        ConfigurationError: the URL names no store.
+        StoreUnavailable: no node of a cluster answers; only a cluster's client connects at once.
     """
     where = _read(url, options)
     where.options.setdefault("retry", Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)))
@@ -115,10 +115,10 @@ def client_of(url: str, **options: Any) -> Any:
 
 
 def async_client_of(url: str, **options: Any) -> Any:
-    """The same of ``redis.asyncio``. A cluster is asked for its nodes at the first call.
+    """A client of ``redis.asyncio``, as :func:`client_of`. A cluster is asked for its nodes at the first call.
 
-    Callers share ``max_connections=10`` (of a cluster: to each node) and wait for one of them for ``timeout=5`` seconds
-    at most, long enough for thousands that ask at once.
+    Callers share ``max_connections=10`` (of a cluster: to each node) and wait for a free one for at most ``timeout=5``
+    seconds, long enough for thousands of concurrent calls.
     """
     from redis import asyncio
     from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
@@ -129,16 +129,16 @@ def async_client_of(url: str, **options: Any) -> Any:
     from .async_pool import SharedPool
 
     class SentinelPool(AsyncSentinelConnectionPool, SharedPool):
-        """Sentinel's pool, whose callers wait for each other."""
+        """Sentinel's pool, for whose connections callers wait."""
 
     where = _read(url, options, _OF_ASYNC)
     where.options.setdefault("retry", AsyncRetry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)))
     try:
         if where.kind == "cluster":
             nodes = [AsyncClusterNode(*node) for node in where.nodes]
-            where.options.pop("timeout", None)  # of AsyncClusterLink
+            where.options.pop("timeout", None)  # an option of AsyncClusterLink
             return asyncio.RedisCluster(startup_nodes=nodes, **{"max_connections": 10, **where.options})
-        # redis-py 5 tries again after these errors only.
+        # redis-py 5 retries after these errors only.
         shared = {"max_connections": 10, "timeout": 5.0, "retry_on_error": [RedisConnectionError], **where.options}
         if where.kind == "one":
             return asyncio.Redis(connection_pool=SharedPool.from_url(where.url, **shared))
@@ -150,29 +150,29 @@ def async_client_of(url: str, **options: Any) -> Any:
 
 
 def connection_wait_of(url: str, **options: Any) -> float | None:
-    """Seconds that callers wait for a connection, if they are said: an option that a cluster's client does not have."""
+    """Seconds that callers wait for a connection, if given: an option that a cluster's client does not have."""
     seconds: float | None = _read(url, options, _OF_ASYNC).options.get("timeout")
     return seconds
 
 
 def check_url(url: str, **options: Any) -> None:
-    """Whether ``url`` is one of a store, as :func:`client_of` takes it; asks no store.
+    """Check that :func:`client_of` accepts ``url``; calls no store.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the URL names no store.
     """
     _read(url, options)
 
 
 def close_client(client: Any) -> None:
-    """Close what :func:`client_of` has made, its connections to Sentinels too."""
+    """Close a client of :func:`client_of`, with its connections to Sentinels."""
     client.close()
     for sentinel in _sentinels_of(client):
         sentinel.close()
 
 
 async def async_close_client(client: Any) -> None:
-    """The same of :func:`async_client_of`."""
+    """Close a client of :func:`async_client_of`."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
     await client.aclose(**({} if pool is None else {"close_connection_pool": True}))
     for sentinel in _sentinels_of(client):
@@ -186,7 +186,7 @@ def _sentinels_of(client: Any) -> list[Any]:
 
 @dataclass
 class _Store:
-    """Where a store is, and how to reach it: ``reach`` is how to reach its Sentinels."""
+    """The address and the options of a store; ``reach``: the options of its Sentinels."""
 
     kind: str
     url: str = field(default="", repr=False)
@@ -242,9 +242,9 @@ def _known(connection: type) -> frozenset[str]:
 
 @cache
 def _parameters(*kinds: type) -> frozenset[str]:
-    """What these of redis-py's classes, and those that they are built on, are made of.
+    """The parameters of these redis-py classes and of their bases.
 
-    Not ``object``: its signature is a text that ``inspect`` parses, which CPython before 3.11.8 may fail to do in
+    Except ``object``: ``inspect`` parses its signature from a text, which CPython before 3.11.8 may fail to do in
     several threads at once.
     """
     bases = [base for kind in kinds for base in kind.__mro__ if base is not object]
@@ -272,7 +272,7 @@ def _sentinel(url: str, nodes: list[tuple[str, int]], given: dict[str, Any], tim
 
 
 def _several(url: str, rest: str, port: int) -> tuple[list[tuple[str, int]], dict[str, Any], str]:
-    """The addresses of a URL, and the options in it: those of the first that has any. Then its query."""
+    """The addresses of a URL, the options of the first address that has any, and the query."""
     nodes, user, path, query = [], "", "", ""
     for each in rest.split(";"):
         address = re.sub(r"^[\w+]+://", "", each)
@@ -292,7 +292,7 @@ def _several(url: str, rest: str, port: int) -> tuple[list[tuple[str, int]], dic
 
 
 def _cannot_be(url: str, error: Exception) -> ConfigurationError:
-    """What redis-py says of a URL may hold a part of it; which option it is, may be said."""
+    """The error for a URL that redis-py rejects. Its text may contain secrets; only an option's name is shown."""
     option = re.match(r"Invalid value for ['`](\w+)['`] in connection URL", str(error))
     if option is not None and option[1] in _known(SSLConnection):
         return not_a_url(url, f"{option[1]} cannot have that value")

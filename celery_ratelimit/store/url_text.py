@@ -1,7 +1,7 @@
-"""A store's URL as text: what of it may be shown, and what is wrong with how it is written.
+"""A store's URL as text: the parts that may be shown, and errors in its spelling.
 
-User, password, path and query are secret, also where a password has a character in it that ends the part that it
-stands in: then parts are taken for each other, so nothing is shown of which it is not sure what it is.
+User, password, path and query are secret. A password may contain a character that ends its part of the URL, so that
+parts are mistaken for each other: only parts that are recognized for certain are shown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENCODE = "in user and password, write '/' as %2F, '?' as %3F, '#' as %23, '@' a
 
 
 def without_password(url: Any) -> str:
-    """A URL as it may be shown: its scheme, and where it is sure that they are such, its hosts and its database."""
+    """A URL as it may be shown: its scheme, and its hosts and database if they are recognized for certain."""
     scheme, separator, rest = str(url).strip("'\"").partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
         return "…"
@@ -51,32 +51,32 @@ def _hosts(rest: str) -> str:
 
 
 def _split(address: str) -> tuple[str, str]:
-    """What stands before the path and the query, and those."""
+    """Split an address before its path and query."""
     end = min([at for at in (address.find("/"), address.find("?")) if at >= 0], default=len(address))
     return address[:end], address[end:]
 
 
 def not_a_url(url: Any, why: str) -> ConfigurationError:
-    """The error of a URL that cannot be read. ``why`` never holds a part of it."""
+    """The error for an unreadable URL. ``why`` never contains a part of it."""
     return ConfigurationError(f"{without_password(url)!r} is not the URL of a Redis or Valkey store: {why}")
 
 
 def check_text(url: Any) -> None:
-    """Raises :class:`ConfigurationError` unless it is a text."""
+    """Raise :class:`ConfigurationError` unless the URL is a text."""
     if not isinstance(url, str):
         raise ConfigurationError(f"a store's URL is a text such as 'redis://host:6379/0', not a {type(url).__name__}")
 
 
 def check_address(url: str, address: str, *, unix: bool = False) -> None:
-    """Whether each part of one address of a URL is what it is taken for.
+    """Check that each part of one address of a URL is what it seems to be.
 
     Args:
         url: the whole URL.
-        address: what of it stands behind the scheme.
-        unix: the path is that of a socket, and there is no host.
+        address: the text after the scheme.
+        unix: the path is a socket's, and there is no host.
 
     Raises:
-        ConfigurationError: it is not, as where a password holds a character that has to be encoded.
+        ConfigurationError: a part is not, for example because a password contains a character that must be encoded.
     """
     authority, tail = _split(address)
     path, _, query = tail.partition("?")
@@ -94,17 +94,17 @@ def check_address(url: str, address: str, *, unix: bool = False) -> None:
 
 
 def check_options(url: str, query: str, options: Collection[str], known: Collection[str], tls: Collection[str]) -> None:
-    """Whether there are such options.
+    """Check the names of options.
 
     Args:
         url: the whole URL.
         query: of the URL.
-        options: that were passed beside it.
-        known: what there is.
-        tls: what there is with TLS only.
+        options: passed beside the URL.
+        known: all options.
+        tls: options that need TLS.
 
     Raises:
-        ConfigurationError: there is none of that name; says which are near.
+        ConfigurationError: an unknown option; suggests similar names.
     """
     written = list(parse_qs(query, keep_blank_values=True))
     for name in [*written, *options]:
@@ -117,7 +117,7 @@ def check_options(url: str, query: str, options: Collection[str], known: Collect
             )
         close = near(name, known)
         unclear = len(written) > 1 or "@" in query or not re.fullmatch("[a-z_]{1,40}", name)
-        if name in written and unclear and not close:  # it may be the end of a password that has a '&' in it
+        if name in written and unclear and not close:  # it may be the end of a password that contains '&'
             raise ConfigurationError(
                 f"{without_password(url)!r}: its query has an option that there is not. In a password, write '&' as %26"
             )
