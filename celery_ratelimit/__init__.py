@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _of_app(kind: type[LimiterBase], app: Any) -> Any:
-    # The limiter needs no Celery: what an app is, is known where this leads to.
+    # The limiter needs no Celery: only the imported module knows apps.
     from .app.limiters import async_limiter_of, limiter_of
 
     return limiter_of(app) if issubclass(kind, Limiter) else async_limiter_of(app)
@@ -76,7 +76,7 @@ LimiterBase.of_app = _of_app
 
 
 def _be_there_for_workers() -> None:
-    """Workers of this process have the gate if their app has limits; where Celery is not loaded there are none."""
+    """Give workers of this process the gate if their app has limits; without Celery there are no workers."""
     if "celery" in sys.modules:
         import_module(".autoload", __name__)
 

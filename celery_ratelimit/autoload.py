@@ -1,7 +1,7 @@
-"""Brings the gate into each worker of this process whose app has limits, though nobody has called ``install``.
+"""Installs the gate in each worker of this process whose app has limits, without a call of ``install``.
 
-Connected wherever the package is imported and Celery is loaded. The ``celery`` command imports it, too: it loads the
-entry points of ``celery.commands``, of which ours is one (:mod:`~celery_ratelimit.cli`).
+Active wherever the package is imported and Celery is loaded. The ``celery`` command imports the package, too: it loads
+the entry points of ``celery.commands``, and :mod:`~celery_ratelimit.cli` is one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["install_if_limited"]
 
 
 def install_if_limited(sender: Any, **_: Any) -> None:
-    """A worker is being made (``sender``): its app's tasks are loaded, and its consumer's steps are not made yet."""
+    """Install the gate in a new worker (``sender``): its app's tasks are loaded, its consumer's steps not made yet."""
     from .app.settings import has_limits
 
     if has_limits(sender.app):

@@ -1,7 +1,7 @@
-"""What can go wrong, said so that the reader knows what to change. Being throttled is not among it.
+"""Exceptions, whose texts say what to change.
 
 A refusal is a value (:class:`~celery_ratelimit.limits.decision.Decision`). Exceptions are for a wrong configuration,
-a request that no waiting could satisfy, and a store that does not answer.
+a request that can never be granted, and a store that does not answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LONGEST = 120
 
 
 def shown(value: Any) -> str:
-    """A value as errors show it: never so long that nobody reads them, and never an error of its own."""
-    if isinstance(value, int) and abs(value) >= 10**_LONGEST:  # which Python may refuse to write out
+    """A value as errors show it: cut to a readable length; never raises."""
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST:  # Python may refuse to write it out
         return f"{'-' * (value < 0)}1e{int(abs(value).bit_length() * 0.30103)} or so"
     if isinstance(value, (str, bytes)) and len(value) > _LONGEST:
         return f"{value[: _LONGEST - 40]!r}… ({len(value)} characters)"
@@ -41,16 +41,16 @@ class RateLimitError(Exception):
 
 
 class ConfigurationError(RateLimitError, ValueError):
-    """A limit, a setting or a key that cannot be what its author meant. Names the value and the mend."""
+    """An invalid limit, setting or key. The text names the value, and says what to change."""
 
 
 class ImpossibleRequest(RateLimitError, ValueError):
-    """A request for more permits than its limit ever holds at once: no waiting would ever grant it.
+    """A request for more permits than its limit ever holds at once: it can never be granted.
 
     Attributes:
         limit: the limit's name.
-        cost: the permits asked for.
-        capacity: the most that the limit can grant at once: its burst and debt, or the count of its window.
+        cost: the requested permits.
+        capacity: the most permits that the limit can grant at once: burst and debt, or the count of its window.
     """
 
     def __init__(self, limit: str, cost: int, capacity: int) -> None:
@@ -68,14 +68,14 @@ class ImpossibleRequest(RateLimitError, ValueError):
 
 
 class Throttled(RateLimitError):
-    """The outcome of a task with ``throttle="fail"`` whose limit was closed, or of a ``with`` block, a decorated
-    function or an HTTP call whose turn is further away than its ``max_wait``.
+    """Raised for a throttled task with ``throttle="fail"``, and for a ``with`` block, a decorated function or an HTTP
+    call whose slot is further away than its ``max_wait``.
 
     Attributes:
-        limit: the name of the limit that said no.
-        retry_after: seconds until it could have started.
-        max_wait: seconds that it would have waited; ``None``: it was not to wait, or there is no room to wait.
-        key: of the limit's bucket; ``""``: the limit has only one.
+        limit: the name of the limit that refused.
+        retry_after: seconds until the task or call could have started.
+        max_wait: seconds that it would have waited; ``None``: it does not wait, or the queue is full.
+        key: of the limit's bucket; ``""``: the limit has a single bucket.
     """
 
     def __init__(self, limit: str, retry_after: float, max_wait: float | None = None, key: str = "") -> None:
@@ -91,7 +91,7 @@ class Throttled(RateLimitError):
         key = f", key {self.key!r}" if self.key else ""
         beyond = ""
         if self.max_wait is not None:
-            # It has waited for the rest of it already: this error does not know how long.
+            # The task has waited for the rest already: this error does not know how long.
             used_up = "" if self.retry_after > self.max_wait else " with what it has waited before"
             beyond = f"{used_up}, beyond max_wait={self.max_wait:g} s"
         return f"throttled by limit {self.limit!r}{key}: a permit is free in {self.retry_after:.3f} s{beyond}"
@@ -102,10 +102,10 @@ class StoreUnavailable(RateLimitError):
 
 
 class StoreMisconfigured(ConfigurationError):
-    """The limiter's store answered that it will not serve as it is set up: a password, a right, a cluster taken for one
-    server. Says what to do; the cause is chained. A worker that is running handles it as an outage, and loses nothing.
+    """The store refuses to serve because of its set-up: a password, a permission, a cluster used as a single server. The
+    text says what to do; the cause is chained. A running worker handles it as an outage, and loses nothing.
     """
 
 
-#: What asking the store may raise: handled alike by a worker, which has tasks to look after.
+#: Errors of calls to the store. A worker handles both as an outage, because of the tasks that it holds.
 STORE_TROUBLES = (StoreUnavailable, StoreMisconfigured)

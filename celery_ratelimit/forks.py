@@ -1,4 +1,4 @@
-"""Objects begin anew in a forked process, where their locks may be locked for ever and their threads are gone."""
+"""Resets objects in a forked process, where their locks may stay locked for ever and their threads are gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["begin_anew_after_fork"]
 
 
 class _Owner(Protocol):
-    """What has locks, threads, or what its process alone may do."""
+    """An object with locks or threads, or with state that belongs to its process alone."""
 
     def begin_anew(self) -> None: ...
 
@@ -19,9 +19,9 @@ _owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
 
 
 def begin_anew_after_fork(owner: _Owner) -> None:
-    """Have ``owner.begin_anew()`` called in every child of this process, before anything else runs there.
+    """Call ``owner.begin_anew()`` in every child of this process, before other code runs there.
 
-    *Warning*: a server that forks without telling Python (uWSGI, unless ``py-call-osafterfork``) calls nothing.
+    *Warning*: a server that forks without Python's fork hooks (uWSGI, unless ``py-call-osafterfork``) calls nothing.
     """
     _owners.add(owner)
 

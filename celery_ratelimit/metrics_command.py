@@ -1,4 +1,4 @@
-"""``celery -A proj ratelimit metrics``: serves figures for Prometheus. Put into the group of commands by ``cli``."""
+"""``celery -A proj ratelimit metrics``: serves metrics for Prometheus. ``cli`` adds it to its commands."""
 
 from __future__ import annotations
 

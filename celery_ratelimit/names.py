@@ -1,4 +1,4 @@
-"""Names as they are shown: whatever is in them, and which ones are near to one that nobody knows."""
+"""Shows names safely, and suggests known names for an unknown one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 __all__ = ["listed", "near", "plain"]
 
-#: More names than that are not listed.
+#: Most names that are listed.
 _MOST = 20
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The names that are near, as a question; ``""``: none is."""
+    """Similar names, as a question; ``""``: none."""
     close = difflib.get_close_matches(name, sorted(known), n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def plain(text: Any) -> str:
-    """A text on one line that changes nothing on a terminal, whatever is in it."""
+    """A text on one line, without control characters for a terminal."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in str(text)
     )
 
 
 def listed(known: Iterable[str]) -> str:
-    """The names that there are."""
+    """The known names, as a list in words."""
     names = sorted(known)
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"there are {', '.join(map(repr, names[:_MOST]))}{more}" if names else "there is none here"

@@ -1,4 +1,4 @@
-"""What becomes of tasks in a worker's gate, for whoever observes it: one frozen value for each outcome."""
+"""Outcomes of tasks in a worker's gate, for observers: one frozen value for each."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Protocol
 
 __all__ = ["OUTCOMES", "STARTED", "Asked", "Observation", "Observer"]
 
-#: The outcomes by which a task starts.
+#: The outcomes with which a task starts.
 STARTED = ("acquired", "waited")
 #: Every outcome that is counted; "refused" is a :class:`~celery_ratelimit.Limiter`'s.
 OUTCOMES = (*STARTED, "parked", "returned", "dropped", "failed", "diverted", "refused", "shadow", "store_error")
 
-#: What was asked of one limit: its name, the bucket's key (``""``: it has only one), and the permits.
+#: A request to one limit: its name, the bucket's key (``""``: a single bucket), and the permits.
 Asked = tuple[str, str, int]
 
 
@@ -21,24 +21,24 @@ class Observation:
     """One outcome of one delivery of a task.
 
     Attributes:
-        outcome: ``"acquired"``: it starts at once; ``"waited"``: it starts, after it was throttled; ``"waiting"``: it
-            is held in the worker; ``"parked"`` (in the store), ``"returned"`` (to the broker, on a countdown),
+        outcome: ``"acquired"``: the task starts at once; ``"waited"``: it starts after it was throttled; ``"waiting"``:
+            it is held in the worker; ``"parked"`` (in the store), ``"returned"`` (to the broker, on a countdown),
             ``"dropped"``, ``"failed"``, ``"diverted"`` (to another queue); ``"store_error"``: the store did not
-            answer, and it is handled as ``ratelimit_on_store_error`` says; ``"shadow"``: it starts, and all its limits
-            are in shadow.
+            answer, and ``ratelimit_on_store_error`` applies; ``"shadow"``: the task starts, and all its limits are in
+            shadow.
         task: the task's name.
         id: the task's id.
-        queue: that it was sent to.
-        limit: the limit that said no; of a task that starts, its first one; ``None``: the store did not say.
-        key: of that limit's bucket; ``""``: it has only one.
-        cost: permits, of that limit.
-        retry_after: seconds until its turn, or until it would have been; 0.0: it starts.
-        throttled_for: seconds that it has waited so far, as far as this worker and the store know.
-        rate: that limit's, in words.
-        reason: why, in words; ``""``: it starts.
-        said: the same as it stands in the log.
-        asked: of all its limits.
-        shadow: of a task that starts, what limits in shadow were asked, which do not hold it up.
+        queue: the queue that the task was sent to.
+        limit: the limit that refused; of a task that starts, its first limit; ``None``: not known from the store.
+        key: of that limit's bucket; ``""``: a single bucket.
+        cost: permits of that limit.
+        retry_after: seconds until the slot that the task has, or would have had; 0.0: the task starts.
+        throttled_for: seconds that the task has waited, as far as this worker and the store know.
+        rate: that limit's rate, as text.
+        reason: the reason, as text; ``""``: the task starts.
+        said: the outcome as logged.
+        asked: the requests to all its limits.
+        shadow: of a task that starts, the requests to limits in shadow, which do not delay it.
     """
 
     outcome: str
@@ -58,6 +58,6 @@ class Observation:
 
 
 class Observer(Protocol):
-    """Is told of each outcome, in the worker's event loop: be quick. What it raises is logged once."""
+    """Gets each outcome, in the worker's event loop: be quick. Its errors are logged once."""
 
     def __call__(self, seen: Observation, /) -> None: ...

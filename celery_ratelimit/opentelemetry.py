@@ -3,7 +3,7 @@
 >>> from celery_ratelimit.opentelemetry import instrument
 >>> instrument(app)
 
-Only its API is used: where they go is the affair of whoever sets up the SDK. Keys are never attributes.
+Only the API is used; the application sets up the SDK and its exporters. Keys are never attributes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CALLED = f"{_PREFIX}-opentelemetry"
 
 
 def instrument(app: Celery, *, meter_provider: metrics.MeterProvider | None = None) -> None:
-    """Tell OpenTelemetry what becomes of each task of ``app``. Where the app is made; once or more often is the same.
+    """Report the outcomes of the tasks of ``app`` to OpenTelemetry. Call it where the app is made; once or more often.
 
     Args:
         app: the Celery app.
@@ -50,8 +50,8 @@ def instrument(app: Celery, *, meter_provider: metrics.MeterProvider | None = No
 class Telemetry:
     """An :class:`~celery_ratelimit.observing.Observer`, for ``ratelimit_observers`` as well.
 
-    The gate decides in the worker's main process, and there the metrics are; the task's span is where it runs. What is
-    said of it comes there with its permit, in the message that the pool gets anyway.
+    The gate decides in the worker's main process, which records the metrics. The task's span is in the process that
+    runs the task: the event's data gets there with the permit, in the message that the pool gets anyway.
 
     Args:
         meter_provider: default: the global one.
@@ -73,7 +73,7 @@ class Telemetry:
 
     def __call__(self, seen: Observation, /) -> None:
         if seen.outcome == "waiting":
-            return  # it is counted when it starts
+            return  # the task is counted when it starts
         starts = seen.outcome in STARTED
         of_all = starts or seen.limit is None
         for name in [name for name, _, _ in seen.asked] if of_all else [seen.limit]:
@@ -87,7 +87,7 @@ class Telemetry:
 
 
 def _before(task: Any = None, **_: Any) -> None:
-    """The task is about to run. Its span is there, if whoever makes it was told of this before we were."""
+    """Add the event before the task runs. The span exists if its instrumentation got the signal first."""
     permit = _throttled(task)
     if permit is not None:
         permit["seen_at"] = time.time_ns()
@@ -95,7 +95,7 @@ def _before(task: Any = None, **_: Any) -> None:
 
 
 def _after(task: Any = None, **_: Any) -> None:
-    """It has run. If the span was made behind us, it is ended behind us, too: it is there still."""
+    """Add the event after the task has run: a span that was made after :func:`_before` still exists now."""
     permit = _throttled(task)
     if permit is not None:
         _tell(permit)

@@ -1,10 +1,10 @@
-"""Figures of the whole fleet for Prometheus, read from the store at each scrape: ``celery-ratelimit[prometheus]``.
+"""Metrics of the whole fleet for Prometheus, read from the store at each scrape: ``celery-ratelimit[prometheus]``.
 
 >>> from prometheus_client import REGISTRY
 >>> from celery_ratelimit.prometheus import collector
 >>> REGISTRY.register(collector(app))
 
-Whichever process is scraped, the figures are those of the fleet: scrape one of them. Keys are never labels.
+Each process serves the metrics of the fleet: scrape one of them. Keys are never labels.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ __all__ = ["Collector", "collector", "serve"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Seconds for which what was read is good: several Prometheuses, or a page that is opened often, ask once.
+#: Seconds for which a reading is served again, to several Prometheus servers or a page that is opened often.
 GOOD_FOR = 1.0
 _PREFIX = "celery_ratelimit"
 
 
 def collector(app: Celery) -> Collector:
-    """What to register in a registry of ``prometheus_client``."""
+    """The collector of an app, for a registry of ``prometheus_client``."""
     return Collector(app)
 
 
 def serve(app: Celery, port: int, address: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve ``/metrics`` from this process, on a thread; returns what ends it.
+    """Serve ``/metrics`` from this process, on a thread; returns a function that ends it.
 
     In a worker: from ``celery.signals.worker_ready``. One worker of a fleet is enough.
     """
@@ -67,10 +67,10 @@ def serve(app: Celery, port: int, address: str = "127.0.0.1") -> Callable[[], No
 
 
 class Collector:
-    """Reads the store when it is asked, and no more often than once a second.
+    """Reads the store at a scrape, at most once a second.
 
     Args:
-        app: whose limits they are.
+        app: the Celery app with the limits.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -79,19 +79,19 @@ class Collector:
         begin_anew_after_fork(self)
 
     def begin_anew(self) -> None:
-        """After a fork: nothing is read yet, and no scrape has the lock."""
+        """Start empty after a fork: nothing is read yet, and the lock is free."""
         self._lock = threading.Lock()
         self._read: list[Metric] = []
         self._read_at = float("-inf")
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is asked when it is registered: the store need not be there yet."""
+        """Return nothing at registration: the store need not be up yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """A scrape. While the store does not answer, ``celery_ratelimit_up`` is 0, and there is nothing else.
+        """The metrics for a scrape. While the store does not answer, ``celery_ratelimit_up`` is 0, alone.
 
-        One scrape reads the store; others that come meanwhile wait for it.
+        One scrape reads the store; concurrent ones wait for it.
         """
         with self._lock:
             if time.monotonic() - self._read_at >= GOOD_FOR:

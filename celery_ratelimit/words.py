@@ -1,4 +1,4 @@
-"""How values are said to people: names that may hold anything, lengths of time, times of day."""
+"""Formats values as text: lengths of time, times of day, limits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .names import plain
 
 __all__ = ["NO_END", "clock", "end_of", "length", "number_of", "plain", "seconds_of", "unnamed"]
 
-#: Seconds until an end that nobody means: a pause that lasts until somebody ends it.
+#: An end this many seconds away counts as none: a pause that lasts until a command ends it.
 NO_END = 20 * 365 * 86_400.0
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def seconds_of(text: str) -> float:
-    """A length of time that somebody has written: ``90``, ``10m``, ``1h30m``; in seconds.
+    """Parse a length of time, ``90``, ``10m``, ``1h30m``, into seconds.
 
     Raises:
-        ValueError: says what is wrong with it.
+        ValueError: says what is wrong with the text.
     """
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         seconds = float(text)
@@ -40,7 +40,7 @@ def unnamed(limit: Any) -> str:
 
 
 def length(seconds: float | None) -> str:
-    """A length of time; ``?``: it is not known, or ends with a pause without an end."""
+    """A length of time; ``?``: not known, or as long as a pause without an end."""
     if seconds is None or seconds > NO_END:
         return "?"
     if seconds < 60:
@@ -55,12 +55,12 @@ def length(seconds: float | None) -> str:
 
 
 def number_of(tasks: int) -> str:
-    """So many tasks."""
+    """A number of tasks, as text."""
     return f"{tasks} task{'' if tasks == 1 else 's'}"
 
 
 def clock(at: float | None, now: float | None = None) -> str:
-    """A time of day; with its date if that is not today."""
+    """A time of day; with the date if it is not today."""
     if at is None:
         return ""
     now = time.time() if now is None else now
@@ -71,6 +71,6 @@ def clock(at: float | None, now: float | None = None) -> str:
 
 
 def end_of(what: str, at: float, now: float | None = None) -> str:
-    """Until when something holds; ``what`` ends it by hand, if nobody means that time: ``resumed``, ``unset``."""
+    """The end of a setting as text; if it has no end, ``what`` names the act that ends it: ``resumed``, ``unset``."""
     has_none = at - (time.time() if now is None else now) > NO_END
     return f"until it is {what}" if has_none else f"until {clock(at, now)}"

@@ -1,1 +1,1 @@
-"""Which limits a task has: the settings of an app, and what its tasks say."""
+"""The limits of an app's tasks: from the app's settings, and from the tasks' options."""

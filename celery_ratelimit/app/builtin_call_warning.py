@@ -1,6 +1,6 @@
-"""Calls of a limited task that run within one of Celery's own tasks, where no gate sees them: said once for each task.
+"""Warns, once for each task, of a limited task that one of Celery's own tasks calls: no gate sees such calls.
 
-A permit for all of a chunk would be impossible under most limits, whose burst is 1.
+Permits for a whole chunk would be impossible under most limits, whose burst is 1.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["BuiltinCallWarning"]
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: Celery's tasks that call others in a row (celery/app/builtins.py), the signature of those as ``task``.
+#: Celery's tasks that call another one repeatedly (celery/app/builtins.py); their argument ``task`` is its signature.
 CALLERS = ("celery.map", "celery.starmap", "celery.chunks")
 
 
 class BuiltinCallWarning:
-    """Says which limited tasks are called unthrottled."""
+    """Logs the limited tasks that are called unthrottled."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def look(self, request: Any) -> None:
-        """A task of Celery's own is about to start."""
+        """Check a request of one of Celery's own tasks, which is about to start."""
         if request.task.name not in CALLERS:
             return
         kwargs = request.kwargs if isinstance(request.kwargs, dict) else {}

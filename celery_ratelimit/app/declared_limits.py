@@ -17,7 +17,7 @@ REMEMBERED_MS = 30 * 86_400_000
 
 
 def declare(asker: StoreRunner, limits: Mapping[str, AnyLimit]) -> list[str]:
-    """Declare the limits of an app that starts. The last app that starts is the one that is remembered.
+    """Declare the limits of an app that starts. The store remembers the app that started last.
 
     Returns:
         A sentence for each limit that was declared differently before.
@@ -50,12 +50,12 @@ def declare(asker: StoreRunner, limits: Mapping[str, AnyLimit]) -> list[str]:
 
 
 def without_names(limits: Mapping[str, AnyLimit]) -> dict[str, str]:
-    """Each limit as it is shown, without its name: ``{"api": "100/s"}``."""
+    """Each limit as text, without its name: ``{"api": "100/s"}``."""
     return {name: str(limit).removeprefix(f"{name}: ") for name, limit in sorted(limits.items())}
 
 
 def _told_apart(limit: AnyLimit, shown: str) -> str:
-    """``shown`` with what else decides what the bucket means: ``"100/s, sliding_log"``, ``"3 at once, lease 60 s"``."""
+    """``shown`` with the options that define the bucket: ``"100/s, sliding_log"``, ``"3 at once, lease 60 s"``."""
     if isinstance(limit, Concurrency):
         return f"{shown}, lease {limit.lease:g} s"
     return shown if limit.algorithm == "token_bucket" else f"{shown}, {limit.algorithm}"

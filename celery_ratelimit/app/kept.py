@@ -1,4 +1,4 @@
-"""What this package keeps of an app hangs on the app, not on a module."""
+"""Keeps this package's objects for an app on the app, not in a module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["is_kept", "kept"]
 
 
 def kept(app: Celery, name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` made at the first call."""
+    """The object ``name`` of an app, made by ``make`` at the first call."""
     kept = app.__dict__.setdefault("_celery_ratelimit", {})
     if name not in kept:
         kept[name] = make()

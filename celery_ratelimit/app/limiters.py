@@ -1,4 +1,4 @@
-"""The limiters of a Celery app: they know its quotas, and the limits of its tasks and queues, by their names."""
+"""The limiters of a Celery app: they know its quotas, and the limits of its tasks and queues, by name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["async_limiter_of", "limiter_of"]
 
 
 def limiter_of(app: Celery) -> Limiter:
-    """The limiter of ``app``: one an app and process; its connections are not carried across a fork."""
+    """The limiter of ``app``: one for each app and process; a fork opens connections of its own."""
     limiter: Limiter = kept(app, "limiter", lambda: _make(Limiter, app))
     return limiter
 
 
 def async_limiter_of(app: Celery) -> AsyncLimiter:
-    """One for asyncio: another one each time, since it belongs to an event loop."""
+    """A new limiter for asyncio at each call, since it belongs to an event loop."""
     from ..limiter.async_limiter import AsyncLimiter
 
     limiter: AsyncLimiter = _make(AsyncLimiter, app)
@@ -48,5 +48,5 @@ def _make(kind: Any, app: Celery) -> Any:
 
 
 def _others(app: Celery) -> Callable[[], Mapping[str, AnyLimit]]:
-    """The limits of its tasks and queues. Not before they are asked for: tasks may yet be registered."""
+    """The limits of the app's tasks and queues, computed at first use: tasks may yet be registered."""
     return lambda: kept(app, "limits by name", lambda: AppLimits(app))

@@ -1,4 +1,4 @@
-"""An app's tasks, imported by who is no worker: whatever is wrong with them is said in a line."""
+"""Imports an app's tasks outside of a worker, with one-line errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["import_tasks"]
 
 
 def import_tasks(app: Any) -> None:
-    """Import what the app's settings name.
+    """Import the modules that the app's settings name.
 
     Raises:
-        ConfigurationError: a module of them cannot be imported; says why, and in which line.
+        ConfigurationError: a module cannot be imported; says why, and in which line.
     """
     try:
         app.loader.import_default_modules()

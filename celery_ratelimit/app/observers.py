@@ -1,4 +1,4 @@
-"""Who observes what becomes of an app's tasks: ``ratelimit_observers``, and whoever was given to :func:`observe`."""
+"""The observers of an app's tasks: of ``ratelimit_observers`` and of :func:`observe`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["observe", "observers_of"]
 
 
 def observe(app: Celery, observer: Observer) -> None:
-    """Tell ``observer`` what becomes of each task in the gates of this process's workers.
+    """Call ``observer`` with the outcome of each task in the gates of this process's workers.
 
     >>> observe(app, lambda seen: print(seen.task, seen.outcome, seen.limit))
 
     Args:
         app: the Celery app; call it before its worker starts.
-        observer: is called with an :class:`~celery_ratelimit.observing.Observation`, in the worker's event loop.
+        observer: gets each :class:`~celery_ratelimit.observing.Observation`, in the worker's event loop.
     """
     _given(app).append(observer)
 
 
 def observers_of(app: Celery) -> Sequence[Observer]:
-    """All of them. A class is called once, without arguments; one of which an observer was given is that observer.
+    """All observers. A class in the setting is called once, without arguments, unless :func:`observe` got an instance.
 
     Raises:
-        ConfigurationError: one of the setting that is not to be had, or cannot be called; names it.
+        ConfigurationError: an observer of the setting cannot be imported or called; names it.
     """
     named: list[tuple[Any, Observer]] = kept(
         app, "observers named", lambda: [_found(each) for each in settings_of(app).observers]
@@ -48,7 +48,7 @@ def _given(app: Celery) -> list[Observer]:
 
 
 def _found(named: Any) -> tuple[Any, Observer]:
-    """What a name means: a function or a class; and who is told."""
+    """The function or class that a name means, and the observer that it gives."""
     try:
         found = symbol_by_name(named)
         observer: Any = found() if isinstance(found, type) else found

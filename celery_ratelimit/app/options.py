@@ -1,4 +1,4 @@
-"""The options of a task: what becomes of it when its limit is closed; and what is nearly one of them."""
+"""The throttling options of a task; and checks for misspelt ones."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ THROTTLES = ("retry", "wait", "drop", "fail")
 OVERFLOWS = ("fail", "drop")
 COALESCES = ("newest", "oldest")
 
-#: What a task has of Celery's. (To ask for some of it is deprecated, and said.)
+#: Attributes of Celery's tasks. (Reading some of them logs a deprecation.)
 _CELERYS = frozenset(dir(Task))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of a task whose limit is closed: the options of :class:`~celery_ratelimit.RateLimitedTask`.
+    """How a throttled task is handled: the options of :class:`~celery_ratelimit.RateLimitedTask`.
 
     Attributes:
         throttle: ``"retry"``, ``"wait"``, ``"drop"`` or ``"fail"``.
-        inline_wait: seconds that any task may be held in the worker.
-        max_wait: seconds; a task whose turn is further away is given up; ``None``: never.
-        overflow: what becomes of one that is given up: ``"fail"``, ``"drop"``, or the queue that it goes to.
-        coalesce: of several tasks that wait and are the same, which stays: ``"newest"``, ``"oldest"``; ``None``: all.
-        coalesce_key: what is the same of them, a template or a callable; ``None``: all their arguments.
+        inline_wait: seconds that a task may be held in the worker.
+        max_wait: seconds; a task whose slot is further away is given up; ``None``: never.
+        overflow: handling of a task that is given up: ``"fail"``, ``"drop"``, or the queue that it goes to.
+        coalesce: the task that stays of several equal waiting ones: ``"newest"``, ``"oldest"``; ``None``: all.
+        coalesce_key: compares them: a template or a callable; ``None``: all arguments.
     """
 
     throttle: str
@@ -58,38 +58,36 @@ class Policy:
 
     @property
     def waits(self) -> bool:
-        """Whether a throttled task waits for its turn."""
+        """Whether a throttled task waits for a slot."""
         return self.throttle in ("retry", "wait")
 
     @property
     def claim(self) -> float:
-        """Seconds within which a throttled task may have a slot; infinite, as a pause may last for ever, without
-        ``max_wait``.
-        """
+        """Most seconds until a throttled task's slot; without ``max_wait`` infinite, since a pause may have no end."""
         if not self.waits:
             return 0.0
         return math.inf if self.max_wait is None else self.max_wait
 
 
 def _is_misspelt(overflow: str, app: Any) -> bool:
-    """Any text may be a queue's name; "wait", or nearly "fail", and no queue that the app knows of, hardly is."""
+    """Whether ``overflow`` is probably no queue's name: "wait", or similar to "fail", and unknown to the app."""
     if overflow in OVERFLOWS or overflow in app.amqp.queues:
         return False
     return overflow in THROTTLES or bool(difflib.get_close_matches(overflow.lower(), OVERFLOWS, n=1, cutoff=0.7))
 
 
 def policy_of(task: Any, limits: Iterable[AnyLimit], where: str) -> Policy:
-    """What becomes of a task of this class.
+    """The policy of a task.
 
     Raises:
-        ConfigurationError: an option that cannot be; names the task and the value.
+        ConfigurationError: an invalid option; names the task and the value.
     """
     throttle = getattr(task, "throttle", "retry")
     if throttle not in THROTTLES:
         raise ConfigurationError(f"{where}: throttle={throttle!r} is not one of {', '.join(map(repr, THROTTLES))}")
     inline_wait = getattr(task, "inline_wait", None)
     if inline_wait is None:
-        # Less than it takes to send a task away. Nobody knows how long a place is held.
+        # Less than it takes to send a task away. How long a lease will be held is not known.
         inline_wait = 0.020 if any(limit.interval for limit in limits) else 0.0
     overflow = getattr(task, "overflow", "fail")
     if not isinstance(overflow, str) or not overflow or _is_misspelt(overflow, task.app):
@@ -111,10 +109,10 @@ def policy_of(task: Any, limits: Iterable[AnyLimit], where: str) -> Policy:
 
 
 def _coalescing(task: Any, throttle: str, where: str) -> tuple[str | None, Any]:
-    """Which of those that are the same stays, and what is the same of them."""
+    """The options ``coalesce`` and ``coalesce_key``, checked."""
     coalesce, key = getattr(task, "coalesce", None), getattr(task, "coalesce_key", None)
     if inspect.ismethod(key) and key.__self__ is task:
-        key = key.__func__  # a function that is an option becomes an attribute of the task's class
+        key = key.__func__  # Celery makes a function among the options an attribute of the task's class
     if coalesce is None:
         if key is not None:
             raise ConfigurationError(f"{where}: coalesce_key={key!r} needs coalesce= beside it")
@@ -139,7 +137,7 @@ def has_options(task: Any) -> bool:
 
 
 def misspelt_options(task: Any) -> dict[str, str]:
-    """What a task with our options has under nearly the name of one: as it is written, and the option."""
+    """Attributes of a task that are named nearly as one of the options: each with that option."""
     given: dict[str, Any] = {}
     for cls in type(task).__mro__:
         if all(hasattr(cls, option) for option in OPTIONS) and not vars(cls).keys() >= set(OPTIONS):
@@ -153,10 +151,10 @@ def misspelt_options(task: Any) -> dict[str, str]:
 
 
 def refuse_forgotten(task: Any, where: str) -> None:
-    """Nothing limits this task: was it to be?
+    """Reject an unlimited task whose ``limits`` option is misspelt.
 
     Raises:
-        ConfigurationError: an option that is nearly called ``limits``; names it and the task.
+        ConfigurationError: an option that is named nearly ``limits``; names it and the task.
     """
     for name, option in misspelt_options(task).items() if has_options(task) else ():
         if option == "limits":

@@ -1,4 +1,4 @@
-"""Which limits a message has to pass, and what it asks of them: the limits of its task, its name and its queue."""
+"""The limits of a message, by its task's class, name and queue; and its limit requests."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = [
 
 logger = logging.getLogger("celery_ratelimit")
 
-#: The buckets that a message asks, in order: names and keys. Messages that ask the same ones stand in one line.
+#: A message's buckets, in order: names and keys. Messages with the same buckets wait in one queue.
 Buckets = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The limits of one task on one queue, and how to turn a message's arguments into demands."""
+    """The limits of one task on one queue; makes limit requests from a message's arguments."""
 
     limits: tuple[AnyLimit, ...]
     policy: Policy
@@ -56,25 +56,25 @@ class Plan:
 
     @cached_property
     def leased(self) -> bool:
-        """Whether a task holds a place while it runs."""
+        """Whether a task holds a lease while it runs."""
         return any(isinstance(limit, Concurrency) for limit in self.limits)
 
     @cached_property
     def reserves(self) -> bool:
-        """Whether it makes a difference how important a message is: a limit sets something aside."""
+        """Whether a message's priority matters, because a limit has a reserve."""
         return any(limit.reserve is not None for limit in self.limits)
 
     @cached_property
     def parks(self) -> bool:
-        """Whether a throttled task may be parked. A leaky bucket of some capacity is a queue by itself."""
+        """Whether a throttled task may be parked. A leaky bucket with a capacity is a queue itself."""
         return self.policy.throttle == "retry" and not any(
             limit.method == "leaky_bucket" and getattr(limit, "capacity", None) is not None for limit in self.limits
         )
 
     def alone(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """What a call of the task has in common with those of which one is to wait; empty: all may.
+        """The deduplication key of a call, of which one waits at a time; empty: all calls may wait.
 
-        Whatever a user's callable raises is raised here.
+        Exceptions of a user's callable are raised.
         """
         if self.policy.coalesce is None or not self.parks:
             return ""
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def longest_pause(self) -> float:
-        """Seconds after which a line asks again at the latest: nobody is told when a place becomes free elsewhere."""
+        """Most seconds until a queue acquires again: a lease that becomes free elsewhere may not be announced."""
         return 0.25 if self.leased else float("inf")
 
     @cached_property
@@ -90,16 +90,16 @@ class Plan:
         return tuple((demand.name, demand.key) for demand in self.fixed or ())
 
     def buckets(self, demands: tuple[LimitRequest, ...]) -> Buckets:
-        """Which buckets these demands ask. What may use more of a reserve than others is in a line of its own."""
+        """The buckets of these limit requests. Requests that may use more of a reserve wait in a queue of their own."""
         if demands is self.fixed and not self.reserves:
             return self._fixed_buckets
         buckets = tuple((each.name, each.key) for each in demands)
         return (*buckets, ("", str([each.leaves for each in demands]))) if self.reserves else buckets
 
     def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any], priority: int = 0) -> tuple[LimitRequest, ...]:
-        """What a call with these arguments asks, of a message of that priority.
+        """The limit requests of a call with these arguments, for a message of that priority.
 
-        Whatever a user's callable raises is raised here.
+        Exceptions of a user's callable are raised.
         """
         demands = self.fixed
         if demands is None:
@@ -108,7 +108,7 @@ class Plan:
 
 
 def node_of(app: Any, hostname: str | None = None) -> str:
-    """What counts for itself under ``per_worker``: the worker, once it is known, else this machine."""
+    """The node that has its own buckets under ``per_worker``: the worker, once it is known, else this machine."""
     node: str = kept(app, "node", lambda: hostname or socket.gethostname())
     return node
 
@@ -120,7 +120,7 @@ def goes_by(app: Any) -> bool:
 
 
 def plan_of(task: Any, queue: str) -> Plan | None:
-    """The plan of ``task`` for messages from ``queue``, made once in a process; see :func:`make_plan`."""
+    """The plan of ``task`` for messages from ``queue``, made once for each process; see :func:`make_plan`."""
     plans: dict[tuple[str, str], Plan | None] = kept(task.app, "plans", dict)
     known = (task.name, queue)
     if known not in plans:
@@ -132,7 +132,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     """The plan of ``task`` (a Celery task) for messages from ``queue``; ``None`` if nothing limits it.
 
     Raises:
-        ConfigurationError: an option or limit that cannot be; names the task.
+        ConfigurationError: an invalid option or limit; names the task.
     """
     where = f"task {task.name!r}"
     limits: list[AnyLimit] = []
@@ -145,7 +145,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
     limits = [*named(limits, task.name), *settings.queues.get(queue, ())]
     if not limits:
         refuse_forgotten(task, where)
-        if settings.queues or has_options(task):  # it may come by a queue that is limited
+        if settings.queues or has_options(task):  # it may come from a limited queue
             policy_of(task, (), where)
         return None
     signature = signature_of(task.run)
@@ -163,7 +163,7 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
                 "fair= out"
             )
     if queue == policy.overflow:
-        policy = replace(policy, max_wait=None)  # where it goes when its turn is far away, it waits
+        policy = replace(policy, max_wait=None)  # in its overflow queue a task waits, however long
     if policy.coalesce and not Plan(tuple(limits), policy, signature, None, "").parks:
         raise ConfigurationError(
             f"{where}: coalesce={policy.coalesce!r} is about tasks that wait in the store, and a leaky bucket with a "
@@ -178,19 +178,19 @@ def make_plan(task: Any, queue: str, settings: Settings) -> Plan | None:
 
 
 def is_meant(pattern: str, name: str) -> bool:
-    """Whether a name or pattern of ``ratelimit_tasks`` means the task of this name."""
+    """Whether a name or pattern of ``ratelimit_tasks`` matches the task of this name."""
     return pattern == name or (fnmatchcase(name, pattern) and not is_built_in(name))
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a task is Celery's own (``celery.chord_unlock``, ``celery.chunks``, …): no pattern means those."""
+    """Whether a task is Celery's own (``celery.chord_unlock``, ``celery.chunks``, …): no pattern matches it."""
     return name.startswith("celery.")
 
 
 class AppLimits(Mapping[str, AnyLimit]):
-    """The limits of an app's tasks and queues by name: those of tasks that are registered later, too.
+    """The limits of an app's tasks and queues by name, also of tasks that are registered later.
 
-    Whatever may be parked has to be here: whoever looks after lots, and for changes, looks after these.
+    Every limit of a parked task must be here: the return scheduler and the limit watcher go by these limits.
 
     Raises:
         ConfigurationError: names the task, or two limits of one name.
@@ -205,26 +205,26 @@ class AppLimits(Mapping[str, AnyLimit]):
 
     @property
     def names(self) -> list[str]:
-        """In order."""
+        """The names, sorted."""
         if len(self._sorted) != len(self):
             self._sorted = sorted(self)
         return self._sorted
 
     def note(self, limits: Iterable[AnyLimit]) -> None:
-        """Somebody may wait for these.
+        """Add limits for which tasks may wait.
 
         Raises:
-            ConfigurationError: one of them has the name of another.
+            ConfigurationError: a different limit of the same name is known.
         """
         noted = {limit.name: limit for limit in limits if limit.name is not None}
         _refuse_two_of_a_name([*[self._limits[name] for name in noted if name in self._limits], *noted.values()])
         self._limits = {**noted, **self._limits}
 
     def plan_of(self, task: Any, queue: str) -> Plan | None:
-        """The plan of ``task`` for messages from ``queue``; its limits are among these from then on.
+        """The plan of ``task`` for messages from ``queue``; adds the plan's limits.
 
         Raises:
-            ConfigurationError: an option or limit that cannot be, or two limits of one name.
+            ConfigurationError: an invalid option or limit, or two limits of one name.
         """
         plan = plan_of(task, queue)
         if plan is not None and (task.name, queue) not in self._planned:
@@ -237,7 +237,7 @@ class AppLimits(Mapping[str, AnyLimit]):
             self._tasks = len(self._app.tasks)
             try:
                 self.note(limits_of_app(self._app).values())
-            except ConfigurationError as error:  # whoever calls it is told
+            except ConfigurationError as error:  # a call of the task will raise it
                 logger.error("The limits of tasks that were registered after the start are not in order: %s", error)
         return self._limits
 
@@ -252,7 +252,7 @@ class AppLimits(Mapping[str, AnyLimit]):
 
 
 def limits_of_app(app: Any) -> dict[str, AnyLimit]:
-    """All limits of an app's tasks and queues, by name. Makes every task's plan, so that what cannot be is said now.
+    """All limits of an app's tasks and queues, by name. Makes every task's plan, and so finds invalid options early.
 
     Raises:
         ConfigurationError: names the task, or two limits of one name.
@@ -267,7 +267,7 @@ def limits_of_app(app: Any) -> dict[str, AnyLimit]:
 
 
 def _refuse_two_of_a_name(limits: Iterable[AnyLimit]) -> None:
-    """One name is one bucket: two limits of the same name must mean the same."""
+    """Reject two different limits of one name, which would share a bucket."""
     known: dict[str | None, AnyLimit] = {}
     for limit in limits:
         other = known.setdefault(limit.name, limit)

@@ -1,7 +1,7 @@
 """``celery inspect ratelimits``, ``celery control ratelimit_set/_pause/_resume``: limits by Celery's remote control.
 
-Every worker that hears a command carries it out; the first one changes the limit, the others find it changed. The store
-is asked in the worker's own loop: for half a second at most.
+Every worker that receives a command carries it out; the first one changes the limit, the others find it changed. The
+call to the store blocks the worker's loop for at most half a second.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from ..errors import RateLimitError
 
 __all__ = ["ratelimit_pause", "ratelimit_resume", "ratelimit_set", "ratelimit_task", "ratelimits"]
 
-#: Seconds within which the same change is the same command, heard by another worker.
+#: Seconds within which an equal change counts as the same command, received by another worker.
 TOGETHER = 5.0
 
 
 @inspect_command()
 def ratelimits(state: Any, **kwargs: Any) -> dict[str, Any]:
-    """Limits that a worker has in its code, its version of this package, its clock, and what its pool has to do."""
+    """A worker's limits in code, its version of this package, its clock, and the state of its pool."""
     from .._celery.worker_display import pool_status
     from .declared_limits import without_names
     from .plan import limits_of_app
 
     limits = without_names(limits_of_app(state.app))
-    # The worker's clock is told so that `check --fleet` can compare it with the store's.
+    # `check --fleet` compares the worker's clock with the store's.
     return {"version": version("celery-ratelimit"), "now": time.time(), "limits": limits, **pool_status(state)}
 
 
 @inspect_command(args=[("id", str)], signature="ID")
 def ratelimit_task(state: Any, id: str, **kwargs: Any) -> dict[str, str] | None:
-    """What a worker has of a task: it runs it, holds it, or has it on a countdown."""
+    """A task's state in a worker: running, held, or on a countdown."""
     from .._celery.worker_display import locate_task  # not for each `celery` command that only asks workers
 
     return locate_task(state, id)
@@ -42,7 +42,7 @@ def ratelimit_task(state: Any, id: str, **kwargs: Any) -> dict[str, str] | None:
 
 @control_command(args=[("name", str), ("rate", str)], signature="NAME RATE")
 def ratelimit_set(state: Any, name: str, rate: str, **kwargs: Any) -> dict[str, str]:
-    """Put a rate in the place of the code's, for the whole fleet."""
+    """Store a rate that replaces the code's, for the whole fleet."""
 
     def do(limiter: Any) -> str:
         config = limiter.config(name)
@@ -60,7 +60,7 @@ def ratelimit_set(state: Any, name: str, rate: str, **kwargs: Any) -> dict[str, 
 
 @control_command(args=[("name", str), ("seconds", float)], signature="NAME SECONDS")
 def ratelimit_pause(state: Any, name: str, seconds: float, **kwargs: Any) -> dict[str, str]:
-    """Let nothing through for so many seconds, in the whole fleet."""
+    """Grant nothing for ``seconds``, in the whole fleet."""
 
     def do(limiter: Any) -> str:
         paused = limiter.config(name).paused

@@ -1,4 +1,4 @@
-"""The ``ratelimit_*`` settings of a Celery app: read from wherever its configuration lives, and checked once."""
+"""The ``ratelimit_*`` settings of a Celery app: read from its configuration, and checked once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 ON_STORE_ERROR = ("defer", "allow", "local", "raise")
 
-#: What every setting is when nobody says.
+#: The defaults of all settings.
 DEFAULTS: dict[str, Any] = {
     "ratelimit_url": None,
     "ratelimit_quotas": {},
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
 
 _HARMLESS = set(string.ascii_letters + string.digits + ".-_")
 
-#: Of Celery's transport options, those that say where Sentinels' master is.
+#: Celery's transport options about Sentinels.
 _SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
@@ -59,15 +59,15 @@ class Settings:
     Attributes:
         url: the limiter's store.
         quotas: limits by name.
-        tasks: limits by task name or pattern, as written; one without a name is each matching task's own.
+        tasks: limits by task name or pattern, as written; each matching task has its own bucket of an unnamed limit.
         queues: limits by queue.
-        on_store_error: what becomes of a task when the store does not answer.
-        prefix: what every key in the store begins with; where ``global_keyprefix`` is set, that first.
-        return_queue: where tasks that are sent back wait, a template over ``queue``.
-        fleet: names the broker, so that parked tasks come back to it; ``""``: after its URL.
-        orphans_after: seconds after which what no worker attends to goes back to the queues that it was sent to.
-        observers: who is told what becomes of each task, as written; see ``observers.py``.
-        counts: whether what is decided is counted in the store.
+        on_store_error: handling of a task while the store does not answer.
+        prefix: the start of every key in the store; begins with ``global_keyprefix`` where that is set.
+        return_queue: the queue of returned tasks, a template over ``queue``.
+        fleet: names the broker, so that parked tasks return to it; ``""``: named after its URL.
+        orphans_after: seconds after which tasks that no worker attends to go back to their own queues.
+        observers: the observers of tasks' outcomes, as written; see ``observers.py``.
+        counts: whether decisions are counted in the store.
     """
 
     url: str = field(repr=False)
@@ -88,7 +88,7 @@ class Settings:
         return self.url.startswith("memory:")
 
     def return_queue_for(self, queue: str) -> str:
-        """The name of a queue's return queue. A return queue is its own: it may be consumed like any other."""
+        """The name of a queue's return queue. A return queue is its own, since it may be consumed like any queue."""
         before, after = self.return_queue.split("{queue}")
         long_enough = len(queue) > len(before) + len(after)
         is_one = long_enough and queue.startswith(before) and queue.endswith(after)
@@ -99,19 +99,19 @@ def settings_of(app: Celery) -> Settings:
     """The settings of ``app``, read and checked at the first call.
 
     Raises:
-        ConfigurationError: an unknown setting, or a value that cannot be; names both and says what would do.
+        ConfigurationError: an unknown setting, or an invalid value; names both and says what is valid.
     """
     settings: Settings = kept(app, "settings", lambda: _read(app))
     return settings
 
 
 def limits_of(spec: Any, quotas: Mapping[str, AnyLimit], where: str) -> tuple[AnyLimit, ...]:
-    """What a user wrote as limits: a rate, a quota's name, a limit, a mapping of its arguments, or a list.
+    """Read limits as users write them: a rate, a quota's name, a limit, a mapping of its arguments, or a list.
 
     Args:
-        spec: what was written.
-        quotas: the quotas that may be named.
-        where: what to call this place in an error.
+        spec: the limits as written.
+        quotas: quotas by name.
+        where: names the setting or option in errors.
     """
     several = spec if isinstance(spec, (list, tuple)) else [spec]
     if not several:
@@ -181,7 +181,7 @@ def _quota(name: str, spec: Any) -> AnyLimit:
 
 
 def _prefix(app: Celery) -> str:
-    """Apps that share a Redis with a ``global_keyprefix`` each have tasks of their own there; so they have limits."""
+    """The key prefix. Apps that share a Redis, each with a ``global_keyprefix``, have separate limits."""
     options = app.conf.broker_transport_options or {}
     apart = re.sub(r"[{}\s%]", lambda found: f"%{ord(found[0]):02X}", str(options.get("global_keyprefix") or ""))
     return apart + DEFAULT_PREFIX
@@ -202,7 +202,7 @@ def _refuse_unknown(app: Celery) -> None:
 
 
 def _written(app: Celery) -> Iterator[tuple[str, str]]:
-    """The ``ratelimit_*`` settings of an app: as they are written, and what that means."""
+    """The ``ratelimit_*`` settings of an app: each name as written, and the setting's own name."""
     app.conf.get("ratelimit_url")  # loads what is lazy
     namespace = app.conf.prefix or ""
     for mapping in app.conf.maps:
@@ -211,14 +211,14 @@ def _written(app: Celery) -> Iterator[tuple[str, str]]:
             if namespace and name.startswith(namespace):
                 name = name[len(namespace) :]
             elif namespace and name.isupper():
-                continue  # somebody else's, outside of the namespace: django-ratelimit has a RATELIMIT_ENABLE
+                continue  # another package's, outside of the namespace: django-ratelimit has a RATELIMIT_ENABLE
             if name.lower().startswith("ratelimit_"):
                 yield written, name.lower()
 
 
 def has_limits(app: Celery) -> bool:
-    """Whether anything of an app is limited: a setting, or a task that says so. Nothing is checked."""
-    # In capitals and without a namespace it may be another package's, unless it bears one of our names.
+    """Whether an app has limits: in a setting, or in a task's options. Nothing is checked."""
+    # A name in capitals without a namespace may be another package's, unless it is one of our names.
     if any(name in DEFAULTS or not written.isupper() for written, name in _written(app)):
         return True
     return any(getattr(task, "limits", None) is not None for task in list(app.tasks.values()))
@@ -252,7 +252,7 @@ def _is_store(url: str) -> bool:
 
 
 def store_options(app: Celery, url: str) -> dict[str, Any]:
-    """What Celery keeps beside a URL of Sentinels: for the broker, and where it says nothing for the result backend."""
+    """Celery's transport options for a URL of Sentinels: the broker's; what they lack, the result backend's."""
     if not is_sentinel(url):
         return {}
     options: dict[str, Any] = {}
@@ -264,7 +264,7 @@ def store_options(app: Celery, url: str) -> dict[str, Any]:
 
 
 def forks_apart(url: str) -> ConfigurationError:
-    """The error of a store in memory under a pool whose processes would each count for themselves."""
+    """The error for a store in memory under a pool whose processes would each count alone."""
     return ConfigurationError(
         f"ratelimit_url={without_password(url)!r} counts within one process, but the prefork pool runs tasks in "
         "others: start the worker with --pool=solo or --pool=threads, or set ratelimit_url to a Redis or Valkey ('redis://localhost:6379/0')"

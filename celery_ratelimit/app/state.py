@@ -1,4 +1,4 @@
-"""The store of an app's limits, as its processes use it: one limiter, and the places that its tasks hold."""
+"""An app's use of its store in one process: one limiter, and the leases of its tasks."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def limiter_of(app: Celery) -> Limiter:
 
 
 def leases_of(app: Celery) -> LeaseKeeper:
-    """The leases that tasks of ``app`` hold in this process."""
+    """The leases of the tasks of ``app`` in this process."""
     leases: LeaseKeeper = kept(app, "leases", lambda: LeaseKeeper(limiter_of(app).asker))
     return leases
 
 
 def check_url(app: Celery) -> None:
-    """Whether the configured URL is one of a store; asks no store.
+    """Check that the configured URL names a store; calls no store.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it names none.
     """
     settings = settings_of(app)
     if not settings.in_memory:
@@ -46,13 +46,13 @@ def check_url(app: Celery) -> None:
 
 
 def check_store(app: Celery) -> StoreUnavailable | None:
-    """Whether a store that can keep limits answers at the configured URL. What may go wrong with it is logged.
+    """Check that the store answers at the configured URL, and can hold limits. Logs warnings.
 
     Returns:
-        Why it does not answer, where ``ratelimit_on_store_error`` says what to do meanwhile; None: it answers.
+        The error if the store does not answer, and ``ratelimit_on_store_error`` handles that; None: it answers.
 
     Raises:
-        ConfigurationError: it does not answer, and ``ratelimit_on_store_error="raise"``; or it will never do.
+        ConfigurationError: the store does not answer, and ``ratelimit_on_store_error="raise"``; or it never will.
     """
     settings = settings_of(app)
     shown = without_password(settings.url)
@@ -63,7 +63,7 @@ def check_store(app: Celery) -> StoreUnavailable | None:
         raise ConfigurationError(f"ratelimit_url={shown!r}: {error}") from error
     except StoreUnavailable as error:
         text = f"ratelimit_url={shown!r}: no Redis or Valkey answers there ({error.__cause__})"
-        # A cluster's client is not to be had while none of its nodes answers: there is none to ask later.
+        # A cluster's client cannot be made while none of its nodes answers: there is none to call later.
         if settings.on_store_error != "raise" and is_kept(app, "limiter") and not is_no_store(error.__cause__):
             lost = StoreUnavailable(text)
             lost.__cause__ = error.__cause__

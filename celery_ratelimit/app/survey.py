@@ -1,4 +1,4 @@
-"""What an app's limits are for, and which of them look forgotten: said when a worker starts."""
+"""An app's limits with their tasks and queues, and limits that look like mistakes: logged when a worker starts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .settings import Settings, settings_of
 
 __all__ = ["Owned", "forgotten", "limits_shown", "owners_of"]
 
-#: Tasks that are named of a limit; of more, how many.
+#: Tasks that are named for a limit; of more, only the number is shown.
 _SHOWN = 8
 
 
 class Owned(NamedTuple):
-    """A limit, and the tasks and queues that it is for."""
+    """A limit, and its tasks and queues."""
 
     limit: AnyLimit
     tasks: list[str]
@@ -42,7 +42,7 @@ def owners_of(app: Any) -> dict[str, Owned]:
 
 
 def limits_shown(app: Any) -> str:
-    """Each limit of an app with the tasks and queues that it is for, a line each; empty if there are none."""
+    """Each limit of an app with its tasks and queues, one line each; empty if there are none."""
     lines = []
     for _, (limit, tasks, queues) in sorted(owners_of(app).items()):
         held_for = _named("task", tasks) + _named("queue", queues)
@@ -53,11 +53,11 @@ def limits_shown(app: Any) -> str:
 
 
 def forgotten(app: Any, consumed: Collection[str] = ()) -> list[str]:
-    """What an app's author has most likely not meant, a sentence each.
+    """Probable mistakes in an app's limits, one sentence each.
 
     Args:
         app: the app.
-        consumed: queues that some worker is known to consume, whether or not the app's settings know them.
+        consumed: queues that a worker is known to consume, also if the app's settings do not name them.
     """
     settings = settings_of(app)
     return [*_of_patterns(app, settings), *_of_queues(app, settings), *_of_tasks(app, settings, consumed)]
@@ -72,7 +72,7 @@ def _of_patterns(app: Any, settings: Settings) -> Iterator[str]:
 
 def _of_queues(app: Any, settings: Settings) -> Iterator[str]:
     if not app.conf.task_queues:
-        return  # any name may be a queue's
+        return  # any name may be that of a queue
     for queue in settings.queues:
         if queue not in app.amqp.queues:
             hint = _perhaps(queue, list(app.amqp.queues))

@@ -95,12 +95,12 @@ class Counter:
         self._later(PAUSE)
 
     def again(self) -> None:
-        """There is more to do in a while, though nothing else may be counted."""
+        """Schedule another report, although nothing may be counted meanwhile."""
         if not self._is_due:
             self.wait()
 
     def _add_up(self) -> None:
         if self._pid == os.getpid():
             self._tally.add_up()
-        else:  # a server has forked without telling Python
+        else:  # a fork that ran no fork hooks of Python
             self.begin_anew()

@@ -86,7 +86,7 @@ class Tally:
         return len(self._parts)
 
     def started(self, outcome: str, asked: Sequence[Asked], waited: float, users: Sequence[str] = ()) -> None:
-        """Count a task or call that got its permits of the limits in ``asked``, ``waited`` seconds after its throttling.
+        """Count a task or call that got its permits of the limits in ``asked``, ``waited`` seconds after a refusal.
 
         ``users``: each a letter for the kind (``t`` a task, ``q`` a queue), and the name.
         """
