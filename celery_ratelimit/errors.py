@@ -102,8 +102,8 @@ class StoreUnavailable(RateLimitError):
 
 
 class StoreMisconfigured(ConfigurationError):
-    """The store refuses to serve because of its set-up: a password, a permission, a cluster used as a single server. The
-    text says what to do; the cause is chained. A running worker handles it as an outage, and loses nothing.
+    """The store refuses to serve because of its set-up: a password, a permission, a cluster used as a single server.
+    The text says what to do; the cause is chained. A running worker handles it as an outage, and loses nothing.
     """
 
 
