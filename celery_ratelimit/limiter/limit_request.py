@@ -106,7 +106,7 @@ class LimitRequest:
 
     @cached_property
     def leaves_in_record(self) -> int | None:
-        """The field ``leaves`` of a parked task's record, so that ``lua/return_due.lua`` asks for its slot alike."""
+        """The field ``leaves`` of a parked task's record, so that ``lua/take_due.lua`` asks for its slot alike."""
         if self.leaves is None or self.limit.reserve is None:
             return None
         return -int(self.limit.wire(self.cost, self.leaves)[5])

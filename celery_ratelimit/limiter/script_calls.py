@@ -98,7 +98,7 @@ class Packed(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Copies of tasks that have come from the broker: of which the store is told with the question for permits.
+    """CopyReports of tasks that have come from the broker: of which the store is told with the question for permits.
 
     Attributes:
         keys: of their lots, as they go over the wire.

@@ -78,7 +78,7 @@ class Shadows:
 
     def opened(self, demand: LimitRequest) -> LimitRequest:
         """The same for tasks that were parked before: of a limit in shadow all may leave (the cost says so, see
-        ``lua/return_due.lua``).
+        ``lua/take_due.lua``).
         """
         limit = demand.limit
         if not self.has(demand.name, limit):
