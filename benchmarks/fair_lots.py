@@ -93,7 +93,7 @@ class Lot:
     def look(self, asked: LimitRequest) -> None:
         """What has left is at the broker, and has started: its slot is free again."""
         self.client.delete(f"{KEYS}state", f"{KEYS}slots")
-        (looked,) = self.parking.return_due([asked])
+        (looked,) = self.parking.take_due([asked])
         self.parking.published({BUCKET: looked.leaving})
 
     def show(self, what: str, calls: int, call: Callable[[], None]) -> None:

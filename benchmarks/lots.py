@@ -171,7 +171,7 @@ def _return(parking: Backlog, number: int, lots: int) -> Iterator[None]:
     fast, left, lot = Limit("1000000/s", name=NAME, key="{tenant}", burst=1000), number, lots
     while left > 0:
         demands = [LimitRequest(fast, NAME, f"t{max(0, each)}") for each in range(lot - 1, max(-1, lot - 1 - PAGE), -1)]
-        looked = parking.return_due(demands)
+        looked = parking.take_due(demands)
         yield
         parking.published({each.bucket: each.leaving for each in looked})
         left -= sum(len(each.leaving) for each in looked)
@@ -182,7 +182,7 @@ def _return(parking: Backlog, number: int, lots: int) -> Iterator[None]:
 def _look(parking: Backlog) -> Iterator[None]:
     while due := parking.due([NAME]):
         yield
-        parking.return_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
+        parking.take_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
         yield
 
 
@@ -224,7 +224,7 @@ def _let_expire(client: redis.Redis, parking: Backlog, number: int, lots: int) -
 def _expire(parking: Backlog, left: int) -> Iterator[None]:
     while left > 0 and (due := parking.due([NAME])):
         yield
-        looked = parking.return_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
+        looked = parking.take_due([LimitRequest(LIMIT, *bucket) for bucket in due], due=True)
         yield
         leaving = {each.bucket: each.leaving for each in looked if each.leaving}
         parking.published(leaving)

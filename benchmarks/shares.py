@@ -91,7 +91,7 @@ def act(directory: Path, shares: int, tasks: int) -> None:
 
         def look(asked: LimitRequest) -> Any:
             limiter.client.delete("ratelimit:v1:{bench}::state", "ratelimit:v1:{bench}::slots")
-            (looked,) = parking.return_due([asked])
+            (looked,) = parking.take_due([asked])
             return looked.leaving
 
         for _ in range(tasks // 100):

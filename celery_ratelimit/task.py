@@ -24,10 +24,10 @@ from .limiter.leases import run_id
 from .limiter.limit_request import LimitRequest, actual_costs, check_actual, leased
 from .limiter.shadow import asked_of
 from .observing import Observation
-from .store_calls.outage import Deferral
+from .store_calls.outage import OutagePauses
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of
-from .worker.rules import Reject, refused
+from .worker.rules import GiveUp, refused
 from .worker.stored_limit_labels import stored_in_place_of
 
 __all__ = ["RateLimitedMixin", "RateLimitedTask"]
@@ -214,7 +214,7 @@ def _refuse(task: Any, call: _Call, demand: LimitRequest, wait: float, action: A
         config = limiter_of(task.app).config(demand.name, key=demand.key or None, force=True)
         stored = stored_in_place_of(demand.limit, config)
     report = ThrottleReport("returned", wait, demand, stored=stored)
-    if isinstance(action, Reject):
+    if isinstance(action, GiveUp):
         report = replace(report, full=action.full).given_up(action.how, call.plan.policy)
     _count(task, call.queue, report.what, call.demands, demand.name)
     _end_run(task, report)
@@ -225,7 +225,7 @@ def _without_store(task: Any, error: RateLimitError) -> None:
 
     The number of workers that share a limit is not known here, so ``"local"`` is ``"defer"``.
     """
-    deferral: Deferral = kept(task.app, "deferral", Deferral)
+    deferral: OutagePauses = kept(task.app, "deferral", OutagePauses)
     deferral.warn(error)
     choice = settings_of(task.app).on_store_error
     if choice == "raise":

@@ -3,7 +3,7 @@
 -- A message without a place in the order is parked again, at its place. A copy of it may have been returned before, so the message gets
 -- a new copy number. A place without a message is removed. An index that lacks a parking lot or a task is completed.
 -- KEYS   for each parking lot the keys of include/lot.lua
--- ARGV   1  memory    us, > 0: see return_due.lua
+-- ARGV   1  memory    us, > 0: see take_due.lua
 --        2  most      >= 1: about that many entries are compared in a step
 --        3+           for each parking lot: the key of its bucket, text; the part with which to continue, 0: check whether its keys
 --                     disagree; the cursor in that part; number of entries of `task_index` that follow; these: an entry without a message is

@@ -40,7 +40,7 @@ MAX_PRIORITY = 255
 
 
 def stamp_of(message: Any, name: str) -> Any:
-    """A stamp by :func:`.consumption.consumer_classes`: ``ratelimit_queue``, or ``ratelimit_received_at``."""
+    """A stamp by :func:`.consumed_queues.consumer_classes`: ``ratelimit_queue``, or ``ratelimit_received_at``."""
     return getattr(message, name, None) or (message.delivery_info or {}).get(name)
 
 

@@ -28,7 +28,7 @@ from celery.worker import state
 from .broker import Broker
 from .bulk_acknowledge import BulkAcknowledge
 from .bulk_receive import BulkReceive
-from .consumption import Consumption
+from .consumed_queues import ConsumedQueues
 from .pool import Pool
 from .publisher import Publisher, Republisher
 from .requests import PERMIT, note_arrived
@@ -57,7 +57,7 @@ class Worker:
         publisher, names = Publisher(self.app, broker), ReturnNames(consumer)
         self.acknowledgements = BulkAcknowledge(self.timers)
         self.bulk_receive = BulkReceive(broker)
-        self.consumption = Consumption(consumer, broker, names, publisher, self.bulk_receive)
+        self.consumption = ConsumedQueues(consumer, broker, names, publisher, self.bulk_receive)
         self.republisher = Republisher(consumer, broker, self.acknowledgements, publisher, names.declaration)
 
     def intercept(

@@ -27,7 +27,7 @@ from ..store.resp import bulk, text
 from ..store_calls.store_calls import Asks, asked
 from . import tuning
 from .backlog_contents import BacklogContents
-from .deduplicator import Copies
+from .deduplicator import CopyReports
 from .fleet_registry import FleetRegistry
 from .messages import Bucket, Parked, ParkResult, PollResult, ToPark, encoded, several
 from .scripts import PendingReports, Scripts, arguments_of, park_results, weights_text
@@ -58,7 +58,7 @@ class Backlog:
         self.untold = PendingReports()
         self.register = FleetRegistry(scripts)
         self.contents = BacklogContents(scripts)
-        self.copies = Copies(scripts)
+        self.copies = CopyReports(scripts)
 
     def another(self) -> Backlog:
         """A backlog of the same parking lots, for another thread."""
@@ -113,7 +113,7 @@ class Backlog:
         found: list[Bucket] | None = None
         for part in self.scripts.that_go_together(names) if names else ():
             keys = [key for name in part for key in (lots_key(prefix, name, fleet), touched_key(prefix, name))]
-            reply = self.scripts.with_keys("due", keys, tuning.READ_AT_ONCE, fleet)
+            reply = self.scripts.with_keys("find_due_lots", keys, tuning.READ_AT_ONCE, fleet)
             for name, due in zip(part, reply, strict=True):
                 if due is not None:
                     found = [*(found or ()), *[(name, text(key)) for key in due]]
@@ -139,7 +139,7 @@ class Backlog:
         now, moved = self.scripts.with_keys("reschedule", keys, since, tuning.SCANNED_AT_ONCE, code)
         return int(now), int(moved) == tuning.SCANNED_AT_ONCE
 
-    def return_due(
+    def take_due(
         self,
         demands: Sequence[LimitRequest],
         *,
@@ -178,7 +178,7 @@ class Backlog:
                 weights.setdefault(demand.name, (place, weights_text(demand.limit)))
         last = [value for pair in weights.values() for value in pair]
         reply = self.scripts.call(
-            "return_due",
+            "take_due",
             number,
             number + len(first) + ARGUMENTS * len(demands) + len(last),
             [*keys, *of_lots, bulk(*first), *[demand.wire for demand in demands], *([bulk(*last)] if last else [])],

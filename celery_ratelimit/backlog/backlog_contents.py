@@ -24,7 +24,7 @@ from .scripts import Scripts
 __all__ = ["BacklogCache", "BacklogContents"]
 
 _T = TypeVar("_T")
-#: The keys of a parking lot that ``lua/list_lots.lua`` reads: parked, leaving, messages, aside, costs.
+#: The keys of a parking lot that ``lua/list_parked.lua`` reads: parked, leaving, messages, aside, costs.
 _LISTED = (0, 2, 1, 6, 11)
 
 
@@ -125,7 +125,9 @@ class BacklogContents:
             arguments.append((*(page or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in part]))
         return [
             Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
-            for part, (_, *found) in zip(parts, self._scripts.each_with_keys("list_lots", keys, arguments), strict=True)
+            for part, (_, *found) in zip(
+                parts, self._scripts.each_with_keys("list_parked", keys, arguments), strict=True
+            )
             for bucket, (parked, leaving, oldest, cost, *tasks) in zip(part, found, strict=True)
         ]
 
@@ -148,7 +150,7 @@ class BacklogContents:
             yield int(taken), several(leaving)
             until, since, last = until or int(now), text(following), text(last_id)
 
-    def return_to_queue(
+    def take_early(
         self, bucket: Bucket, queues: Sequence[str] = (), until: int = 0, *, overdue: float = 0.0
     ) -> tuple[int, list[Parked]]:
         """Return some tasks to the queues that they were sent to. The caller publishes them as they were sent.
@@ -164,12 +166,12 @@ class BacklogContents:
         """
         bounds = (tuning.MAX_REPLY_BYTES, tuning.PAGE, until, microseconds(overdue))
         times = (microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
-        now, *leaving = self._scripts.run("return_to_queue", bucket, *times, bucket[1], *bounds, *map(encoded, queues))
+        now, *leaving = self._scripts.run("take_early", bucket, *times, bucket[1], *bounds, *map(encoded, queues))
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
         numbers = (int(purge), microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
-        return self._scripts.run("remove", bucket, *numbers, bucket[1], tuning.MAX_REPLY_BYTES, *which)
+        return self._scripts.run("take_out", bucket, *numbers, bucket[1], tuning.MAX_REPLY_BYTES, *which)
 
 
 class BacklogCache:

@@ -22,7 +22,7 @@ from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, Parked, marker_of, read_parcel
 
-__all__ = ["Publisher", "QueueReturner", "Returned"]
+__all__ = ["EarlyReturner", "Publisher", "Returned"]
 
 #: Tasks with their buckets; and a limit, a queue, and a task's id or nothing: what cannot be published.
 Tasks = Sequence[tuple[Bucket, Parked]]
@@ -129,7 +129,7 @@ class Returned(NamedTuple):
         return Returned(self.tasks + other.tasks, self.queues | other.queues, self.missing | other.missing)
 
 
-class QueueReturner:
+class EarlyReturner:
     """Returns parked tasks to the queues that they were sent to, as they were sent. A context manager.
 
     At least once: a process that is killed between two steps may leave a task twice, and none is lost.
@@ -138,7 +138,7 @@ class QueueReturner:
     def __init__(self, app: Celery, backlog: Backlog) -> None:
         self._app, self._backlog, self._stack = app, backlog, ExitStack()
 
-    def __enter__(self) -> QueueReturner:
+    def __enter__(self) -> EarlyReturner:
         self._read = self._stack.enter_context(self._app.connection_for_read())
         write = self._stack.enter_context(self._app.connection_for_write())
         self._channel: Any = self._stack.enter_context(write.channel())
@@ -148,13 +148,13 @@ class QueueReturner:
         self._stack.close()
 
     def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> Returned:
-        """Return the tasks that are parked for a limit now. See :meth:`BacklogContents.return_to_queue`."""
+        """Return the tasks that are parked for a limit now. See :meth:`BacklogContents.take_early`."""
         returned, until = Returned(), 0
         for keys in self._backlog.contents.keys(name, aside=bool(queues)):
             for key in keys:
                 stuck: set[str] = set()  # tasks that could not be published: they leave again, behind the others
                 while True:
-                    now, page = self._backlog.contents.return_to_queue((name, key), queues, until, overdue=overdue)
+                    now, page = self._backlog.contents.take_early((name, key), queues, until, overdue=overdue)
                     until = until or now
                     if all(each.id in stuck for each in page):
                         break

@@ -25,9 +25,9 @@ from .backlog_contents import BacklogCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
+from .orphans import OrphanWatcher
 from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
-from .reaper import Reaper
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 
@@ -57,7 +57,7 @@ class ReturnScheduler:
     ) -> None:
         self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
         self._return_queue_for = worker.consumption.return_queue_for
-        self._reaper = Reaper(worker, parking, limits, orphans_after, outage)
+        self._reaper = OrphanWatcher(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
         self.rescheduler = Rescheduler(worker, parking, limits, outage)
         self._publisher = Publisher(worker, parking, self._reaper.note_return_queue, clock)
@@ -192,7 +192,7 @@ class ReturnScheduler:
             return False
         self.rescheduler.begin()  # tasks may have been registered
         self._note_acknowledged()  # to be told with what is let out
-        done = self._release_revoked(until) and (yield from self._return_due(until))
+        done = self._release_revoked(until) and (yield from self._take_due(until))
         yield from self.parking.tells(at_once=False)
         return done
 
@@ -217,7 +217,7 @@ class ReturnScheduler:
                 return False
         return True
 
-    def _return_due(self, until: float) -> Asks[bool]:
+    def _take_due(self, until: float) -> Asks[bool]:
         """Publish tasks whose turn is near, of all buckets that are due. False: there are more, and time is up."""
         due = self._due
         if not due:
@@ -233,8 +233,8 @@ class ReturnScheduler:
                 self.occupied.clear()  # a request that comes asks first, and is parked if it has to be
         while due:
             demands = [LimitRequest(self._limits[name], name, key) for name, key in due.first()]
-            return_due = partial(self.parking.return_due, demands, due=True, absent=self._heartbeat.absent or ())
-            looked: Sequence[PollResult] = yield return_due
+            take_due = partial(self.parking.take_due, demands, due=True, absent=self._heartbeat.absent or ())
+            looked: Sequence[PollResult] = yield take_due
             due.note(looked)
             for each in looked:
                 if (

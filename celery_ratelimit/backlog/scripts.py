@@ -24,12 +24,12 @@ __all__ = ["PendingReports", "Scripts", "arguments_of", "park_results", "weights
 #: Number of keys that a script gets for each parking lot.
 LOT_KEYS = 16
 #: Scripts that have another text for fair limits.
-_OF_FAIR = ("park", "return_due")
+_OF_FAIR = ("park", "take_due")
 
 _NAMES = (
-    *("park", "return_due", "confirm_published", "dedup_and_acquire", "due"),
-    *("reschedule", "wake_suspended", "heartbeat_queues", "heartbeat_limits"),
-    *("locate", "list_lots", "remove", "return_to_queue", "position"),
+    *("park", "take_due", "confirm_published", "dedup_and_acquire", "find_due_lots"),
+    *("reschedule", "resume_queue", "heartbeat_queues", "heartbeat_limits"),
+    *("locate", "list_parked", "take_out", "take_early", "position"),
     *("reconcile", "publish_failures"),
 )
 

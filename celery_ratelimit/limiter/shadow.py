@@ -77,7 +77,7 @@ class Shadows:
 
     def opened(self, demand: LimitRequest) -> LimitRequest:
         """The request for tasks that were parked earlier: under a limit in shadow all may leave (by their cost, see
-        ``lua/return_due.lua``).
+        ``lua/take_due.lua``).
         """
         limit = demand.limit
         if not self.has(demand.name, limit):

@@ -14,13 +14,13 @@ from ..store_calls.outage import Outage
 from ..store_calls.store_clock import StoreClock
 from .admission import POLL_INTERVAL
 from .deduplication import Deduplication
-from .flow_control import PrefetchAccounting
+from .flow_control import HeldRequests
 from .parking_batch import ParkingBatch, PendingPark
 from .reporting import Reporter, ThrottleReport, outcome_of
 from .request import PendingRequest
 from .request_queue import LimitQueue, permit_interval
 from .request_resources import RequestResources
-from .rules import Action, BlockQueue, DropDuplicate, Fail, Park, Reject, Republish, RetryAt, Start, StartAt
+from .rules import Action, BlockQueue, DropDuplicate, Fail, GiveUp, Park, Republish, RetryAt, Start, StartAt
 
 __all__ = ["Actions"]
 
@@ -38,7 +38,7 @@ class Actions:
         worker: Worker,
         clock: StoreClock,
         outage: Outage,
-        prefetch: PrefetchAccounting,
+        prefetch: HeldRequests,
         resources: RequestResources,
         reporter: Reporter,
         batch: ParkingBatch,
@@ -75,7 +75,7 @@ class Actions:
                 return self._park(limit_queue, pending, action, now)
             case Republish():
                 self._send_back(limit_queue, pending, action, now)
-            case Reject():
+            case GiveUp():
                 self._end(limit_queue, pending, action, now)
             case DropDuplicate():
                 self._resources.leave(limit_queue, pending)
@@ -147,7 +147,7 @@ class Actions:
             self._deduplication.end_coalesced(pending, result.survivor)
         elif result.outcome == "full":
             wait = action.wait + result.ahead * interval
-            self._end(queue, pending, Reject(pending.plan.policy.overflow, demand, wait), now)
+            self._end(queue, pending, GiveUp(pending.plan.policy.overflow, demand, wait), now)
         else:
             why = outcome_of(queue, pending, demand, action.wait + result.ahead * interval, now, what="parked")
             self._resources.leave(queue, pending)
@@ -170,7 +170,7 @@ class Actions:
 
     # -- It ends ---------------------------------------------------------------------------------------------------
 
-    def _end(self, limit_queue: LimitQueue, pending: PendingRequest, action: Reject, now: float) -> None:
+    def _end(self, limit_queue: LimitQueue, pending: PendingRequest, action: GiveUp, now: float) -> None:
         how = action.how
         why = outcome_of(limit_queue, pending, action.demand, action.wait, now, action.full)
         why = why.given_up(how, pending.plan.policy)

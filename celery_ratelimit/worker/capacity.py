@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from .._celery import Pool
-from .known_turns import KEEP, KnownTurns
+from .expected_turns import KEEP, ExpectedTurns
 from .request import AcquireCall
 from .request_queue import ACQUIRE_EARLY
 
@@ -50,7 +50,7 @@ class PoolCapacity:
     ) -> None:
         self._pool, self._workers, self._keeps_only_process = pool, workers, keeps_only_process
         self.pending = 0
-        self.turns = KnownTurns(pool.mean_runtime, workers)
+        self.turns = ExpectedTurns(pool.mean_runtime, workers)
         self.reservations = ProcessReservations(pool)
         self._listens_until = self._next_give_back = 0.0
         self._kept_at = self._kept_since = 0.0  # when the only process was kept from a longer task: last, and first

@@ -19,7 +19,7 @@ from .capacity import AHEAD, LISTEN, PoolCapacity
 from .request import PendingRequest, State, UnlimitedRequest
 from .request_queue import LimitQueue
 
-__all__ = ["ArrivalBatch", "PrefetchAccounting", "ReturnQueueConsumption"]
+__all__ = ["ArrivalBatch", "HeldRequests", "ReturnQueueConsumption"]
 
 #: Seconds; a queue whose messages would wait here for longer is left alone for a while. Some times what it takes to go
 #: on: kombu waits for what it has asked Redis for, from other queues, for up to a second.
@@ -28,7 +28,7 @@ LONG = 3.0
 QueuedRequest = PendingRequest | UnlimitedRequest
 
 
-class PrefetchAccounting:
+class HeldRequests:
     """Counts the requests in the worker, and stops consuming a queue for a while whose requests wait here for long.
 
     Attributes:
@@ -180,7 +180,7 @@ class ArrivalBatch:
         worker: Worker,
         attendant: ReturnScheduler,
         capacity: PoolCapacity,
-        prefetch: PrefetchAccounting,
+        prefetch: HeldRequests,
         dispatch: Callable[[list[LimitQueue]], None],
     ) -> None:
         self._bulk_receive, self._occupied, self._capacity = worker.bulk_receive, attendant.occupied, capacity

@@ -35,11 +35,11 @@ from .admission import FallbackLimiter, PermitClient
 from .capacity import PoolCapacity
 from .concurrency import ConcurrencyLeases
 from .deduplication import Deduplication, coalesce_key
-from .flow_control import ArrivalBatch, PrefetchAccounting, ReturnQueueConsumption
+from .flow_control import ArrivalBatch, HeldRequests, ReturnQueueConsumption
 from .limit_watcher import LimitWatcher
 from .parking_batch import ParkingBatch
 from .pool_scheduler import PoolScheduler
-from .queue_processor import ErrorAttribution, QueueProcessor
+from .queue_processor import CurrentRequest, QueueProcessor
 from .reporting import Reporter
 from .request import PendingRequest
 from .request_queue import LimitQueue
@@ -94,7 +94,7 @@ class Gate:
         # The pool, and the requests that wait for it.
         self._capacity = capacity = PoolCapacity(worker.pool, worker.live_workers, worker.keeps_only_process)
         self._queues = queues = RequestQueues()
-        self._prefetch = prefetch = PrefetchAccounting(worker, capacity)
+        self._prefetch = prefetch = HeldRequests(worker, capacity)
         self._return_queues = return_queues = ReturnQueueConsumption(worker, capacity, lambda: self._dispatch(queues))
         self._pool_scheduler = pool_scheduler = PoolScheduler(
             worker, capacity, queues, prefetch, reporter, self._dispatch
@@ -112,7 +112,7 @@ class Gate:
             *(asker, store_calls, outage, self._fallback, concurrency, pool_scheduler, deduplication),
             worker.broker.max_hold,
         )
-        self._errors = ErrorAttribution(worker, self.on_error)
+        self._errors = CurrentRequest(worker, self.on_error)
         processor = QueueProcessor(
             *(self._admission, resources, pool_scheduler, batch, actions, return_queues, self._errors, self._dispatch)
         )

@@ -24,8 +24,8 @@ from ..errors import StoreMisconfigured
 from ..limiter.limit_request import LimitRequest
 from ..store_calls.outage import NotAsked, Outage
 from ..store_calls.store_calls import Reply, StoreCalls
-from .flow_control import PrefetchAccounting
-from .known_turns import KnownTurns
+from .expected_turns import ExpectedTurns
+from .flow_control import HeldRequests
 from .request import PendingRequest, State
 from .request_queue import LimitQueue, permit_interval
 from .rules import Park
@@ -89,8 +89,8 @@ class ParkingBatch:
         attendant: ReturnScheduler,
         outage: Outage,
         store_calls: StoreCalls,
-        prefetch: PrefetchAccounting,
-        turns: KnownTurns,
+        prefetch: HeldRequests,
+        turns: ExpectedTurns,
     ) -> None:
         self._worker, self._attendant, self._outage, self._store_calls = worker, attendant, outage, store_calls
         self._prefetch, self._turns = prefetch, turns

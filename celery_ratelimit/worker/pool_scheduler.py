@@ -14,7 +14,7 @@ from typing import Any
 from .._celery import Worker, requests
 from ..limiter.limit_request import LimitRequest
 from .capacity import AHEAD, PoolCapacity
-from .flow_control import PrefetchAccounting
+from .flow_control import HeldRequests
 from .reporting import Reporter, permit_of
 from .request import UnlimitedRequest
 from .request_queue import ACQUIRE_EARLY, LimitQueue, task_name
@@ -35,7 +35,7 @@ class PoolScheduler:
         worker: Worker,
         capacity: PoolCapacity,
         queues: RequestQueues,
-        prefetch: PrefetchAccounting,
+        prefetch: HeldRequests,
         reporter: Reporter,
         dispatch: Callable[[], None],
     ) -> None:

@@ -22,10 +22,10 @@ from .request_queue import LimitQueue
 from .request_resources import RequestResources
 from .rules import BUNCHED, Acquire, BlockQueue, Park, RetryAt, before_acquire, on_timer
 
-__all__ = ["ErrorAttribution", "QueueProcessor"]
+__all__ = ["CurrentRequest", "QueueProcessor"]
 
 
-class ErrorAttribution:
+class CurrentRequest:
     """Remembers the request that is being handled, so that an unforeseen error ends its task and no other.
 
     Attributes:
@@ -72,7 +72,7 @@ class QueueProcessor:
         batch: ParkingBatch,
         actions: Actions,
         return_queues: ReturnQueueConsumption,
-        errors: ErrorAttribution,
+        errors: CurrentRequest,
         dispatch: Callable[[list[LimitQueue]], None],
     ) -> None:
         self._admission, self._resources, self._pool_scheduler = admission, resources, pool_scheduler

@@ -22,7 +22,7 @@ from ..limiter.limit_request import LimitRequest
 from ..limits.decision import Decision
 from .request import AcquireCall, PendingRequest, State
 
-__all__ = ["ACQUIRE_EARLY", "LEAST_PAUSE", "LimitQueue", "TimerHeap"]
+__all__ = ["ACQUIRE_EARLY", "LEAST_PAUSE", "LimitQueue", "TimedRequests"]
 
 #: Seconds before its turn that a queue asks, so that a late timer wastes nothing.
 ACQUIRE_EARLY = 0.02
@@ -30,7 +30,7 @@ ACQUIRE_EARLY = 0.02
 LEAST_PAUSE = 0.001
 
 
-class TimerHeap:
+class TimedRequests:
     """The requests of a queue that have a time: at which they ask again, or their permit is good."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class LimitQueue:
     needs_process: bool = False
     cancel: Callable[[], None] | None = None
     alarm: float = 0.0
-    due: TimerHeap = field(default_factory=TimerHeap)
+    due: TimedRequests = field(default_factory=TimedRequests)
     parking: list[PendingRequest] = field(default_factory=list)
     acquire: AcquireCall | None = None
 
@@ -186,7 +186,7 @@ class LimitQueue:
         self.reserved.clear()
         self.new.clear()
         self.parking.clear()
-        self.due, self.acquire = TimerHeap(), None
+        self.due, self.acquire = TimedRequests(), None
         return gone
 
     def requeue_deferred(self) -> None:

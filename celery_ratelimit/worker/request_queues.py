@@ -10,7 +10,7 @@ from time import monotonic
 from .._celery import Worker
 from .._celery.saved_message import expires_at
 from ..app.plan import Buckets
-from .known_turns import KnownTurns
+from .expected_turns import ExpectedTurns
 from .request import PendingRequest, State
 from .request_queue import LimitQueue, task_name
 
@@ -95,7 +95,7 @@ class QueueTimers:
     def __init__(
         self,
         worker: Worker,
-        turns: KnownTurns,
+        turns: ExpectedTurns,
         lead_time: Callable[[], float],
         dispatch: Callable[[list[LimitQueue]], None],
     ) -> None:

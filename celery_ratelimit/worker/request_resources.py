@@ -11,7 +11,7 @@ from ..limiter.sync_store import StoreRunner
 from ..store_calls.outage import Outage
 from .capacity import PoolCapacity
 from .concurrency import ConcurrencyLeases
-from .flow_control import PrefetchAccounting
+from .flow_control import HeldRequests
 from .request import AcquireCall, PendingRequest, State
 from .request_queue import LimitQueue
 
@@ -32,7 +32,7 @@ class RequestResources:
         asker: StoreRunner,
         outage: Outage,
         capacity: PoolCapacity,
-        prefetch: PrefetchAccounting,
+        prefetch: HeldRequests,
         concurrency: ConcurrencyLeases,
     ) -> None:
         self._asker, self._outage = asker, outage

@@ -21,7 +21,7 @@ from .request_queue import LEAST_PAUSE, LimitQueue
 # fmt: off
 __all__ = [
     "BUNCHED", "NOTIFICATION_TIMEOUT", "RETURN_HOLD", "STALE", "Acquire", "Action", "BlockQueue", "DropDuplicate",
-    "Fail", "Park", "Reject", "Republish", "RetryAt", "Start", "StartAt", "before_acquire", "granted",
+    "Fail", "GiveUp", "Park", "Republish", "RetryAt", "Start", "StartAt", "before_acquire", "granted",
     "is_concurrency", "on_timer", "refused", "without_store",
 ]
 # fmt: on
@@ -99,7 +99,7 @@ class Republish:
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class GiveUp:
     """The task does not run here; ``how``: ``"drop"``, ``"fail"``, or the queue that its message is sent to."""
 
     how: str
@@ -120,7 +120,7 @@ class DropDuplicate:
     """The message ends: another copy of the task is parked, or may run."""
 
 
-Action = Start | StartAt | Acquire | RetryAt | BlockQueue | Park | Republish | Reject | DropDuplicate | Fail
+Action = Start | StartAt | Acquire | RetryAt | BlockQueue | Park | Republish | GiveUp | DropDuplicate | Fail
 
 
 def before_acquire(
@@ -221,7 +221,7 @@ def refused(
     demand = pending.demand(decision.binding)
     full = decision.full and policy.overflow != pending.queue
     if policy.waits and (full or wait + (now - pending.arrived_at) > policy.claim):
-        return Reject(policy.overflow, demand, wait, decision.full)
+        return GiveUp(policy.overflow, demand, wait, decision.full)
     if wait <= policy.inline_wait or (pending.has_reservation and wait <= RETURN_HOLD):
         # A little too early, or the pool is busy: asks again at its time, or when a process is free.
         if wait <= 0:
@@ -231,7 +231,7 @@ def refused(
         at = now + max(LEAST_PAUSE, wait - early) if for_permit else None
         return RetryAt(at, has_reservation=pending.has_reservation or policy.throttle == "retry")
     if not policy.waits:
-        return Reject(policy.throttle, demand, wait)
+        return GiveUp(policy.throttle, demand, wait)
     if policy.throttle == "wait" and is_notified:
         return BlockQueue(now + NOTIFICATION_TIMEOUT, demand, wait)
     if policy.throttle == "wait" and wait <= max_hold:

@@ -1,5 +1,5 @@
 -- Notes that something was given back to a bucket, so that a turn there may come sooner than was foreseen. A worker that has tasks
--- parked there looks at the lot again, see due.lua.
+-- parked there looks at the lot again, see find_due_lots.lua.
 --
 -- touched key, one for each limit: sorted set, key of a bucket -> us. Each is later than all before it, whatever the clock does.
 -- Expires a minute after the last.

@@ -19,7 +19,7 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "before it parks": (parking, "arguments_of", "before"),
     "parked, not acknowledged": (return_scheduler.ReturnScheduler, "_acknowledge", "before"),
     "acknowledged, not told": (parking.Backlog, "tells", "before"),
-    "before it lets out": (parking.Backlog, "return_due", "before"),
+    "before it lets out": (parking.Backlog, "take_due", "before"),
     "let out, not published": (parcels, "publish", "before"),
     "the first of several published": (parcels, "publish", "after"),
     "published, not reported": (scripts.Scripts, "tell", "before"),

@@ -16,7 +16,7 @@ STEPS: dict[str, list[tuple[Any, str]]] = {
     "ask": [(sync_store.StoreRunner, name) for name in ("ask", "ask_along", "release_and_acquire")],
     "park": [(parking.Backlog, "parks")],
     "start": [(Worker, "start")],
-    "leave": [(flow_control.PrefetchAccounting, "_resume")],
+    "leave": [(flow_control.HeldRequests, "_resume")],
     "announce": [(requests, "send_throttled_event")],
     "grant": [(admission.PermitClient, "_granted")],
 }

@@ -115,13 +115,13 @@ def test_one_that_ends_before_it_has_heard_that_a_queue_is_consumed_again(
         attend = parking.register.attend
         until(lambda: "a" in attend("ends", ["b"], [], 6.0), 15, "the end of queue a being known")
         known = attend("ends", ["b"], [], 6.0)
-        while (looked := parking.return_due([asked], absent=known)[0]).again == 0 or looked.leaving:
+        while (looked := parking.take_due([asked], absent=known)[0]).again == 0 or looked.leaving:
             time.sleep(0.05)
         before = fleet.started()
         fleet.launch(QUICK, "-Q", "a")
         until(lambda: "a" not in parking.register.attend("asks", ["c"], [], 0.1), 30, "a worker of queue a")
         ends = time.monotonic() + 1.0
         while time.monotonic() < ends:
-            parking.return_due([asked], due=True, absent=known)
+            parking.take_due([asked], due=True, absent=known)
             time.sleep(0.01)
         until(lambda: fleet.started() >= before + 30, 20, "its tasks going on")

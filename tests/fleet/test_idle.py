@@ -20,7 +20,7 @@ from tests.parks import park_one
 NAME = "tests.apps.fleet.retry"
 
 #: Scripts by what they are called by.
-VERBS = {hashlib.sha1(load_source(verb).encode()).hexdigest(): verb for verb in ("heartbeat_queues", "return_due")}
+VERBS = {hashlib.sha1(load_source(verb).encode()).hexdigest(): verb for verb in ("heartbeat_queues", "take_due")}
 
 
 def asked(store: redis.Redis) -> int:
@@ -50,7 +50,7 @@ def test_an_idle_worker_does_not_ask(server: EmbeddedServer, store: redis.Redis,
         said: list[str] = []
         with store.monitor() as monitor:
             park_one(parking, demand, "one@celery", json.dumps({"id": "one", "headers": {"id": "one"}}))
-            while "return_due" not in said:
+            while "take_due" not in said:
                 words = monitor.next_command()["command"].split()
                 said.append(VERBS.get(words[1].lower(), "") if words[0].lower() == "evalsha" else "")
         assert "heartbeat_queues" in said, "which queues are consumed it has heard long ago"

@@ -386,7 +386,7 @@ ODD_IDS = ["a@b", "@", "a.1~0@q", "*", "[a-z]?", "^id", "back\\slash", 'a "quote
 def look(app: Celery, *, absent: Sequence[str] = ()) -> list[Parked]:
     """A worker looks at the lot of ``stripe``, while no worker consumes some queues."""
     demand = LimitRequest(Limit("100/s"), "stripe", "")
-    return [task for lot in backlog_of(app).return_due([demand], absent=absent) for task in lot.leaving]
+    return [task for lot in backlog_of(app).take_due([demand], absent=absent) for task in lot.leaving]
 
 
 @pytest.mark.parametrize("queue", ["celery", "q@r", "@"])

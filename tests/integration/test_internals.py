@@ -45,7 +45,7 @@ from kombu.transport.redis import Transport as RedisTransport
 from celery_ratelimit._celery import requests
 from celery_ratelimit._celery.broker import Broker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
-from celery_ratelimit._celery.consumption import consumer_classes
+from celery_ratelimit._celery.consumed_queues import consumer_classes
 from celery_ratelimit._celery.prefetch import Prefetch
 from celery_ratelimit._celery.publisher import Publisher
 from celery_ratelimit._celery.return_queues import ReturnConsumer, ReturnNames

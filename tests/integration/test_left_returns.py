@@ -12,7 +12,7 @@ from kombu.common import QoS
 
 from celery_ratelimit._celery.broker import Broker as WorkersBroker
 from celery_ratelimit._celery.bulk_receive import BulkReceive
-from celery_ratelimit._celery.consumption import Consumption
+from celery_ratelimit._celery.consumed_queues import ConsumedQueues
 from celery_ratelimit._celery.publisher import Publisher
 from celery_ratelimit._celery.return_queues import ReturnNames
 from tests.fleet_of import until
@@ -20,7 +20,7 @@ from tests.rabbitmq import Broker
 
 
 class Worker:
-    """The part of Celery's consumer that a Consumption needs. A test says when queued calls run."""
+    """The part of Celery's consumer that a ConsumedQueues needs. A test says when queued calls run."""
 
     def __init__(self, url: str) -> None:
         self.app = Celery(broker=url)
@@ -31,7 +31,7 @@ class Worker:
         self.qos = QoS(lambda **_: None, 4)
         broker = WorkersBroker(self)
         publisher = Publisher(self.app, broker)
-        self.consumption = Consumption(self, broker, ReturnNames(self), publisher, BulkReceive(broker))
+        self.consumption = ConsumedQueues(self, broker, ReturnNames(self), publisher, BulkReceive(broker))
         self.consumption.watch(lambda message: None)
         self.consumption.consume_return_queues("{}.throttled".format)
         queues = list(self.app.amqp.queues.consume_from.values())

@@ -26,7 +26,7 @@ from benchmarks.records import Start
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.backlog.reaper import Reconciliation
+from celery_ratelimit.backlog.orphans import Reconciliation
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.multi_slot_acquire import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
@@ -739,7 +739,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     left: list[LimitRequest] = list(demands)
     gone: Counter[str] = Counter()
     while left:
-        looked = {each.bucket: each.leaving for each in parking.return_due(left, absent={"a"})}
+        looked = {each.bucket: each.leaving for each in parking.take_due(left, absent={"a"})}
         gone.update(each.id for leaving in looked.values() for each in leaving)
         parking.published(looked)
         left = [demand for demand in left if (demand.name, demand.key) not in looked]

@@ -50,7 +50,7 @@ def leave(parking: Backlog, absent: Collection[str] = ()) -> list[Parked]:
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([demand("1/d", name="api")], absent=absent)
+        (looked,) = parking.take_due([demand("1/d", name="api")], absent=absent)
         left, again = [*left, *looked.leaving], looked.again
     return left
 
@@ -279,7 +279,7 @@ def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_w
     if how == "released":
         (taken,) = parking.contents.remove(BUCKET, ["a@absent"], purge=False)[1]
     else:
-        (taken,) = parking.contents.return_to_queue(BUCKET, ["absent"])[1]
+        (taken,) = parking.contents.take_early(BUCKET, ["absent"])[1]
     parcel = read_parcel(taken)
     assert parcel["headers"]["celery-ratelimit-survivor"] == "b"
     assert waiting(parking) == ["b@celery"]

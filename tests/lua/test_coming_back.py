@@ -1,4 +1,4 @@
-"""Copies that come back are told of with the question for their permits: as if each had been said by itself."""
+"""CopyReports that come back are told of with the question for their permits: as if each had been said by itself."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_one_script_says_what_two_would(
             if parked:
                 each.park({bucket: parked})
             if lets_out:
-                each.return_due([API_OF])
+                each.take_due([API_OF])
         told = along.copies.along({bucket: come}, asking)
         ids = [id for id, _ in asking]
         decisions, may = limiter.asker.ask_along([API_OF], ids, told, horizon=horizon, claim=1.0)

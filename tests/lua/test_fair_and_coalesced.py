@@ -50,7 +50,7 @@ def test_a_share_has_what_its_task_leaves_to_others(frozen: Limiter, parking: Ba
         assert frozen.asker.ask((low,)).allowed
     assert not frozen.asker.ask((low,)).allowed
     parking.park({BUCKET: [to_park("a", "low", leaves=low.leaves_in_record or 0)]})
-    (looked,) = parking.return_due([low])
+    (looked,) = parking.take_due([low])
     assert [(each.id, each.wait) for each in looked.leaving] == [("low", 0.1)]
     assert frozen.asker.ask((high,)).allowed
 

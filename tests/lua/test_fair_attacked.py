@@ -121,7 +121,7 @@ class Lot:
         self.store.set("test:clock", self.now)
         absent = frozenset({"away"}) if away else frozenset[str]()
         for _ in range(50):
-            (looked,) = self.parking.return_due([self.asked], absent=absent, horizon=0.5)
+            (looked,) = self.parking.take_due([self.asked], absent=absent, horizon=0.5)
             self._left(looked.leaving)
             if looked.again != 0:
                 return
@@ -162,12 +162,12 @@ class Lot:
     def by_an_older_worker(self, which: int) -> None:
         """It lets out by a script that is called for a limit that is not fair."""
         asked = LimitRequest(Limit("100/s", burst=20, name="api"), "api")
-        (looked,) = self.parking.return_due([asked], horizon=0.1)
+        (looked,) = self.parking.take_due([asked], horizon=0.1)
         self._left(looked.leaving)
 
-    def return_to_queue(self) -> None:
+    def take_early(self) -> None:
         for _ in range(20):
-            _, leaving = self.parking.contents.return_to_queue(BUCKET)
+            _, leaving = self.parking.contents.take_early(BUCKET)
             if not leaving:
                 return
             self._left(leaving)
@@ -195,7 +195,7 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
         parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         parks.wait()
         while len(left) < 1000:
-            (looked,) = parking.return_due([asked])
+            (looked,) = parking.take_due([asked])
             parking.published({BUCKET: looked.leaving})
             left.extend(each.id for each in looked.leaving)
 
@@ -204,7 +204,7 @@ def test_twenty_park_and_three_let_out_at_once(server: EmbeddedServer, store: re
         for each in wait:
             each.result(60)
     assert sorted(left) == sorted(f"{number}.{each}@q" for number in range(20) for each in range(50))
-    Backlog(Limiter.from_url(server.url), "fleet", 3600).return_due([asked])
+    Backlog(Limiter.from_url(server.url), "fleet", 3600).take_due([asked])
     assert not store.exists(SHARES, TURNS)
 
 
@@ -216,12 +216,12 @@ def test_a_store_that_is_killed_finds_the_turns_again() -> None:
         parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
         for share, number in (("big", 200), ("small", 10)):
             parking.park({BUCKET: [to_park(share, f"{share}{each}") for each in range(number)]})
-        (looked,) = parking.return_due([limit("1/s", burst=10)], horizon=0)
+        (looked,) = parking.take_due([limit("1/s", burst=10)], horizon=0)
         parking.published({BUCKET: looked.leaving})
         server.kill()
         server.start()
         parking = Backlog(Limiter.from_url(server.url), "fleet", 3600)
-        (looked,) = parking.return_due([limit("100000/s", burst=1000)])
+        (looked,) = parking.take_due([limit("100000/s", burst=1000)])
         assert [each.id for each in looked.leaving[:6]] == ["big5", "small5", "big6", "small6", "big7", "small7"]
     finally:
         server.close()

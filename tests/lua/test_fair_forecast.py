@@ -39,7 +39,7 @@ def test_what_tasks_cost_on_average_counts(parking: Backlog) -> None:
 def test_weights_that_are_stored_count(frozen: Limiter, parking: Backlog) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for share in "ab" for number in range(50)])
     frozen.set_weight(limit().limit, "a", 4)
-    parking.return_due([limit("1/d")])
+    parking.take_due([limit("1/d")])
     forecast = turn(parking, "b9", limit())
     assert forecast is not None
     assert 40 <= forecast[0] <= 50

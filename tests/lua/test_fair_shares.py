@@ -55,7 +55,7 @@ def leave(
     left: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([asked], absent=absent, horizon=horizon)
+        (looked,) = parking.take_due([asked], absent=absent, horizon=horizon)
         left, again = [*left, *looked.leaving], looked.again
     return left
 
@@ -114,7 +114,7 @@ def test_what_a_version_before_this_one_has_let_out_is_passed_over(parking: Back
 def test_what_an_older_worker_is_about_to_publish_does_not_leave_twice(parking: Backlog, store: redis.Redis) -> None:
     park(parking, *[to_park(share, f"{share}{number}") for number in range(3) for share in "ab"])
     older = LimitRequest(Limit("100/s", burst=2, name="api"), "api")
-    (looked,) = parking.return_due([older], horizon=0)
+    (looked,) = parking.take_due([older], horizon=0)
     assert ids(looked.leaving) == ["a0", "b0"]
     assert ids(leave(parking, limit("100/s", burst=6), horizon=1)) == ["a1", "b1", "a2", "b2"]
     assert store.zcard(SHARES) == 0
@@ -159,7 +159,7 @@ def test_what_it_is_told_is_by_the_weights_that_hold(frozen: Limiter, parking: B
     leave(parking, code)
     assert park(parking, to_park("c", "c3")) == [33]
     parking.contents.remove(BUCKET, [f"{share}{number}" for share in "ab" for number in range(20)], purge=True)
-    parking.return_due([limit(weights={"gold": 8})])
+    parking.take_due([limit(weights={"gold": 8})])
     assert park(parking, to_park("d", "d0"), to_park("d", "d1"))[1] <= 10
 
 
@@ -183,7 +183,7 @@ def test_those_that_are_taken_out_otherwise_are_taken_out_of_the_index(parking: 
     parking.contents.remove(BUCKET, ["0@x", "1@x"], purge=True)
     parking.contents.remove(BUCKET, ["2@x"], purge=False)
     assert store.zcard(SHARES) == 9
-    parking.contents.return_to_queue(BUCKET)
+    parking.contents.take_early(BUCKET)
     assert store.zcard(SHARES) == 0
 
 
@@ -207,14 +207,14 @@ def test_what_an_older_worker_leaves_of_an_index_has_its_time(
     assert days() == {60}
     for _ in range(3):  # seldom
         clock.advance(29 * 86_400)
-        (looked,) = parking.return_due([limit("1/90d")])
+        (looked,) = parking.take_due([limit("1/90d")])
         assert looked.again is not None
         assert looked.again <= 30 * 86_400
         assert days() == {60}
     clock.advance(29 * 86_400)
     for _ in range(150):  # often
         clock.advance(5)
-        parking.return_due([limit("1/5s")])
+        parking.take_due([limit("1/5s")])
     assert days() == {60}
     assert store.exists(SHARES, TURNS) == 2
 
@@ -249,7 +249,7 @@ def test_a_share_of_weight_0_is_held_back_and_the_lot_is_due_when_others_come(pa
     held = limit(weights={"a": 0})
     park(parking, *[to_park("a", f"a{number}", weight=0.0) for number in range(5)])
     assert leave(parking, held) == []
-    (looked,) = parking.return_due([held])
+    (looked,) = parking.take_due([held])
     assert looked.again is not None
     assert looked.again > 1000
     assert parking.due(["api"]) == []
@@ -260,11 +260,11 @@ def test_a_share_of_weight_0_is_held_back_and_the_lot_is_due_when_others_come(pa
 
 def test_another_weight_in_the_code_is_told_as_another_limit(parking: Backlog) -> None:
     park(parking, to_park("a", "a0"))
-    (looked,) = parking.return_due([limit("1/s", weights={"a": 0})])
+    (looked,) = parking.take_due([limit("1/s", weights={"a": 0})])
     assert not looked.another
-    (looked,) = parking.return_due([limit("1/s", weights={"a": 0})])
+    (looked,) = parking.take_due([limit("1/s", weights={"a": 0})])
     assert not looked.another
-    (looked,) = parking.return_due([limit("1/s", weights={"a": 2})])
+    (looked,) = parking.take_due([limit("1/s", weights={"a": 2})])
     assert looked.another
 
 

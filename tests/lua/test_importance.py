@@ -48,7 +48,7 @@ def leave(parking: Backlog, absent: Collection[str] = ()) -> list[str]:
     ids: list[str] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([API], absent=absent)
+        (looked,) = parking.take_due([API], absent=absent)
         ids, again = [*ids, *[each.id for each in looked.leaving]], looked.again
     return ids
 
@@ -156,7 +156,7 @@ def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: 
     handed: list[str] = []
     until, leaving = 0, True
     while leaving:
-        until, some = parking.contents.return_to_queue(BUCKET, (), until)
+        until, some = parking.contents.take_early(BUCKET, (), until)
         parking.published({BUCKET: some})
         handed += [each.id for each in some]
         leaving = bool(some)

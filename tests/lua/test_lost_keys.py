@@ -12,7 +12,7 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.backlog.messages import Bucket
-from celery_ratelimit.backlog.reaper import Reconciliation
+from celery_ratelimit.backlog.orphans import Reconciliation
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.limit import Limit
 from tests.conftest import Clock
@@ -46,7 +46,7 @@ def run_all(parking: Backlog, clock: Clock, asked: LimitRequest, absent: Collect
     left: list[str] = []
     for _ in range(2 * seconds):
         for name, key in parking.due([asked.name]) or ():
-            (looked,) = parking.return_due([LimitRequest(asked.limit, name, key)], due=True, absent=absent)
+            (looked,) = parking.take_due([LimitRequest(asked.limit, name, key)], due=True, absent=absent)
             left += [each.id for each in looked.leaving]
             parking.published({looked.bucket: looked.leaving})
         clock.advance(0.5)
@@ -88,7 +88,7 @@ def test_what_has_its_message_runs(
     bucket: Bucket = ("api", asked.key)
     names = [f"{share}{number}@{queue}" for number in range(6) for share in "xy" for queue in ("here", "absent")]
     parking.park({bucket: list(map(to_park, names))})
-    (looked,) = parking.return_due([asked], absent=HERE, horizon=0.8)
+    (looked,) = parking.take_due([asked], absent=HERE, horizon=0.8)
     left = [each.id for each in looked.leaving]
     assert left
     assert store.zcard(f"ratelimit:v1:{{api}}:{asked.key}:suspended@fleet"), "some are leaving, some are set aside"
@@ -144,7 +144,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
     bucket = ("api", asked.key)
     parking.park({bucket: [to_park("x@here")]})
     parking.untold.note_acknowledged(bucket, "x@here", "t1")
-    (looked,) = parking.return_due([asked])
+    (looked,) = parking.take_due([asked])
     assert [each.copy for each in looked.leaving] == [1]
     lose("in_flight")
     assert reconcile(parking) == (1, 0)
@@ -159,7 +159,7 @@ def test_a_whole_backlog_costs_no_writes(
     parking.park(
         {("api", asked.key): [to_park(f"x{number}@{'absent' if number % 2 else 'here'}") for number in range(40)]}
     )
-    parking.return_due([asked], absent=HERE)
+    parking.take_due([asked], absent=HERE)
     before = {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")}
     assert reconcile(parking) == (0, 0)
     assert {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")} == before

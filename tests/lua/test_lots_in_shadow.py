@@ -21,7 +21,7 @@ def park(parking: Backlog, number: int) -> None:
 
 
 def let_out(parking: Backlog, limit: Limit) -> int:
-    return sum(len(each.leaving) for each in parking.return_due([LimitRequest(limit, "api")]))
+    return sum(len(each.leaving) for each in parking.take_due([LimitRequest(limit, "api")]))
 
 
 @pytest.mark.parametrize(

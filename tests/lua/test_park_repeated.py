@@ -228,7 +228,7 @@ class Task:
             self._park(*self.late.pop(which % len(self.late)))
 
     def leave(self, how: str) -> None:
-        (looked,) = self.parking.return_due([API])
+        (looked,) = self.parking.take_due([API])
         for each in [each for each in looked.leaving if each.id == "a"]:
             if how != "killed":
                 self.on_the_way.append(each.copy)

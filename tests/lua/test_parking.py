@@ -61,12 +61,12 @@ def let_out(parking: Backlog, asked: LimitRequest = API) -> list[Parked]:
     leaving: list[Parked] = []
     again: float | None = 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([asked])
+        (looked,) = parking.take_due([asked])
         leaving, again = [*leaving, *looked.leaving], looked.again
     return leaving
 
 
-def return_due(parking: Backlog, asked: LimitRequest = API) -> list[tuple[str, int]]:
+def take_due(parking: Backlog, asked: LimitRequest = API) -> list[tuple[str, int]]:
     """Who leaves, and in how many microseconds they have their turn."""
     return [(each.id, us(each.wait)) for each in let_out(parking, asked)]
 
@@ -81,12 +81,12 @@ def test_they_leave_in_order_within_the_horizon_each_at_a_slot_of_its_own(
     assert frozen.asker.ask((API,)).allowed
     assert [park(parking, f"t{number}") for number in range(25)] == list(range(25))
     assert parking.due(["api", "other"]) == [BUCKET]
-    assert return_due(parking) == [(f"t{number}", (number + 1) * 100_000) for number in range(10)]
+    assert take_due(parking) == [(f"t{number}", (number + 1) * 100_000) for number in range(10)]
     assert parking.due(["api"]) == [], "the next one has its turn in 1.1 s"
-    assert return_due(parking) == []
+    assert take_due(parking) == []
     clock.set(START + 300_000)
     assert parking.due(["api"]) == [BUCKET]
-    assert return_due(parking) == [("t10", 800_000), ("t11", 900_000), ("t12", 1_000_000)]
+    assert take_due(parking) == [("t10", 800_000), ("t11", 900_000), ("t12", 1_000_000)]
     # Each finds its slot again, and has its permit there.
     assert frozen.asker.ask((API,), id="t2").allowed
     assert not frozen.asker.ask((API,), id="t3").allowed
@@ -101,7 +101,7 @@ def test_a_lot_in_which_nobody_was_is_due_when_its_worker_says(parking: Backlog,
     parking.park({BUCKET: some[1:2]}, later={BUCKET: 0.15})
     clock.set(START + 150_000)
     assert parking.due(["api"]) == [BUCKET], "whoever comes second delays nobody"
-    assert [id for id, _ in return_due(parking)] == ["a", "b"]
+    assert [id for id, _ in take_due(parking)] == ["a", "b"]
     parking.park({BUCKET: some[2:]}, later={BUCKET: 0.0})
     assert parking.due(["api"]) == [BUCKET]
 
@@ -115,12 +115,12 @@ def test_what_has_its_place_before_the_first_is_looked_for_at_once(parking: Back
 
 def test_a_lot_that_is_empty_is_gone(store: redis.Redis, parking: Backlog, clock: Clock) -> None:
     park(parking, "a", "b")
-    assert [id for id, _ in return_due(parking)] == ["a", "b"]
+    assert [id for id, _ in take_due(parking)] == ["a", "b"]
     for id in ("a", "b"):
         parking.untold.note_acknowledged(BUCKET, id, "t1")
     publish(parking, ("a", 1), ("b", 1))
     clock.set(START + 1_000_000)
-    assert return_due(parking) == []
+    assert take_due(parking) == []
     assert store.keys("ratelimit:*@fleet") == ["ratelimit:v1:{api}::code@fleet"], (
         "not even the memory of who might have come twice"
     )
@@ -149,7 +149,7 @@ def test_each_pays_what_it_costs(frozen: Limiter, parking: Backlog) -> None:
     assert frozen.asker.ask((LimitRequest(limit, "api", "", 10),)).allowed
     for id, cost in (("a", 3), ("b", 5), ("c", 1), ("d", 2)):
         park(parking, id, asked=LimitRequest(limit, "api", "", cost))
-    assert return_due(parking, LimitRequest(limit, "api")) == [("a", 300_000), ("b", 800_000), ("c", 900_000)]
+    assert take_due(parking, LimitRequest(limit, "api")) == [("a", 300_000), ("b", 800_000), ("c", 900_000)]
 
 
 @pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "sliding_window"])
@@ -163,7 +163,7 @@ def test_other_algorithms_let_them_out_too(frozen: Limiter, parking: Backlog, cl
     for step in range(40):
         now = step * 100_000
         clock.set(START + now)
-        waiting |= {id: now + wait for id, wait in return_due(parking, asked)}
+        waiting |= {id: now + wait for id, wait in take_due(parking, asked)}
         for id in [id for id, at in waiting.items() if at <= now]:
             if frozen.asker.ask((asked,), id=id, claim=1.0).allowed:
                 started.append(id)
@@ -177,13 +177,13 @@ def test_a_pause_keeps_them_and_a_new_rate_lets_them_out_sooner(
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(100)])
     frozen.pause("api", 60, force=True)
-    assert return_due(parking) == []
+    assert take_due(parking) == []
     clock.set(START + 500_000)
     assert parking.due(["api"]) == []
     frozen.resume("api", force=True)
     frozen.set_rate("api", "50/s", force=True)
     assert parking.due(["api"]) == [BUCKET]
-    assert len(return_due(parking)) == 51, "one now, and those of the next second"
+    assert len(take_due(parking)) == 51, "one now, and those of the next second"
 
 
 def test_no_more_leave_than_a_worker_can_hold(frozen: Limiter, parking: Backlog) -> None:
@@ -200,9 +200,9 @@ def test_slots_whose_owners_do_not_come_are_given_to_others(frozen: Limiter, par
     for _ in range(10):
         frozen.asker.ask((asked,))
     park(parking, *[f"t{number}" for number in range(40)], asked=asked)
-    assert len(return_due(parking, asked)) == 10
+    assert len(take_due(parking, asked)) == 10
     clock.set(START + 4_000_000)
-    assert [id for id, _ in return_due(parking, asked)] == [f"t{number}" for number in range(10, 30)]
+    assert [id for id, _ in take_due(parking, asked)] == [f"t{number}" for number in range(10, 30)]
     assert frozen.asker.ask((asked,), id="t10").allowed
 
 
@@ -216,7 +216,7 @@ def test_those_that_wait_for_a_place_come_half_a_second_before_their_slots(
     assert frozen.release(first)
     assert frozen.asker.ask((asked,), id="holder").allowed
     park(parking, *[f"t{number}" for number in range(30)], asked=asked)
-    left = return_due(parking, asked)
+    left = take_due(parking, asked)
     slots = store.zrange("ratelimit:v1:{api}::slots", 0, -1, withscores=True)
     assert [(id, max(0, round(at) - clock.us - 500_000)) for id, at in slots] == left
     assert left[-1][1] > 0
@@ -226,9 +226,9 @@ def test_the_expired_leave_at_once_and_take_no_slot(frozen: Limiter, parking: Ba
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"t{number}" for number in range(30)])
     park(parking, "short", expires=START / 1e6 + 2)
-    assert len(return_due(parking)) == 10
+    assert len(take_due(parking)) == 10
     clock.set(START + 2_000_000)
-    first, *others = return_due(parking)
+    first, *others = take_due(parking)
     assert first == ("short", 0)
     assert [id for id, _ in others] == [f"t{number}" for number in range(10, 20 + 1)]
 
@@ -278,7 +278,7 @@ def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     assert frozen.asker.ask((API,)).allowed
     park(parking, *[f"{number}@{queue}" for number in range(30) for queue in "ab"])
     park(parking, "odd@a@b", "odd@b@a", "unknown@c", "none")
-    (looked,) = parking.return_due([API], absent=NOBODY_AT_A)
+    (looked,) = parking.take_due([API], absent=NOBODY_AT_A)
     assert [(each.id, us(each.wait)) for each in looked.leaving] == [
         (f"{number}@b", (number + 1) * 100_000) for number in range(10)
     ]
@@ -292,10 +292,10 @@ def test_who_has_nobody_to_run_it_gets_no_slot_and_keeps_its_place(
     assert lot.oldest == START / 1e6
     # Somebody consumes it again: first in, first out.
     clock.advance(1)
-    (looked,) = parking.return_due([API], absent=frozenset())
+    (looked,) = parking.take_due([API], absent=frozenset())
     assert [each.id for each in looked.leaving] == [f"{number}@a" for number in range(10)]
     clock.advance(1)
-    (looked,) = parking.return_due([API], absent=frozenset())
+    (looked,) = parking.take_due([API], absent=frozenset())
     assert [each.id for each in looked.leaving] == [f"{number}@{queue}" for number in range(10, 15) for queue in "ab"]
 
 
@@ -307,10 +307,10 @@ def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
         park(parking, "1@a", "2@a", asked=asked)
     left = list(several)
     while left:
-        left = left[len(parking.return_due(left, absent=NOBODY_AT_A)) :]
+        left = left[len(parking.take_due(left, absent=NOBODY_AT_A)) :]
     left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
     while left:
-        parking.return_due(left, due=True, absent=NOBODY_AT_A)
+        parking.take_due(left, due=True, absent=NOBODY_AT_A)
         left = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
     clock.advance(86_400)
     assert parking.due(["api"]) == []
@@ -323,7 +323,7 @@ def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
         due = [demand("10/s", key=bucket[1]) for bucket in parking.due(["api"])]
         seen += [asked.key for asked in due]
         while due:
-            looked = parking.return_due(due, due=True)
+            looked = parking.take_due(due, due=True)
             for each in looked:
                 gone.setdefault(each.bucket[1], []).extend(parked.id for parked in each.leaving)
             due = due[len([each for each in looked if each.again]) :]
@@ -338,7 +338,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
 ) -> None:
     park(parking, "short@a", expires=START / 1e6 + 2)
     park(parking, *[f"{number}@a" for number in range(250)])
-    while parking.return_due([API], absent=NOBODY_AT_A)[0].again == 0:
+    while parking.take_due([API], absent=NOBODY_AT_A)[0].again == 0:
         pass
     assert park(parking, "behind@b", only_behind=True) == 251
     assert park(parking, "behind@b", most=3) == 252, "it is there"
@@ -346,7 +346,7 @@ def test_whoever_is_aside_expires_and_is_taken_out_like_others(
     assert parking.copies.arrive(BUCKET, {"7@a": 0}) == {"7@a"}, "still parked"
     clock.advance(2)
     assert parking.due(["api"]) == [BUCKET]
-    (looked,) = parking.return_due([API], absent=NOBODY_AT_A)
+    (looked,) = parking.take_due([API], absent=NOBODY_AT_A)
     assert "short@a" in [each.id for each in looked.leaving]
     assert parking.contents.remove(BUCKET, ["100@a", "nobody@a"], purge=False)[0] == 1
     assert list(parking.contents.find(["api"], ["101", "100"])) == [{BUCKET: {"101@a": "101"}}]
@@ -366,7 +366,7 @@ def test_many_are_set_aside_in_steps(frozen: Limiter, parking: Backlog, store: r
     park(parking, *[f"{number}@a" for number in range(1000)], "last@b")
     leaving, steps, again = [], 0, 0.0
     while again == 0.0:
-        (looked,) = parking.return_due([API], absent=NOBODY_AT_A)
+        (looked,) = parking.take_due([API], absent=NOBODY_AT_A)
         leaving, steps, again = [*leaving, *looked.leaving], steps + 1, looked.again
     assert [each.id for each in leaving] == ["last@b"]
     assert 20 <= steps <= 23
@@ -404,7 +404,7 @@ def test_no_reply_is_longer_than_a_connection_can_take(
     left = list(several)
     sizes = []
     while left:
-        looked = parking.return_due(left, due=True)
+        looked = parking.take_due(left, due=True)
         sizes.append(sum(len(each.leaving) for each in looked))
         more = [asked for asked, each in zip(left, looked, strict=False) if each.again == 0.0]
         left = [*left[len(looked) :], *more]
@@ -415,7 +415,7 @@ def test_no_reply_is_longer_than_a_connection_can_take(
 def test_a_message_that_is_longer_than_that_goes_alone(parking: Backlog, clock: Clock) -> None:
     for id in "abc":
         park_one(parking, API, id, "{}" + " " * 2_000_000)
-    (looked,) = parking.return_due([API])
+    (looked,) = parking.take_due([API])
     assert ([each.id for each in looked.leaving], looked.again) == (["a"], 0.0)
     taken, leaving, left = parking.contents.remove(BUCKET, ["b", "c"], purge=False)
     assert (taken, [each.id for each in leaving], left) == (1, ["b"], ["c"])
@@ -516,7 +516,7 @@ def closed(frozen: Limiter, parking: Backlog, asked: LimitRequest, id: str = "a"
     while frozen.asker.ask((asked,)).allowed:
         pass
     park(parking, id, asked=asked)
-    assert return_due(parking, asked) == []
+    assert take_due(parking, asked) == []
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_a_closed_lot_is_looked_after_when_its_turn_comes_and_no_sooner(
     assert parking.due(["api"]) == []
     clock.set(START + turn - 1_000_000)
     assert parking.due(["api"]) == [BUCKET]
-    assert [id for id, _ in return_due(parking, asked)] == ["a"]
+    assert [id for id, _ in take_due(parking, asked)] == ["a"]
 
 
 def test_a_paused_lot_is_looked_after_a_moment_before_the_pause_ends(
@@ -549,12 +549,12 @@ def test_a_paused_lot_is_looked_after_a_moment_before_the_pause_ends(
 ) -> None:
     frozen.pause("api", 60, force=True)
     park(parking, "a")
-    assert return_due(parking) == []
+    assert take_due(parking) == []
     clock.set(START + 58_999_999)
     assert parking.due(["api"]) == []
     clock.set(START + 59_000_000)
     assert parking.due(["api"]) == [BUCKET]
-    assert return_due(parking) == [("a", 1_000_000)]
+    assert take_due(parking) == [("a", 1_000_000)]
 
 
 @pytest.mark.parametrize("how", ["settle", "cancel", "forget", "reset", "rate of the key", "end of the key's rate"])
@@ -573,7 +573,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: B
     for each in (parking, other):
         park(each, "a", asked=asked)
         each.due(["api"])
-        assert return_due(each, asked) == []
+        assert take_due(each, asked) == []
         assert each.due(["api"]) == []
     clock.advance(1)
     if how == "settle":
@@ -592,7 +592,7 @@ def test_what_is_given_back_is_seen_at_once_and_once(frozen: Limiter, parking: B
         clock.advance(1)
     for each in (parking, other):
         assert each.due(["api"]) == [bucket]
-        return_due(each, asked)
+        take_due(each, asked)
         if how != "end of the key's rate":
             clock.advance(0.1)
             assert each.due(["api"]) == [], "by each fleet once, whoever of it asks"
@@ -603,12 +603,12 @@ def test_a_place_that_is_given_back_is_seen_at_once(frozen: Limiter, parking: Ba
     held = frozen.asker.ask((asked,), id="holder")
     clock.advance(30)
     park(parking, "a", asked=asked)
-    assert return_due(parking, asked) == [], "held for half a minute by now, so for another one"
+    assert take_due(parking, asked) == [], "held for half a minute by now, so for another one"
     clock.advance(20)
     assert parking.due(["api"]) == []
     assert frozen.release(held)
     assert parking.due(["api"]) == [BUCKET]
-    assert return_due(parking, asked) == [("a", 0)]
+    assert take_due(parking, asked) == [("a", 0)]
 
 
 def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_are_held(
@@ -618,12 +618,12 @@ def test_no_more_come_for_places_than_at_once_until_it_is_known_how_long_they_ar
     asked = LimitRequest(Concurrency(5, name="api", lease=60), "api")
     held = [frozen.asker.ask((asked,), id=f"h{index}") for index in range(5)]
     park(parking, *[f"t{index:02}" for index in range(60)], asked=asked)
-    come = return_due(parking, asked)
+    come = take_due(parking, asked)
     assert [wait for _, wait in come] == [0] * 25, "whose slots are within half a second, by a guess of 0.1 s each"
     clock.advance(0.2)
     for each in held:
         assert frozen.release(each)
-    come = return_due(parking, asked)
+    come = take_due(parking, asked)
     assert come[0] == ("t25", 340_000)
     assert come[-1] == ("t29", 500_000), "within a second, by 0.2 s each"
 
@@ -635,10 +635,10 @@ def test_a_place_whose_holder_is_dead_is_looked_at_when_its_lease_ends(
     frozen.asker.ask((asked,), id="holder")
     clock.advance(50)
     park(parking, "a", asked=asked)
-    assert return_due(parking, asked) == []
+    assert take_due(parking, asked) == []
     clock.advance(10)
     assert parking.due(["api"]) == [BUCKET]
-    assert return_due(parking, asked) == [("a", 0)]
+    assert take_due(parking, asked) == [("a", 0)]
 
 
 def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
@@ -652,7 +652,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
     def looked(number: int) -> None:
         waiting = demands(number)
         while waiting:
-            waiting = waiting[len(parking.return_due(waiting)) :]
+            waiting = waiting[len(parking.take_due(waiting)) :]
 
     for asked in demands(200):
         frozen.asker.ask((asked,))
@@ -683,7 +683,7 @@ def test_a_limit_that_changes_wakes_its_lots_few_at_once_and_many_in_turn(
         assert 45 <= len(due) <= 55, "500 a second"
         seen.update(due)
         while due:
-            due = due[len(parking.return_due([LimitRequest(limit, *bucket) for bucket in due], due=True)) :]
+            due = due[len(parking.take_due([LimitRequest(limit, *bucket) for bucket in due], due=True)) :]
     assert len(seen) == 1200
 
 
@@ -696,11 +696,11 @@ def test_another_limit_in_the_code_wakes_the_lots(frozen: Limiter, parking: Back
     assert parking.due(["api"]) == []
     assert wake(parking, new) == 1
     assert parking.due(["api"]) == [BUCKET]
-    (looked,) = parking.return_due([old])  # by the old one, which sees it far away
+    (looked,) = parking.take_due([old])  # by the old one, which sees it far away
     assert looked.another
-    (looked,) = parking.return_due([new])
+    (looked,) = parking.take_due([new])
     assert looked.another
-    (looked,) = parking.return_due([new])
+    (looked,) = parking.take_due([new])
     assert not looked.another
 
 
@@ -709,13 +709,13 @@ def test_one_script_for_all_that_are_due(frozen: Limiter, parking: Backlog, stor
     several = [demand("10/s", name=name, key=key) for name in ("api", "other") for key in ("", "x")]
     for asked in several:
         park(parking, *[f"t{number}" for number in range(40)], asked=asked)
-    looked = parking.return_due(several, due=True)
+    looked = parking.take_due(several, due=True)
     assert [len(each.leaving) for each in looked] == [11, 11, 11, 9], "a lot counts as two"
-    assert parking.return_due(several, due=True)[0].leaving == ()
+    assert parking.take_due(several, due=True)[0].leaving == ()
     quick = [demand("10000/s", name="quick", key=key) for key in "xyz"]
     for asked in quick:
         park(parking, *[f"t{number}" for number in range(80)], asked=asked)
-    looked = parking.return_due(quick, due=True)
+    looked = parking.take_due(quick, due=True)
     assert [(len(each.leaving), each.again == 0) for each in looked] == [(48, True)]
     assert sorted(parking.due(["quick"])) == [("quick", key) for key in "xyz"]
 
@@ -725,12 +725,12 @@ def test_the_next_one_may_be_cheaper(frozen: Limiter, parking: Backlog, clock: C
     frozen.asker.ask((LimitRequest(limit, "api", "", 10),))
     park(parking, "dear", asked=LimitRequest(limit, "api", "", 10))
     park(parking, "cheap", asked=LimitRequest(limit, "api", "", 1))
-    assert return_due(parking, LimitRequest(limit, "api")) == []
+    assert take_due(parking, LimitRequest(limit, "api")) == []
     clock.set(START + 360_000_000)
     assert parking.due(["api"]) == []
     parking.contents.remove(BUCKET, ["dear"], purge=True)
     assert parking.due(["api"]) == [BUCKET]
-    assert return_due(parking, LimitRequest(limit, "api")) == [("cheap", 0)]
+    assert take_due(parking, LimitRequest(limit, "api")) == [("cheap", 0)]
 
 
 # -- A worker dies between two steps -------------------------------------------------------------------------------
@@ -846,7 +846,7 @@ def test_what_is_parked_again_is_not_taken_for_what_was_published(parking: Backl
 
 def test_what_is_parked_stays_and_what_is_remembered_expires(parking: Backlog, store: redis.Redis) -> None:
     park(parking, "a", "b", expires=START / 1e6 + 3600)
-    return_due(parking)
+    take_due(parking)
     assert {key.rpartition(":")[2] for key in store.keys("ratelimit:*@fleet")} == {
         f"{kind}@fleet" for kind in ("payloads", "in_flight", "valid_copy", "due", "code")
     }
@@ -863,7 +863,7 @@ def out_when_due(parking: Backlog, clock: Clock, asked: LimitRequest, absent: Co
     gone: list[str] = []
     for _ in range(30):
         while parking.due([asked.name]):
-            for looked in parking.return_due([asked], due=True, absent=absent):
+            for looked in parking.take_due([asked], due=True, absent=absent):
                 gone += [each.id for each in looked.leaving]
                 parking.published({looked.bucket: looked.leaving})
         clock.advance(0.1)
@@ -879,7 +879,7 @@ def test_a_script_that_stops_while_the_others_are_aside_goes_on(
     for id in ids:
         text = json.dumps({"id": id, "body": "x" * size})
         park_one(parking, asked, id, text)
-    while parking.return_due([asked], absent=NOBODY_AT_A)[0].again == 0:
+    while parking.take_due([asked], absent=NOBODY_AT_A)[0].again == 0:
         pass
     clock.advance(5)
     parking.register.recall("api", None, 0)

@@ -41,7 +41,7 @@ def test_each_is_told_what_those_ahead_cost(parking: Backlog, store: redis.Redis
 STEP = st.one_of(
     st.tuples(st.just("park"), st.integers(0, 30), st.sampled_from([1, 1, 3, 500])),
     st.tuples(st.just("expiring"), st.integers(0, 30), st.sampled_from([1, 40])),
-    st.tuples(st.just("return_due"), st.sampled_from([0, 1]), st.just(0)),
+    st.tuples(st.just("take_due"), st.sampled_from([0, 1]), st.just(0)),
     st.tuples(st.just("pick"), st.integers(0, 30), st.sampled_from([0, 1])),
     st.tuples(st.just("all"), st.just(0), st.sampled_from([0, 1])),
     st.tuples(st.just("publish"), st.just(0), st.just(0)),
@@ -68,8 +68,8 @@ def test_the_sum_is_that_of_those_who_are_parked(server: object, steps: list[tup
             park(parking, f"{one}@{'ab'[one % 2]}", two)
         elif what == "expiring":
             park(parking, f"{one}@{'ab'[one % 2]}", two, expires=now / 1e6 + 1)
-        elif what == "return_due":
-            (looked,) = parking.return_due([LimitRequest(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
+        elif what == "take_due":
+            (looked,) = parking.take_due([LimitRequest(LIMIT, "api", "", 1)], absent=NOBODY_AT_A if one else ())
             left += looked.leaving
         elif what == "pick":
             left += parking.contents.remove(("api", ""), [f"{one}@{'ab'[one % 2]}"], purge=bool(two))[1]

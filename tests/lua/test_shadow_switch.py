@@ -16,7 +16,7 @@ from celery_ratelimit.store.keys import config_keys
 from tests.conftest import START, Clock
 
 from .frozen import demand
-from .test_parking import park, return_due
+from .test_parking import park, take_due
 from .test_shadow import LATE, LIMITS, Process, would
 
 API = demand("10/s")
@@ -174,7 +174,7 @@ def test_what_is_parked_comes_out_at_once(parking: Backlog, frozen: Limiter, clo
     slow = demand("1/h")
     assert frozen.asker.ask([slow]).allowed
     park(parking, *[f"t{number}" for number in range(100)], asked=slow)
-    assert return_due(parking, slow) == []
+    assert take_due(parking, slow) == []
     if by == "somebody":
         frozen.set_shadow("api", True, force=True)
         frozen.asker.shadows.learn({"api": None})
@@ -182,7 +182,7 @@ def test_what_is_parked_comes_out_at_once(parking: Backlog, frozen: Limiter, clo
     else:
         slow = replace(slow, limit=replace(slow.limit, shadow=True))
         assert parking.wake(slow, 0)[0]
-    assert [each for _, each in return_due(parking, slow)] == [0] * 100
+    assert [each for _, each in take_due(parking, slow)] == [0] * 100
 
 
 @pytest.mark.parametrize("wrong", ["yes", 1, 0, "on"])

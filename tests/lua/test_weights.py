@@ -20,11 +20,11 @@ def test_a_stored_weight_goes_before_that_of_the_code_until_it_is_taken_away(fro
     code = limit(weights={"a": 0.5})
     park(parking, *[to_park(share, f"{share}{number}") for number in range(300) for share in "ab"])
     assert set_weight(frozen, "a", 4)
-    (looked,) = parking.return_due([code])
+    (looked,) = parking.take_due([code])
     assert abs(sum(id[0] == "a" for id in ids(looked.leaving)[:30]) - 24) <= 1
     assert set_weight(frozen, "a", None)
     assert not set_weight(frozen, "a", None)
-    (looked,) = parking.return_due([code])
+    (looked,) = parking.take_due([code])
     assert abs(sum(id[0] == "a" for id in ids(looked.leaving)[:30]) - 10) <= 1
 
 

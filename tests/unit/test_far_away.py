@@ -214,7 +214,7 @@ class Limits(dict[str, Any]):
 
 @pytest.fixture
 def attendant(monkeypatch: pytest.MonkeyPatch) -> ReturnScheduler:
-    for part in ("Reaper", "Deduplicator", "Rescheduler", "Publisher", "QueueHeartbeat"):
+    for part in ("OrphanWatcher", "Deduplicator", "Rescheduler", "Publisher", "QueueHeartbeat"):
         monkeypatch.setattr(f"celery_ratelimit.backlog.return_scheduler.{part}", MagicMock())
     lots: Any = Lots()
     lots.bell = MagicMock()
@@ -227,8 +227,8 @@ def let_out(attendant: ReturnScheduler, *names: str) -> None:
     lots: Any = attendant.parking
     lots.due = lambda _: [(name, "") for name in names]
     leaving = tuple(Parked("id", 1, 0, wait, "{}") for wait in (0.2, 0.9, 0.5))
-    lots.return_due = lambda demands, **_: [PollResult((each.name, ""), 1.0, False, leaving) for each in demands]
-    assert asked(attendant._return_due(float("inf")))
+    lots.take_due = lambda demands, **_: [PollResult((each.name, ""), 1.0, False, leaving) for each in demands]
+    assert asked(attendant._take_due(float("inf")))
 
 
 def test_an_empty_lot_takes_whoever_comes_before_the_turns_of_those_that_have_left_it(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_ratelimit._celery.consumption import Consumption
+from celery_ratelimit._celery.consumed_queues import ConsumedQueues
 from celery_ratelimit._celery.saved_message import marker_in
 
 MARKER = {"queue": "celery", "eta": None, "exchange": "", "routing_key": "celery"}
@@ -35,7 +35,7 @@ class Names:
     ],
 )
 def test_where_a_message_comes_from(says: str | None, came_by: str, taken_as: str | None) -> None:
-    consumption: Any = Consumption.__new__(Consumption)
+    consumption: Any = ConsumedQueues.__new__(ConsumedQueues)
     consumption._names = Names()
     consumption._consumer = SimpleNamespace(
         app=SimpleNamespace(amqp=SimpleNamespace(queues={"celery": 1, "elsewhere": 1}))

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from celery_ratelimit.worker.capacity import LEAST_SHARE, PoolCapacity
-from celery_ratelimit.worker.known_turns import KnownTurns
+from celery_ratelimit.worker.expected_turns import ExpectedTurns
 
 NOW = 100.0
 NEVER = float("inf")
@@ -232,7 +232,7 @@ def test_a_worker_that_keeps_its_only_process_returns_long_tasks_as_fast_as_the_
 
 
 def test_a_backlog_is_known_for_some_turns_of_each_worker() -> None:
-    turns = KnownTurns(float, lambda: 3)
+    turns = ExpectedTurns(float, lambda: 3)
     turns.expect_backlog("0.01", NOW + 0.1, 0.5, NOW)
     assert turns.next(NOW) == NEVER, "it may come to another worker"
     assert turns.next_briefer("2", NOW) == NOW + 0.1
@@ -241,7 +241,7 @@ def test_a_backlog_is_known_for_some_turns_of_each_worker() -> None:
 
 
 def test_a_backlog_stays_known_while_the_worker_receives_no_returning_tasks() -> None:
-    turns = KnownTurns(float)
+    turns = ExpectedTurns(float)
     turns.expect_backlog("0.01", NOW, 0.05, NOW)
     turns.pause(NOW + 0.5)
     turns.resume(NOW + 60)

@@ -25,8 +25,8 @@ from celery_ratelimit.worker.rules import (
     Action,
     BlockQueue,
     Fail,
+    GiveUp,
     Park,
-    Reject,
     Republish,
     RetryAt,
     Start,
@@ -282,22 +282,22 @@ def test_granted(wait: float, is_idle: bool, action: Action) -> None:
             BlockQueue(NOW + 0.25, RATE, 5.0),
         ),
         (pending(demands=(PLACE, RATE)), said(5.0, binding=None), True, True, Park(PLACE, 5.0, since=77)),
-        (pending("drop"), said(0.021), True, False, Reject("drop", RATE, 0.021)),
-        (pending("fail"), said(0.021), True, False, Reject("fail", RATE, 0.021)),
+        (pending("drop"), said(0.021), True, False, GiveUp("drop", RATE, 0.021)),
+        (pending("fail"), said(0.021), True, False, GiveUp("fail", RATE, 0.021)),
         # Too far away for it.
         (pending(max_wait=5.0), said(5.0), True, True, Park(RATE, 5.0, since=77)),
-        (pending(max_wait=5.0), said(5.001), True, True, Reject("fail", RATE, 5.001)),
-        (pending(max_wait=5.0, overflow="drop", since=NOW - 3), said(2.5), True, True, Reject("drop", RATE, 2.5)),
-        (pending("wait", max_wait=5.0, overflow="later"), said(6.0), True, False, Reject("later", RATE, 6.0)),
-        (pending(max_wait=0.01), said(0.015), True, True, Reject("fail", RATE, 0.015)),  # also what would be held here
+        (pending(max_wait=5.0), said(5.001), True, True, GiveUp("fail", RATE, 5.001)),
+        (pending(max_wait=5.0, overflow="drop", since=NOW - 3), said(2.5), True, True, GiveUp("drop", RATE, 2.5)),
+        (pending("wait", max_wait=5.0, overflow="later"), said(6.0), True, False, GiveUp("later", RATE, 6.0)),
+        (pending(max_wait=0.01), said(0.015), True, True, GiveUp("fail", RATE, 0.015)),  # also what would be held here
         # Without max_wait no task is given up, also while its limit is paused without an end: that is 1e9 seconds.
         (pending(slot=True, since=NOW - 3), said(1e9 - 0.3), True, True, Park(RATE, 1e9 - 0.3, since=77)),
         (pending(since=NOW - 3), said(1e9), True, False, Republish(1e9, RATE)),
         (pending("wait", since=NOW - 3), said(1e9 - 0.3), True, False, Republish(1e9 - 0.3, RATE)),
         # No room to wait.
-        (pending(), said(0.5, full=True), True, False, Reject("fail", RATE, 0.5, full=True)),
+        (pending(), said(0.5, full=True), True, False, GiveUp("fail", RATE, 0.5, full=True)),
         (pending(overflow="later", queue="later"), said(0.5, full=True), True, False, Republish(0.5, RATE)),
-        (pending("drop"), said(0.5, full=True), True, False, Reject("drop", RATE, 0.5)),
+        (pending("drop"), said(0.5, full=True), True, False, GiveUp("drop", RATE, 0.5)),
     ],
 )
 def test_refused(request_: PendingRequest, decision: Decision, for_permit: bool, parks: bool, action: Action) -> None:

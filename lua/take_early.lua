@@ -1,9 +1,9 @@
--- return_to_queue: return tasks to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
+-- take_early: return tasks to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
 --
 -- A task that was returned before, and is not confirmed to be published, gets the number of a new copy. Only the new copy may run, as the
 -- older one may be on its way. So a message that is returned in this way has to contain its copy number.
 -- KEYS   see include/lot.lua
--- ARGV   1  again, 2 memory: us, see return_due.lua
+-- ARGV   1  again, 2 memory: us, see take_due.lua
 --        3  key       text: of the bucket
 --        4  bytes     >= 1: no more tasks are returned once their messages are that long
 --        5  most      >= 1: tasks

@@ -1,4 +1,4 @@
--- return_due: assign slots to parked tasks, in order, and return each task shortly before its slot: the caller publishes the messages.
+-- take_due: assign slots to parked tasks, in order, and return each task shortly before its slot: the caller publishes the messages.
 --
 -- One script processes several parking lots, up to a bound of work. A parking lot that is not finished is due at once.
 -- KEYS   four for each parking lot's limit, see include/read_limits.lua; then for each parking lot the keys of include/lot.lua
@@ -251,7 +251,7 @@ local function process(limit)
     end
     local leaving = first_of(IN_FLIGHT)
     if look == math.huge and (call('EXISTS', SUSPENDED) == 1 or is_shared and call('EXISTS', PARKED) == 1) then
-        look = now + MONTH_US -- until a queue is consumed again (wake_suspended.lua), or another weight holds
+        look = now + MONTH_US -- until a queue is consumed again (resume_queue.lua), or another weight holds
     end
     if #back > 0 and call('EXISTS', SUSPENDED) == 0 then call('ZREM', SUSPENDED_LOTS, bucket) end
     if look == math.huge and not leaving then

@@ -31,12 +31,12 @@ from .publisher import Publisher
 from .return_queues import ReturnConsumer, ReturnNames
 from .saved_message import marker_in
 
-__all__ = ["Consumption", "consumer_classes"]
+__all__ = ["ConsumedQueues", "consumer_classes"]
 
 logger = logging.getLogger("celery_ratelimit")
 
 
-class Consumption:
+class ConsumedQueues:
     """The queues of one worker, and its ``prefetch``."""
 
     def __init__(

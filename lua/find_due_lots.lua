@@ -1,4 +1,4 @@
--- due: find the parking lots that a worker has to process now.
+-- find_due_lots: find the parking lots that a worker has to process now.
 --
 -- A parking lot is due when its time comes, or when its bucket was touched (include/touch.lua): each touch counts once.
 -- KEYS   of each limit its lots, see include/lot.lua, and its touched key

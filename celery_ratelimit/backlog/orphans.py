@@ -1,8 +1,8 @@
 """Finds limits and queues without a worker, and returns their tasks to their queues after a grace; repairs lost keys.
 
 A limit, a quota or a queue that was renamed or removed leaves tasks in the store and in return queues. Workers report
-what they have (:class:`Reaper`, a timer); what none has reported is reviewed by the worker that hears of it
-(:class:`Review`, a thread). The review also compares the keys of the backlog, in case the store has lost some
+what they have (:class:`OrphanWatcher`, a timer); what none has reported is reviewed by the worker that hears of it
+(:class:`OrphanReview`, a thread). The review also compares the keys of the backlog, in case the store has lost some
 (:class:`Reconciliation`): it evicted keys, or was restored in part.
 """
 
@@ -25,10 +25,10 @@ from . import tuning
 from .backlog import Backlog
 from .fleet_registry import Unattended
 from .messages import Bucket
-from .publisher import QueueReturner
+from .publisher import EarlyReturner
 from .scripts import Scripts
 
-__all__ = ["Reaper", "Reconciliation"]
+__all__ = ["OrphanWatcher", "Reconciliation"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -108,7 +108,7 @@ class Reconciliation:
         return entries
 
 
-class Review:
+class OrphanReview:
     """Looks for tasks of limits and queues without a worker, in a thread with its own ``backlog``.
 
     Attributes:
@@ -173,12 +173,12 @@ class Review:
                     *(counts[to, queue], to, ago, queue, self._grace),
                 )
             if ago >= self._grace:
-                with QueueReturner(self._app, self._backlog) as returner:
+                with EarlyReturner(self._app, self._backlog) as returner:
                     what = f"of the return queue {to!r}, which no worker consumes"
                     self._log(what, *returner.return_queue(to, queue))
 
     def _return_limit(self, what: str, name: str, queues: Sequence[str]) -> None:
-        with QueueReturner(self._app, self._backlog) as returner:
+        with EarlyReturner(self._app, self._backlog) as returner:
             self._log(what, *returner.limit(name, queues))
 
     def _log(self, what: str, tasks: int, queues: frozenset[str], missing: frozenset[str]) -> None:
@@ -194,7 +194,7 @@ class Review:
         return may
 
 
-class Reaper:
+class OrphanWatcher:
     """Reports the limits and return queues that one worker has, and starts reviews of what no worker has.
 
     ``grace``: seconds without a worker after which tasks are returned: a rolling deploy has workers of both kinds.
@@ -205,7 +205,7 @@ class Reaper:
     ) -> None:
         self._worker, self._limits, self._outage = worker, limits, outage
         self._backlog, self._grace = backlog, grace
-        self._review = Review(worker.app, backlog.another(), grace)
+        self._review = OrphanReview(worker.app, backlog.another(), grace)
         self._pause = max(1.0, min(tuning.REST_INTERVAL, grace / tuning.MISSED_REPORTS))
         self._reported: set[str] = set()
         self._return_queues: set[tuple[str, str]] = set()
@@ -257,7 +257,7 @@ class Reaper:
             if reconciles:
                 self._reconciled_at = now
             self._thread = threading.Thread(
-                target=self._run_review, args=(unseen, names, reconciles), name="celery_ratelimit-reaper", daemon=True
+                target=self._run_review, args=(unseen, names, reconciles), name="celery_ratelimit-orphans", daemon=True
             )
             self._thread.start()
         return names

@@ -1,4 +1,4 @@
--- list_lots: count and list the tasks in parking lots.
+-- list_parked: count and list the tasks in parking lots.
 --
 -- KEYS   of each parking lot: parked, leaving, messages, aside, costs; see include/lot.lua
 -- ARGV   1  from, 2 to: which of the tasks are listed, counted from 0 in their order; an empty text: none

@@ -16,7 +16,7 @@ from .._celery.saved_message import marker_in_headers
 from ..limits.any_limit import AnyLimit
 from .rules import Park
 
-__all__ = ["KEEP", "KnownTurns"]
+__all__ = ["KEEP", "ExpectedTurns"]
 
 #: Seconds before a turn from which on a process is kept for it, at the longest.
 KEEP = 1.0
@@ -28,7 +28,7 @@ BRIEFER = 0.25
 UNKNOWN = 0.5
 
 
-class KnownTurns:
+class ExpectedTurns:
     """The known turns, by task name.
 
     Args:

@@ -1,9 +1,9 @@
--- remove: take tasks out of a parking lot before their turn, to be published at once or deleted. One script has a bound of work: the
+-- take_out: take tasks out of a parking lot before their turn, to be published at once or deleted. One script has a bound of work: the
 -- reply contains the position at which the next call continues.
 --
 -- KEYS   see include/lot.lua
 -- ARGV   1  purge     1: delete the tasks; 0: the caller publishes them
---        2  again, 3 memory: us, see return_due.lua
+--        2  again, 3 memory: us, see take_due.lua
 --        4  key       text: of the bucket
 --        5  bytes     >= 1: no more tasks are taken out once their messages are that long
 --        6  most      0: the tasks with the ids that follow; else that many of all parked tasks, in their order
