@@ -27,7 +27,7 @@
 --   15 turns           sorted set, share -> its tag in virtual time: see shares.lua. These two are an index of `parked`
 --   16 weights         hash, share -> "<weight> <us since> <note>": weights that people have stored; see shares.lua; one for each limit of
 --                      a store, for all fleets
--- CopyReports of a message are numbered: 0 is the user's own, each returned copy has one more than the copy before.
+-- Copies of a message are numbered: 0 is the user's own, each returned copy has one more than the copy before.
 -- A token names one delivery of a message to a worker. A list of tokens has a comma before, between and behind them.
 --
 -- The names are PARKED, PAYLOADS, IN_FLIGHT, ACK_UNCONFIRMED, VALID_COPY, EXPIRING, SUSPENDED, DUE_LOTS, CODE, TASK_INDEX,

@@ -1,4 +1,4 @@
-"""CopyReports that come back are told of with the question for their permits: as if each had been said by itself."""
+"""Copies of returned tasks are reported in the call that acquires their permits, as if each were reported alone."""
 
 from __future__ import annotations
 
