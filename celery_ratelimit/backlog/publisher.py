@@ -36,7 +36,7 @@ class Publisher:
 
     Args:
         on_return_queue: called with the queue that a task is published to, and the queue that it was sent to.
-        clock: of the store: by that a task's slot is told to the worker that it returns to.
+        clock: the store's clock, in whose time a task's slot is passed to the worker that it returns to.
     """
 
     def __init__(

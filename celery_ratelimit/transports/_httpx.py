@@ -21,23 +21,23 @@ class LimitedTransport(httpx.BaseTransport):
     >>> client = httpx.Client(transport=LimitedTransport(limiter, "stripe"))
     >>> client = httpx.Client(transport=LimitedTransport(limiter, Limit("10/s", name="crawl", key="{host}")))
 
-    Every request counts: each one that a redirect leads to, too. A place under :class:`Concurrency` is held until the
+    Every request counts, also each request of a redirect. A lease of a :class:`Concurrency` limit is held until the
     response has been read or closed.
 
     Args:
-        limiter: who is asked.
+        limiter: acquires the permits.
         limits: as in :meth:`Limiter.acquire`.
-        key: in place of the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that
-            gets the request. Limits that are not kept by key are left whole; where none is, those that are
-            given as such, not by name, are from here on.
-        cost: permits that a request takes; default: what each limit says.
-        max_wait: seconds that a request may wait for its turn. Default: as long as it takes; the timeouts of httpx do
-            not count that time.
-        transport: what sends. Default: ``httpx.HTTPTransport()``.
+        key: replaces the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that gets
+            the request. Limits without keys stay single buckets. If no limit has a key, it applies to the
+            :class:`Limit` objects.
+        cost: permits that a request takes. Default: each limit's own cost.
+        max_wait: seconds that a request may wait for its slot. Default: no bound; the timeouts of httpx do not include
+            this time.
+        transport: sends the requests. Default: ``httpx.HTTPTransport()``.
 
     Raises:
         ConfigurationError: an unknown quota, or a key that a request does not have.
-        Throttled: by every call of the client whose turn is further away than ``max_wait``. Not an ``httpx.HTTPError``.
+        Throttled: by every call of the client whose slot is further away than ``max_wait``. Not an ``httpx.HTTPError``.
 
     *Warning*: a client that is given a transport passes none of its own options (``verify``, ``http2``, ``limits``, …)
     to it: give them to ``transport=httpx.HTTPTransport(…)``.
@@ -107,7 +107,7 @@ def _asked(each: PerRequest, request: httpx.Request) -> Asked:
 
 
 class _Stream(httpx.SyncByteStream):
-    """A response's body, which gives the permit's places back when it is closed."""
+    """A response's body, which releases the permit's leases when it is closed."""
 
     def __init__(self, stream: httpx.SyncByteStream, held: ExitStack) -> None:
         self._stream, self._held = stream, held

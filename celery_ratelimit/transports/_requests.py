@@ -21,23 +21,23 @@ class LimitedAdapter(HTTPAdapter):
     >>> session = requests.Session()
     >>> session.mount("https://api.stripe.com/", LimitedAdapter(limiter, "stripe"))
 
-    Every request counts: each one that a redirect leads to, too. A place under :class:`Concurrency` is held until the
+    Every request counts, also each request of a redirect. A lease of a :class:`Concurrency` limit is held until the
     body has been read; with ``stream=True`` only until the head of the response has come.
 
     Args:
-        limiter: who is asked.
+        limiter: acquires the permits.
         limits: as in :meth:`Limiter.acquire`.
-        key: in place of the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that
-            gets the prepared request. Limits that are not kept by key are left whole; where none is, those that are
-            given as such, not by name, are from here on.
-        cost: permits that a request takes; default: what each limit says.
-        max_wait: seconds that a request may wait for its turn. Default: as long as it takes; the timeouts of requests
-            do not count that time, ``Response.elapsed`` does.
-        options: those of ``requests.adapters.HTTPAdapter``.
+        key: replaces the limits' own keys: a template over ``host``, ``method`` and ``path``, or a callable that gets
+            the prepared request. Limits without keys stay single buckets. If no limit has a key, it applies to the
+            :class:`Limit` objects.
+        cost: permits that a request takes. Default: each limit's own cost.
+        max_wait: seconds that a request may wait for its slot. Default: no bound; the timeouts of requests do not
+            include this time, ``Response.elapsed`` does.
+        options: of ``requests.adapters.HTTPAdapter``.
 
     Raises:
         ConfigurationError: an unknown quota, or a key that a request does not have.
-        Throttled: by every call of the session whose turn is further away than ``max_wait``. Not a
+        Throttled: by every call of the session whose slot is further away than ``max_wait``. Not a
             ``requests.RequestException``.
 
     *Warning*: the adapter's own ``max_retries`` send again under the same permit. Leave them at 0 and retry around

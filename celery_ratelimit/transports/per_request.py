@@ -1,4 +1,4 @@
-"""What an HTTP request asks: its limits, with their keys as templates over its host, method and path."""
+"""The limits of HTTP requests, with keys as templates over host, method and path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RequestKey = str | Callable[[Any], str]
 
 
 class Asked(TypedDict):
-    """What ``permit`` is called with."""
+    """The arguments of a call of ``permit``."""
 
     limits: tuple[AnyLimit, ...]
     key: str | None
@@ -32,13 +32,13 @@ class PerRequest:
     """The limits of a transport.
 
     Args:
-        limiter: who knows the quotas.
+        limiter: knows the quotas.
         limits: as in :meth:`Limiter.acquire`.
-        key: in place of the limits' own keys, as in :meth:`Limiter.limited`.
-        cost: permits that a request takes; default: what each limit says.
+        key: replaces the limits' own keys, as in :meth:`Limiter.limited`.
+        cost: permits that a request takes. Default: each limit's own cost.
 
     Raises:
-        ConfigurationError: an unknown quota, or a key or cost that is not to be had from a request.
+        ConfigurationError: an unknown quota, or a key or cost that a request does not provide.
     """
 
     def __init__(self, limiter: LimiterBase, limits: Limits, key: RequestKey | None, cost: int | None) -> None:
@@ -55,7 +55,7 @@ class PerRequest:
                 check_arguments(limit, _SIGNATURE, "transport")
 
     def asks(self, request: Any, host: str, method: str, path: str) -> Asked:
-        """What to ask for one request."""
+        """The arguments of ``permit`` for one request."""
         args = {"host": host, "method": method, "path": path}
         key = None if self._asks_request is None else self._asks_request(request)
         return {"limits": self._limits, "key": key, "args": args, "cost": self._cost}

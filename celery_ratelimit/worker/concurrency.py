@@ -163,7 +163,7 @@ class ConcurrencyLeases:
                 _log(error)
 
     def watch(self) -> None:
-        """Look for the ends of tasks from now on: not every pool tells of each."""
+        """Look for the ends of tasks from now on: not every pool reports each end."""
         if self._running and self._cancel_poll is None:
             self._cancel_poll = self._worker.timers.call_after(END_POLL_INTERVAL, self._poll_ends)
 

@@ -27,7 +27,7 @@ class PoolScheduler:
     """Holds the unlimited requests, and decides between them and the limited ones.
 
     Args:
-        reporter: is told of unlimited requests that pass limits in shadow.
+        reporter: gets unlimited requests that pass limits in shadow.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tells what has become of a request: the log, monitors, signals, observers, and the process that runs its task.
+"""Reports the outcome of a request to the log, monitors, signals, observers, and the process that runs its task.
 
 Throttling is normal: an INFO line, an event and a signal, once for each outcome of a delivery.
 """
@@ -39,7 +39,7 @@ def outcome_of(
     full: bool = False,
     what: str = "waiting",
 ) -> ThrottleReport:
-    """Why a request does not start, as far as it waits for its turn."""
+    """The report of a request that waits for its slot."""
     interval = limit_queue.intervals.get(demand.name, 0.0)
     return ThrottleReport(what, wait, demand, interval, waited=now - pending.arrived_at, full=full)
 
@@ -51,12 +51,12 @@ def permit_of(queue: str, id: str, granted_at: int, shadow: tuple[LimitRequest, 
 
 
 class Reporter:
-    """Tells what has become of requests.
+    """Reports the outcomes of requests.
 
     Args:
-        observers: are told of each outcome, also of starts.
-        stored: which rate people have put in the place of a limit's in the code, as a decision was told an interval.
-        counter: is told of the same, without a word of why.
+        observers: get each outcome, also starts.
+        stored: the labels of stored rates, by limit request and interval of the decision.
+        counter: gets each outcome, without the reason.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Reporter:
         self._failed: set[int] = set()
 
     def announce(self, pending: PendingRequest, outcome: ThrottleReport) -> None:
-        """A request does not start: it waits somewhere, or ends."""
+        """Report a request that does not start: it waits, or ends."""
         if pending.announced == outcome.what:
             return
         pending.announced, pending.throttled_by = outcome.what, outcome.limit or ""
-        labelled = cache(partial(self._with_stored_rate, outcome))  # the store is read only if the label is told
+        labelled = cache(partial(self._with_stored_rate, outcome))  # the store is read only if the label is used
         level = logging.INFO if outcome.demand is not None else logging.DEBUG
         logs = logger.isEnabledFor(level)
         seen = _throttled(pending, labelled() if logs or self._observers else outcome)
@@ -92,10 +92,10 @@ class Reporter:
         return replace(outcome, stored=stored) if stored else outcome
 
     def started(self, pending: PendingRequest, permit_at_us: int) -> dict[str, Any]:
-        """A request starts; ``permit_at_us``: with a permit that is good since then, or (0) without the store.
+        """Report a start; ``permit_at_us``: the permit is good since then; 0: the task starts without the store.
 
         Returns:
-            What the process that runs the task is told of its permit, and of how long it was throttled by which limit.
+            Data for the process that runs the task: its permit, the limit that throttled it, and for how long.
         """
         if self._all:
             self._tell(_started(pending, permit_at_us))
@@ -106,14 +106,14 @@ class Reporter:
         return permit
 
     def passed(self, waiting: UnlimitedRequest, shadow: Sequence[LimitRequest]) -> None:
-        """A request starts all of whose limits are in shadow."""
+        """Report the start of a request whose limits are all in shadow."""
         if self._all:
             request, first = waiting.request, shadow[0]
             names = request.name, request.id, waiting.queue, first.name, first.key, first.cost
             self._tell(Observation("shadow", *names, shadow=asked_of(shadow)))
 
     def failed(self, pending: PendingRequest, error: Exception, *, without_store: bool) -> None:
-        """A request fails, as the store did not answer, or as no waiting would grant what it asks."""
+        """Report a failed request: the store did not answer, or the request is impossible."""
         if self._all:
             outcome = "store_error" if without_store else "failed"
             limit = None if without_store else pending.demands[0].name
@@ -167,7 +167,7 @@ def _was_throttled(pending: PendingRequest) -> bool:
 
 
 def _throttled_by(pending: PendingRequest) -> str:
-    """The limit that has said no last; ``""``: one of several. What comes back from a countdown does not say which."""
+    """The limit that refused last; ``""``: one of several, since a task on a countdown does not record which."""
     if pending.throttled_by:
         return pending.throttled_by
     lot = marker_in(pending.request.message).get("lot")
@@ -177,7 +177,7 @@ def _throttled_by(pending: PendingRequest) -> str:
 
 
 def _throttled_for(pending: PendingRequest, permit_at_us: int) -> float:
-    """Seconds: of a task that was parked by the store's clock, else since it has come here."""
+    """Seconds since the task was throttled: of a parked task by the store's clock, else since its arrival here."""
     if pending.returned and permit_at_us:
         since = marker_in(pending.request.message).get("since", 0)
         if since > 0:
@@ -185,7 +185,7 @@ def _throttled_for(pending: PendingRequest, permit_at_us: int) -> float:
     return max(0.0, monotonic() - pending.arrived_at)
 
 
-#: What happens to a throttled task, as it is said in a log.
+#: The outcomes of a throttled task as logged.
 _SAID = {
     "waiting": "waits in this worker",
     "parked": "parked",
@@ -197,19 +197,19 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class ThrottleReport:
-    """What became of a throttled task, and why: the same in the log, the event, the signal and the task's result.
+    """The outcome of a throttled task, and its reason, for the log, the event, the signal and the task's result.
 
     Attributes:
         what: ``"waiting"`` (in the worker), ``"parked"`` (in the store), ``"returned"`` (to the broker, on a
             countdown), ``"dropped"``, ``"failed"``, or ``"diverted"`` (to another queue).
-        retry_after: seconds until its turn, or until it would have been.
-        demand: of the limit that said no; ``None``: the store does not answer.
-        interval: seconds in which a permit of that limit comes back at the rate that is in force; 0.0: as in the code.
+        retry_after: seconds until the slot that the task has, or would have had.
+        demand: the request to the limit that refused; ``None``: the store does not answer.
+        interval: seconds in which a permit of that limit comes back at the rate in force; 0.0: as in the code.
         stored: the rate stored in the place of the code's, and by which person: ``20/s set by anna``; empty: none.
-        max_wait: seconds; its turn is too far away for this; ``None``: that is not why.
-        waited: seconds that it has waited already.
-        full: there is no room to wait.
-        to: the queue that it is diverted to.
+        max_wait: seconds; the slot is further away than this; ``None``: another reason.
+        waited: seconds that the task has waited already.
+        full: the queue is full.
+        to: the queue that the task is diverted to.
     """
 
     what: str
@@ -230,12 +230,12 @@ class ThrottleReport:
 
     @property
     def limit(self) -> str | None:
-        """The name of the limit that said no."""
+        """The name of the limit that refused."""
         return self.demand.name if self.demand is not None else None
 
     @property
     def key(self) -> str:
-        """Of the bucket; ``""``: the limit has only one."""
+        """The bucket's key; ``""``: the limit has a single bucket."""
         return self.demand.key if self.demand is not None else ""
 
     @property
@@ -287,7 +287,7 @@ class ThrottleReport:
         return f"its turn is in {seconds}"
 
     def fields(self) -> dict[str, Any]:
-        """As the event and the signal have it."""
+        """The fields of the event and the signal."""
         return {
             "retry_after": self.retry_after,
             "limit": self.limit,
