@@ -176,7 +176,7 @@ class PermitMethods(LimiterBase):
         reason: str = "",
         force: bool = False,
     ) -> Operation[None]:
-        """Empty the buckets of what was taken: all permits are available again, and waiting callers' slots are gone.
+        """Refill the buckets: all permits are available again, and the slots of waiting callers are gone.
 
         Reservations for a later time stay good, in addition. Cancelling or settling one afterwards may return permits
         that other callers have taken since. ``force``: also for an unknown name, see :meth:`set_rate`.

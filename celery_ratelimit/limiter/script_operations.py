@@ -147,7 +147,7 @@ class Operations:
         return settled == [1]
 
     def reset(self, demands: Sequence[LimitRequest], note: str) -> Operation[None]:
-        """Empty the buckets of what was taken; ``note``: author and reason."""
+        """Refill the buckets; ``note``: author and reason."""
         if self.pretended_wait is None:
             parts = [[demands[i] for i in part] for part in self._by_slot(demands)]
             yield from run_all([RunScript(self.scripts.reset, self.calls.of_reset(part, note)) for part in parts])
