@@ -207,7 +207,7 @@ class Backlog:
                     arguments += [bucket[1], len(those), 0, len(ids) // 2]
                     arguments += [value for each in those for value in (each.id, each.copy)]
                     arguments += ids
-                yield partial(self.scripts.of_lots, "confirm_published", part, *arguments)
+                yield partial(self.scripts.confirm, part, *arguments)
 
     def parts(self, buckets: Iterable[Bucket]) -> list[list[Bucket]]:
         """Split buckets into groups for one script each: not too many, and of one hash slot of a cluster."""

@@ -94,7 +94,7 @@ class Publisher:
             pauses_of.setdefault(bucket, {})[each.id] = pause
         for bucket, pauses in pauses_of.items():
             until = [value for id, pause in pauses.items() for value in (id, microseconds(pause))]
-            self._parking.scripts.run("confirm_published", bucket, bucket[1], 0, len(pauses), 0, *until)
+            self._parking.scripts.confirm([bucket], bucket[1], 0, len(pauses), 0, *until)
         self._parking.register.publish_failures({failing_as[each.id]: error for _, each in tasks})
 
     def _note_published(self, tasks: Tasks, parcels: Mapping[str, Parcel]) -> None:

@@ -97,6 +97,10 @@ class Scripts:
         """The number of keys of these parking lots, and the keys."""
         return LOT_KEYS * len(buckets), [self._keys_of(bucket) for bucket in buckets]
 
+    def confirm(self, buckets: Sequence[Bucket], *arguments: str | int) -> None:
+        """Report published and acknowledged messages of these parking lots, see ``lua/confirm_published.lua``."""
+        self.of_lots("confirm_published", buckets, *arguments)
+
     def command(self, name: str, *arguments: Any) -> Any:
         """Run one command of the store."""
         return self.asker.store(getattr(self.asker.client, name), *arguments)

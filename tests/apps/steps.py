@@ -22,8 +22,8 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "before it lets out": (parking.Backlog, "take_due", "before"),
     "let out, not published": (parcels, "publish", "before"),
     "the first of several published": (parcels, "publish", "after"),
-    "published, not reported": (scripts.Scripts, "tell", "before"),
-    "reported": (scripts.Scripts, "tell", "after"),
+    "published, not reported": (scripts.Scripts, "confirm", "before"),
+    "reported": (scripts.Scripts, "confirm", "after"),
     "back, not told": (sync_store.StoreRunner, "ask_along", "before"),
     "back, told, and granted": (sync_store.StoreRunner, "ask_along", "after"),
     "before it starts": (_celery.Worker, "start", "before"),
@@ -38,3 +38,6 @@ TOGETHER: dict[str, tuple[Any, str, str]] = {
     "before it asks": (sync_store.StoreRunner, "ask_next", "before"),
     "it was told": (sync_store.StoreRunner, "ask_next", "after"),
 }
+
+for _owner, _name, _ in [*STEPS.values(), *TOGETHER.values()]:
+    assert callable(getattr(_owner, _name)), f"{_name} has moved"
