@@ -47,7 +47,7 @@ ACT = st.one_of(
     st.tuples(st.just("code"), st.dictionaries(st.sampled_from(TENANTS), st.sampled_from([0, 0.5, 4]), max_size=3)),
     st.tuples(st.just("again"), st.integers(0, 50)),
     st.tuples(st.sampled_from(["purge", "release", "expire", "by an older worker"]), st.integers(0, 50)),
-    st.tuples(st.just("return to queue")),
+    st.tuples(st.just("take early")),
     st.tuples(st.just("release all")),
 )
 
