@@ -24,7 +24,7 @@ from .limiter.leases import run_id
 from .limiter.limit_request import LimitRequest, actual_costs, check_actual, leased
 from .limiter.shadow import asked_of
 from .observing import Observation
-from .store_calls.outage import OutagePauses
+from .store_calls.outage import TaskDeferral
 from .worker.bootstep import install
 from .worker.reporting import ThrottleReport, permit_of
 from .worker.rules import GiveUp, refused
@@ -225,7 +225,7 @@ def _without_store(task: Any, error: RateLimitError) -> None:
 
     The number of workers that share a limit is not known here, so ``"local"`` is ``"defer"``.
     """
-    deferral: OutagePauses = kept(task.app, "deferral", OutagePauses)
+    deferral: TaskDeferral = kept(task.app, "deferral", TaskDeferral)
     deferral.warn(error)
     choice = settings_of(task.app).on_store_error
     if choice == "raise":

@@ -27,7 +27,7 @@ from ..store.resp import bulk, text
 from ..store_calls.store_calls import Asks, asked
 from . import tuning
 from .backlog_contents import BacklogContents
-from .deduplicator import CopyReports
+from .deduplicator import CopyRegistry
 from .fleet_registry import FleetRegistry
 from .messages import Bucket, Parked, ParkResult, PollResult, ToPark, encoded, several
 from .scripts import PendingReports, Scripts, arguments_of, park_results, weights_text
@@ -58,7 +58,7 @@ class Backlog:
         self.untold = PendingReports()
         self.register = FleetRegistry(scripts)
         self.contents = BacklogContents(scripts)
-        self.copies = CopyReports(scripts)
+        self.copies = CopyRegistry(scripts)
 
     def another(self) -> Backlog:
         """A backlog of the same parking lots, for another thread."""

@@ -150,7 +150,7 @@ class BacklogContents:
             yield int(taken), several(leaving)
             until, since, last = until or int(now), text(following), text(last_id)
 
-    def take_early(
+    def take_as_sent(
         self, bucket: Bucket, queues: Sequence[str] = (), until: int = 0, *, overdue: float = 0.0
     ) -> tuple[int, list[Parked]]:
         """Return some tasks to the queues that they were sent to. The caller publishes them as they were sent.
@@ -166,7 +166,7 @@ class BacklogContents:
         """
         bounds = (tuning.MAX_REPLY_BYTES, tuning.PAGE, until, microseconds(overdue))
         times = (microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
-        now, *leaving = self._scripts.run("take_early", bucket, *times, bucket[1], *bounds, *map(encoded, queues))
+        now, *leaving = self._scripts.run("take_as_sent", bucket, *times, bucket[1], *bounds, *map(encoded, queues))
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:

@@ -24,10 +24,10 @@ from .scripts import Scripts
 if TYPE_CHECKING:
     from .backlog import Backlog
 
-__all__ = ["CopyReport", "CopyReports", "Deduplicator", "GateRequest"]
+__all__ = ["CopyRegistry", "CopyReport", "Deduplicator", "GateRequest"]
 
 
-class CopyReports:
+class CopyRegistry:
     """The copies of one fleet's messages."""
 
     def __init__(self, scripts: Scripts) -> None:

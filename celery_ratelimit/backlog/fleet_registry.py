@@ -157,7 +157,7 @@ class FleetRegistry:
         """
         lots, _, _, asides, _ = self._scripts.shared_keys(name)
         first = "-" if after is None else f"({after}"
-        reply = self._scripts.with_keys("resume_queue", (lots, asides), first, offset, tuning.SCANNED_AT_ONCE)
+        reply = self._scripts.with_keys("queue_has_worker", (lots, asides), first, offset, tuning.SCANNED_AT_ONCE)
         return (text(reply[-1]) if len(reply) == tuning.SCANNED_AT_ONCE else None), offset + len(reply)
 
 

@@ -25,7 +25,7 @@ from . import tuning
 from .backlog import Backlog
 from .fleet_registry import Unattended
 from .messages import Bucket
-from .publisher import EarlyReturner
+from .publisher import OriginalQueueReturner
 from .scripts import Scripts
 
 __all__ = ["OrphanWatcher", "Reconciliation"]
@@ -90,7 +90,7 @@ class Reconciliation:
         arguments: list[str | int] = [self._scripts.memory, tuning.COMPARED]
         for bucket in lots:
             arguments += [bucket[1], *self._positions.get(bucket, (0, "0")), len(entries[bucket]), *entries[bucket]]
-        reply: Sequence[Sequence[bytes]] = self._scripts.of_lots("reconcile", lots, *arguments)
+        reply: Sequence[Sequence[bytes]] = self._scripts.of_lots("repair_lost_keys", lots, *arguments)
         return reply
 
     def _next_lots(self, name: str) -> dict[Bucket, list[str]]:
@@ -173,12 +173,12 @@ class OrphanReview:
                     *(counts[to, queue], to, ago, queue, self._grace),
                 )
             if ago >= self._grace:
-                with EarlyReturner(self._app, self._backlog) as returner:
+                with OriginalQueueReturner(self._app, self._backlog) as returner:
                     what = f"of the return queue {to!r}, which no worker consumes"
                     self._log(what, *returner.return_queue(to, queue))
 
     def _return_limit(self, what: str, name: str, queues: Sequence[str]) -> None:
-        with EarlyReturner(self._app, self._backlog) as returner:
+        with OriginalQueueReturner(self._app, self._backlog) as returner:
             self._log(what, *returner.limit(name, queues))
 
     def _log(self, what: str, tasks: int, queues: frozenset[str], missing: frozenset[str]) -> None:

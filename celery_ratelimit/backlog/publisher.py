@@ -22,7 +22,7 @@ from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, Parked, marker_of, read_parcel
 
-__all__ = ["EarlyReturner", "Publisher", "Returned"]
+__all__ = ["OriginalQueueReturner", "Publisher", "ReturnSummary"]
 
 #: Tasks with their buckets; and a limit, a queue, and a task's id or nothing: what cannot be published.
 Tasks = Sequence[tuple[Bucket, Parked]]
@@ -112,7 +112,7 @@ class Publisher:
                 self._parking.register.publish_failures(published=ended)
 
 
-class Returned(NamedTuple):
+class ReturnSummary(NamedTuple):
     """Tasks that were returned to their queues.
 
     Attributes:
@@ -125,11 +125,11 @@ class Returned(NamedTuple):
     queues: frozenset[str] = frozenset()
     missing: frozenset[str] = frozenset()
 
-    def __add__(self, other: Returned) -> Returned:  # type: ignore[override]
-        return Returned(self.tasks + other.tasks, self.queues | other.queues, self.missing | other.missing)
+    def __add__(self, other: ReturnSummary) -> ReturnSummary:  # type: ignore[override]
+        return ReturnSummary(self.tasks + other.tasks, self.queues | other.queues, self.missing | other.missing)
 
 
-class EarlyReturner:
+class OriginalQueueReturner:
     """Returns parked tasks to the queues that they were sent to, as they were sent. A context manager.
 
     At least once: a process that is killed between two steps may leave a task twice, and none is lost.
@@ -138,7 +138,7 @@ class EarlyReturner:
     def __init__(self, app: Celery, backlog: Backlog) -> None:
         self._app, self._backlog, self._stack = app, backlog, ExitStack()
 
-    def __enter__(self) -> EarlyReturner:
+    def __enter__(self) -> OriginalQueueReturner:
         self._read = self._stack.enter_context(self._app.connection_for_read())
         write = self._stack.enter_context(self._app.connection_for_write())
         self._channel: Any = self._stack.enter_context(write.channel())
@@ -147,23 +147,23 @@ class EarlyReturner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> Returned:
-        """Return the tasks that are parked for a limit now. See :meth:`BacklogContents.take_early`."""
-        returned, until = Returned(), 0
+    def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> ReturnSummary:
+        """Return the tasks that are parked for a limit now. See :meth:`BacklogContents.take_as_sent`."""
+        returned, until = ReturnSummary(), 0
         for keys in self._backlog.contents.keys(name, aside=bool(queues)):
             for key in keys:
                 stuck: set[str] = set()  # tasks that could not be published: they leave again, behind the others
                 while True:
-                    now, page = self._backlog.contents.take_early((name, key), queues, until, overdue=overdue)
+                    now, page = self._backlog.contents.take_as_sent((name, key), queues, until, overdue=overdue)
                     until = until or now
                     if all(each.id in stuck for each in page):
                         break
                     returned += self._publish_parked((name, key), page, stuck)
         return returned
 
-    def return_queue(self, name: str, queue: str) -> Returned:
+    def return_queue(self, name: str, queue: str) -> ReturnSummary:
         """Return to ``queue`` the messages in its return queue ``name``."""
-        returned = Returned()
+        returned = ReturnSummary()
         with fetch_messages(self._read, name, message_count(self._read, name)) as messages:
             while page := list(itertools.islice(messages, tuning.PAGE)):
                 ours = [message for message in page if marker_in(message) and not self._drop_duplicate(message)]
@@ -174,7 +174,7 @@ class EarlyReturner:
                 returned += some
         return returned
 
-    def _publish_parked(self, bucket: Bucket, page: Sequence[Parked], stuck: set[str]) -> Returned:
+    def _publish_parked(self, bucket: Bucket, page: Sequence[Parked], stuck: set[str]) -> ReturnSummary:
         """Publish tasks that have left the backlog; adds the ids of the others to ``stuck``."""
         parcels = {each.id: as_sent(parcel, marker_of(bucket, each)) for each in page if (parcel := read_parcel(each))}
         returned = self._publish([*parcels.values()])
@@ -187,12 +187,12 @@ class EarlyReturner:
         stuck.update({each.id for each in page}.difference([each.id for each in sent]))
         return returned
 
-    def _publish(self, parcels: Sequence[Parcel]) -> Returned:
+    def _publish(self, parcels: Sequence[Parcel]) -> ReturnSummary:
         if not parcels:
-            return Returned()
+            return ReturnSummary()
         missing = publish_on(self._channel, [(parcel, 0.0, {}) for parcel in parcels])
         sent = [parcel["to"] for parcel in parcels if parcel["to"] not in missing]
-        return Returned(len(sent), frozenset(sent), frozenset(missing))
+        return ReturnSummary(len(sent), frozenset(sent), frozenset(missing))
 
     def _drop_duplicate(self, message: Any) -> bool:
         """Acknowledge a returned message if another copy of it may run, or is parked."""

@@ -28,9 +28,9 @@ _OF_FAIR = ("park", "take_due")
 
 _NAMES = (
     *("park", "take_due", "confirm_published", "dedup_and_acquire", "find_due_lots"),
-    *("reschedule", "resume_queue", "heartbeat_queues", "heartbeat_limits"),
-    *("locate", "list_parked", "take_out", "take_early", "position"),
-    *("reconcile", "publish_failures"),
+    *("reschedule", "queue_has_worker", "heartbeat_queues", "heartbeat_limits"),
+    *("locate", "list_parked", "take_out", "take_as_sent", "position"),
+    *("repair_lost_keys", "publish_failures"),
 )
 
 

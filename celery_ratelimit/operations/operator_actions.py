@@ -17,7 +17,7 @@ from ..app.plan import limits_of_app
 from ..app.settings import settings_of
 from ..backlog.backlog import backlog_of
 from ..backlog.messages import Bucket, Parked, marker_of, read_parcel
-from ..backlog.publisher import EarlyReturner
+from ..backlog.publisher import OriginalQueueReturner
 from ..backlog.tuning import PAGE, PUBLISH_TIMEOUT
 from ..errors import ConfigurationError, RateLimitError
 from ..names import listed, near
@@ -176,7 +176,7 @@ class ParkingLots:
             self._refuse_while_workers_run()
         queues = {*self._app.amqp.queues, *seen.queues}
         returns = {*seen.returns, *[(to, queue) for queue in queues if (to := return_queue_for(queue)) != queue]}
-        with EarlyReturner(self._app, self._backlog) as returner:
+        with OriginalQueueReturner(self._app, self._backlog) as returner:
             of_queues = [returner.return_queue(*pair) for pair in sorted(returns)]
             names = sorted({*self.limits, *seen.limits})
             returned = of_queues + [returner.limit(name, overdue=2 * PUBLISH_TIMEOUT) for name in names]

@@ -13,7 +13,7 @@ from ..errors import STORE_TROUBLES, RateLimitError, StoreMisconfigured, StoreUn
 from ..limiter.sync_store import StoreRunner
 from .tuning import LONGEST_DEFERRAL, OUTAGE_WARNING_INTERVAL, PROBE_INTERVAL, SHORTEST_DEFERRAL
 
-__all__ = ["NotAsked", "Outage", "OutagePauses"]
+__all__ = ["NotAsked", "Outage", "TaskDeferral"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
-class OutagePauses:
+class TaskDeferral:
     """Deferral of tasks while the store does not serve: growing pauses, and one log line a minute.
 
     Attributes:
@@ -78,7 +78,7 @@ class Outage:
         self, asker: StoreRunner, call_soon: Callable[[Callable[[], None]], None], on_end: Callable[[], None]
     ) -> None:
         self._asker, self._call_soon, self._on_end = asker, call_soon, on_end
-        self._deferral = OutagePauses()
+        self._deferral = TaskDeferral()
         self._said = False
         self._over: threading.Event | None = None
         self.error: RateLimitError = StoreUnavailable("the limiter's store is not lost")
@@ -128,7 +128,7 @@ class Outage:
             self._over = None
 
     def pause(self) -> float:
-        """See :meth:`OutagePauses.pause`."""
+        """See :meth:`TaskDeferral.pause`."""
         return self._deferral.pause()
 
     def _look(self, over: threading.Event, on_end: Sequence[Callable[[], None]]) -> None:

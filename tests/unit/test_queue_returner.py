@@ -13,7 +13,7 @@ from kombu.utils.json import dumps
 
 from celery_ratelimit.backlog import publisher
 from celery_ratelimit.backlog.messages import Parked
-from celery_ratelimit.backlog.publisher import EarlyReturner
+from celery_ratelimit.backlog.publisher import OriginalQueueReturner
 from celery_ratelimit.backlog.tuning import PAGE
 
 
@@ -44,7 +44,7 @@ class Store:
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         yield [""]
 
-    def take_early(self, bucket: Any, queues: Any, until: int, *, overdue: float) -> tuple[int, list[Parked]]:
+    def take_as_sent(self, bucket: Any, queues: Any, until: int, *, overdue: float) -> tuple[int, list[Parked]]:
         page = self.waiting[:PAGE]
         self.waiting = self.waiting[PAGE:] + page
         return 1, page
@@ -96,7 +96,7 @@ def test_a_page_for_a_queue_that_is_not_there_does_not_keep_the_pages_behind_it(
     tasks = [(f"{i}", "missing" if i < 2 * PAGE else "orders") for i in range(3 * PAGE)]
     store: Any = Store(*[Parked(id, 1, 0, 0.0, dumps(parcel(id, queue))) for id, queue in tasks])
     app: Any = world
-    with EarlyReturner(app, store) as returner:
+    with OriginalQueueReturner(app, store) as returner:
         returned = returner.limit("api", overdue=20.0)
     assert (returned.tasks, returned.queues, returned.missing) == (PAGE, {"orders"}, {"missing"})
     assert world.sent == {f"{i}": 1 for i in range(2 * PAGE, 3 * PAGE)}
@@ -105,7 +105,7 @@ def test_a_page_for_a_queue_that_is_not_there_does_not_keep_the_pages_behind_it(
 def test_nor_does_it_in_a_return_queue(world: World) -> None:
     world.queue = [message(f"{i}", "missing" if i < 2 * PAGE else "orders") for i in range(3 * PAGE)]
     app: Any = world
-    with EarlyReturner(app, Store()) as returner:  # type: ignore[arg-type]
+    with OriginalQueueReturner(app, Store()) as returner:  # type: ignore[arg-type]
         returned = returner.return_queue("orders.throttled", "orders")
     assert (returned.tasks, returned.missing, len(world.queue)) == (PAGE, {"missing"}, 2 * PAGE)
 
@@ -120,7 +120,7 @@ def test_a_message_that_was_sent_back_and_is_parked_ends(world: World, again: bo
     store.register = SimpleNamespace(seen=lambda *_: SimpleNamespace(limits=["api"]))
     store.find = lambda names, tasks: [{("api", ""): {f"{task}@orders": task for task in tasks}}]
     app: Any = world
-    with EarlyReturner(app, store) as returner:
+    with OriginalQueueReturner(app, store) as returner:
         returned = returner.return_queue("orders.throttled", "orders")
     assert (returned.tasks, told.acknowledged) == (0 if again else 1, True)
     assert world.sent == ({} if again else {"a": 1})

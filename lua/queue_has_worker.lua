@@ -1,4 +1,4 @@
--- resume_queue: a worker consumes a queue that had no worker: make the parking lots with tasks set aside due. In steps.
+-- queue_has_worker: a worker consumes a queue that had no worker: make the parking lots with tasks set aside due. In steps.
 --
 -- KEYS   1  lots, 2  asides, see include/lot.lua
 -- ARGV   1  from      '-', or '(' and the key of the last bucket of the previous step

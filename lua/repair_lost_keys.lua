@@ -1,4 +1,4 @@
--- reconcile: repair the keys of parking lots after some were lost (evicted by the store, or restored in part). One step of each.
+-- repair_lost_keys: repair the keys of parking lots after some were lost (evicted by the store, or restored in part). One step of each.
 --
 -- A message without a place in the order is parked again, at its place. A copy of it may have been returned before, so the message gets
 -- a new copy number. A place without a message is removed. An index that lacks a parking lot or a task is completed.
@@ -54,7 +54,7 @@ local function compare_places(key, found)
     return removed
 end
 
-local function reconcile(part, cursor)
+local function repair(part, cursor)
     local again, removed = 0, 0
     if part == 0 then
         local parked, any_suspended = call('ZCARD', PARKED), call('EXISTS', SUSPENDED) == 1
@@ -81,7 +81,7 @@ end
 local answer, at = {}, 3
 for lot = 0, #KEYS - 1, LOT_KEYS do
     use_lot(lot, ARGV[at])
-    answer[#answer + 1] = reconcile(tonumber(ARGV[at + 1]), ARGV[at + 2])
+    answer[#answer + 1] = repair(tonumber(ARGV[at + 1]), ARGV[at + 2])
     local last = at + 3 + ARGV[at + 3]
     for i = at + 4, last do
         local id = match(ARGV[i], '^[^%z]*%z([^%z]*)%z')
