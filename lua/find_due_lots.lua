@@ -1,11 +1,11 @@
 -- find_due_lots: find the parking lots that a worker has to process now.
 --
 -- A parking lot is due when its time comes, or when its bucket was touched (include/touch.lua): each touch counts once.
--- KEYS   of each limit its lots, see include/lot.lua, and its touched key
+-- KEYS   of each limit: due, see include/lot.lua, and touched
 -- ARGV   1  most      number of parking lots in the reply for each limit
 --        2  fleet     text: of the parking lots
 -- Reply  for each limit: keys of buckets; nil: no task is parked for it
--- Writes lots, for touched buckets; touched: member NUL <fleet>, the last touch that this fleet has processed
+-- Writes due, for touched buckets; touched: member NUL <fleet>, the last touch that this fleet has processed
 local MOST, fleet = ARGV[1], ARGV[2]
 --!include prelude.lua
 --!include now.lua

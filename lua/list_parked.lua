@@ -1,6 +1,6 @@
 -- list_parked: count and list the tasks in parking lots.
 --
--- KEYS   of each parking lot: parked, leaving, messages, aside, costs; see include/lot.lua
+-- KEYS   of each parking lot: parked, in_flight, payloads, suspended, costs; see include/lot.lua
 -- ARGV   1  from, 2 to: which of the tasks are listed, counted from 0 in their order; an empty text: none
 --        3  bytes     >= 1: no more tasks are listed once their messages are that long
 --        4+ for each parking lot the key of its bucket, text

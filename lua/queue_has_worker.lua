@@ -1,11 +1,11 @@
 -- queue_has_worker: a worker consumes a queue that had no worker: make the parking lots with tasks set aside due. In steps.
 --
--- KEYS   1  lots, 2  asides, see include/lot.lua
+-- KEYS   1  due, 2  suspended_lots, see include/lot.lua
 -- ARGV   1  from      '-', or '(' and the key of the last bucket of the previous step
 --        2  offset    number of parking lots in the previous steps
 --        3  most      parking lots
 -- Reply  keys of buckets
--- Writes lots
+-- Writes due
 local DUE_LOTS, SUSPENDED_LOTS = KEYS[1], KEYS[2]
 local FROM, OFFSET, MOST = ARGV[1], ARGV[2], ARGV[3]
 --!include prelude.lua

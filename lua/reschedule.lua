@@ -3,13 +3,13 @@
 -- A few parking lots are due at once. Many are due one after the other, so that a parking lot with tasks to return need not wait for
 -- all of them. The caller repeats the call until fewer than `most` parking lots were moved. Several workers may call it: the result is
 -- the same.
--- KEYS   1  lots, 2  code, see include/lot.lua; 3  config of the name, see include/config_text.lua;
+-- KEYS   1  due, 2  code, see include/lot.lua; 3  config of the name, see include/config_text.lua;
 --        4  weights, see include/shares.lua
 -- ARGV   1  known     us: the last change of the stored setting of the whole limit that was handled; -1: it has changed
 --        2  most      parking lots that are moved
 --        3  code      text: the limit as it is in the caller's code; '': do not compare it
 -- Reply  us of this clock, number of parking lots that were moved
--- Writes lots, code
+-- Writes due, code
 local DUE_LOTS, CODE, CONFIG_KEY, WEIGHTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local known, MOST, code = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 --!include prelude.lua

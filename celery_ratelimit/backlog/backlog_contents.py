@@ -24,7 +24,7 @@ from .scripts import Scripts
 __all__ = ["BacklogCache", "BacklogContents"]
 
 _T = TypeVar("_T")
-#: The keys of a parking lot that ``lua/list_parked.lua`` reads: parked, leaving, messages, aside, costs.
+#: The keys of a parking lot that ``lua/list_parked.lua`` reads: parked, in_flight, payloads, suspended, costs.
 _LISTED = (0, 2, 1, 6, 11)
 
 
