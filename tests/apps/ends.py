@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from celery.exceptions import GiveUp, Ignore
+from celery.exceptions import Reject, Ignore
 
 from celery_ratelimit import Concurrency, RateLimitedTask
 from tests.apps.fleet import app, note
@@ -26,7 +26,7 @@ def end(self: Any, index: int, how: str) -> None:
     if how == "is ignored":
         raise Ignore
     if how == "is rejected":
-        raise GiveUp(how, requeue=False)
+        raise Reject(how, requeue=False)
     if how == "is tried again" and not self.request.retries:
         raise self.retry()
     if how == "is replaced" and not self.request.replaced_task_nesting:
