@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from celery.exceptions import Reject, Ignore
+from celery.exceptions import Ignore, Reject
 
 from celery_ratelimit import Concurrency, RateLimitedTask
 from tests.apps.fleet import app, note
