@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from .._celery import MAX_RETURNED, Worker, requests
+from .._celery.saved_message import marker_in
 from ..backlog.return_scheduler import ReturnScheduler
 from ..store.script import load_source
 from .capacity import AHEAD, LISTEN, PoolCapacity
@@ -203,8 +204,8 @@ class ArrivalBatch:
         return self._bulk_receive.receiving
 
     def request_as_many_as_run(self, message: Any, name: str) -> None:
-        """Receive the messages behind one, as many as the pool can run of its task beside it."""
-        self._bulk_receive.request_more(message, self._capacity.short_term_capacity(name) - 1)
+        """Receive the messages behind one, as many as the pool can run of its task; a returned one runs itself."""
+        self._bulk_receive.request_more(message, self._capacity.short_term_capacity(name) - bool(marker_in(message)))
 
     def clear(self) -> None:
         """The connection is lost, or the worker stops."""
