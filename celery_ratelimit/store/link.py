@@ -96,13 +96,7 @@ class Link:
         return self._receive(connection, len(commands))
 
     def _exchange(self, command: bytes) -> Any:
-        connection = self._take()
-        try:
-            connection.begin()
-            connection.send_packed_command([command], check_health=False)
-        except BaseException:
-            self._drop(connection)
-            raise
+        connection = self._send(command)
         try:
             reply = connection.read_response()
         except ResponseError as error:  # read to its end
