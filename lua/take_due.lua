@@ -251,7 +251,7 @@ local function process(limit)
     end
     local leaving = first_of(IN_FLIGHT)
     if look == math.huge and (call('EXISTS', SUSPENDED) == 1 or is_shared and call('EXISTS', PARKED) == 1) then
-        look = now + MONTH_US -- until a queue is consumed again (queue_has_worker.lua), or another weight holds
+        look = now + MONTH_US -- until a queue is consumed again (make_suspended_lots_due.lua), or another weight holds
     end
     if #back > 0 and call('EXISTS', SUSPENDED) == 0 then call('ZREM', SUSPENDED_LOTS, bucket) end
     if look == math.huge and not leaving then

@@ -27,7 +27,7 @@ from ..store.resp import bulk, text
 from ..store_calls.store_calls import Asks, asked
 from . import tuning
 from .backlog_contents import BacklogContents
-from .deduplicator import CopyRegistry
+from .deduplicator import CopyReporter
 from .fleet_registry import FleetRegistry
 from .messages import Bucket, Parked, ParkResult, PollResult, ToPark, encoded, several
 from .scripts import PendingReports, Scripts, arguments_of, park_results, weights_text
@@ -58,7 +58,7 @@ class Backlog:
         self.untold = PendingReports()
         self.register = FleetRegistry(scripts)
         self.contents = BacklogContents(scripts)
-        self.copies = CopyRegistry(scripts)
+        self.copies = CopyReporter(scripts)
 
     def another(self) -> Backlog:
         """A backlog of the same parking lots, for another thread."""
@@ -136,7 +136,7 @@ class Backlog:
         method, count, period, size, _, extra = self._asker.shadows.opened(demand).limit.wire(1)
         number, _, _ = weights_text(demand.limit).partition("\0")
         code = " ".join(map(str, (method, count, period, size, extra, *([number] if number else ()))))
-        now, moved = self.scripts.with_keys("reschedule", keys, since, tuning.SCANNED_AT_ONCE, code)
+        now, moved = self.scripts.with_keys("reschedule_changed_limit", keys, since, tuning.SCANNED_AT_ONCE, code)
         return int(now), int(moved) == tuning.SCANNED_AT_ONCE
 
     def take_due(

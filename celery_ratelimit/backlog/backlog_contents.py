@@ -1,6 +1,6 @@
 """Finds, lists and counts the tasks in the parking lots, and takes tasks out before their turn.
 
-:class:`BacklogCache` is what one worker remembers of that.
+:class:`OccupiedBucketCache` is what one worker remembers of that.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..limits.any_limit import AnyLimit
 from ..limits.concurrency import Concurrency
 from ..store.resp import text
 from . import tuning
-from .messages import Bucket, Lot, Parked, Position, decoded, encoded, several
+from .messages import Bucket, LotSnapshot, Parked, Position, decoded, encoded, several
 from .scripts import Scripts
 
-__all__ = ["BacklogCache", "BacklogContents"]
+__all__ = ["BacklogContents", "OccupiedBucketCache"]
 
 _T = TypeVar("_T")
 #: The keys of a parking lot that ``lua/list_parked.lua`` reads: parked, in_flight, payloads, suspended, costs.
@@ -81,7 +81,7 @@ class BacklogContents:
             return position
         return position._replace(before=int(tasks), weight=float(weight))
 
-    def lots(self, names: Sequence[str]) -> Iterator[Lot]:
+    def lots(self, names: Sequence[str]) -> Iterator[LotSnapshot]:
         """The parking lots of these limits that are not empty, without tasks."""
         buckets = list(chain.from_iterable(self._buckets(list(self.counts(names)))))
         for some in _pages([buckets], tuning.READ_AT_ONCE):
@@ -105,14 +105,14 @@ class BacklogContents:
                 if not cursors[name]:
                     del cursors[name]
 
-    def lot(self, bucket: Bucket, first: int, last: int) -> Lot:
+    def lot(self, bucket: Bucket, first: int, last: int) -> LotSnapshot:
         """The parking lot of one bucket, with its tasks from ``first`` to ``last``, counted from 0; -1: the last one.
 
         The list ends earlier if the messages are longer than one reply may be.
         """
         return self._lots([bucket], (first, last))[0]
 
-    def _lots(self, buckets: Sequence[Bucket], page: tuple[int, int] | None) -> list[Lot]:
+    def _lots(self, buckets: Sequence[Bucket], page: tuple[int, int] | None) -> list[LotSnapshot]:
         by_name: dict[str, list[Bucket]] = {}
         for bucket in buckets:
             by_name.setdefault(bucket[0], []).append(bucket)
@@ -124,7 +124,7 @@ class BacklogContents:
             keys.append([lot[which] for lot in lots for which in _LISTED])
             arguments.append((*(page or ("", "")), tuning.MAX_REPLY_BYTES, *[key for _, key in part]))
         return [
-            Lot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
+            LotSnapshot(*bucket, int(parked), int(leaving), int(float(oldest)) / 1e6, int(cost), tuple(several(tasks)))
             for part, (_, *found) in zip(
                 parts, self._scripts.each_with_keys("list_parked", keys, arguments), strict=True
             )
@@ -150,7 +150,7 @@ class BacklogContents:
             yield int(taken), several(leaving)
             until, since, last = until or int(now), text(following), text(last_id)
 
-    def take_as_sent(
+    def take_for_original_queues(
         self, bucket: Bucket, queues: Sequence[str] = (), until: int = 0, *, overdue: float = 0.0
     ) -> tuple[int, list[Parked]]:
         """Return some tasks to the queues that they were sent to. The caller publishes them as they were sent.
@@ -166,7 +166,9 @@ class BacklogContents:
         """
         bounds = (tuning.MAX_REPLY_BYTES, tuning.PAGE, until, microseconds(overdue))
         times = (microseconds(tuning.PUBLISH_TIMEOUT), self._scripts.memory)
-        now, *leaving = self._scripts.run("take_as_sent", bucket, *times, bucket[1], *bounds, *map(encoded, queues))
+        now, *leaving = self._scripts.run(
+            "take_for_original_queues", bucket, *times, bucket[1], *bounds, *map(encoded, queues)
+        )
         return int(now), several(leaving)
 
     def _remove(self, bucket: Bucket, purge: bool, *which: str | int) -> Any:
@@ -174,7 +176,7 @@ class BacklogContents:
         return self._scripts.run("take_out", bucket, *numbers, bucket[1], tuning.MAX_REPLY_BYTES, *which)
 
 
-class BacklogCache:
+class OccupiedBucketCache:
     """The buckets that have parked tasks, as far as one worker knows: a new request goes behind these tasks.
 
     Args:

@@ -24,11 +24,11 @@ from .scripts import Scripts
 if TYPE_CHECKING:
     from .backlog import Backlog
 
-__all__ = ["CopyRegistry", "CopyReport", "Deduplicator", "GateRequest"]
+__all__ = ["CopyReportWithAcquire", "CopyReporter", "Deduplicator", "GateRequest"]
 
 
-class CopyRegistry:
-    """The copies of one fleet's messages."""
+class CopyReporter:
+    """Reports delivered copies of one fleet's messages; the store replies which of them may run."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
@@ -91,7 +91,7 @@ class GateRequest(Protocol):
     def gone(self) -> bool: ...
 
 
-class CopyReport:
+class CopyReportWithAcquire:
     """A report of copies that is sent with a call that acquires permits, and the store's reply.
 
     Attributes:
@@ -148,7 +148,7 @@ class Deduplicator:
         return has_come and self._parking.can_park and self._parking.copies.can_be_told_along(held.demands, (name, key))
 
     @contextmanager
-    def told_along(self, asking: Sequence[GateRequest]) -> Iterator[CopyReport | None]:
+    def told_along(self, asking: Sequence[GateRequest]) -> Iterator[CopyReportWithAcquire | None]:
         """Report arrived copies in the call in which these requests acquire. ``None``: there are none to report."""
         those = [held for held in asking if self.asks_along(held)]
         if not those:
@@ -158,7 +158,7 @@ class Deduplicator:
         lots = dict.fromkeys(tuple(copy_in(held.request.message)["lot"]) for held in those)
         with self._telling:
             copies_of = {lot: self._take(lot) for lot in lots}
-            told = CopyReport(self._parking.copies.along(copies_of, pairs))
+            told = CopyReportWithAcquire(self._parking.copies.along(copies_of, pairs))
             try:
                 yield told
             finally:

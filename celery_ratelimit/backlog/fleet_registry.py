@@ -17,10 +17,10 @@ from ..store_calls.store_calls import Asks
 from . import tuning
 from .scripts import Scripts
 
-__all__ = ["FleetRegistry", "PublishFailure", "QueueHeartbeat", "Unattended"]
+__all__ = ["FleetRegistry", "PublishFailure", "QueueHeartbeat", "UnattendedLimitsAndQueues"]
 
 
-class Unattended(NamedTuple):
+class UnattendedLimitsAndQueues(NamedTuple):
     """What no worker has reported for some time; each with the seconds since the last report.
 
     Attributes:
@@ -98,11 +98,11 @@ class FleetRegistry:
         *,
         after: float = 0.0,
         most: int = -1,
-    ) -> Unattended:
+    ) -> UnattendedLimitsAndQueues:
         """Report a worker's limits and return queues; returns what was not reported for ``after`` seconds.
 
         Args:
-            limits, returns: see :class:`Unattended`.
+            limits, returns: see :class:`UnattendedLimitsAndQueues`.
             forget: limits, and return queues with their queues, without tasks.
             most: how many of each kind; -1: all.
         """
@@ -114,7 +114,7 @@ class FleetRegistry:
             {text(name): int(us) / 1e6 for name, us in zip(each[::2], each[1::2], strict=True)} for each in reply
         ]
         found = {(to, queue): ago for name, ago in of_returns.items() for to, _, queue in [name.partition("\0")]}
-        return Unattended(of_limits, found, of_queues)
+        return UnattendedLimitsAndQueues(of_limits, found, of_queues)
 
     def publish_failures(
         self,
@@ -157,7 +157,9 @@ class FleetRegistry:
         """
         lots, _, _, asides, _ = self._scripts.shared_keys(name)
         first = "-" if after is None else f"({after}"
-        reply = self._scripts.with_keys("queue_has_worker", (lots, asides), first, offset, tuning.SCANNED_AT_ONCE)
+        reply = self._scripts.with_keys(
+            "make_suspended_lots_due", (lots, asides), first, offset, tuning.SCANNED_AT_ONCE
+        )
         return (text(reply[-1]) if len(reply) == tuning.SCANNED_AT_ONCE else None), offset + len(reply)
 
 

@@ -14,7 +14,7 @@ from ..store.resp import text
 
 __all__ = [
     "Bucket",
-    "Lot",
+    "LotSnapshot",
     "ParkResult",
     "Parked",
     "PollResult",
@@ -170,8 +170,8 @@ def marker_of(bucket: Bucket, parked: Parked, now_us: int | None = None) -> dict
     return marker if now_us is None else {**marker, "slot": now_us + round(parked.wait * 1e6)}
 
 
-class Lot(NamedTuple):
-    """The parking lot of one bucket.
+class LotSnapshot(NamedTuple):
+    """The parking lot of one bucket, as it was read.
 
     Attributes:
         name: of the limit.

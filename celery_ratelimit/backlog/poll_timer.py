@@ -19,7 +19,7 @@ from .._celery import Worker
 from ..app.plan import AppLimits
 from ..limiter.limit_request import LimitRequest
 from ..store_calls.outage import Outage
-from ..store_calls.store_calls import Asks, CallSequence, Reply, StoreCalls
+from ..store_calls.store_calls import Asks, CallGeneratorRunner, Reply, StoreCalls
 from . import tuning
 from .backlog import Backlog
 from .messages import Bucket, PollResult
@@ -116,7 +116,7 @@ class PollTimer:
         self._poll, self._pause, self._may_poll = poll, pause, may_poll
         self._cancel: Callable[[], None] | None = None
         self._soon = self._again = self._is_polling = False
-        self._run: CallSequence[bool] | None = None
+        self._run: CallGeneratorRunner[bool] | None = None
 
     @property
     def is_running(self) -> bool:

@@ -148,13 +148,15 @@ class OriginalQueueReturner:
         self._stack.close()
 
     def limit(self, name: str, queues: Sequence[str] = (), *, overdue: float = 0.0) -> ReturnSummary:
-        """Return the tasks that are parked for a limit now. See :meth:`BacklogContents.take_as_sent`."""
+        """Return the tasks that are parked for a limit now. See :meth:`BacklogContents.take_for_original_queues`."""
         returned, until = ReturnSummary(), 0
         for keys in self._backlog.contents.keys(name, aside=bool(queues)):
             for key in keys:
                 stuck: set[str] = set()  # tasks that could not be published: they leave again, behind the others
                 while True:
-                    now, page = self._backlog.contents.take_as_sent((name, key), queues, until, overdue=overdue)
+                    now, page = self._backlog.contents.take_for_original_queues(
+                        (name, key), queues, until, overdue=overdue
+                    )
                     until = until or now
                     if all(each.id in stuck for each in page):
                         break

@@ -21,13 +21,13 @@ from ..store_calls.store_calls import Asks, StoreCalls
 from ..store_calls.store_clock import StoreClock
 from . import tuning
 from .backlog import Backlog, ParkResult, PollResult, ToPark
-from .backlog_contents import BacklogCache
+from .backlog_contents import OccupiedBucketCache
 from .deduplicator import Deduplicator, GateRequest
 from .fleet_registry import QueueHeartbeat
 from .messages import Bucket, written
-from .orphans import OrphanWatcher
 from .poll_timer import DueBuckets, PollTimer, Rescheduler
 from .publisher import Publisher
+from .unattended_tasks import UnattendedTaskWatcher
 
 __all__ = ["ReturnScheduler", "ToBeParked"]
 
@@ -57,14 +57,16 @@ class ReturnScheduler:
     ) -> None:
         self._worker, self.parking, self._limits, self._outage, self.clock = worker, parking, limits, outage, clock
         self._return_queue_for = worker.consumption.return_queue_for
-        self._reaper = OrphanWatcher(worker, parking, limits, orphans_after, outage)
+        self._unattended_watcher = UnattendedTaskWatcher(worker, parking, limits, orphans_after, outage)
         self.arrivals = Deduplicator(worker, parking, outage)
         self.rescheduler = Rescheduler(worker, parking, limits, outage)
-        self._publisher = Publisher(worker, parking, self._reaper.note_return_queue, clock)
+        self._publisher = Publisher(worker, parking, self._unattended_watcher.note_return_queue, clock)
         self._revoked: list[str] = []  # tasks
         self._revoked_in: list[tuple[Bucket, Sequence[str]]] = []  # what the store knows them by
-        self._heartbeat = QueueHeartbeat(worker, parking.register, self._reaper.report_now, self.rescheduler.recall)
-        self.occupied = BacklogCache(limits)
+        self._heartbeat = QueueHeartbeat(
+            worker, parking.register, self._unattended_watcher.report_now, self.rescheduler.recall
+        )
+        self.occupied = OccupiedBucketCache(limits)
         self._due = DueBuckets(parking, limits)
         self._not_acknowledged: deque[tuple[Bucket, GateRequest]] = deque()
         self._bell = parking.bell()
@@ -120,7 +122,7 @@ class ReturnScheduler:
         """
         self._note_acknowledged()
         for name, _ in requests_of:
-            self._reaper.ensure_reported(name)
+            self._unattended_watcher.ensure_reported(name)
         messages_of = {bucket: [each for _, each in several] for bucket, several in requests_of.items()}
         later = {bucket: self.occupied.looks_in(bucket) - tuning.FIRST_POLL_DELAY for bucket in requests_of}
         said_of = yield from self.parking.parks(messages_of, only_behind=only_behind, most=most, later=later)
@@ -154,7 +156,7 @@ class ReturnScheduler:
             self._polls.begin(tuning.POLL_INTERVAL)
             if self.parking.can_park:
                 self._bell.listen()
-            self._reaper.report_now()
+            self._unattended_watcher.report_now()
             self.rescheduler.begin()
 
     def store_is_back(self) -> None:
@@ -171,7 +173,7 @@ class ReturnScheduler:
             self._outage.ask(self.parking.published, None, quietly=True)
             self._outage.ask(end, None, quietly=True)
         self._bell.close()
-        self._reaper.close()
+        self._unattended_watcher.close()
         self.arrivals.close()
         self.rescheduler.close()
         self._due.clear()

@@ -28,8 +28,8 @@ _OF_FAIR = ("park", "take_due")
 
 _NAMES = (
     *("park", "take_due", "confirm_published", "dedup_and_acquire", "find_due_lots"),
-    *("reschedule", "queue_has_worker", "heartbeat_queues", "heartbeat_limits"),
-    *("locate", "list_parked", "take_out", "take_as_sent", "position"),
+    *("reschedule_changed_limit", "make_suspended_lots_due", "heartbeat_queues", "heartbeat_limits"),
+    *("locate", "list_parked", "take_out", "take_for_original_queues", "position"),
     *("repair_lost_keys", "publish_failures"),
 )
 

@@ -13,8 +13,8 @@ from ..app.settings import settings_of
 from ..app.state import limiter_of
 from ..app.survey import Owned, owners_of
 from ..backlog.backlog import Backlog, backlog_of
-from ..backlog.fleet_registry import PublishFailure, Unattended
-from ..backlog.messages import Bucket, Lot
+from ..backlog.fleet_registry import PublishFailure, UnattendedLimitsAndQueues
+from ..backlog.messages import Bucket, LotSnapshot
 from ..counts.would import Would
 from ..limiter.limit_request import LimitRequest, own_key
 from ..limiter.setting_calls import BucketStatus
@@ -157,7 +157,7 @@ def overview(app: Celery, *names: str, force: bool = False, ask_broker: bool = T
         ConfigurationError: a name is not known.
     """
     owned, backlog, settings = owners_of(app), backlog_of(app), settings_of(app)
-    seen = backlog.register.seen() if backlog.can_park else Unattended({}, {}, {})
+    seen = backlog.register.seen() if backlog.can_park else UnattendedLimitsAndQueues({}, {}, {})
     failures = backlog.register.publish_failures() if backlog.can_park else {}
     known: dict[str, AnyLimit | None] = {**dict.fromkeys(seen.limits), **settings.quotas}
     known.update({name: each.limit for name, each in owned.items()})
@@ -247,7 +247,7 @@ def _queues_of(app: Celery, owned: Owned) -> tuple[str, ...]:
 
 
 def _parked_of(backlog: Backlog, names: Sequence[str]) -> dict[str, _Parked]:
-    counts, left, lots_of = backlog.contents.counts(names), MAX_LOTS, dict[str, list[Lot]]()
+    counts, left, lots_of = backlog.contents.counts(names), MAX_LOTS, dict[str, list[LotSnapshot]]()
     for name, (number, _) in sorted(counts.items(), key=lambda each: each[1]):
         left -= number
         if left >= 0:

@@ -28,7 +28,7 @@ from ..store_calls.tuning import THREADS
 from .limit_status import overview, standings_of
 from .task_lookup import PATIENCE
 
-__all__ = ["Remark", "check_settings", "check_store", "check_workers"]
+__all__ = ["InformationalFinding", "check_settings", "check_store", "check_workers"]
 
 #: Seconds by which a worker's clock may differ from the store's, beside the time of the question.
 CLOCK_SKEW = 2.0
@@ -43,8 +43,8 @@ _OF_GATE, _OF_BROKER = 3 + THREADS, 10
 _MAX_SHARE = 0.9
 
 
-class Remark(str):
-    """Worth knowing, and nothing wrong."""
+class InformationalFinding(str):
+    """A finding that is worth knowing, and nothing is wrong."""
 
 
 def check_settings(app: Celery) -> Iterator[str]:
@@ -117,7 +117,10 @@ def _check_persistence(app: Celery) -> Iterator[str]:
 
 
 def check_workers(app: Celery) -> Iterator[str]:
-    """What is wrong with workers that answer within a second, and limits without a worker; also a :class:`Remark`."""
+    """What is wrong with workers that answer within a second, and limits without a worker.
+
+    An :class:`InformationalFinding` is not wrong.
+    """
     ours, backlog, used = version("celery-ratelimit"), backlog_of(app), owners_of(app)
     first = {name: each.limit for name, each in [*used.items()][:1]}
     try:
@@ -183,7 +186,7 @@ def _check_processes(app: Celery, replies: Replies) -> Iterator[str]:
         starts = 1 / (status.standing.interval * _cost(owned[status.name], stats[status.name]))
         wanted = math.ceil(starts * takes - 1e-9)
         if there and wanted > there:
-            kind = str if status.parked or status.queued or status.standing.waiting else Remark
+            kind = str if status.parked or status.queued or status.standing.waiting else InformationalFinding
             yield kind(
                 f"limit {status.name!r}: {starts:.3g}/s of tasks that take {_seconds(takes)} want {wanted} processes, "
                 f"and the workers that answered have {there} for their queues ({', '.join(status.queues)}): no more "

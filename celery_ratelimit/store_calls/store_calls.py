@@ -19,7 +19,7 @@ from .._celery import Worker
 from . import tuning
 from .outage import NotAsked, Outage
 
-__all__ = ["Asks", "CallSequence", "Reply", "StoreCalls", "StoreLatency", "advance", "asked"]
+__all__ = ["Asks", "CallGeneratorRunner", "Reply", "StoreCalls", "StoreLatency", "advance", "asked"]
 
 logger = logging.getLogger("celery_ratelimit")
 
@@ -109,9 +109,9 @@ class StoreCalls:
             return self._in_thread(call, on_reply)
         return None
 
-    def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> CallSequence[_T]:
+    def run(self, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> CallGeneratorRunner[_T]:
         """Make the calls of a generator, one after the other; ``on_end`` gets its result."""
-        run = CallSequence(self, asks, on_end)
+        run = CallGeneratorRunner(self, asks, on_end)
         run.hear(None)
         return run
 
@@ -162,7 +162,7 @@ class StoreCalls:
         return future
 
 
-class CallSequence(Generic[_T]):
+class CallGeneratorRunner(Generic[_T]):
     """Makes the calls of a generator one after the other, without recursion if replies come at once."""
 
     def __init__(self, calls: StoreCalls, asks: Asks[_T], on_end: Callable[[Reply[_T]], None]) -> None:

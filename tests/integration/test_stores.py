@@ -26,7 +26,7 @@ from benchmarks.records import Start
 from benchmarks.servers import Cluster, Sentinels
 from celery_ratelimit import AsyncLimiter, Concurrency, ConfigurationError, Limit, Limiter, StoreUnavailable
 from celery_ratelimit.backlog.backlog import Backlog
-from celery_ratelimit.backlog.orphans import Reconciliation
+from celery_ratelimit.backlog.unattended_tasks import LostKeyRepair
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limiter.multi_slot_acquire import parts_of
 from celery_ratelimit.testing import EmbeddedServer, embedded_server, free_port
@@ -750,7 +750,7 @@ def test_parked_tasks_of_limits_in_several_slots(on_cluster: Limiter) -> None:
     for demand in demands:
         parking.wake(demand, 0)
         parking.register.recall(demand.name, None, 0)
-        assert Reconciliation(parking.scripts).step(demand.name) == (0, 0)
+        assert LostKeyRepair(parking.scripts).step(demand.name) == (0, 0)
         assert sum(taken for taken, _ in parking.contents.remove_all((demand.name, demand.key), purge=True)) == 4
         on_cluster.reset(demand.limit, key=demand.key)
     on_cluster.reset(limits, key="k")

@@ -279,7 +279,7 @@ def test_a_task_that_was_set_aside_and_is_taken_out_by_hand_says_that_its_twin_w
     if how == "released":
         (taken,) = parking.contents.remove(BUCKET, ["a@absent"], purge=False)[1]
     else:
-        (taken,) = parking.contents.take_as_sent(BUCKET, ["absent"])[1]
+        (taken,) = parking.contents.take_for_original_queues(BUCKET, ["absent"])[1]
     parcel = read_parcel(taken)
     assert parcel["headers"]["celery-ratelimit-survivor"] == "b"
     assert waiting(parking) == ["b@celery"]

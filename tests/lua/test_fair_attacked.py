@@ -47,7 +47,7 @@ ACT = st.one_of(
     st.tuples(st.just("code"), st.dictionaries(st.sampled_from(TENANTS), st.sampled_from([0, 0.5, 4]), max_size=3)),
     st.tuples(st.just("again"), st.integers(0, 50)),
     st.tuples(st.sampled_from(["purge", "release", "expire", "by an older worker"]), st.integers(0, 50)),
-    st.tuples(st.just("take as sent")),
+    st.tuples(st.just("take for original queues")),
     st.tuples(st.just("release all")),
 )
 
@@ -165,9 +165,9 @@ class Lot:
         (looked,) = self.parking.take_due([asked], horizon=0.1)
         self._left(looked.leaving)
 
-    def take_as_sent(self) -> None:
+    def take_for_original_queues(self) -> None:
         for _ in range(20):
-            _, leaving = self.parking.contents.take_as_sent(BUCKET)
+            _, leaving = self.parking.contents.take_for_original_queues(BUCKET)
             if not leaving:
                 return
             self._left(leaving)

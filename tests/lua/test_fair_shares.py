@@ -183,7 +183,7 @@ def test_those_that_are_taken_out_otherwise_are_taken_out_of_the_index(parking: 
     parking.contents.remove(BUCKET, ["0@x", "1@x"], purge=True)
     parking.contents.remove(BUCKET, ["2@x"], purge=False)
     assert store.zcard(SHARES) == 9
-    parking.contents.take_as_sent(BUCKET)
+    parking.contents.take_for_original_queues(BUCKET)
     assert store.zcard(SHARES) == 0
 
 

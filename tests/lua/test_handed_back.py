@@ -29,8 +29,8 @@ def park(parking: Backlog, copy: int = 1, *, since: int = 0) -> None:
     assert answer(result) == 0
 
 
-def take_as_sent(parking: Backlog, *, overdue: float = 0.0) -> list[Parked]:
-    _, leaving = parking.contents.take_as_sent(BUCKET, overdue=overdue)
+def take_for_original_queues(parking: Backlog, *, overdue: float = 0.0) -> list[Parked]:
+    _, leaving = parking.contents.take_for_original_queues(BUCKET, overdue=overdue)
     return leaving
 
 
@@ -47,7 +47,7 @@ def may_run(parking: Backlog, message: Any) -> bool:
 
 def test_a_copy_that_was_handed_back_says_which_it_is_and_nothing_else(parking: Backlog) -> None:
     park(parking)
-    (handed,) = take_as_sent(parking)
+    (handed,) = take_for_original_queues(parking)
     message = message_of(handed)
     assert not marker_in(message), "it did not return: it is as it was sent"
     assert {key: value for key, value in message.headers.items() if value is not None} == {
@@ -60,7 +60,7 @@ def test_a_copy_that_was_handed_back_says_which_it_is_and_nothing_else(parking: 
 def test_a_redelivery_of_a_copy_that_was_handed_back_runs(parking: Backlog, confirmed: bool) -> None:
     """The message that was parked was not acknowledged: the broker may deliver it again, and that one ends."""
     park(parking)
-    (handed,) = take_as_sent(parking)
+    (handed,) = take_for_original_queues(parking)
     message = message_of(handed)
     if confirmed:
         parking.published({BUCKET: [handed]})
@@ -85,7 +85,7 @@ def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlo
     park(parking)
     parking.untold.note_acknowledged(BUCKET, ID, "t1")
     (on_its_way,) = let_out(parking)
-    (handed,) = take_as_sent(parking, overdue=20.0)
+    (handed,) = take_for_original_queues(parking, overdue=20.0)
     assert (on_its_way.copy, handed.copy) == (1, 2)
     parking.published({BUCKET: [handed]})
     assert parking.copies.arrive(BUCKET, {ID: 1}) == {ID}
@@ -95,23 +95,23 @@ def test_a_copy_on_its_way_and_one_that_was_handed_back_run_once(parking: Backlo
 
 def test_of_two_drains_one_copy_runs(parking: Backlog) -> None:
     park(parking)
-    (first,) = take_as_sent(parking)
-    (second,) = take_as_sent(parking, overdue=20.0)
+    (first,) = take_for_original_queues(parking)
+    (second,) = take_for_original_queues(parking, overdue=20.0)
     assert not may_run(parking, message_of(first))
     assert may_run(parking, message_of(second))
-    assert take_as_sent(parking, overdue=20.0) == [], "it has arrived"
+    assert take_for_original_queues(parking, overdue=20.0) == [], "it has arrived"
 
 
 def test_a_copy_that_arrived_before_is_not_handed_back(parking: Backlog) -> None:
     park(parking)
     let_out(parking)
     assert parking.copies.arrive(BUCKET, {ID: 1}) == set()
-    assert take_as_sent(parking, overdue=20.0) == []
+    assert take_for_original_queues(parking, overdue=20.0) == []
 
 
 def test_parked_again_before_it_is_confirmed_it_stays_parked(parking: Backlog) -> None:
     park(parking)
-    (handed,) = take_as_sent(parking)
+    (handed,) = take_for_original_queues(parking)
     assert may_run(parking, message_of(handed))
     park(parking, handed.copy + 1)
     parking.published({BUCKET: [handed]})
@@ -122,7 +122,7 @@ def test_parked_again_before_it_is_confirmed_it_stays_parked(parking: Backlog) -
 def test_a_drain_that_was_killed_loses_nothing(parking: Backlog, clock: Clock) -> None:
     """Whether it has published the message is not known: it is let out once more, and the first that comes runs."""
     park(parking)
-    (handed,) = take_as_sent(parking)
+    (handed,) = take_for_original_queues(parking)
     clock.set(START + 10_000_000)
     (again,) = let_out(parking)
     assert (again.id, again.copy) == (ID, 2)
@@ -141,7 +141,7 @@ def test_a_copy_that_is_released_runs(parking: Backlog) -> None:
 
 def test_a_copy_that_was_handed_back_and_sent_back_says_which_it_is(parking: Backlog) -> None:
     park(parking)
-    (handed,) = take_as_sent(parking)
+    (handed,) = take_for_original_queues(parking)
     message = message_of(handed)
     message.properties, message.body, message.content_type, message.content_encoding = {}, "", "json", "utf-8"
     request = SimpleNamespace(message=message, delivery_info={}, expires=None)

@@ -156,7 +156,7 @@ def test_all_are_handed_back_whatever_their_importance(parking: Backlog, clock: 
     handed: list[str] = []
     until, leaving = 0, True
     while leaving:
-        until, some = parking.contents.take_as_sent(BUCKET, (), until)
+        until, some = parking.contents.take_for_original_queues(BUCKET, (), until)
         parking.published({BUCKET: some})
         handed += [each.id for each in some]
         leaving = bool(some)

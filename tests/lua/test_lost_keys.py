@@ -12,7 +12,7 @@ import redis
 from celery_ratelimit import Limiter
 from celery_ratelimit.backlog.backlog import Backlog, ToPark
 from celery_ratelimit.backlog.messages import Bucket
-from celery_ratelimit.backlog.orphans import Reconciliation
+from celery_ratelimit.backlog.unattended_tasks import LostKeyRepair
 from celery_ratelimit.limiter.limit_request import LimitRequest
 from celery_ratelimit.limits.limit import Limit
 from tests.conftest import Clock
@@ -53,9 +53,9 @@ def run_all(parking: Backlog, clock: Clock, asked: LimitRequest, absent: Collect
     return left
 
 
-def reconcile(parking: Backlog, steps: int = 3) -> tuple[int, int]:
-    reconciliation = Reconciliation(parking.scripts)
-    done = [reconciliation.step("api") for _ in range(steps)]
+def repair_in_steps(parking: Backlog, steps: int = 3) -> tuple[int, int]:
+    repair = LostKeyRepair(parking.scripts)
+    done = [repair.step("api") for _ in range(steps)]
     return sum(each.again for each in done), sum(each.removed for each in done)
 
 
@@ -93,7 +93,7 @@ def test_what_has_its_message_runs(
     assert left
     assert store.zcard(f"ratelimit:v1:{{api}}:{asked.key}:suspended@fleet"), "some are leaving, some are set aside"
     lose(*kinds)
-    _, removed = reconcile(parking)
+    _, removed = repair_in_steps(parking)
     assert (removed > 0) == ("payloads" in kinds)
     left += run_all(parking, clock, asked, BACK, 15)
     assert "payloads" in kinds or {*left} == {*names}
@@ -117,7 +117,7 @@ def test_places_without_messages_are_counted(
 ) -> None:
     parking.park({("api", asked.key): [to_park(f"x{number}@here") for number in range(600)]})
     lose("payloads")
-    assert reconcile(parking) == (0, 600)
+    assert repair_in_steps(parking) == (0, 600)
     assert parking.due(["api"]) is None, "and nothing is left of the lot"
     assert list(parking.contents.find(["api"], ["x1"])) == [{}]
 
@@ -129,13 +129,13 @@ def test_many_tasks_are_parked_again_in_steps_each_once(
         some = [to_park(f"x{number:04}@here") for number in range(first, first + 1000)]
         parking.park({("api", asked.key): some})
     lose("parked", "task_index")
-    reconciliation = Reconciliation(parking.scripts)
-    done = [reconciliation.step("api").again for _ in range(4)]
+    repair = LostKeyRepair(parking.scripts)
+    done = [repair.step("api").again for _ in range(4)]
     assert sum(done) == 8000
     assert max(done) < 8000, "a step has an end"
     tasks = store.zrange(f"ratelimit:v1:{{api}}:{asked.key}:parked@fleet", 0, -1)
     assert tasks == [f"x{number:04}@here" for number in range(8000)], "in their order"
-    assert reconcile(parking) == (0, 0)
+    assert repair_in_steps(parking) == (0, 0)
 
 
 def test_a_task_that_had_left_and_is_parked_again_runs_once(
@@ -147,7 +147,7 @@ def test_a_task_that_had_left_and_is_parked_again_runs_once(
     (looked,) = parking.take_due([asked])
     assert [each.copy for each in looked.leaving] == [1]
     lose("in_flight")
-    assert reconcile(parking) == (1, 0)
+    assert repair_in_steps(parking) == (1, 0)
     assert run_all(parking, clock, asked, BACK, 5) == ["x@here"]
     runs = [copy for copy in (1, 2) if not parking.copies.arrive(bucket, {"x@here": copy})]
     assert runs == [1]
@@ -161,5 +161,5 @@ def test_a_whole_backlog_costs_no_writes(
     )
     parking.take_due([asked], absent=HERE)
     before = {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")}
-    assert reconcile(parking) == (0, 0)
+    assert repair_in_steps(parking) == (0, 0)
     assert {key: store.dump(key) for key in store.keys("ratelimit:*@fleet")} == before

@@ -12,7 +12,7 @@ import pytest
 from celery_ratelimit._celery import Pool
 from celery_ratelimit._celery.channel_patches import MAX_PAUSE, pause_while
 from celery_ratelimit._celery.pool import _Job
-from celery_ratelimit.backlog.backlog_contents import BacklogCache
+from celery_ratelimit.backlog.backlog_contents import OccupiedBucketCache
 from celery_ratelimit.backlog.messages import Parked, PollResult
 from celery_ratelimit.backlog.return_scheduler import ReturnScheduler
 from celery_ratelimit.limiter.limit_request import LimitRequest
@@ -167,7 +167,7 @@ BUCKET = ("api", "")
 def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [NOW]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    occupied = BacklogCache({"api": API.limit})
+    occupied = OccupiedBucketCache({"api": API.limit})
     assert occupied.lot_of([API]) is None
     occupied.note_turn(BUCKET, NOW + 0.5)
     assert occupied.is_closed(BUCKET)
@@ -185,7 +185,7 @@ def test_whoever_comes_before_the_turn_of_the_last_that_left_stands_behind_it(mo
 
 def test_of_very_many_lots_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_ratelimit.backlog.tuning.MAX_KNOWN_BUCKETS", 3)
-    occupied, soon = BacklogCache({"api": API.limit}), time.monotonic() + 60.0
+    occupied, soon = OccupiedBucketCache({"api": API.limit}), time.monotonic() + 60.0
     for number in range(5):
         occupied.note_turn(("api", str(number)), soon)
     assert [occupied.is_closed(("api", str(number))) for number in range(5)] == [False, False, True, True, True]
@@ -214,7 +214,7 @@ class Limits(dict[str, Any]):
 
 @pytest.fixture
 def attendant(monkeypatch: pytest.MonkeyPatch) -> ReturnScheduler:
-    for part in ("OrphanWatcher", "Deduplicator", "Rescheduler", "Publisher", "QueueHeartbeat"):
+    for part in ("UnattendedTaskWatcher", "Deduplicator", "Rescheduler", "Publisher", "QueueHeartbeat"):
         monkeypatch.setattr(f"celery_ratelimit.backlog.return_scheduler.{part}", MagicMock())
     lots: Any = Lots()
     lots.bell = MagicMock()

@@ -44,7 +44,9 @@ class Store:
     def keys(self, name: str, *, aside: bool = False) -> Iterator[list[str]]:
         yield [""]
 
-    def take_as_sent(self, bucket: Any, queues: Any, until: int, *, overdue: float) -> tuple[int, list[Parked]]:
+    def take_for_original_queues(
+        self, bucket: Any, queues: Any, until: int, *, overdue: float
+    ) -> tuple[int, list[Parked]]:
         page = self.waiting[:PAGE]
         self.waiting = self.waiting[PAGE:] + page
         return 1, page

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ratelimit._celery.saved_message import RETURN_HEADER
-from celery_ratelimit.backlog.backlog_contents import BacklogCache
+from celery_ratelimit.backlog.backlog_contents import OccupiedBucketCache
 from celery_ratelimit.backlog.fleet_registry import FleetRegistry
 from celery_ratelimit.backlog.tuning import CLOSED_AHEAD, FIRST_POLL_DELAY, POLL_INTERVAL, RETURN_AHEAD, RETURN_DURATION
 from celery_ratelimit.counts.counter import PAUSE
@@ -46,11 +46,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def occupied(now: list[float]) -> BacklogCache:
-    return BacklogCache(LIMITS)
+def occupied(now: list[float]) -> OccupiedBucketCache:
+    return OccupiedBucketCache(LIMITS)
 
 
-def test_nobody_has_a_turn_before_what_comes_back(occupied: BacklogCache, now: list[float]) -> None:
+def test_nobody_has_a_turn_before_what_comes_back(occupied: OccupiedBucketCache, now: list[float]) -> None:
     occupied.note_coming(message(), 0.4)
     occupied.note_coming(message(), 0.2)
     assert occupied.is_closed(API), "the later turn counts, in whatever order they come"
@@ -60,14 +60,14 @@ def test_nobody_has_a_turn_before_what_comes_back(occupied: BacklogCache, now: l
     assert not occupied.is_closed(API)
 
 
-def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: BacklogCache, now: list[float]) -> None:
+def test_a_countdown_that_is_too_long_is_a_clock_that_is_wrong(occupied: OccupiedBucketCache, now: list[float]) -> None:
     occupied.note_coming(message(), 3600.0)
     assert occupied.is_closed(API)
     now[0] += RETURN_AHEAD
     assert not occupied.is_closed(API)
 
 
-def test_nothing_is_said_by_what_was_sent_back_nor_by_what_waits_for_a_place(occupied: BacklogCache) -> None:
+def test_nothing_is_said_by_what_was_sent_back_nor_by_what_waits_for_a_place(occupied: OccupiedBucketCache) -> None:
     occupied.note_coming(message(again=True), 0.9)
     occupied.note_coming(message("places"), 0.9)
     occupied.note_coming(SimpleNamespace(headers={"id": "a"}), 0.9)
@@ -86,7 +86,7 @@ def test_the_gate_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("turn", "seconds"), [(0.0, FIRST_POLL_DELAY), (0.2, FIRST_POLL_DELAY), (0.25, 0.075), (0.9, POLL_INTERVAL)]
 )
-def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: BacklogCache, turn: float, seconds: float) -> None:
+def test_a_lot_that_was_empty_is_looked_at_in_time(occupied: OccupiedBucketCache, turn: float, seconds: float) -> None:
     if turn:
         occupied.note_coming(message(), turn)
     assert occupied.looks_in(API) == pytest.approx(seconds)

@@ -1,4 +1,4 @@
--- take_as_sent: return tasks to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
+-- take_for_original_queues: return tasks to the queues that they were sent to, as they were sent: the caller publishes them. In steps.
 --
 -- A task that was returned before, and is not confirmed to be published, gets the number of a new copy. Only the new copy may run, as the
 -- older one may be on its way. So a message that is returned in this way has to contain its copy number.

@@ -1,9 +1,9 @@
-"""Finds limits and queues without a worker, and returns their tasks to their queues after a grace; repairs lost keys.
+"""Returns tasks to their queues if no worker has their limit or queue for the time of a grace; repairs lost keys.
 
 A limit, a quota or a queue that was renamed or removed leaves tasks in the store and in return queues. Workers report
-what they have (:class:`OrphanWatcher`, a timer); what none has reported is reviewed by the worker that hears of it
-(:class:`OrphanReview`, a thread). The review also compares the keys of the backlog, in case the store has lost some
-(:class:`Reconciliation`): it evicted keys, or was restored in part.
+what they have (:class:`UnattendedTaskWatcher`, a timer). The worker that hears of unreported limits and queues reviews
+them (:class:`UnattendedTaskReturner`, a thread). The review also compares the keys of the backlog, in case the store
+has lost some (:class:`LostKeyRepair`): it evicted keys, or was restored in part.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..store.resp import text
 from ..store_calls.outage import Outage
 from . import tuning
 from .backlog import Backlog
-from .fleet_registry import Unattended
+from .fleet_registry import UnattendedLimitsAndQueues
 from .messages import Bucket
 from .publisher import OriginalQueueReturner
 from .scripts import Scripts
 
-__all__ = ["OrphanWatcher", "Reconciliation"]
+__all__ = ["LostKeyRepair", "UnattendedTaskWatcher"]
 
 logger = logging.getLogger("celery_ratelimit")
 
 
-class Reconciled(NamedTuple):
-    """The changes of one step.
+class RepairCounts(NamedTuple):
+    """What one step of the repair has changed.
 
     Attributes:
         again: number of tasks that had lost their places. They are parked again.
@@ -45,8 +45,8 @@ class Reconciled(NamedTuple):
     removed: int
 
 
-class Reconciliation:
-    """Compares the keys of parking lots, some at a time. Two workers may do so at once.
+class LostKeyRepair:
+    """Compares the keys of parking lots, some at a time, and repairs them. Two workers may do so at once.
 
     Either of two indexes leads to a parking lot. If both are lost, a parking lot with a key is found when the next task
     is parked there.
@@ -68,7 +68,7 @@ class Reconciliation:
                     *(name, again, removed),
                 )
 
-    def step(self, name: str) -> Reconciled:
+    def step(self, name: str) -> RepairCounts:
         """Compare the next parking lots of a limit. The next step continues behind them."""
         entries = self._next_lots(name)
         again = removed = 0
@@ -84,7 +84,7 @@ class Reconciliation:
                 if part:
                     self._positions[bucket] = part, cursor
                     entries[bucket] = []
-        return Reconciled(again, removed)
+        return RepairCounts(again, removed)
 
     def _compare(self, lots: Sequence[Bucket], entries: dict[Bucket, list[str]]) -> Sequence[Sequence[bytes]]:
         arguments: list[str | int] = [self._scripts.memory, tuning.COMPARED]
@@ -108,8 +108,8 @@ class Reconciliation:
         return entries
 
 
-class OrphanReview:
-    """Looks for tasks of limits and queues without a worker, in a thread with its own ``backlog``.
+class UnattendedTaskReturner:
+    """Returns the tasks of limits and queues without a worker, in a thread with its own ``backlog``.
 
     Attributes:
         empty: limits, and return queues with their queues, without tasks for a long time: they may be forgotten.
@@ -117,22 +117,22 @@ class OrphanReview:
 
     def __init__(self, app: Celery, backlog: Backlog, grace: float) -> None:
         self._app, self._backlog, self._grace = app, backlog, grace
-        self._reconciliation = Reconciliation(backlog.scripts)
+        self._key_repair = LostKeyRepair(backlog.scripts)
         self.empty: set[str] = set()
         self._warned: dict[str, float] = {}
 
-    def run(self, unseen: Unattended, names: Sequence[str], *, reconciles: bool) -> None:
-        """Return what has no worker, and compare the keys of some limits (``reconciles``).
+    def run(self, unseen: UnattendedLimitsAndQueues, names: Sequence[str], *, repairs_keys: bool) -> None:
+        """Return what has no worker, and compare the keys of some limits (``repairs_keys``).
 
         Raises what broker and store raise.
 
         Args:
             unseen: limits, return queues and queues without a worker.
             names: limits of this worker.
-            reconciles: whether it is this worker's turn to compare: one of the fleet does every ten seconds.
+            repairs_keys: whether it is this worker's turn to compare: one of the fleet does every ten seconds.
         """
-        if reconciles:
-            self._reconciliation.review(names)
+        if repairs_keys:
+            self._key_repair.review(names)
         if not any(unseen):
             return
         counts = self._backlog.contents.counts([*unseen.limits, *names])
@@ -194,7 +194,7 @@ class OrphanReview:
         return may
 
 
-class OrphanWatcher:
+class UnattendedTaskWatcher:
     """Reports the limits and return queues that one worker has, and starts reviews of what no worker has.
 
     ``grace``: seconds without a worker after which tasks are returned: a rolling deploy has workers of both kinds.
@@ -205,13 +205,13 @@ class OrphanWatcher:
     ) -> None:
         self._worker, self._limits, self._outage = worker, limits, outage
         self._backlog, self._grace = backlog, grace
-        self._review = OrphanReview(worker.app, backlog.another(), grace)
+        self._returner = UnattendedTaskReturner(worker.app, backlog.another(), grace)
         self._pause = max(1.0, min(tuning.REST_INTERVAL, grace / tuning.MISSED_REPORTS))
         self._reported: set[str] = set()
         self._return_queues: set[tuple[str, str]] = set()
         self._new_return_queues: set[tuple[str, str]] = set()
         self._cancel: Callable[[], None] | None = None
-        self._reviewed_at, self._reconciled_at = float("-inf"), time.monotonic()
+        self._reviewed_at, self._repaired_at = float("-inf"), time.monotonic()
         self._thread: threading.Thread | None = None
 
     def report_now(self) -> None:
@@ -240,7 +240,7 @@ class OrphanWatcher:
 
     def _report(self) -> list[str]:
         names = list(self._limits)
-        forget, self._review.empty = self._review.empty, set()
+        forget, self._returner.empty = self._returner.empty, set()
         consumption = self._worker.consumption
         pairs = {(consumption.return_queue_for(queue), queue) for queue in consumption.queues}
         returns = {pair for pair in pairs if pair[0] != pair[1]} | self._new_return_queues
@@ -250,21 +250,24 @@ class OrphanWatcher:
         )
         self._new_return_queues -= returns
         now, pause = time.monotonic(), min(tuning.REVIEW_INTERVAL, self._grace)
-        reconciles = now >= self._reconciled_at + pause * self._backlog.register.workers
-        is_due = reconciles or (any(unseen) and now >= self._reviewed_at + pause)
+        repairs_keys = now >= self._repaired_at + pause * self._backlog.register.workers
+        is_due = repairs_keys or (any(unseen) and now >= self._reviewed_at + pause)
         if is_due and not (self._thread is not None and self._thread.is_alive()):
             self._reviewed_at = now
-            if reconciles:
-                self._reconciled_at = now
+            if repairs_keys:
+                self._repaired_at = now
             self._thread = threading.Thread(
-                target=self._run_review, args=(unseen, names, reconciles), name="celery_ratelimit-orphans", daemon=True
+                target=self._run_review,
+                args=(unseen, names, repairs_keys),
+                name="celery_ratelimit-orphans",
+                daemon=True,
             )
             self._thread.start()
         return names
 
-    def _run_review(self, unseen: Unattended, names: Sequence[str], reconciles: bool) -> None:
+    def _run_review(self, unseen: UnattendedLimitsAndQueues, names: Sequence[str], repairs_keys: bool) -> None:
         try:
-            self._outage.ask(lambda: self._review.run(unseen, names, reconciles=reconciles), None, quietly=True)
+            self._outage.ask(lambda: self._returner.run(unseen, names, repairs_keys=repairs_keys), None, quietly=True)
         except Exception as error:  # of the broker
             logger.warning(
                 "Tasks without a worker could not be returned (%r); next try in %g s", error, tuning.REVIEW_INTERVAL

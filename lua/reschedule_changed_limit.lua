@@ -1,4 +1,4 @@
--- reschedule: a limit has changed: make its parking lots due earlier than planned.
+-- reschedule_changed_limit: a limit has changed: make its parking lots due earlier than planned.
 --
 -- A few parking lots are due at once. Many are due one after the other, so that a parking lot with tasks to return need not wait for
 -- all of them. The caller repeats the call until fewer than `most` parking lots were moved. Several workers may call it: the result is

@@ -1,4 +1,4 @@
--- queue_has_worker: a worker consumes a queue that had no worker: make the parking lots with tasks set aside due. In steps.
+-- make_suspended_lots_due: a worker consumes a queue that had no worker: make the parking lots with tasks set aside due. In steps.
 --
 -- KEYS   1  due, 2  suspended_lots, see include/lot.lua
 -- ARGV   1  from      '-', or '(' and the key of the last bucket of the previous step
