@@ -97,11 +97,11 @@ STEP_BUDGET = 50
 #: Parking lots that one script may return tasks of: if each returns one task, the script does not reach more.
 LOTS_PER_RETURN = STEP_BUDGET // 3 + 1
 #: Tasks that one script takes out or lists. Of a million in one lot, 75 revoked ones took the store 6.6 ms (ADR 15).
-PAGE = 50
+PAGE = 40
 #: Ids that one script looks up; limits times tasks.
 LOOKUPS = 200
-#: Parking lots, or names of limits and queues, that one script reads: 15 µs each (ADR 8).
-READ_AT_ONCE = 100
+#: Parking lots, or names of limits and queues, that one script reads: 15 µs each (ADR 8), at most 60.
+READ_AT_ONCE = 75
 #: Entries of one index that one script moves or one command scans. 500 of 100,000 parking lots took the store 6.1 ms.
 #: 250 of them are due at once after a change, and more at 500 a second (ADR 8).
 SCANNED_AT_ONCE = 350
