@@ -315,7 +315,7 @@ def test_a_lot_of_nobody_is_left_alone_until_somebody_comes(
     clock.advance(86_400)
     assert parking.due(["api"]) == []
     after, offset = parking.register.recall("api", None, 0)
-    assert offset == SCANNED_AT_ONCE
+    assert (offset, after) == (SCANNED_AT_ONCE, sorted(asked.key for asked in several)[SCANNED_AT_ONCE - 1])
     assert parking.register.recall("api", after, offset) == (None, 601)
     seen = []
     gone: dict[str, list[str]] = {}
