@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ARGUMENTS",
     "KEYS",
-    "Along",
     "Call",
     "Calls",
     "Ended",
@@ -97,22 +96,6 @@ class Packed(NamedTuple):
     arguments: bytes
 
 
-class Along(NamedTuple):
-    """Copies of returned tasks, which the script checks for duplicates in the call that acquires.
-
-    Attributes:
-        keys: of their parking lots, in wire form.
-        number: of these keys.
-        copies: for each lot the number of copies, and two values for each copy, see ``lua/dedup_and_acquire.lua``.
-        places: for each request its position among the copies, from 1; 0: it is no copy.
-    """
-
-    keys: Sequence[bytes]
-    number: int
-    copies: Sequence[str | int]
-    places: Sequence[int]
-
-
 class Calls:
     """Makes the calls of the scripts, for one prefix.
 
@@ -167,17 +150,6 @@ class Calls:
         if last:
             pieces.append(bulk(*last))
         return keys, keys + len(first) + ARGUMENTS * number + len(last), pieces
-
-    def of_dedup_and_acquire(
-        self, demands: tuple[LimitRequest, ...], ids: Sequence[str], along: Along, *, horizon: int, claim: int
-    ) -> Call:
-        number, packed_keys, arguments = self.packed(demands)
-        first = (number, horizon, claim, len(ids))
-        asking = [value for pair in zip(ids, along.places, strict=True) for value in pair]
-        keys = KEYS * number + along.number
-        pieces = [packed_keys, *along.keys, bulk(*first), arguments, bulk(*asking, *along.copies)]
-        values = keys + len(first) + ARGUMENTS * number + len(asking) + len(along.copies)
-        return keys, values, pieces
 
     @cached_property
     def _touching(self) -> frozenset[Script]:

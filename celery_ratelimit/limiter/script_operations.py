@@ -20,7 +20,7 @@ from .limit_request import LimitRequest, check_actual, check_reservable, leased,
 from .multi_slot_acquire import MultiSlotAcquire, Step, Steps
 from .operation import AcquirePermits, Operation, RunScript, run_all
 from .parts import parts_of
-from .script_calls import Calls, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .script_calls import Call, Calls, Ended, PlaceRequests, decision_of, impossible, whole_numbers
 from .setting_calls import BucketStatus, SettingCalls, read_bucket_status
 from .shadow import Shadows
 
@@ -113,12 +113,9 @@ class Operations:
         if not (request.claim and id and leased(demands) and self.takes_one_script(demands)):
             return (yield from self.ask(demands, id=id, horizon=request.horizon, claim=request.claim))
         asking = PlaceRequests([id], microseconds(request.horizon), microseconds(request.claim), "@", 1, False)
-        (said,) = yield [
-            RunScript(self.scripts.release_and_acquire, self.calls.of_release_and_acquire(tuple(demands), asking, ()))
-        ]
-        if isinstance(said, RateLimitError):
-            raise impossible(demands, said)
-        return decision_of(demands, whole_numbers(said[0]), id)
+        call = self.calls.of_release_and_acquire(tuple(demands), asking, ())
+        (decision,) = yield from self.decide_each(self.scripts.release_and_acquire, call, demands, [id])
+        return decision
 
     def peek(self, demands: Sequence[LimitRequest]) -> Operation[Decision]:
         """The decision that :meth:`ask` would return now; takes nothing."""
@@ -222,6 +219,15 @@ class Operations:
         if isinstance(said, RateLimitError):
             raise said
         return said
+
+    def decide_each(
+        self, script: Script, call: Call, demands: Sequence[LimitRequest], ids: Sequence[str]
+    ) -> Operation[list[Decision]]:
+        """The decisions in a script's reply about several requests, in the order of their ids."""
+        (said,) = yield [RunScript(script, call)]
+        if isinstance(said, RateLimitError):
+            raise impossible(demands, said)
+        return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
 
     def _in_steps(self, steps: Steps) -> Operation[list[int]]:
         """One decision by several scripts, see :mod:`~celery_ratelimit.limiter.multi_slot_acquire`."""

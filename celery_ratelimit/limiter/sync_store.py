@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,18 +12,17 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RateLimitError, StoreUnavailable
 from ..limits.decision import Decision
-from ..store.bell import Bell
 from ..store.cluster import ClusterLink
 from ..store.health import STORE_ERRORS, check_fitness, out_of_reach, trouble
-from ..store.keys import bucket_key, changes_key
+from ..store.keys import bucket_key
 from ..store.links import link_to
 from ..store.refusals import addresses_of, mend_by_asking
 from ..store.resp import bulk
 from ..store.script import Script
 from ..store.url import SOCKET_TIMEOUT
-from .limit_request import LimitRequest, leased, microseconds
+from .limit_request import LimitRequest, leased
 from .operation import AcquirePermits, KeysExist, Operation, RunScript, Sleep, run_all
-from .script_calls import Along, Call, Ended, PlaceRequests, decision_of, impossible, whole_numbers
+from .script_calls import Call, Ended
 from .script_operations import Operations
 from .shadow import Shadows
 
@@ -81,63 +80,6 @@ class StoreRunner:
         """Acquire the permits of ``demands``, all or none, in one round trip. See :meth:`Operations.ask`."""
         return self.drive(self.core.ask(demands, id=id, horizon=horizon, claim=claim, lease_id=lease_id))
 
-    def ask_next(
-        self, demands: Sequence[LimitRequest], ids: Sequence[str], *, horizon: float = 0.0, claim: float = 0.0
-    ) -> list[Decision]:
-        """Acquire the same ``demands`` for several requests, in one round trip.
-
-        Returns: a decision for each request, in their order, until the first one that gets neither permits nor a slot.
-        """
-        core = self.core
-        if len(ids) == 1 or not core.takes_one_script(demands):
-            return [self.ask(demands, id=ids[0], horizon=horizon, claim=claim)]
-        script, first = core.scripts.acquire_next, (ids[0], microseconds(horizon), microseconds(claim))
-        try:
-            said = self.store(script, self._link, *core.calls.of_script(script, tuple(demands), first, None, ids[1:]))
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
-
-    def ask_along(
-        self, demands: Sequence[LimitRequest], ids: Sequence[str], along: Along, *, horizon: float, claim: float
-    ) -> tuple[list[Decision | None], list[bool]]:
-        """As :meth:`ask_next`, for tasks returned from a parking lot; also checks their copies for duplicates.
-
-        Returns:
-            The decisions of :meth:`ask_next`, ``None`` for each task that may not run; and for each copy if it may run.
-        """
-        script, calls = self.core.scripts.dedup_and_acquire, self.core.calls
-        until = {"horizon": microseconds(horizon), "claim": microseconds(claim)}
-        call = calls.of_dedup_and_acquire(tuple(demands), ids, along, **until)
-        try:
-            said, may = self.store(script, self._link, *call)
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        decisions = [
-            None if isinstance(reply, int) else decision_of(demands, whole_numbers(reply), id)
-            for reply, id in zip(said, ids, strict=False)
-        ]
-        return decisions, [int(each) == 1 for each in may]
-
-    def release_and_acquire(
-        self, demands: Sequence[LimitRequest], asking: PlaceRequests, ended: Sequence[Ended]
-    ) -> list[Decision]:
-        """As :meth:`ask_next`, for requests for leases; first releases the leases of ended runs, in the same script.
-
-        On a cluster, where no script sees all of them, in several scripts: then only the first request is decided.
-        """
-        core, ids = self.core, asking.ids
-        if not core.takes_one_script([*demands, *[place for each in ended for place in each.places]]):
-            self.release(ended)
-            how = {"horizon": asking.horizon / 1e6 if asking.most > 0 else -1.0, "claim": asking.claim / 1e6}
-            return [self.ask(demands, id=ids[0], lease_id=(asking.lease_ids or ids)[0], **how)]
-        try:
-            call = core.calls.of_release_and_acquire(tuple(demands), asking, ended)
-            said = self.store(core.scripts.release_and_acquire, self._link, *call)
-        except RateLimitError as error:
-            raise impossible(demands, error) from error.__cause__
-        return [decision_of(demands, whole_numbers(reply), id) for reply, id in zip(said, ids, strict=False)]
-
     def settle(self, demands: Sequence[LimitRequest], actual: Sequence[int], *, id: str, granted_at: int) -> bool:
         return self.drive(self.core.settle(demands, actual, id=id, granted_at=granted_at))
 
@@ -161,9 +103,9 @@ class StoreRunner:
         """Run a script several times, in one round trip. The first error is raised."""
         return self.drive(run_all([RunScript(script, call) for call in calls]))
 
-    def bell(self, ear: str = "", on_ring: Callable[[str | None], None] | None = None) -> Bell:
-        """A bell of the store, see :class:`~celery_ratelimit.store.bell.Bell`."""
-        return Bell(self.client, self.prefix, ear, on_ring)
+    def command(self, *command: str | int) -> Any:
+        """Send a command on the connections of scripts."""
+        return self.store(self._link.call, *command)
 
     @property
     def takes_bytes(self) -> bool:
@@ -176,13 +118,6 @@ class StoreRunner:
 
     # -- The store's state -----------------------------------------------------------------------------------------
 
-    def changes(self, names: Sequence[str]) -> list[bytes | str | None]:
-        """For each limit, a text that differs after a stored rate was changed or a pause was ended."""
-        keys = [changes_key(self.prefix, name) for name in names]
-        if isinstance(self._link, ClusterLink):
-            return [self.store(self._link.call, "GET", key) for key in keys]
-        return list(self.store(self._link.call, "MGET", *keys))
-
     def ping(self) -> None:
         """Raise :class:`StoreUnavailable` unless the store answers."""
         if self.pretended_wait is not None:
@@ -190,7 +125,7 @@ class StoreRunner:
         if self.is_cluster:
             self.store(partial(self.client.ping, target_nodes=RedisCluster.PRIMARIES))  # finds a lost node's successor
         else:
-            self.store(self._link.call, "PING")
+            self.command("PING")
 
     def probe(self) -> None:
         """Write as requests do, to a key that nothing else uses. A full store would still answer a ``PING``."""
